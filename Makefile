@@ -1,0 +1,49 @@
+# Two commands do everything on a machine with Python 3.11+ and make:
+#   make demo   replay the shipped traces, print the table, write report.html (no torch)
+#   make test   install everything and run all tests
+# After either, .venv/bin/arborsim works.
+
+PYTHON ?= python3
+BIN    := .venv/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+POLICIES := full,streaming-llm,h2o,epikv,hierarchy,arborkv
+
+.PHONY: demo test lint format traces bench clean
+
+demo: .venv/.core
+	$(BIN)/arborsim replay traces/chain-tree.parquet traces/chain-linear.parquet \
+	    --policy $(POLICIES) --budget 0.6 --gpu h100 --model llama-3.1-8b --report report.html
+
+test: .venv/.full
+	$(BIN)/python -m pytest -q
+
+lint: .venv/.full
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.full
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+traces: .venv/.full  ## record the shipped traces again (needs torch; about 10 minutes on 2 cores)
+	$(BIN)/python traces/make.py
+
+bench: .venv/.full
+	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/record.py
+
+.venv/bin/python:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'arborsim needs Python 3.11 or newer; set PYTHON=...')"
+	$(PYTHON) -m venv .venv
+
+.venv/.core: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	touch $@
+
+.venv/.full: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e ".[dev]"
+	touch .venv/.core $@
+
+clean:
+	rm -rf .venv build *.egg-info report.html

@@ -1,0 +1,154 @@
+"""Find a live backend by name, without importing any framework.
+
+A backend is a class registered under the entry-point group ``arborsim.backends``; it can live in a
+wheel of its own.  The core sees it only through the `Backend` protocol below.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+from arborsim.errors import UnknownName, UsageError
+from arborsim.trace.schema import Capture
+
+GROUP = "arborsim.backends"
+
+# Those that come with arborsim: their package, and the extra that installs what they need.
+_SHIPPED = {"torch": ("arborsim_torch.backend:TorchBackend", "torch")}
+
+
+@dataclass(frozen=True)
+class RecordRequest:
+    """What to record.
+
+    Attributes
+    ----------
+    model : str
+        A reference model's name, a folder, or a model id.
+    out : Path
+    task : str
+        A reference task; "" for that of the model, or for plain prompts.
+    prompts : Path or None
+        JSON lines with a "prompt" each.
+    search : str
+    search_options : mapping
+    episodes, first : int
+        How many problems, starting with which; 0 episodes: as many as there are prompts.
+    split : str
+    capture : Capture
+    attention : {"auto", "dense", "sparse"}
+    attention_top : int
+        Positions kept per row when sparse.
+    qkv_layers : tuple of int
+        Empty for the two middle layers.
+    temperature : float
+        0 takes the most probable token.
+    seed : int
+    device, dtype : str
+    max_tokens : int
+        Generated tokens per path; 0 for the task's default.
+    noise, dead_penalty : float
+        Quality of the reward of tasks with a verifier.
+    thought_tokens : int
+        Longest thought of a plain prompt, which otherwise ends at a newline.
+    task_options : mapping
+        E.g. ``lines`` of `chain`.
+    dedupe : bool
+        Give up a thought that repeats a sibling token by token.
+    trust_remote_code, overwrite, resume : bool
+    command : str
+        For the trace's metadata.
+    """
+
+    model: str
+    out: Path
+    task: str = ""
+    prompts: Path | None = None
+    search: str = "linear"
+    search_options: Mapping[str, Any] = field(default_factory=dict)
+    episodes: int = 0
+    first: int = 0
+    split: str = "test"
+    capture: Capture = Capture.SIGNALS
+    attention: str = "auto"
+    attention_top: int = 256
+    qkv_layers: tuple[int, ...] = ()
+    temperature: float = 0.0
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "auto"
+    max_tokens: int = 0
+    noise: float = 0.0
+    dead_penalty: float = 1.0
+    thought_tokens: int = 64
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    dedupe: bool = True
+    trust_remote_code: bool = False
+    overwrite: bool = False
+    resume: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class RecordProgress:
+    """How far a recording is.
+
+    Attributes
+    ----------
+    episode, episodes : int
+        Finished ones, and all of them.
+    correct, judged : int
+        Among the finished ones of this run.
+    tokens : int
+        Generated so far in this run.
+    tokens_per_s : float
+    """
+
+    episode: int
+    episodes: int
+    correct: int
+    judged: int
+    tokens: int
+    tokens_per_s: float
+
+
+class Backend(Protocol):
+    """A live model."""
+
+    name: str
+
+    def record(
+        self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
+    ) -> RecordProgress:
+        """Record a trace; on KeyboardInterrupt leave the whole episodes and raise it again."""
+        ...
+
+
+def get_backend(name: str = "torch") -> Backend:
+    """The backend called `name`.
+
+    Raises
+    ------
+    UnknownName
+    UsageError
+        What it needs is not installed.
+    """
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    target = found.get(name) or _SHIPPED.get(name, ("", ""))[0]
+    if not target:
+        raise UnknownName("backend", name, {*found, *_SHIPPED})
+    module, _, attribute = target.partition(":")
+    try:
+        backend: Backend = getattr(importlib.import_module(module), attribute)()
+    except ImportError as error:
+        extra = _SHIPPED[name][1] if name in _SHIPPED else name
+        raise UsageError(
+            f"the {name} backend needs {error.name or module}, which is not installed: "
+            f"pip install 'arborsim[{extra}]'"
+        ) from error
+    return backend

@@ -1,0 +1,81 @@
+"""The `arborsim` command: registers the commands and turns every error into one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from arborsim import __version__
+from arborsim.cli.inspect import inspect
+from arborsim.cli.policies import policies
+from arborsim.cli.record import record
+from arborsim.cli.replay import replay
+from arborsim.errors import ArborsimError
+
+# Typer may use the click package or a copy of its own; this is whichever it raises.
+ClickException: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    name="arborsim",
+    help="What a KV-cache policy costs, and what it breaks, when a language model searches.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(replay)
+app.command()(record)
+app.command()(inspect)
+app.command()(policies)
+
+
+def _version(shown: bool) -> None:
+    if shown:
+        typer.echo(f"arborsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """What a KV-cache policy costs, and what it breaks, when a language model searches."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns
+    -------
+    int
+        0; 2 after an error, which is printed as one line; 130 after Ctrl-C.
+    """
+    try:
+        code = app(arguments, prog_name="arborsim", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except ArborsimError as error:
+        return _fail(str(error))
+    except typer.Abort:
+        return _fail("interrupted", 130)
+    except ClickException as error:
+        return _fail(f"{error.format_message()} (--help shows the options)")  # type: ignore[attr-defined]
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # `arborsim ... | head`: nobody reads on, which is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print(f"arborsim: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""``arborsim inspect``: what a trace holds, and which policies it can serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from arborsim.trace.describe import Description
+
+_WIDE = 150
+
+
+def inspect(
+    trace: Annotated[Path, typer.Argument(help="A trace file, or the .parts of a recording.")],
+    episodes: Annotated[int, typer.Option(min=0, help="Episodes whose tree is drawn.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, help="Most nodes per tree.")] = 24,
+    json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+) -> None:
+    """Show what a trace holds: how it was made, its sizes, its searches, what can replay it."""
+    from rich.console import Console
+
+    from arborsim.trace.describe import describe
+    from arborsim.trace.draw import draw_tree, plain
+    from arborsim.trace.reader import TraceReader
+
+    reader = TraceReader(trace)
+    found = describe(reader)
+    if json:
+        import json as to_json
+
+        typer.echo(to_json.dumps(found.to_dict(), indent=2))
+        return
+    console = Console(highlight=False)
+    unicode = console.encoding.startswith("utf")
+    _show_tables(console, found, unicode)
+    for episode in reader.episodes(text=True, stop=episodes):
+        facts = found.episodes[episode.index]
+        verdict = {None: "not judged", True: "correct", False: "wrong"}[facts.correct]
+        _line(
+            console,
+            f"\nEpisode {episode.index}: {facts.nodes} nodes, "
+            f"{facts.prompt_tokens}+{facts.generated_tokens} tokens, answer {verdict}"
+            " (* is the path to it)",
+            style="bold",
+        )
+        for line in draw_tree(episode, nodes, unicode):
+            _line(console, line)
+        answer = episode.text[-1] if episode.text else None
+        if facts.answered and answer:
+            _line(console, f"answer: {plain(answer, unicode)}")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    """One line of the terminal: cut, never wrapped, never read as markup."""
+    from rich.text import Text
+
+    console.print(Text(text, style=style, no_wrap=True, overflow="crop"), crop=True)
+
+
+def _show_tables(console: Console, found: Description, unicode: bool) -> None:
+    from rich.table import Table
+
+    tables = (_about(found, unicode), _statistics(found), _sizes(found), _policies(found))
+    if console.width < _WIDE:
+        for table in tables:
+            console.print(table)
+        return
+    half = (console.width - 2) // 2
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=half)
+    grid.add_column(width=half)
+    for left, right in zip(tables[::2], tables[1::2], strict=True):
+        grid.add_row(left, right)
+    console.print(grid)
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose first column is text and the others numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+    return table
+
+
+def _pairs(title: str, pairs: dict[str, Any], unicode: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from arborsim.trace.draw import plain
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False,
+                  pad_edge=False)  # fmt: skip
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        if value not in ("", None):
+            # The file is not trusted: its strings must not steer the terminal or rich.
+            table.add_row(name, Text(plain(str(value), unicode)))
+    return table
+
+
+def _about(found: Description, unicode: bool) -> Table:
+    info = found.info
+    geometry = info.geometry
+    accuracy = found.accuracy
+    attention = info.attention
+    if attention == "sparse":
+        attention += f", top {info.attention_top} positions per row"
+    return _pairs(
+        f"{found.num_episodes} episodes, {_size(found.file_bytes)}",
+        {
+            "file": found.file,
+            "model": f"{info.model} ({geometry.layers} layers, {geometry.heads} heads, "
+            f"{geometry.kv_heads} KV heads of {geometry.head_dim})",
+            "task": info.task,
+            "search": f"{info.search} {_options(info.search_parameters)}".strip(),
+            "seed": info.seed,
+            "capture": info.capture,
+            "attention": attention,
+            "signals": ", ".join(found.signals),
+            "accuracy": None
+            if accuracy is None
+            else f"{accuracy.correct}/{accuracy.judged} = "
+            f"{accuracy.correct / accuracy.judged:.3f} "
+            f"(95% Clopper-Pearson {accuracy.low:.3f} to {accuracy.high:.3f})",
+            "tokenizer": info.tokenizer,
+            "device": info.device,
+            "software": _options(info.software),
+            "timing": _options(info.timing),
+            "command": info.command,
+        },
+        unicode,
+    )
+
+
+def _options(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _statistics(found: Description) -> Table:
+    from arborsim.trace.describe import SPREADS
+
+    table = _table("Per episode", "", "total", "least", "median", "mean", "most")
+    for name, label in SPREADS.items():
+        spread = found.spreads[name]
+        total = "" if name in ("depth", "branching", "longest_path_tokens") else spread.total
+        numbers = (total, spread.smallest, spread.median, spread.mean, spread.largest)
+        table.add_row(label, *map(_number, numbers))
+    return table
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if value >= 100 else f"{value:.3g}"
+
+
+def _sizes(found: Description) -> Table:
+    tokens = found.spreads["prompt_tokens"].total + found.spreads["generated_tokens"].total
+    whole = sum(column.stored_bytes for column in found.columns) or 1
+    table = _table("Size per column", "column", "stored", "share", "bytes/token", "packed to")
+    for column in found.columns:
+        table.add_row(
+            column.name,
+            _size(column.stored_bytes),
+            f"{column.stored_bytes / whole:.1%}",
+            f"{column.stored_bytes / tokens:.2f}",
+            f"{column.stored_bytes / max(column.unpacked_bytes, 1):.0%}",
+        )
+    return table
+
+
+def _size(size_bytes: float) -> str:
+    """Decimal units: 1 GB is 1e9 bytes."""
+    for unit in ("B", "kB", "MB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.2f} GB"
+
+
+def _policies(found: Description) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="Policies this trace can serve", title_justify="left",
+                  box=box.SIMPLE_HEAD, pad_edge=False)  # fmt: skip
+    table.add_column("policy", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("what is missing", overflow="fold")
+    for fit in found.policies:
+        if fit.missing:
+            table.add_row(fit.name, "no", f"{', '.join(fit.missing)}: record with {fit.remedy}")
+        else:
+            table.add_row(fit.name, "yes", "")
+    return table

@@ -1,0 +1,252 @@
+"""``arborsim record``: run a search on a live model and store what happened as a trace."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from arborsim.errors import UsageError
+
+_BASE = "Basics"
+_WHAT = "What is stored"
+_REWARD = "Search and rewards"
+
+
+class _Capture(StrEnum):
+    tree = "tree"
+    signals = "signals"
+    qkv = "qkv"
+
+
+class _Attention(StrEnum):
+    auto = "auto"
+    dense = "dense"
+    sparse = "sparse"
+
+
+def record(
+    out: Annotated[Path, typer.Option(help="The trace to make.", rich_help_panel=_BASE)],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="chain or game24 (shipped), a folder with safetensors, or a model id.",
+            rich_help_panel=_BASE,
+        ),
+    ] = "chain",
+    task: Annotated[
+        str,
+        typer.Option(help="Task of a folder with own reference weights.", rich_help_panel=_BASE),
+    ] = "",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines, each {"prompt": "..."}.', rich_help_panel=_BASE),
+    ] = None,
+    search: Annotated[
+        str, typer.Option(help="linear, tot-bfs, tot-dfs or dpts.", rich_help_panel=_REWARD)
+    ] = "linear",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="An option of the search, name=value; repeatable.",
+            rich_help_panel=_REWARD,
+        ),
+    ] = None,
+    episodes: Annotated[
+        int,
+        typer.Option(min=0, help="Problems; 0: 8, or all prompts.", rich_help_panel=_BASE),
+    ] = 0,
+    first: Annotated[
+        int, typer.Option(min=0, help="Number of the first problem.", rich_help_panel=_BASE)
+    ] = 0,
+    split: Annotated[str, typer.Option(help="test or train.", rich_help_panel=_BASE)] = "test",
+    lines: Annotated[
+        int, typer.Option(min=0, help="chain: program lines; 0: 96.", rich_help_panel=_BASE)
+    ] = 0,
+    lines_per_thought: Annotated[
+        int, typer.Option(min=0, help="chain: lines per thought; 0: 4.", rich_help_panel=_BASE)
+    ] = 0,
+    capture: Annotated[
+        _Capture, typer.Option(help="tree, signals or qkv.", rich_help_panel=_WHAT)
+    ] = _Capture.signals,
+    attention: Annotated[
+        _Attention,
+        typer.Option(help="auto: whole rows for paths up to 4096 tokens.", rich_help_panel=_WHAT),
+    ] = _Attention.auto,
+    attention_top: Annotated[
+        int, typer.Option(min=1, help="Positions per sparse row.", rich_help_panel=_WHAT)
+    ] = 256,
+    qkv_layers: Annotated[
+        str,
+        typer.Option(help="Layers of --capture qkv, e.g. 2,3.", rich_help_panel=_WHAT),
+    ] = "",
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="0 is greedy; default 0 for linear, else 1.", rich_help_panel=_REWARD
+        ),
+    ] = None,
+    noise: Annotated[
+        float,
+        typer.Option(min=0.0, help="chain: noise of rewards (std).", rich_help_panel=_REWARD),
+    ] = 0.02,
+    dead_penalty: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="chain: how well rewards see a dead path.",
+            rich_help_panel=_REWARD,
+        ),
+    ] = 1.0,
+    thought_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Prompts: longest thought (it also ends at a newline).",
+            rich_help_panel=_REWARD,
+        ),
+    ] = 64,
+    keep_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--keep-duplicates",
+            help="Go on with thoughts that repeat a sibling.",
+            rich_help_panel=_REWARD,
+        ),
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, help="Per path; 0: the task's.", rich_help_panel=_BASE)
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_BASE)] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_BASE)] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_BASE)
+    ] = "auto",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run code that comes with a model.", rich_help_panel=_BASE
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=_BASE)
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on after an interruption.", rich_help_panel=_BASE),
+    ] = False,
+) -> int:
+    """Run searches on a live model and record them.
+
+    Ctrl-C stops after the last whole episode, leaves a valid trace, and exits with code 130.
+    """
+    from arborsim.backends import RecordRequest, get_backend
+    from arborsim.cli.options import check_output
+    from arborsim.trace.schema import Capture
+
+    check_output(out, "--out")
+    if temperature is None:
+        temperature = 0.0 if search == "linear" else 1.0
+    request = RecordRequest(
+        model=model,
+        out=out,
+        task=task,
+        prompts=prompts,
+        search=search,
+        search_options=_settings(set_ or []),
+        episodes=episodes,
+        first=first,
+        split=split,
+        capture=Capture(capture.value),
+        attention=attention.value,
+        attention_top=attention_top,
+        qkv_layers=_layers(qkv_layers),
+        temperature=temperature,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        noise=noise,
+        dead_penalty=dead_penalty,
+        thought_tokens=thought_tokens,
+        task_options=_given(lines=lines, lines_per_thought=lines_per_thought),
+        dedupe=not keep_duplicates,
+        trust_remote_code=trust_remote_code,
+        overwrite=overwrite,
+        resume=resume,
+        command=shlex.join(["arborsim", *sys.argv[1:]]),
+    )
+    return _run(request, get_backend("torch"))
+
+
+def _run(request: Any, backend: Any) -> int:
+    """Record with a bar on standard error; returns the exit code."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    from arborsim.backends import RecordProgress
+
+    console = Console(stderr=True)
+    seen = RecordProgress(0, 0, 0, 0, 0, 0.0)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
+    # Without a terminal, rich would still print an empty line.
+    silent = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=silent) as bar:
+        row = bar.add_task("recording", total=None)
+
+        def show(progress: RecordProgress) -> None:
+            nonlocal seen
+            seen = progress
+            bar.update(
+                row, completed=progress.episode, total=progress.episodes,
+                description=describe(progress),
+            )  # fmt: skip
+
+        try:
+            seen = backend.record(request, show)
+        except KeyboardInterrupt:
+            bar.stop()
+            left = (
+                f"{request.out} holds {seen.episode} whole episodes (of {seen.episodes})"
+                if seen.episode
+                else "no episode was complete, so nothing was written"
+            )
+            typer.echo(f"arborsim: interrupted: {left}", err=True)
+            return 130
+    typer.echo(f"{request.out}: {seen.episode} episodes, {describe(seen)}")
+    return 0
+
+
+def describe(progress: Any) -> str:
+    """Accuracy so far and speed, in words."""
+    verdict = f"{progress.correct}/{progress.judged} correct, " if progress.judged else ""
+    return f"{verdict}{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
+
+
+def _settings(given: list[str]) -> dict[str, str]:
+    options = {}
+    for setting in given:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {setting}: expected name=value")
+        options[name.strip()] = value.strip()
+    return options
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise UsageError(f"--qkv-layers {text}: expected numbers, e.g. 2,3") from None
+
+
+def _given(**options: int) -> dict[str, int]:
+    """The options that were given (0 stands for the default)."""
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,145 @@
+"""`arborsim replay`: what each policy costs and keeps, on recorded searches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from arborsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from arborsim.replay import Replay
+    from arborsim.trace.reader import TraceReader
+
+RECALLS = ("stage", "stream", "near")
+
+
+def replay(
+    traces: Annotated[list[Path], typer.Argument(help="Trace files.", show_default=False)],
+    policy: Annotated[
+        str, typer.Option(help="Policies, comma-separated, or 'all'. `full` is added to compare.")
+    ] = "full",
+    budget: Annotated[
+        str, typer.Option(help="Tokens (2048) or share of the full peak (0.25); several by comma.")
+    ] = "0.5",
+    gpu: Annotated[str, typer.Option(help="GPU profile: a name or a TOML file.")] = "h100",
+    model: Annotated[
+        str, typer.Option(help="Geometry to charge bytes and seconds for [default: recorded one].")
+    ] = "",
+    recall: Annotated[
+        str, typer.Option(help="How DDR tokens are read: stage, stream or near.")
+    ] = "stage",
+    page_size: Annotated[int, typer.Option(help="Tokens per KV page.", min=1)] = 1,
+    tree_attention: Annotated[
+        bool, typer.Option(help="Read ancestors that branches share once per batch.")
+    ] = True,
+    set_: Annotated[
+        list[str], typer.Option("--set", help="name=value or policy.name=value; repeatable.")
+    ] = [],  # noqa: B006 (typer copies defaults)
+    first: Annotated[int, typer.Option(help="First episode.", min=0)] = 0,
+    episodes: Annotated[int, typer.Option(help="Episodes per trace [default: all].", min=0)] = 0,
+    quality: Annotated[
+        bool, typer.Option(help="Measure attention kept (reads the largest column).")
+    ] = True,
+    event_by_event: Annotated[
+        bool, typer.Option(help="One simulated event per decode iteration (slow check).")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Write results to this Parquet file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
+) -> None:
+    """Replay traces under policies: memory, time and attention kept, against full retention."""
+    from arborsim.budget import Budget
+    from arborsim.cli.options import build_policies, check_output, names
+    from arborsim.cli.progress import PatientProgress
+    from arborsim.errors import UnknownName
+    from arborsim.hardware.lookup import load_geometry, load_profile
+    from arborsim.replay import Machine, Replay
+    from arborsim.report.table import print_tables, to_frame, to_json
+
+    if recall not in RECALLS:
+        raise UnknownName("recall mode", recall, RECALLS)
+    check_output(out, "--out")
+    check_output(report, "--report")
+    policies = build_policies(policy, set_)
+    if all(p.name != "full" for p in policies):
+        policies = [*build_policies("full", []), *policies]
+    budgets = [Budget.parse(text) for text in names(budget)]
+    if not budgets:
+        raise UsageError("--budget names no budget")
+    profile = load_profile(gpu)
+    machine = Machine(
+        profile,
+        load_geometry(model) if model else None,
+        recall,
+        page_size,
+        tree_attention,
+        event_by_event,
+    )
+    job = Replay(
+        traces,
+        policies,
+        budgets,
+        machine,
+        quality=quality,
+        first=first,
+        count=episodes or None,
+        pictures=report is not None,
+    )
+    readers = job.open()
+    job.settings = _settings(job, readers)
+    with PatientProgress(job.work(readers)) as progress:
+        result = job.run(progress.advance)
+    if out is not None:
+        to_frame(result).to_parquet(out, index=False)
+    if report is not None:
+        from arborsim.report.html import write_report
+
+        write_report(result, report)
+    if json:
+        typer.echo(to_json(result))
+        return
+    print_tables(result)
+    for path in (out, report):
+        if path is not None:
+            typer.echo(f"wrote {path}")
+
+
+def _settings(job: Replay, readers: list[TraceReader]) -> dict[str, str]:
+    """Everything that determines the result, for the report's appendix."""
+    import hashlib
+    from dataclasses import asdict
+    from importlib.metadata import version
+
+    from arborsim import __version__
+
+    machine = job.machine
+    geometry = machine.geometry or readers[0].info.geometry
+    settings = {
+        "GPU": machine.profile.name,
+        "model geometry": geometry.name + ("" if machine.geometry else " (as recorded)"),
+        "KV bytes per token": f"{geometry.kv_bytes_per_token:,}",
+        "recall of DDR tokens": machine.recall,
+        "tokens per page": str(machine.page_tokens),
+        "tree attention": "on" if machine.tree_attention else "off",
+        "versions": ", ".join(
+            [f"arborsim {__version__}"]
+            + [f"{name} {version(name)}" for name in ("numpy", "pyarrow", "simpy")]
+        ),
+    }
+    for reader in readers:
+        info = reader.info
+        digest = hashlib.sha256()
+        with reader.path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+        settings[f"trace {reader.path.name}"] = (
+            f"{info.task}, {info.search}, recorded on {info.model} (seed {info.seed}), "
+            f"sha256 {digest.hexdigest()[:16]}"
+        )
+    for policy in job.policies:
+        values = ", ".join(f"{key} {value}" for key, value in asdict(policy).items())
+        settings[f"policy {policy.name}"] = values or "no parameters"
+    return settings

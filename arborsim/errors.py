@@ -1,0 +1,88 @@
+"""Every error a user can cause, as one small tree.
+
+::
+
+    ArborsimError             base: the command line prints it as one line and exits with code 2
+    ├── UsageError            a name, number or combination of options that cannot work
+    │   └── UnknownName       no policy, GPU, model, ... of that name (carries the nearest names)
+    ├── TraceError            a trace file is missing, damaged, or not what was asked for
+    │   └── MissingSignal     the trace lacks what a policy reads
+    ├── PlanError             a policy asked for something a cache cannot do
+    └── BudgetInfeasible      protected tokens and floors alone exceed the budget
+
+Messages say what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ArborsimError(Exception):
+    """Base of all errors that a user's input can cause."""
+
+
+class UsageError(ArborsimError):
+    """A name, number or combination of options that cannot work."""
+
+
+class UnknownName(UsageError):
+    """There is no such policy, GPU, model, task or search.
+
+    Parameters
+    ----------
+    what : str
+        The kind of thing that was looked up, e.g. ``"policy"``.
+    name : str
+        The name that was not found.
+    known : iterable of str
+        All names that would have worked; the nearest are put into the message.
+    """
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = sorted(known)
+        self.nearest = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
+        hint = (
+            f"did you mean {' or '.join(self.nearest)}?"
+            if self.nearest
+            else f"known: {', '.join(self.known)}"
+        )
+        super().__init__(f"unknown {what} '{name}': {hint}")
+
+
+class TraceError(ArborsimError):
+    """A trace file is missing, damaged, or not what was asked for."""
+
+
+class MissingSignal(TraceError):
+    """The trace lacks an observation that a policy reads."""
+
+
+class PlanError(ArborsimError):
+    """A policy asked for something a cache cannot do (a bug in the policy)."""
+
+
+class BudgetInfeasible(ArborsimError):
+    """Protected tokens and floors alone exceed the budget.
+
+    Parameters
+    ----------
+    policy : str
+        Name of the policy.
+    needed_tokens, budget_tokens : int
+        What the policy cannot go below, and what it was given.
+    made_of : str
+        How ``needed_tokens`` comes about, e.g. ``"prompt 440 + recent 128"``.
+    """
+
+    def __init__(self, policy: str, needed_tokens: int, budget_tokens: int, made_of: str) -> None:
+        self.policy = policy
+        self.needed_tokens = needed_tokens
+        self.budget_tokens = budget_tokens
+        self.made_of = made_of
+        super().__init__(
+            f"budget infeasible for {policy}: {made_of} = {needed_tokens} tokens "
+            f"> budget {budget_tokens} tokens"
+        )

@@ -1,0 +1,250 @@
+"""The cost model: what a forward pass, a transfer or a decision takes, term by term.
+
+Everything is a closed formula over a profile and a geometry, vectorised over decode iterations, so
+that 32k iterations cost one pass over arrays.  Each result is a record of its terms: a report can
+say *why* an iteration takes as long as it does.
+
+A decode iteration is bound by compute or by memory, whichever takes longer (a roofline), plus
+overheads::
+
+    max(FLOPs / (peak mfu), weights / (bandwidth mbu) + KV read / (bandwidth kv_efficiency))
+        + dequantising + layers per_layer + per_step + sequences per_sequence
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.hardware.profile import Direction, HardwareProfile
+from arborsim.trace.schema import Geometry
+
+SCALE_BYTES = 4  # fp32
+_PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...
+_PROBABILITY_BYTES_PREFILL = 2  # ... and rounded to bf16 before they meet the values
+_LOG_SUM_EXP_BYTES = 4
+
+Array = np.ndarray | float
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What the attention of decode iterations reads; each a number or an array ``[steps]``.
+
+    Attributes
+    ----------
+    sequences : int
+        Tokens decoded per iteration.
+    attended_tokens : array
+        Tokens attended to, summed over the sequences.
+    bytes : array
+        Keys and values read: a shared node counts once with a tree-attention kernel, once per
+        branch without.
+    quantised_bytes : array
+        The part of `bytes` that must be dequantised.
+    """
+
+    sequences: int
+    attended_tokens: Array
+    bytes: Array
+    quantised_bytes: Array = 0.0
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """Seconds of decode iterations by term; arrays ``[steps]`` where the reads are."""
+
+    flops_s: Array
+    weights_s: Array
+    kv_s: Array
+    dequantise_s: Array
+    layers_s: float
+    step_s: float
+
+    @property
+    def total_s(self) -> np.ndarray:
+        memory_s = self.weights_s + self.kv_s
+        bound = np.maximum(self.flops_s, memory_s) + self.dequantise_s
+        return np.asarray(bound + self.layers_s + self.step_s)
+
+    @property
+    def attention_s(self) -> np.ndarray:
+        """The part spent on reading keys and values (what a CPU can work beside)."""
+        return np.asarray(self.kv_s + self.dequantise_s)
+
+
+@dataclass(frozen=True)
+class PrefillCost:
+    """Seconds of a prefill by term."""
+
+    matrices_s: float
+    attention_s: float
+    memory_s: float
+    overhead_s: float
+
+    @property
+    def total_s(self) -> float:
+        return max(self.matrices_s + self.attention_s, self.memory_s) + self.overhead_s
+
+
+@dataclass(frozen=True)
+class SideCost:
+    """Work beside the GPU's in decode iterations: streaming over PCIe or attention on the CPU.
+
+    Attributes
+    ----------
+    total_s : array ``[steps]``
+        What the work takes.
+    exposed_s : array ``[steps]``
+        The part of it that the GPU waits for.
+    """
+
+    total_s: np.ndarray
+    exposed_s: np.ndarray
+
+
+class CostModel:
+    """Seconds and bytes of one model on one machine.
+
+    Parameters
+    ----------
+    profile : HardwareProfile
+    geometry : Geometry
+    pinned : bool
+        Whether host buffers are page-locked.
+    """
+
+    def __init__(
+        self, profile: HardwareProfile, geometry: Geometry, *, pinned: bool = True
+    ) -> None:
+        self.profile = profile
+        self.geometry = geometry
+        self.pinned = pinned
+
+    @property
+    def elements_per_token(self) -> int:
+        """Numbers in the keys and values of a token."""
+        g = self.geometry
+        return 2 * g.layers * g.kv_heads * g.head_dim
+
+    @property
+    def scales_per_token(self) -> int:
+        """Quantisation scales of a token: one per layer and KV head, for K and for V."""
+        return 2 * self.geometry.layers * self.geometry.kv_heads
+
+    def decode(self, reads: Reads) -> DecodeCost:
+        """Iterations in which each of ``reads.sequences`` sequences decodes one token."""
+        p, g = self.profile, self.geometry
+        matrices = 2.0 * g.parameters * reads.sequences
+        attention = self._attention_flops(reads.attended_tokens)
+        return DecodeCost(
+            flops_s=(matrices + attention) / (p.flops_per_s * p.mfu),
+            weights_s=g.weight_bytes / (p.hbm_bytes_per_s * p.mbu),
+            kv_s=reads.bytes / (p.hbm_bytes_per_s * p.kv_read_efficiency),
+            dequantise_s=reads.quantised_bytes / p.dequantise_bytes_per_s,
+            layers_s=g.layers * p.per_layer_s,
+            step_s=p.per_step_s + p.per_sequence_s * reads.sequences,
+        )
+
+    def prefill(self, new_tokens: int, present_tokens: float = 0.0) -> PrefillCost:
+        """`new_tokens` in one pass, attending to `present_tokens` before them and to each other.
+
+        This is also what rehydrating an evicted span costs: its ancestors are present.
+        """
+        p, g = self.profile, self.geometry
+        pairs = new_tokens * present_tokens + new_tokens * (new_tokens + 1) / 2
+        peak = p.flops_per_s * p.mfu
+        kv_bytes = (new_tokens + present_tokens) * g.kv_bytes_per_token
+        return PrefillCost(
+            matrices_s=2.0 * g.parameters * new_tokens / peak,
+            attention_s=float(self._attention_flops(pairs)) / peak,
+            memory_s=g.weight_bytes / (p.hbm_bytes_per_s * p.mbu)
+            + kv_bytes / (p.hbm_bytes_per_s * p.kv_read_efficiency),
+            overhead_s=g.layers * p.per_layer_s + p.per_step_s + p.per_sequence_s,
+        )
+
+    def _attention_flops(self, pairs: Array) -> Array:
+        """Scores and weighted values of so many (query, key) pairs: 4 L H d each."""
+        g = self.geometry
+        return 4.0 * g.layers * g.heads * g.head_dim * pairs
+
+    def eager_rows_s(self, attended_tokens: Array) -> Array:
+        """Writing out and reading back the probability rows of decode iterations."""
+        g = self.geometry
+        row_bytes = g.layers * g.heads * _PROBABILITY_BYTES_DECODE * attended_tokens
+        return 2 * row_bytes / self.profile.eager_bytes_per_s
+
+    def eager_prefill_s(self, tokens: int) -> float:
+        """Writing out and reading back the ``n x n`` probabilities of every layer and head."""
+        matrices_bytes = self.geometry.layers * self.eager_prefill_bytes(tokens)
+        return 2 * matrices_bytes / self.profile.eager_bytes_per_s
+
+    def eager_prefill_bytes(self, tokens: int) -> int:
+        """HBM for one layer's probabilities at a time: ``H n n 2`` bytes."""
+        return self.geometry.heads * tokens * tokens * _PROBABILITY_BYTES_PREFILL
+
+    def workspace_bytes(self, new_tokens: int, sequences: int = 1) -> int:
+        """Activations of one layer for tokens computed together, and the logits of the last ones.
+
+        Counts the residual stream twice, queries, keys, values and attention output, and gate, up
+        and product of the MLP, at the width of the weights; logits in fp32.
+        """
+        g = self.geometry
+        widths = 2 * g.hidden + 2 * (g.heads + g.kv_heads) * g.head_dim + 3 * g.intermediate
+        return new_tokens * widths * g.weight_bytes_per_element + sequences * g.vocab * 4
+
+    def decision_s(self, examined_tokens: Array) -> Array:
+        """A policy's decision over so many tokens, on the host."""
+        return self.profile.decision_base_s + self.profile.decision_per_token_s * examined_tokens
+
+    def copy_s(self, moved_bytes: Array) -> Array:
+        """Device code that reads or writes so many bytes of HBM (quantising, compaction)."""
+        return moved_bytes / (self.profile.hbm_bytes_per_s * self.profile.mbu)
+
+    def transfer_s(self, size_bytes: Array, block_bytes: Array, direction: Direction) -> np.ndarray:
+        """One transfer of `size_bytes` in contiguous blocks of `block_bytes`; nothing takes 0 s."""
+        speed = self.profile.link_bytes_per_s(block_bytes, direction, self.pinned)
+        seconds = self.profile.pcie_latency_s + size_bytes / speed
+        return np.where(np.asarray(size_bytes) > 0, seconds, 0.0)
+
+    def packed_block_bytes(self, size_bytes: Array) -> Array:
+        """Contiguous block when a gather kernel packs tokens by layer, keys and values apart."""
+        return size_bytes / (2 * self.geometry.layers)
+
+    def stream(self, compute_s: Array, ddr_bytes: Array) -> SideCost:
+        """Fetch `ddr_bytes` every iteration, layer by layer, through a double buffer.
+
+        While a layer is computed, the next one's tokens cross PCIe (the last layer fetches for the
+        first one of the next iteration): each layer takes the longer of the two.
+        """
+        layers = self.geometry.layers
+        transfer_s = self.transfer_s(ddr_bytes / layers, self.packed_block_bytes(ddr_bytes), "h2d")
+        exposed_s = np.maximum(0.0, transfer_s - compute_s / layers)
+        return SideCost(layers * transfer_s, layers * exposed_s)
+
+    def double_buffer_bytes(self, ddr_bytes: Array) -> Array:
+        """Two layers' share of the streamed bytes, rounded up."""
+        return -(-2 * ddr_bytes // self.geometry.layers)
+
+    def near(self, attention_s: Array, ddr_bytes: Array, sequences: int) -> SideCost:
+        """Attend to `ddr_bytes` on the CPU while the GPU attends to its part of the same layer.
+
+        Per layer: queries cross to the host, the CPU reads its keys and values at the speed of the
+        DDR, partial outputs and their log-sum-exp cross back, to be merged exactly.
+        """
+        p, layers = self.profile, self.geometry.layers
+        queries, partials = self.near_message_bytes(sequences)
+        messages_s = self.transfer_s(queries, queries, "d2h")
+        messages_s = messages_s + self.transfer_s(partials, partials, "h2d")
+        layer_s = ddr_bytes / (layers * p.ddr_bytes_per_s) + messages_s
+        layer_s = np.where(np.asarray(ddr_bytes) > 0, layer_s, 0.0)
+        exposed_s = np.maximum(0.0, layer_s - attention_s / layers)
+        return SideCost(layers * layer_s, layers * exposed_s)
+
+    def near_message_bytes(self, sequences: int) -> tuple[int, int]:
+        """Bytes per layer of the queries going down, and of the partial results coming up."""
+        g = self.geometry
+        rows = sequences * g.heads
+        queries = rows * g.head_dim * g.kv_bytes_per_element
+        return queries, rows * (g.head_dim * 4 + _LOG_SUM_EXP_BYTES)

@@ -1,0 +1,91 @@
+"""Find hardware profiles and model geometries by name, or read them from a user's file."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from arborsim.errors import UnknownName, UsageError
+from arborsim.hardware.config import geometry_from_config
+from arborsim.hardware.profile import HardwareProfile
+from arborsim.trace.schema import Geometry
+
+PROFILE_ALIASES = {
+    "4090": "rtx4090", "a100": "a100-80", "a100-80gb": "a100-80", "h100-sxm": "h100",
+    "h100-80": "h100", "h200-sxm": "h200",
+}  # fmt: skip
+GEOMETRY_ALIASES = {
+    "llama3.1-8b": "llama-3.1-8b",
+    "llama-3.1-8b-instruct": "llama-3.1-8b",
+    "r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-qwen-7b": "r1-distill-qwen-7b",
+    "qwen2.5-7b-instruct": "qwen2.5-7b",
+}
+
+
+def profile_names() -> list[str]:
+    """Names of the shipped hardware profiles."""
+    return _shipped("profiles", ".toml")
+
+
+def geometry_names() -> list[str]:
+    """Names of the shipped model geometries."""
+    return _shipped("geometries", ".json")
+
+
+def load_profile(name_or_path: str | Path) -> HardwareProfile:
+    """The hardware profile of that name or alias (``h200``), or in that TOML file.
+
+    Raises
+    ------
+    UnknownName
+        Nothing of that name is shipped; the message names the nearest.
+    UsageError
+        The file cannot be read or is no hardware profile.
+    """
+    text, origin, _ = _read(name_or_path, "GPU", "profiles", ".toml", PROFILE_ALIASES)
+    return HardwareProfile.from_toml(text, origin)
+
+
+def load_geometry(name_or_path: str | Path) -> Geometry:
+    """The geometry of that name or alias (``llama-3.1-8b``), or of that Hugging Face config.json.
+
+    Raises
+    ------
+    UnknownName
+        Nothing of that name is shipped; the message names the nearest.
+    UsageError
+        The file cannot be read, or describes a model whose cache has another form.
+    """
+    text, origin, name = _read(name_or_path, "model", "geometries", ".json", GEOMETRY_ALIASES)
+    return geometry_from_config(text, name, origin)
+
+
+def _shipped(folder: str, suffix: str) -> list[str]:
+    entries = resources.files("arborsim.hardware").joinpath(folder).iterdir()
+    return sorted(e.name.removesuffix(suffix) for e in entries if e.name.endswith(suffix))
+
+
+def _read(
+    name_or_path: str | Path, what: str, folder: str, suffix: str, aliases: dict[str, str]
+) -> tuple[str, str, str]:
+    """Text, where it is from (for messages), and the name of what it describes."""
+    given = str(name_or_path)
+    if isinstance(name_or_path, Path) or given.endswith(suffix) or "/" in given:
+        path = Path(given)
+        path = path / "config.json" if suffix == ".json" and path.is_dir() else path
+        try:
+            # config.json says nothing about the model: the folder it lies in does
+            name = path.resolve().parent.name if path.name == "config.json" else path.stem
+            return path.read_text(encoding="utf-8"), str(path), name
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UsageError(f"cannot read {path}: {reason}") from None
+    name = given.lower()
+    name = aliases.get(name, name)
+    known = _shipped(folder, suffix)
+    if name not in known:
+        raise UnknownName(what, given, [*known, *aliases])
+    file = resources.files("arborsim.hardware").joinpath(folder, name + suffix)
+    return file.read_text(encoding="utf-8"), f"{folder}/{name}{suffix}", name

@@ -1,0 +1,176 @@
+"""A machine as the cost model sees it: one flat record of numbers with units in their names.
+
+A profile is a TOML file.  Every number may name its source in a table ``[sources]``; one without a
+source is *assumed*, and reports say so.  ``arborsim calibrate`` writes measured profiles.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from arborsim.errors import UnknownName, UsageError
+
+Direction = Literal["h2d", "d2h"]
+ASSUMED = "assumed"
+
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """One GPU, its host memory, and the link between them.
+
+    Attributes
+    ----------
+    name : str
+    hbm_bytes, ddr_bytes : int
+        Memory of the GPU and host memory that offloading may use.
+    hbm_bytes_per_s, ddr_bytes_per_s : float
+        Peak bandwidths.
+    flops_per_s : float
+        Peak of dense bf16 matrix products.
+    mfu, mbu : float
+        Share of the peaks that matrix products and reading weights reach.
+    kv_read_efficiency : float
+        Share of the HBM bandwidth that attention kernels reach when they read keys and values.
+    eager_bytes_per_s : float
+        Bandwidth at which attention probabilities are written out and read back.
+    dequantise_bytes_per_s : float
+        Quantised bytes that a dequantising pass handles per second.
+    per_layer_s, per_step_s, per_sequence_s : float
+        Launch and scheduling overhead of a decode iteration: per layer, once, and per sequence.
+    decision_base_s, decision_per_token_s : float
+        A policy's decision on the host: once, and per token it looks at.
+    h2d_bytes_per_s, d2h_bytes_per_s : float
+        Pinned PCIe transfers of large contiguous blocks, to and from the GPU.
+    block_bytes, block_efficiency : tuple
+        Points of the curve "share of that bandwidth against contiguous block size".
+    pcie_latency_s : float
+        Per transfer.
+    pageable_factor : float
+        Share of the pinned bandwidth that pageable host memory reaches.
+    reserve_share : float
+        Share of the HBM that nothing may use (context, fragmentation).
+    sources : mapping of str to str
+        Where each number comes from.
+    """
+
+    name: str
+    hbm_bytes: int
+    hbm_bytes_per_s: float
+    flops_per_s: float
+    ddr_bytes: int
+    ddr_bytes_per_s: float
+    mfu: float
+    mbu: float
+    kv_read_efficiency: float
+    eager_bytes_per_s: float
+    dequantise_bytes_per_s: float
+    per_layer_s: float
+    per_step_s: float
+    per_sequence_s: float
+    decision_base_s: float
+    decision_per_token_s: float
+    h2d_bytes_per_s: float
+    d2h_bytes_per_s: float
+    block_bytes: tuple[float, ...]
+    block_efficiency: tuple[float, ...]
+    pcie_latency_s: float
+    pageable_factor: float
+    reserve_share: float
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name.endswith("_per_s") or entry.name in ("hbm_bytes", "ddr_bytes"):
+                self._require(entry.name, value > 0, "must be positive")
+            elif entry.name in ("mfu", "mbu", "kv_read_efficiency", "pageable_factor"):
+                self._require(entry.name, 0 < value <= 1, "must lie in (0, 1]")
+            elif entry.name.endswith("_s"):
+                self._require(entry.name, value >= 0, "must not be negative")
+        self._require("reserve_share", 0 <= self.reserve_share < 1, "must lie in [0, 1)")
+        sizes, shares = self.block_bytes, self.block_efficiency
+        rising = all(a < b for a, b in zip((0.0, *sizes), sizes, strict=False))
+        valid = len(sizes) == len(shares) >= 1 and rising and all(0 < s <= 1 for s in shares)
+        self._require("block_bytes", valid, "must rise, with a block_efficiency in (0, 1] for each")
+
+    def _require(self, name: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise UsageError(f"hardware profile '{self.name}': {name} {rule}")
+
+    @property
+    def usable_hbm_bytes(self) -> int:
+        """HBM less the reserve."""
+        return int(self.hbm_bytes * (1 - self.reserve_share))
+
+    def source(self, name: str) -> str:
+        """Where the number `name` comes from, or "assumed"."""
+        return self.sources.get(name, ASSUMED)
+
+    def assumed(self) -> list[str]:
+        """Names of the numbers that have no source."""
+        names = (entry.name for entry in fields(self))
+        return [n for n in names if n not in ("name", "sources") and n not in self.sources]
+
+    def link_bytes_per_s(
+        self, block_bytes: np.ndarray | float, direction: Direction, pinned: bool = True
+    ) -> np.ndarray:
+        """Bandwidth of one PCIe direction for contiguous blocks of `block_bytes` each.
+
+        Between the curve's points the share is linear in the logarithm of the block size; beyond
+        them it stays what it is at the ends.
+        """
+        peak = self.h2d_bytes_per_s if direction == "h2d" else self.d2h_bytes_per_s
+        size = np.log2(np.maximum(block_bytes, 1.0))
+        share = np.interp(size, np.log2(self.block_bytes), self.block_efficiency)
+        return np.asarray(peak * share * (1.0 if pinned else self.pageable_factor))
+
+    @classmethod
+    def from_toml(cls, text: str, origin: str) -> HardwareProfile:
+        """Parse a profile; `origin` names it in error messages.
+
+        Raises
+        ------
+        UsageError
+            Not TOML, or a key is missing, unknown, or of the wrong type.
+        """
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"{origin} is not valid TOML: {error}") from None
+        known = {entry.name: entry for entry in fields(cls)}
+        for key in raw:
+            if key not in known:
+                raise UnknownName(f"key in {origin}", key, known)
+        missing = [
+            name for name, entry in known.items()
+            if name not in raw and entry.default_factory is MISSING
+        ]  # fmt: skip
+        if missing:
+            raise UsageError(f"{origin} lacks {', '.join(missing)}")
+        kinds = {name: str(entry.type) for name, entry in known.items()}
+        values = {key: _typed(value, kinds[key], key, origin) for key, value in raw.items()}
+        for key in values.get("sources", {}):
+            if key not in known:
+                raise UnknownName(f"source in {origin}", key, known)
+        return cls(**values)
+
+
+def _typed(value: Any, kind: str, key: str, origin: str) -> Any:
+    """`value` as the type that the field `key` is annotated with."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "float" and number:
+        return float(value)
+    if kind == "int" and number and value == int(value):
+        return int(value)
+    if kind.startswith("tuple") and isinstance(value, list):
+        return tuple(_typed(entry, "float", key, origin) for entry in value)
+    if kind.startswith("Mapping") and isinstance(value, dict):
+        return {name: _typed(text, "str", f"{key}.{name}", origin) for name, text in value.items()}
+    raise UsageError(f"{origin}: {key} must be of type {kind}, not {value!r}")

@@ -1,0 +1,1 @@
+"""Where tokens live: tiers, pages and the ledger that accounts for every byte."""

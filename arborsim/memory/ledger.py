@@ -1,0 +1,263 @@
+"""The ledger: where every token lives, and what that takes in bytes, exactly.
+
+A *group* is the part of the cache that one decision treats alike: everything (1 group), a layer,
+or a KV head of a layer.  All groups hold the same share of a token's bytes.  Bytes are integers, so
+that what enters, moves and leaves can be checked to the byte (`Ledger.check`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.errors import PlanError, UsageError
+from arborsim.memory.census import Census, Changes
+from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.memory.pages import GrowingTable, PageTable
+from arborsim.memory.tiers import NUM_TIERS, Tier
+
+_IN_HBM = np.array([tier.in_hbm for tier in Tier])
+_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_QUANTISED = np.array([tier.quantised for tier in Tier])
+
+
+@dataclass(frozen=True)
+class RunProfile:
+    """The ledger at every iteration of a run; arrays have shape ``[steps]`` and dtype int64.
+
+    ``before`` is when the iteration's tokens are in HBM and nothing has moved yet (the transient
+    peak), ``after`` is when its moves are done.  Token counts are those of the fullest group.
+
+    Attributes
+    ----------
+    hbm_tokens_before, hbm_tokens_after, quantised_tokens_after, ddr_tokens_after : array
+    hbm_page_bytes_before, hbm_page_bytes_after, ddr_bytes_after : array
+    changes : Changes
+        What the moves of the run changed.
+    """
+
+    hbm_tokens_before: np.ndarray
+    hbm_tokens_after: np.ndarray
+    quantised_tokens_after: np.ndarray
+    ddr_tokens_after: np.ndarray
+    hbm_page_bytes_before: np.ndarray
+    hbm_page_bytes_after: np.ndarray
+    ddr_bytes_after: np.ndarray
+    changes: Changes
+
+
+class Ledger:
+    """Accounts for the tier of every token of one search, per group.
+
+    Parameters
+    ----------
+    groups : int
+        Cache groups; each holds ``kv_bytes_per_token / groups`` bytes of every token.
+    kv_bytes_per_token : int
+        Keys and values of a token at full precision, all layers.
+    elements_per_token : int
+        Numbers in them: a quantised token takes one byte each ...
+    scales_per_token, scale_bytes : int
+        ... plus its scales: one per layer, KV head, and key or value.
+    page_tokens : int
+        Slots per page; 1 accounts for every token exactly.
+
+    Raises
+    ------
+    UsageError
+        The bytes of a token cannot be divided evenly among the groups.
+    """
+
+    def __init__(
+        self,
+        groups: int,
+        kv_bytes_per_token: int,
+        elements_per_token: int,
+        *,
+        scales_per_token: int = 0,
+        scale_bytes: int = 4,
+        page_tokens: int = 1,
+    ) -> None:
+        quantised = elements_per_token + scales_per_token * scale_bytes
+        if groups < 1 or kv_bytes_per_token % groups or quantised % groups:
+            raise UsageError(
+                f"{kv_bytes_per_token} bytes ({quantised} quantised) per token cannot be divided "
+                f"among {groups} groups: use 1, layers, or layers x KV heads"
+            )
+        full, small = kv_bytes_per_token // groups, quantised // groups
+        self.groups = groups
+        #: Bytes of one token in one group, by tier; int64 ``[tiers]``.
+        self.bytes_by_tier = np.array([full, small, full, small, 0], dtype=np.int64)
+        self.appended_bytes = 0
+        self.destroyed_bytes = 0  # evicted, or the precision that quantising drops
+        self.restored_bytes = 0  # recomputed, or widened again
+        self._tier = GrowingTable(groups, np.int8)
+        self._census = Census(groups)
+        self._pages = PageTable(groups, page_tokens) if page_tokens > 1 else None
+
+    @property
+    def tier(self) -> np.ndarray:
+        """Int8 ``[groups, tokens]``; a view, valid until tokens are appended."""
+        return self._tier.values
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tier)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Int64 ``[groups, tiers]``: tokens by tier."""
+        return self._census.now
+
+    @property
+    def hbm_tokens(self) -> int:
+        """Tokens in HBM; with several groups, those of the fullest."""
+        return int(self.counts[:, _IN_HBM].sum(axis=1).max())
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes of the tokens in HBM, as if pages had no gaps."""
+        return int((self.counts.sum(axis=0) * self.bytes_by_tier)[_IN_HBM].sum())
+
+    @property
+    def hbm_page_bytes(self) -> int:
+        """Bytes of the pages in HBM that hold at least one token."""
+        if self._pages is None:
+            return self.hbm_bytes
+        return int(self._pages.open_pages @ self._page_bytes)
+
+    @property
+    def ddr_bytes(self) -> int:
+        return int((self.counts.sum(axis=0) * self.bytes_by_tier)[_IN_DDR].sum())
+
+    @property
+    def _page_bytes(self) -> np.ndarray:
+        assert self._pages is not None
+        return self.bytes_by_tier[:2] * self._pages.page_tokens
+
+    def resolve(self, moves: Moves, arriving: int = 0) -> Changes:
+        """Spell out `moves`; the next `arriving` tokens may be among them, coming from HBM.
+
+        Raises
+        ------
+        PlanError
+            A move names a token or group that does not exist, or the same twice.
+        """
+        if not len(moves):
+            return Changes.none()
+        step, group, token, target = moves.step, moves.group, moves.token, moves.target
+        if self.groups == 1:
+            group = np.where(group == ALL_GROUPS, 0, group)
+        elif (group == ALL_GROUPS).any():
+            times = np.where(group == ALL_GROUPS, self.groups, 1)
+            rank = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+            group = np.where(np.repeat(group, times) == ALL_GROUPS, rank, np.repeat(group, times))
+            step, token, target = (np.repeat(a, times) for a in (step, token, target))
+        group = group.astype(np.int64)
+        self._check_names(group, token, arriving)
+        old = token < self.num_tokens
+        source = np.full(len(token), Tier.HBM, dtype=np.int8)
+        source[old] = self.tier[group[old], token[old]]
+        changes = Changes(step, group, token, source, target)
+        same = source == target
+        return changes.where(~same) if same.any() else changes
+
+    def _check_names(self, group: np.ndarray, token: np.ndarray, arriving: int) -> None:
+        last = self.num_tokens + arriving
+        if token.min() < 0 or token.max() >= last:
+            raise PlanError(f"a plan moves a token outside 0 .. {last - 1}")
+        if group.min() < 0 or group.max() >= self.groups:
+            raise PlanError(f"a plan moves tokens of a group outside 0 .. {self.groups - 1}")
+        named = np.sort(group * last + token)
+        twice = named[1:] == named[:-1]
+        if twice.any():
+            raise PlanError(f"a plan moves token {int(named[1:][twice][0]) % last} twice at once")
+
+    def append(self, leaves: tuple[int, ...], steps: int) -> None:
+        """`steps` tokens of each leaf enter HBM, interleaved as in `ThoughtTree.append`."""
+        self.advance(leaves, steps, Moves.none())
+
+    def apply(self, moves: Moves) -> Changes:
+        """Carry out moves outside a run; returns what they changed."""
+        changes = self.resolve(moves)
+        self.record(changes)
+        return changes
+
+    def record(self, changes: Changes) -> None:
+        """Carry out changes outside a run."""
+        if len(changes):
+            self._record(changes, steps=1, born=0)
+            if self._pages is not None:
+                self._pages.advance(self.num_tokens, 0, 1, changes)
+
+    def advance(self, leaves: tuple[int, ...], steps: int, moves: Moves) -> RunProfile:
+        """Account for a run: each iteration appends a token per leaf, then its moves happen."""
+        width, first = len(leaves), self.num_tokens
+        changes = self.resolve(moves, arriving=steps * width)
+        self._tier.extend(steps * width, Tier.HBM)
+        self.appended_bytes += steps * width * self.groups * int(self.bytes_by_tier[Tier.HBM])
+        before, after = self._record(changes, steps, width)
+        if self._pages is None:
+            pages_after = self._bytes(after, _IN_HBM)
+            pages_before = pages_after if before is after else self._bytes(before, _IN_HBM)
+        else:
+            self._pages.append(leaves, steps)
+            opened_before, opened_after = self._pages.advance(first, width, steps, changes)
+            pages_before = opened_before @ self._page_bytes
+            pages_after = opened_after @ self._page_bytes
+        return RunProfile(
+            hbm_tokens_before=_fullest(before, _IN_HBM),
+            hbm_tokens_after=_fullest(after, _IN_HBM),
+            quantised_tokens_after=_fullest(after, _QUANTISED),
+            ddr_tokens_after=_fullest(after, _IN_DDR),
+            hbm_page_bytes_before=pages_before,
+            hbm_page_bytes_after=pages_after,
+            ddr_bytes_after=self._bytes(after, _IN_DDR),
+            changes=changes,
+        )
+
+    def _bytes(self, counts: np.ndarray, tiers: np.ndarray) -> np.ndarray:
+        """Bytes in the tiers of the mask, all groups, from counts ``[groups, tiers, steps]``."""
+        return np.asarray(self.bytes_by_tier[tiers] @ counts[:, tiers].sum(axis=0))
+
+    def _record(self, changes: Changes, steps: int, born: int) -> tuple[np.ndarray, np.ndarray]:
+        """Write tiers and bring counts and byte totals up to date."""
+        if len(changes):
+            self.tier[changes.group, changes.token] = changes.target
+            grown = self.bytes_by_tier[changes.target] - self.bytes_by_tier[changes.source]
+            self.restored_bytes += int(grown[grown > 0].sum())
+            self.destroyed_bytes -= int(grown[grown < 0].sum())
+        return self._census.advance(steps, born, changes.group, changes)
+
+    def compact(self) -> int:
+        """Merge the half-empty pages of each node; returns the bytes copied to do so."""
+        if self._pages is None:
+            return 0
+        return int(self._pages.compact(self.tier) @ self.bytes_by_tier[:2])
+
+    def check(self) -> None:
+        """Recompute everything from the tiers alone and compare.
+
+        Raises
+        ------
+        PlanError
+            Bytes were lost or made up, or a running count is wrong.
+        """
+        counts = np.stack([np.bincount(row, minlength=NUM_TIERS) for row in self.tier])
+        if not np.array_equal(counts, self.counts):
+            raise PlanError(f"ledger: counts by tier are {counts}, the running ones {self.counts}")
+        held = int(counts.sum(axis=0) @ self.bytes_by_tier)
+        entered = self.appended_bytes + self.restored_bytes
+        if held + self.destroyed_bytes != entered:
+            raise PlanError(
+                f"ledger: {held} bytes held + {self.destroyed_bytes} destroyed != "
+                f"{self.appended_bytes} appended + {self.restored_bytes} restored"
+            )
+        if self._pages is not None:
+            self._pages.check(self.tier)
+
+
+def _fullest(counts: np.ndarray, tiers: np.ndarray) -> np.ndarray:
+    """Tokens in the tiers of the mask, in the fullest group, from ``[groups, tiers, steps]``."""
+    return np.asarray(counts[:, tiers].sum(axis=1).max(axis=0))

@@ -1,0 +1,191 @@
+"""The contract every policy obeys: it sees a view and an event, and says where tokens should live.
+
+A policy is a frozen dataclass whose fields are its hyper-parameters.  It holds no state: whatever
+changes while a search runs (scores, tiers, the tree) is in the view, so a decision is a pure
+function of view and event.  A policy knows no clock, no device, no bytes and no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.events import Event, TokenRun
+from arborsim.memory.moves import Plan, RunPlan
+from arborsim.memory.tiers import Tier
+from arborsim.signals.observations import Signal
+from arborsim.signals.scores import Score
+from arborsim.tree import ThoughtTree
+
+NEVER = 1 << 60
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """Everything a policy may know about the cache.  Read-only, on the host, in NumPy.
+
+    Attributes
+    ----------
+    tier : int8 ``[groups, tokens]``
+        Where each token lives now (`Tier`).
+    scores : mapping of name to float64 ``[tokens]``
+        What `Policy.scores` asked for.
+    tree : ThoughtTree
+        Nodes with parent, depth, reward, entropy; tokens of each node; paths and distances.
+    leaves : tuple of int
+        Active leaves; the next tokens will belong to them.
+    prompt_tokens : int
+        Tokens 0 .. ``prompt_tokens - 1`` are the prompt.
+    budget_tokens : int
+        Tokens that HBM may hold after a decision.
+    iterations : int
+        Decode iterations so far.
+    vocabulary : int
+        Size of the model's vocabulary, which normalises entropies.
+    """
+
+    tier: np.ndarray
+    scores: Mapping[str, np.ndarray]
+    tree: ThoughtTree
+    leaves: tuple[int, ...]
+    prompt_tokens: int
+    budget_tokens: int
+    iterations: int
+    vocabulary: int
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.tier.shape[1])
+
+    @property
+    def path(self) -> np.ndarray:
+        """Ids of the tokens on any active path, oldest first; int64."""
+        if len(self.leaves) == 1:
+            return self.tree.path(self.leaves[0])
+        on_path = self.tree.on_path(self.leaves)
+        return np.flatnonzero(on_path[self.tree.node_of_token.values])
+
+    @property
+    def in_hbm(self) -> int:
+        """Tokens in HBM; with several groups, the count of the fullest."""
+        return int((self.tier <= Tier.HBM_QUANTISED).sum(axis=1).max(initial=0))
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Tokens that never move down: the prompt, attention sinks and the most recent tokens.
+
+    Attributes
+    ----------
+    prompt : bool
+        Protect the whole prompt.
+    sinks : int
+        Protect the first tokens: of the reasoning if the prompt is protected, else of the prompt.
+    recent : int
+        Protect the newest tokens of the stream; several active leaves share the number.
+    """
+
+    prompt: bool = False
+    sinks: int = 0
+    recent: int = 1
+
+    def head(self, prompt_tokens: int) -> int:
+        """Number of protected tokens at the beginning of a path."""
+        return (prompt_tokens if self.prompt else 0) + self.sinks
+
+    def floor(self, prompt_tokens: int) -> tuple[int, str]:
+        """Protected tokens, and how their number comes about."""
+        parts = [("prompt", prompt_tokens if self.prompt else 0), ("sinks", self.sinks),
+                 ("recent", self.recent)]  # fmt: skip
+        made_of = " + ".join(f"{name} {count}" for name, count in parts if count)
+        return sum(count for _, count in parts), made_of
+
+    def mask(self, view: CacheView) -> np.ndarray:
+        """Bool ``[tokens]``."""
+        mask = np.zeros(view.num_tokens, dtype=bool)
+        share = max(1, self.recent // len(view.leaves)) if self.recent else 0
+        for leaf in view.leaves:
+            path = view.tree.path(leaf)
+            mask[path[: self.head(view.prompt_tokens)]] = True
+            mask[path[max(0, len(path) - share) :]] = True
+        return mask
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Base of all policies.
+
+    Class attributes
+    ----------------
+    name, paper, summary : str
+        Name on the command line, where the method is published, and one line about it.
+    needs : frozenset of Signal
+        Observations the policy reads: they decide trace columns and model hooks.
+    fused : bool
+        True if no attention row is needed, so that fused attention kernels can run.
+    recovers : bool
+        True if plans may bring evicted tokens back by recomputing them.
+    bounded : bool
+        False for policies that ignore the budget.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    needs: ClassVar[frozenset[Signal]] = frozenset()
+    fused: ClassVar[bool] = True
+    recovers: ClassVar[bool] = False
+    bounded: ClassVar[bool] = True
+
+    def scores(self) -> dict[str, Score]:
+        """The per-token scores that `decide` reads from the view."""
+        return {}
+
+    def protection(self, budget_tokens: int) -> Protection:
+        """What no plan may move down under this budget."""
+        return Protection()
+
+    def protected(self, view: CacheView) -> np.ndarray:
+        """Bool ``[tokens]``: tokens that no plan may move down now."""
+        return self.protection(view.budget_tokens).mask(view)
+
+    def floor(self, prompt_tokens: int, budget_tokens: int) -> tuple[int, str]:
+        """Tokens the policy can never go below in HBM, and how that number comes about."""
+        return self.protection(budget_tokens).floor(prompt_tokens)
+
+    def next_decision(self, view: CacheView) -> int:
+        """Decode iterations until `decide` wants to be called; `NEVER` for tree events only.
+
+        1 means after the very next iteration.
+        """
+        return NEVER
+
+    def pressure_margin(self, budget_tokens: int) -> int | None:
+        """`Pressure` is raised when fewer tokens than this are left; None for never."""
+        return None
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        """Where every token should live after `event`; None to leave all as it is."""
+        return None
+
+    def plans_runs(self, view: CacheView) -> bool:
+        """Whether `decide_run` can take the iterations that come next."""
+        return False
+
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
+        """Decide for every iteration of `run` at once; equals `decide` after each one, exactly.
+
+        Parameters
+        ----------
+        view : CacheView
+            The cache at the end of the run, but for the decisions still to be taken.
+        run : TokenRun
+            The tokens, already part of the view.
+        steps : iterator of int
+            Yields the iterations 0, 1, ... in order, bringing accumulating scores (arrays in
+            ``view.scores``) up to date with each.
+        """
+        raise TypeError(f"{self.name} decides one iteration at a time")

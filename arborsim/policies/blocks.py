@@ -1,0 +1,124 @@
+"""Building blocks of policies: small pure functions on NumPy arrays.
+
+Ties break by one rule everywhere: of two tokens with equal scores the older one loses.  Token ids
+rise with age, so in an array ordered by id the earlier entry is evicted first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+
+def lowest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` lowest scores, ascending; the earliest first among equals.
+
+    Parameters
+    ----------
+    scores : float64 ``[n]``
+        Ordered from oldest to newest token.
+    count : int
+
+    Returns
+    -------
+    int64 ``[min(count, n)]``
+    """
+    if count <= 0:
+        return np.empty(0, dtype=np.int64)
+    if count >= len(scores):
+        return np.arange(len(scores))
+    if count == 1:
+        return np.asarray([int(scores.argmin())])
+    threshold = np.partition(scores, count - 1)[count - 1]
+    chosen = scores < threshold
+    ties = np.flatnonzero(scores == threshold)
+    chosen[ties[: count - int(chosen.sum())]] = True
+    return np.flatnonzero(chosen)
+
+
+def highest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` highest scores, ascending; the latest first among equals."""
+    keep = np.ones(len(scores), dtype=bool)
+    keep[lowest(scores, len(scores) - max(0, count))] = False
+    return np.flatnonzero(keep)
+
+
+class FrozenPool:
+    """Candidates whose scores never change: a heap hands out the lowest, oldest first.
+
+    Parameters
+    ----------
+    scores : float64 ``[positions]``
+        Score of each position of the stream.
+    alive : bool ``[positions]``
+    start, stop : int
+        Positions that are candidates at first; `admit` adds one more at the end.
+    """
+
+    def __init__(self, scores: np.ndarray, alive: np.ndarray, start: int, stop: int) -> None:
+        # Plain lists: reading one element of an array costs more than a heap operation.
+        self._scores: list[float] = scores.tolist()
+        self._alive: list[bool] = alive.tolist()
+        self._stop = max(start, stop)
+        at = np.flatnonzero(alive[start : self._stop]) + start
+        self._heap = list(zip(scores[at].tolist(), at.tolist(), strict=True))
+        heapq.heapify(self._heap)
+
+    def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
+        while self._stop < stop:
+            at = self._stop
+            if self._alive[at]:
+                heapq.heappush(self._heap, (self._scores[at], at))
+            self._stop = at + 1
+
+    def pop(self) -> int | None:
+        """Position of the candidate with the lowest score, removed; None if there is none."""
+        return heapq.heappop(self._heap)[1] if self._heap else None
+
+
+class ChangingPool:
+    """Candidates whose scores change from one iteration to the next.
+
+    The parameters are those of `FrozenPool`, but `scores` is a live array over tokens, read through
+    `ids`, the token at each position of the stream.
+    """
+
+    def __init__(
+        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+    ) -> None:
+        self._scores = scores
+        self._straight = bool(ids[-1] == len(ids) - 1)
+        self._ids = ids
+        self._penalty = np.where(alive, 0.0, np.inf)
+        self._start, self._stop = start, max(start, stop)
+
+    def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
+        self._stop = max(self._stop, stop)
+
+    def pop(self) -> int | None:
+        """Position of the candidate with the lowest score, removed; None if there is none."""
+        a, b = self._start, self._stop
+        scores = self._scores[a:b] if self._straight else self._scores[self._ids[a:b]]
+        if a == b:
+            return None
+        penalised = scores + self._penalty[a:b]
+        at = int(penalised.argmin())
+        if penalised[at] == np.inf:
+            return None
+        self._penalty[a + at] = np.inf
+        return a + at
+
+
+def least_recently_active(
+    last_active: list[int], depth: list[int], candidates: Iterator[int]
+) -> list[int]:
+    """Nodes in the order in which whole blocks are given up.
+
+    Least recently active first; among equals the deepest, whose loss harms no other block's path;
+    then the oldest.
+    """
+    return sorted(candidates, key=lambda node: (last_active[node], -depth[node], node))

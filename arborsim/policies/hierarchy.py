@@ -1,0 +1,138 @@
+"""The semantics-aware memory hierarchy: HBM, DDR, compressed DDR, evicted (Algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.events import Boundary, Event, Prefill, Pressure, Prune, Transition
+from arborsim.memory.moves import Plan
+from arborsim.memory.tiers import Tier
+from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.blocks import lowest
+from arborsim.policies.stream import off_path_blocks
+from arborsim.signals.observations import Signal
+from arborsim.signals.scores import CumulativeAttention, Score
+
+EVICTION_BASES = ("of-candidates", "of-total")
+
+
+@dataclass(frozen=True)
+class Hierarchy(Policy):
+    """Every `interval` iterations destroy the lowest few, keep the top in HBM, the rest in DDR.
+
+    Of the candidates (reasoning tokens but for the first `sinks` and the newest `recent`) the
+    lowest `evict_ratio` are destroyed; of the others the share `hbm_ratio` with the highest
+    cumulative attention stays in HBM and the remainder moves to DDR, where it still takes part in
+    attention.  A budget below that caps the HBM share further and leaves room for the tokens that
+    arrive before the next decision.  On a tree, blocks off the active paths move to DDR first.
+
+    Parameters
+    ----------
+    hbm_ratio : float
+        beta, share of the surviving candidates that stays in HBM.
+    evict_ratio : float
+        r, share that is destroyed at each decision.
+    evict : {"of-candidates", "of-total"}
+        As the pseudocode is written, eviction accumulates: r of the *current* candidates each
+        time.  "of-total" destroys r of all candidates there ever were.  The paper's tables do not
+        tell which was run.
+    quantised_ratio : float
+        Share of the DDR tokens, the lowest, that is kept as 8 bit (tier T2).
+    interval, sinks, recent : int
+    """
+
+    hbm_ratio: float = 0.5
+    evict_ratio: float = 0.03
+    evict: str = "of-candidates"
+    quantised_ratio: float = 0.0
+    interval: int = 64
+    sinks: int = 4
+    recent: int = 128
+
+    name: ClassVar[str] = "hierarchy"
+    paper: ClassVar[str] = "semantics-aware memory hierarchy, Algorithm 1"
+    summary: ClassVar[str] = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
+    fused: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("hbm_ratio", "evict_ratio", "quantised_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"hierarchy: {name} must lie in [0, 1], not {getattr(self, name)}")
+        if self.evict not in EVICTION_BASES:
+            raise UsageError(
+                f"hierarchy: evict must be {' or '.join(EVICTION_BASES)}, not '{self.evict}'"
+            )
+        if self.interval < 1:
+            raise UsageError(f"hierarchy: interval must be at least 1, not {self.interval}")
+
+    def scores(self) -> dict[str, Score]:
+        return {"attention": CumulativeAttention()}
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(prompt=True, sinks=self.sinks, recent=self.recent)
+
+    def floor(self, prompt_tokens: int, budget_tokens: int) -> tuple[int, str]:
+        count, made_of = self.protection(budget_tokens).floor(prompt_tokens)
+        return count + self.interval, f"{made_of} + arriving {self.interval}"
+
+    def next_decision(self, view: CacheView) -> int:
+        scheduled = self.interval - view.iterations % self.interval
+        until_full = max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
+        return min(scheduled, until_full)
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        if isinstance(event, Prefill | Boundary | Prune | Pressure):
+            return None
+        scheduled = view.iterations % self.interval == 0 and not isinstance(event, Transition)
+        if not scheduled and view.in_hbm <= view.budget_tokens:
+            return None
+        tiers = view.tier.copy()
+        score = view.scores["attention"]
+        readable = view.path[view.tier[0, view.path] != Tier.EVICTED]
+        protected = self.protected(view)
+        candidates = readable[~protected[readable]]
+        if scheduled:
+            doomed = candidates[lowest(score[candidates], self._num_doomed(view, candidates))]
+            tiers[:, doomed] = Tier.EVICTED
+            candidates = candidates[tiers[0, candidates] != Tier.EVICTED]
+        self._place(view, tiers, candidates, int(protected[readable].sum()))
+        return Plan(tiers)
+
+    def _num_doomed(self, view: CacheView, candidates: np.ndarray) -> int:
+        if self.evict == "of-candidates":
+            return int(self.evict_ratio * len(candidates))
+        gone = int((view.tier[0, view.path] == Tier.EVICTED).sum())
+        return max(0, int(self.evict_ratio * (len(candidates) + gone)) - gone)
+
+    def _place(
+        self, view: CacheView, tiers: np.ndarray, candidates: np.ndarray, pinned: int
+    ) -> None:
+        """Give each candidate its tier in `tiers`, moving off-path blocks to DDR if need be."""
+        room = view.budget_tokens - pinned - self.interval * len(view.leaves)
+        wanted = int(self.hbm_ratio * len(candidates))
+        off_path = off_path_blocks(view)
+        elsewhere = sum(len(block) for block in off_path)
+        for block in off_path:
+            if elsewhere + wanted <= room:
+                break
+            tiers[:, block] = Tier.DDR
+            elsewhere -= len(block)
+        if room < 0:
+            raise BudgetInfeasible(
+                self.name,
+                view.budget_tokens - room,
+                view.budget_tokens,
+                f"protected {pinned} + arriving {self.interval * len(view.leaves)}",
+            )
+        in_hbm = min(wanted, room - elsewhere)
+        score = view.scores["attention"][candidates]
+        cold = candidates[lowest(score, len(candidates) - in_hbm)]
+        tiers[:, candidates] = Tier.HBM
+        tiers[:, cold] = Tier.DDR
+        coldest = lowest(view.scores["attention"][cold], int(self.quantised_ratio * len(cold)))
+        tiers[:, cold[coldest]] = Tier.DDR_QUANTISED

@@ -1,0 +1,43 @@
+"""Lag-KV: keep keys and values that stand out from the previous chunk (arXiv:2504.04704)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.policies.base import CacheView, Protection
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.observations import Signal
+from arborsim.signals.scores import LagVariance, Score
+
+
+@dataclass(frozen=True)
+class LagKV(StreamPolicy):
+    """Rank by the spread of the lag-normalised key and value, as the EpiKV paper streams it.
+
+    The original normalises by the *next* chunk at prefill; decoding knows only the previous one
+    (EpiKV, section 3.3).
+
+    Parameters
+    ----------
+    recent : int
+        Protected newest tokens, at most a quarter of the budget.
+    """
+
+    recent: int = 128
+
+    name: ClassVar[str] = "lag-kv"
+    paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
+    summary: ClassVar[str] = "keep keys and values that differ from the previous chunk"
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
+
+    def scores(self) -> dict[str, Score]:
+        return {"lag": LagVariance()}
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(prompt=True, recent=min(self.recent, budget_tokens // 4))
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return view.scores["lag"]

@@ -1,0 +1,153 @@
+"""Policies made for one sequence, and what they do on a tree.
+
+`adaptation="path"` (as ArborKV evaluates its baselines): the path to the active leaf is the stream
+the policy sees.  Tokens off the path keep what they had; when the whole tree exceeds the budget,
+whole off-path blocks go first, least recently active first.  Destroyed is destroyed.
+`adaptation="flat"`: one pool over all tokens of the tree, the newest ones protected.
+With several active leaves a token is on path if any active leaf's path holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.events import Boundary, Event, Pressure, Prune, TokenRun
+from arborsim.memory.moves import Plan, RunPlan
+from arborsim.memory.tiers import Tier
+from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.blocks import (
+    ChangingPool,
+    FrozenPool,
+    least_recently_active,
+    lowest,
+)
+
+ADAPTATIONS = ("path", "flat")
+
+
+@dataclass(frozen=True)
+class StreamPolicy(Policy):
+    """Keep the best tokens of a stream; at every iteration over budget, evict the lowest.
+
+    Subclasses give `rank` (what to evict first) and `protection` (what never to evict).
+
+    Parameters
+    ----------
+    adaptation : {"path", "flat"}
+        What the stream is on a tree.
+    """
+
+    adaptation: str = "path"
+
+    frozen_rank: ClassVar[bool] = True
+    """Whether a token's rank is fixed at its birth; decides how runs are planned."""
+
+    def __post_init__(self) -> None:
+        if self.adaptation not in ADAPTATIONS:
+            raise UsageError(
+                f"{self.name}: adaptation must be one of {', '.join(ADAPTATIONS)}, "
+                f"not '{self.adaptation}'"
+            )
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        """Float64 ``[tokens]``: the lowest goes first."""
+        raise TypeError(f"{type(self).__name__} does not say how tokens rank")
+
+    def protected(self, view: CacheView) -> np.ndarray:
+        protection = self.protection(view.budget_tokens)
+        if self.adaptation == "path":
+            return protection.mask(view)
+        mask = np.zeros(view.num_tokens, dtype=bool)
+        mask[: protection.head(view.prompt_tokens)] = True
+        mask[view.num_tokens - min(protection.recent, view.num_tokens) :] = True
+        return mask
+
+    def next_decision(self, view: CacheView) -> int:
+        return max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        over = view.in_hbm - view.budget_tokens
+        if over <= 0 or isinstance(event, Boundary | Prune | Pressure):
+            return None
+        tiers = view.tier.copy()
+        if self.adaptation == "path":
+            for block in off_path_blocks(view):
+                if over <= 0:
+                    break
+                tiers[:, block] = Tier.EVICTED
+                over -= len(block)
+            stream = view.path
+        else:
+            stream = np.arange(view.num_tokens)
+        if over > 0:
+            free = stream[(tiers[0, stream] <= Tier.HBM_QUANTISED) & ~self.protected(view)[stream]]
+            if len(free) < over:
+                raise self._infeasible(view, len(free), over)
+            tiers[:, free[lowest(self.rank(view)[free], over)]] = Tier.EVICTED
+        return Plan(tiers)
+
+    def plans_runs(self, view: CacheView) -> bool:
+        return len(view.leaves) == 1 and view.tier.shape[0] == 1 and self.adaptation == "path"
+
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
+        protection = self.protection(view.budget_tokens)
+        ids = view.path
+        first_length = len(ids) - run.steps + 1
+        alive = view.tier[0, ids] <= Tier.HBM_QUANTISED
+        head = protection.head(view.prompt_tokens)
+        pool: FrozenPool | ChangingPool
+        if self.frozen_rank:
+            pool = FrozenPool(self.rank(view)[ids], alive, head, first_length - protection.recent)
+        else:
+            pool = ChangingPool(self.rank(view), ids, alive, head, first_length - protection.recent)
+        blocks = iter(off_path_blocks(view))
+        at_step: list[int] = []
+        evicted: list[int] = []
+        over = view.in_hbm - run.steps - view.budget_tokens
+        for step in steps:
+            over += 1
+            pool.admit(first_length + step - protection.recent)
+            while over > 0:
+                block = next(blocks, None)
+                if block is not None:
+                    at_step += [step] * len(block)
+                    evicted += block.tolist()
+                    over -= len(block)
+                    continue
+                at = pool.pop()
+                if at is None:
+                    raise self._infeasible(view, 0, over)
+                at_step.append(step)
+                evicted.append(int(ids[at]))
+                over -= 1
+        return RunPlan.evict(at_step, evicted)
+
+    def _infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
+        protection: Protection = self.protection(view.budget_tokens)
+        _, made_of = protection.floor(view.prompt_tokens)
+        return BudgetInfeasible(
+            self.name,
+            view.budget_tokens + over - free,
+            view.budget_tokens,
+            f"{made_of} on {len(view.leaves)} active path(s)",
+        )
+
+
+def off_path_blocks(view: CacheView) -> list[np.ndarray]:
+    """Token ids in HBM of each block off the active paths, in the order they are given up."""
+    tree = view.tree
+    on_path = tree.on_path(view.leaves)
+    off = np.flatnonzero(~on_path).tolist()
+    if not off:
+        return []
+    order = least_recently_active(
+        [node.last_active for node in tree.nodes], [node.depth for node in tree.nodes], iter(off)
+    )
+    in_hbm = np.asarray((view.tier <= Tier.HBM_QUANTISED).any(axis=0))
+    blocks = (tree.tokens(node) for node in order)
+    return [kept for block in blocks if len(kept := block[in_hbm[block]])]

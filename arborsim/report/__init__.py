@@ -1,0 +1,1 @@
+"""From measurements to tables, figures and a one-file HTML report."""

@@ -1,0 +1,161 @@
+"""From one record per search to one row per trace, policy and budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+
+from arborsim.measurements import TimeSplit
+from arborsim.report.results import EpisodeResult
+
+BASELINE = "full"
+
+
+@dataclass(frozen=True)
+class Relative:
+    """A row against full retention on the same trace; NaN where there is nothing to compare with.
+
+    1.0 is "the same": 0.25 of the memory, 1.3 times the time.
+    """
+
+    peak_hbm: float = math.nan
+    mean_peak_hbm: float = math.nan
+    time: float = math.nan
+    tokens_per_s: float = math.nan
+    attention_kept: float = math.nan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy under one budget, over all searches of a trace.
+
+    Peaks are the largest over searches (`mean_*`: the mean); times, tokens, moves and traffic are
+    summed; `attention_kept` is weighted by generated tokens (NaN if unknown for all searches).
+    """
+
+    trace: str
+    policy: str
+    budget: str
+    searches: int
+    prompt_tokens: int
+    generated_tokens: int
+    iterations: int
+    peak_hbm_kv_bytes: int
+    mean_peak_hbm_kv_bytes: float
+    peak_hbm_kv_tokens: int
+    peak_ddr_bytes: int
+    mean_peak_ddr_bytes: float
+    evicted_tokens: float
+    offloaded_tokens: float
+    quantised_tokens: float
+    rehydrated_tokens: float
+    rehydrations: int
+    to_ddr_bytes: int
+    from_ddr_bytes: int
+    decisions: int
+    time: TimeSplit
+    attention_kept: float
+    relative: Relative = field(default_factory=Relative)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Traffic over PCIe, both directions."""
+        return self.to_ddr_bytes + self.from_ddr_bytes
+
+    @property
+    def model_s(self) -> float:
+        """Prefill and decode: what the search would cost with all KV in place."""
+        return self.time.prefill_s + self.time.decode_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return _ratio(self.generated_tokens, self.time.total_s)
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.policy == BASELINE
+
+    @property
+    def budget_label(self) -> str:
+        """The budget for people: full retention has none."""
+        return "all" if self.is_baseline else self.budget
+
+
+def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
+    """One row per (trace, policy, budget).
+
+    Rows follow the traces as they came; within a trace full retention leads, then budgets and,
+    within a budget, policies as they came: so that neighbours are what one wants to compare.
+    """
+    cells: dict[tuple[str, str, str], list[EpisodeResult]] = {}
+    for result in episodes:
+        cells.setdefault((result.trace, result.policy, result.budget), []).append(result)
+    rows = [_row(results) for results in cells.values()]
+    traces = list(dict.fromkeys(row.trace for row in rows))
+    budgets = list(dict.fromkeys(row.budget for row in rows if not row.is_baseline))
+    rows.sort(
+        key=lambda row: (
+            traces.index(row.trace),
+            -1 if row.is_baseline else budgets.index(row.budget),
+        )
+    )
+    baselines = {row.trace: row for row in reversed(rows) if row.is_baseline}
+    return tuple(
+        replace(row, relative=_relative(row, baselines[row.trace]))
+        if row.trace in baselines
+        else row
+        for row in rows
+    )
+
+
+def _row(results: list[EpisodeResult]) -> Row:
+    first = results[0]
+    measured = [result.measured for result in results]
+    n = len(results)
+    time = TimeSplit(
+        **{
+            part.name: math.fsum(getattr(m.time, part.name) for m in measured)
+            for part in fields(TimeSplit)
+        }
+    )
+    known = [r for r in results if not math.isnan(r.attention_kept)]
+    kept = math.fsum(r.attention_kept * r.measured.generated_tokens for r in known)
+    return Row(
+        trace=first.trace,
+        policy=first.policy,
+        budget=first.budget,
+        searches=n,
+        prompt_tokens=sum(m.prompt_tokens for m in measured),
+        generated_tokens=sum(m.generated_tokens for m in measured),
+        iterations=sum(m.iterations for m in measured),
+        peak_hbm_kv_bytes=max(m.peak_hbm_kv_bytes for m in measured),
+        mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / n,
+        peak_hbm_kv_tokens=max(m.peak_hbm_kv_tokens for m in measured),
+        peak_ddr_bytes=max(m.peak_ddr_bytes for m in measured),
+        mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / n,
+        evicted_tokens=math.fsum(m.evicted_tokens for m in measured),
+        offloaded_tokens=math.fsum(m.offloaded_tokens for m in measured),
+        quantised_tokens=math.fsum(m.quantised_tokens for m in measured),
+        rehydrated_tokens=math.fsum(m.rehydrated_tokens for m in measured),
+        rehydrations=sum(m.rehydrations for m in measured),
+        to_ddr_bytes=sum(m.to_ddr_bytes for m in measured),
+        from_ddr_bytes=sum(m.from_ddr_bytes for m in measured),
+        decisions=sum(m.decisions for m in measured),
+        time=time,
+        attention_kept=_ratio(kept, sum(r.measured.generated_tokens for r in known)),
+    )
+
+
+def _relative(row: Row, full: Row) -> Relative:
+    return Relative(
+        peak_hbm=_ratio(row.peak_hbm_kv_bytes, full.peak_hbm_kv_bytes),
+        mean_peak_hbm=_ratio(row.mean_peak_hbm_kv_bytes, full.mean_peak_hbm_kv_bytes),
+        time=_ratio(row.time.total_s, full.time.total_s),
+        tokens_per_s=_ratio(row.tokens_per_s, full.tokens_per_s),
+        attention_kept=_ratio(row.attention_kept, full.attention_kept),
+    )
+
+
+def _ratio(value: float, base: float) -> float:
+    return value / base if base else math.nan

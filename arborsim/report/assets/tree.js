@@ -1,0 +1,199 @@
+// The search tree as a film: one SVG bar per thought, coloured by where its KV lives.
+(() => {
+  const TIERS = ["HBM", "HBM, quantised", "DDR", "DDR, quantised", "evicted"];
+  const SVG = "http://www.w3.org/2000/svg";
+  const films = DATA.trees.films;
+  const box = byId("tree-box");
+  const slider = byId("tree-slider");
+  if (!films.length) {
+    byId("tree-section").hidden = true;
+    return;
+  }
+
+  let film = null; // the chosen one, with `place` and `moments` filled in
+  let nodes = []; // per node: its group, its tier rectangles, its edge
+  let timer = 0;
+
+  function make(kind, attributes, parent) {
+    const element = document.createElementNS(SVG, kind);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    if (parent) parent.appendChild(element);
+    return element;
+  }
+
+  // Frames list only what changed: unroll them once into one table per moment.
+  function unroll(frames, count) {
+    let table = new Int32Array(5 * count);
+    return frames.map((frame) => {
+      table = table.slice();
+      for (let i = 0; i < frame.changed.length; i += 6) {
+        table.set(frame.changed.slice(i + 1, i + 6), 5 * frame.changed[i]);
+      }
+      return table;
+    });
+  }
+
+  function geometry(place) {
+    const room = Math.max(widthOf(box) - 4, 200);
+    const scale = Math.max(0.45, Math.min(room / (place.width + 8), 2.6));
+    const pitch = Math.max(11, Math.min(34, 620 / place.rows));
+    const height = Math.min(26, pitch - 4);
+    return {
+      width: place.width * scale + 8,
+      height: place.rows * pitch + 10,
+      x: (i) => 4 + place.x[i] * scale,
+      y: (i) => 5 + place.row[i] * pitch + (pitch - height) / 2,
+      w: (i) => place.w[i] * scale,
+      h: height,
+    };
+  }
+
+  function build() {
+    const place = DATA.trees.layouts[film.layout];
+    const at = geometry(place);
+    const svg = make("svg", {
+      width: at.width, height: at.height, viewBox: `0 0 ${at.width} ${at.height}`, role: "img",
+      "aria-label": `Search tree of ${place.parent.length} thought blocks`,
+    });
+    const hatch = make("pattern", { id: "evicted", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, make("defs", {}, svg));
+    make("rect", { width: 5, height: 5, class: "hatch-ground" }, hatch);
+    make("line", { x1: 0, y1: 0, x2: 0, y2: 5, class: "hatch" }, hatch);
+    const edges = make("g", {}, svg);
+    nodes = place.parent.map((parent, i) => {
+      let edge = null;
+      if (parent >= 0) {
+        const [x0, y0] = [at.x(parent) + at.w(parent), at.y(parent) + at.h / 2];
+        const [x1, y1] = [at.x(i), at.y(i) + at.h / 2];
+        const middle = x1 - Math.min(9, (x1 - x0) / 2);
+        edge = make("path", { class: "edge", d: `M${x0},${y0}H${middle - 4}C${middle},${y0} ${middle - 4},${y1} ${x1},${y1}` }, edges);
+      }
+      const group = make("g", { class: "node", "data-node": i }, svg);
+      const size = { x: at.x(i), y: at.y(i), width: at.w(i), height: at.h };
+      make("rect", { ...size, fill: "transparent" }, group); // so that an empty bar can be pointed at
+      const tiers = TIERS.map((_, t) => make("rect", { ...size, width: 0, class: `tier${t}` }, group));
+      make("rect", { ...size, rx: 2, class: "frame" }, group);
+      return { group, tiers, edge, size };
+    });
+    box.replaceChildren(svg);
+  }
+
+  function activePath(leaves, parent) {
+    const on = new Set();
+    for (let node of leaves) {
+      while (node >= 0 && !on.has(node)) {
+        on.add(node);
+        node = parent[node];
+      }
+    }
+    return on;
+  }
+
+  function show(moment) {
+    const place = DATA.trees.layouts[film.layout];
+    const frame = film.frames[moment];
+    const table = film.moments[moment];
+    const on = activePath(frame.active, place.parent);
+    const totals = [0, 0, 0, 0, 0];
+    nodes.forEach((node, i) => {
+      const whole = Math.max(place.tokens[i], 1);
+      let x = node.size.x;
+      let present = 0;
+      node.tiers.forEach((rectangle, t) => {
+        const tokens = table[5 * i + t];
+        const width = (node.size.width * tokens) / whole;
+        rectangle.setAttribute("x", x);
+        rectangle.setAttribute("width", width);
+        x += width;
+        present += tokens;
+        totals[t] += tokens;
+      });
+      node.group.classList.toggle("on", on.has(i));
+      node.group.classList.toggle("unborn", present === 0 && !on.has(i));
+      if (!node.edge) return;
+      node.edge.classList.toggle("on", on.has(i));
+      if (on.has(i)) node.edge.parentNode.appendChild(node.edge); // above the edges it runs along
+    });
+    byId("tree-moment").textContent =
+      `${moment + 1}/${film.frames.length} · ${frame.time_s.toPrecision(3)} s · ${frame.label}`;
+    legend(totals);
+  }
+
+  function legend(totals) {
+    byId("tree-legend").replaceChildren(
+      ...TIERS.map((name, t) => {
+        const item = document.createElement("li");
+        const swatch = document.createElement("i");
+        swatch.className = `tier${t}`;
+        item.append(swatch, `${name}: ${totals[t].toLocaleString("en")} tokens`);
+        return item;
+      }),
+    );
+  }
+
+  // --- pointing at a node ---
+
+  function describe(i) {
+    const place = DATA.trees.layouts[film.layout];
+    const table = film.moments[Number(slider.value)];
+    const status = place.pruned[i] ? "pruned in the end" : place.closed[i] ? "complete in the end" : "never completed";
+    const lines = [i === 0 ? "prompt" : `thought block ${i}`, `${place.tokens[i].toLocaleString("en")} tokens, ${status}`];
+    if (place.reward[i] !== null) lines.push(`reward ${place.reward[i].toFixed(3)}`);
+    const held = TIERS.map((name, t) => [name, table[5 * i + t]]).filter(([, tokens]) => tokens);
+    if (!held.length) lines.push("not opened yet");
+    for (const [name, tokens] of held) lines.push(`${name}: ${tokens.toLocaleString("en")}`);
+    return lines.join("\n");
+  }
+
+  const tip = byId("tip");
+  box.addEventListener("pointermove", (event) => {
+    const group = event.target.closest(".node");
+    tip.hidden = !group;
+    if (!group) return;
+    tip.textContent = describe(Number(group.dataset.node));
+    const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
+    const below = event.clientY + 16;
+    const top = below + tip.offsetHeight > innerHeight ? event.clientY - tip.offsetHeight - 10 : below;
+    tip.style.left = `${Math.max(left, 4)}px`;
+    tip.style.top = `${top}px`;
+  });
+  box.addEventListener("pointerleave", () => { tip.hidden = true; });
+
+  // --- the film ---
+
+  function stop() {
+    clearInterval(timer);
+    timer = 0;
+    byId("tree-play").textContent = "Play";
+  }
+
+  byId("tree-play").addEventListener("click", () => {
+    if (timer) return stop();
+    if (slider.value === slider.max) slider.value = 0;
+    byId("tree-play").textContent = "Pause";
+    timer = setInterval(() => {
+      slider.value = Number(slider.value) + 1;
+      show(Number(slider.value));
+      if (slider.value === slider.max) stop();
+    }, 450);
+  });
+  slider.addEventListener("input", () => show(Number(slider.value)));
+
+  picker("tree", films, (chosen) => {
+    // The same search under another policy keeps the moment, so that policies can be compared.
+    const same = film && film.search === chosen.search && film.frames.length === chosen.frames.length;
+    film = chosen;
+    film.moments ??= unroll(film.frames, DATA.trees.layouts[film.layout].parent.length);
+    slider.max = film.frames.length - 1;
+    if (!same) slider.value = Math.floor(0.7 * (film.frames.length - 1));
+    build();
+    show(Number(slider.value));
+  });
+
+  let resizing = 0;
+  const rebuild = () => { build(); show(Number(slider.value)); };
+  window.addEventListener("resize", () => {
+    cancelAnimationFrame(resizing);
+    resizing = requestAnimationFrame(rebuild);
+  });
+  PAPER.addEventListener("change", rebuild);
+})();

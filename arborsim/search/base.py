@@ -1,0 +1,144 @@
+"""The contract between a search algorithm and whatever grows its tree.
+
+A *driver* owns the tree: a live model that decodes thoughts, or a recorded bank that hands them
+out.  It shows the search every node that is complete and not given up (the *frontier*, in order of
+completion) and how many thoughts may run at once; the search answers with an `Expansion`.  The
+search knows no tokens, no model and no clock, so the same object drives both.
+
+::
+
+    frontier = [root]
+    while True:
+        answer = search.expand(frontier, free_width)
+        # give up answer.dropped; open answer.children; stop if answer.done, or if nothing runs
+        # let the open nodes run until one is complete (all of them, if search.synchronous)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+ROOT = 0
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A complete node, as a search sees it.
+
+    Attributes
+    ----------
+    node, parent, depth : int
+        As in `arborsim.tree.ThoughtTree`: node 0 is the prompt, its parent is -1.
+    score : float
+        Search value, higher is better; NaN for the root.
+    finished : bool
+        The reasoning ended here: it holds an answer.
+    dead : bool
+        It cannot be continued although it is not finished (the cap on tokens; on a bank, no
+        recorded child left).  Whether it can still *succeed* is what a search has to find out: no
+        driver tells.
+    visits : int
+        Children opened so far, those that still run included.
+    tokens : int
+        Generated tokens on the path from the prompt to here.
+    embedding : float ndarray ``[size]`` or None
+        Mean last hidden state of the block.
+    """
+
+    node: int
+    parent: int
+    depth: int
+    score: float
+    finished: bool = False
+    dead: bool = False
+    visits: int = 0
+    tokens: int = 0
+    embedding: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def expandable(self) -> bool:
+        return not self.finished and not self.dead
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What a search wants next.
+
+    Attributes
+    ----------
+    children : mapping of int to int
+        Node to the number of children to open under it now, in this order.
+    dropped : tuple of int
+        Nodes given up for good, deepest first; they leave the frontier.
+    done : bool
+        The search is over, whatever still runs.
+    """
+
+    children: Mapping[int, int] = field(default_factory=dict)
+    dropped: tuple[int, ...] = ()
+    done: bool = False
+
+
+@runtime_checkable
+class Search(Protocol):
+    """A search over one problem: make a new object for each (it may remember what it saw)."""
+
+    name: ClassVar[str]
+    synchronous: ClassVar[bool]
+    """True: `expand` is called when nothing runs; False: whenever a thought completes."""
+
+    @property
+    def slots(self) -> int:
+        """Thoughts that may run at once."""
+        ...
+
+    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+        """Decide what to open and what to give up.
+
+        Parameters
+        ----------
+        frontier : sequence of Leaf
+            All complete nodes that were not dropped, in order of completion; the root is first.
+        width : int
+            Children that may be opened now.
+        """
+        ...
+
+    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+        """Candidate answers, best first, when the search is over."""
+        ...
+
+
+def value(leaf: Leaf) -> float:
+    """The leaf's score, with "unknown" below every known one."""
+    return -math.inf if math.isnan(leaf.score) else leaf.score
+
+
+def best_first(leaves: Iterable[Leaf]) -> list[Leaf]:
+    """By descending score; ties go to the older node."""
+    return sorted(leaves, key=lambda leaf: (-value(leaf), leaf.node))
+
+
+def best_answer(frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    """The finished leaf with the best score; without one, the best leaf there is."""
+    for leaves in ([x for x in frontier if x.finished], [x for x in frontier if x.node != ROOT]):
+        if leaves:
+            return (best_first(leaves)[0].node,)
+    return (ROOT,)
+
+
+def hopeless(frontier: Sequence[Leaf], kept: Iterable[int]) -> tuple[int, ...]:
+    """All nodes but `kept`, their ancestors and the root; deepest first."""
+    parent = {leaf.node: leaf.parent for leaf in frontier}
+    alive = {ROOT}
+    for node in kept:
+        while node in parent and node not in alive:
+            alive.add(node)
+            node = parent[node]
+    lost = [leaf for leaf in frontier if leaf.node not in alive]
+    return tuple(leaf.node for leaf in sorted(lost, key=lambda x: (-x.depth, x.node)))

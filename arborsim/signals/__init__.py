@@ -1,0 +1,1 @@
+"""What a policy may observe, and the per-token scores computed from it."""

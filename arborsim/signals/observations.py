@@ -1,0 +1,171 @@
+"""Observations: what a forward pass reveals about the tokens it computes.
+
+One class serves the replay of a trace and a live run: both hand the controller the same arrays,
+rounded to the trace's float16, so that the same bits lead to the same decisions in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+
+class Signal(StrEnum):
+    """An observation a policy can ask for.  The value is the trace column that holds it."""
+
+    ATTENTION = "attention"
+    """One row per token: attention to each position of its path, mean over layers and heads."""
+    HIDDEN_CHANGE = "hidden_change"
+    """``||h_l(t) - h_l(t-1)||_2`` per layer (EpiKV, Eq. 1)."""
+    KEY_VARIANCE = "key_variance"
+    """Variance of the key over the head dimension, mean over heads, per layer."""
+    VALUE_VARIANCE = "value_variance"
+    """Variance of the value over the head dimension, mean over heads, per layer."""
+    LAG_KEY = "lag_key"
+    """Standard deviation of the lag-normalised key over channels, mean over heads, per layer."""
+    LAG_VALUE = "lag_value"
+    """The same for the value."""
+    ENTROPY = "entropy"
+    """Entropy of the next-token distribution, nats."""
+    REWARD = "reward"
+    """Search value of a node, given at its boundary, in [0, 1]."""
+
+
+class AttentionRows(Protocol):
+    """Attention rows of consecutive tokens; row ``i`` covers positions 0 .. own position."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, i: int) -> np.ndarray:
+        """Dense float32 row of token `i`; its length is the token's position + 1."""
+        ...
+
+    def __iter__(self) -> Iterator[np.ndarray]: ...
+
+    def __getitem__(self, tokens: slice) -> AttentionRows: ...
+
+
+# Rows are widened from float16 in blocks: NumPy converts a block far faster than single rows, and
+# the block bounds the memory (16 MiB of float32).  An episode of up to 64 MiB is widened once, for
+# all policies and meters that read it.
+_BLOCK_VALUES = 1 << 22
+_WIDEN_VALUES = 1 << 24
+
+
+@dataclass(frozen=True)
+class DenseRows:
+    """Rows stored whole.
+
+    Parameters
+    ----------
+    values : float16 or float32 ``[sum of lengths]``
+    offsets : int64 ``[rows + 1]``
+        Row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def row(self, i: int) -> np.ndarray:
+        return self.values[self.offsets[i] : self.offsets[i + 1]].astype(np.float32, copy=False)
+
+    def widened(self) -> DenseRows:
+        """The same rows in float32, if they are few enough to keep that way."""
+        if len(self.values) > _WIDEN_VALUES:
+            return self
+        return DenseRows(self.values.astype(np.float32), self.offsets)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        first, rows = 0, len(self)
+        while first < rows:
+            start = self.offsets[first]
+            last = int(np.searchsorted(self.offsets, start + _BLOCK_VALUES, side="right")) - 1
+            last = min(max(last, first + 1), rows)
+            block = self.values[start : self.offsets[last]].astype(np.float32, copy=False)
+            bounds = (self.offsets[first : last + 1] - start).tolist()
+            for a, b in pairwise(bounds):
+                yield block[a:b]
+            first = last
+
+    def __getitem__(self, tokens: slice) -> DenseRows:
+        start, stop, _ = tokens.indices(len(self))
+        return DenseRows(self.values, self.offsets[start : stop + 1])
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """Rows that keep their top positions; the rest of the mass is spread evenly over the others.
+
+    Parameters
+    ----------
+    index : int32 ``[sum of kept]``
+    value : float16 ``[sum of kept]``
+    offsets : int64 ``[rows + 1]``
+    rest : float32 ``[rows]``
+        Mass on the positions that are not listed.
+    lengths : int64 ``[rows]``
+        Full length of each row.
+    """
+
+    index: np.ndarray
+    value: np.ndarray
+    offsets: np.ndarray
+    rest: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def row(self, i: int) -> np.ndarray:
+        a, b, n = self.offsets[i], self.offsets[i + 1], int(self.lengths[i])
+        others = n - int(b - a)
+        dense = np.full(n, self.rest[i] / others if others else 0.0, dtype=np.float32)
+        dense[self.index[a:b]] = self.value[a:b]
+        return dense
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self.row(i) for i in range(len(self)))
+
+    def __getitem__(self, tokens: slice) -> SparseRows:
+        start, stop, _ = tokens.indices(len(self))
+        return SparseRows(
+            self.index,
+            self.value,
+            self.offsets[start : stop + 1],
+            self.rest[start:stop],
+            self.lengths[start:stop],
+        )
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What was observed for a run of consecutive tokens.
+
+    Attributes
+    ----------
+    num_tokens : int
+    attention : AttentionRows or None
+        Row ``i`` belongs to the run's token ``i``.
+    per_layer : mapping of Signal to float16 ``[num_tokens, layers]``
+        The signals that have one value per token and layer.
+    """
+
+    num_tokens: int
+    attention: AttentionRows | None = None
+    per_layer: Mapping[Signal, np.ndarray] = field(default_factory=dict)
+
+    def slice(self, start: int, stop: int) -> Observations:
+        """The same observations for the run's tokens ``start`` to ``stop``."""
+        return Observations(
+            stop - start,
+            None if self.attention is None else self.attention[start:stop],
+            {signal: values[start:stop] for signal, values in self.per_layer.items()},
+        )

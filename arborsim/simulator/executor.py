@@ -1,0 +1,298 @@
+"""The simulated executor: decisions become bytes in a ledger and seconds in a simulated machine.
+
+A decode iteration appends its tokens, computes, and then carries out what the policy decided.
+While nothing runs in the background, any number of iterations is one step in *closed form*: their
+costs are computed as arrays and their sum is one timeout.  Iterations that start transfers, or run
+beside some, are simulated one by one.  Both ways agree to rounding, which the tests check by
+forcing the second one (``event_by_event=True``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from arborsim.errors import UnknownName, UsageError
+from arborsim.events import TokenRun
+from arborsim.hardware.cost import SCALE_BYTES, CostModel
+from arborsim.hardware.profile import HardwareProfile
+from arborsim.measurements import Measurements
+from arborsim.memory.census import Changes
+from arborsim.memory.ledger import Ledger, RunProfile
+from arborsim.memory.moves import Moves
+from arborsim.memory.tiers import Tier
+from arborsim.simulator.bill import Bill
+from arborsim.simulator.engine import Engine
+from arborsim.simulator.gauge import MemoryGauge
+from arborsim.simulator.iterations import RECALLS, IterationCosts, IterationModel
+from arborsim.simulator.paths import ActivePaths
+from arborsim.simulator.transfers import Transfers
+from arborsim.trace.schema import Geometry
+from arborsim.tree import ThoughtTree
+
+_QUANTISED = np.array([tier.quantised for tier in Tier])
+_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_CELLS = 1 << 20  # (group, iteration) pairs of one closed form: bounds its arrays to some 100 MB
+
+
+class SimulatedExecutor:
+    """Implements `arborsim.controller.Executor` on a hardware profile.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        Model that bytes and seconds are charged for (it need not be the recorded one).
+    profile : HardwareProfile
+    groups : int
+        Cache groups that plans distinguish: 1, layers, or layers x KV heads.
+    page_tokens : int
+        Slots per page.
+    recall : {"stage", "stream", "near"}
+        How tokens in DDR take part in attention.
+    fused : bool
+        False if the policy reads attention rows, which then must be written out.
+    tree_attention : bool
+        Whether a batch reads shared nodes once, or once per branch.
+    overlap : bool
+        False waits for every transfer at once, as the memory-hierarchy paper's prototype does.
+    pinned : bool
+        Whether host buffers are page-locked.
+    compact : bool
+        Merge half-empty pages after every decision outside runs.
+    event_by_event : bool
+        Simulate every iteration by itself.
+
+    Raises
+    ------
+    UsageError
+        A name or number that cannot work.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        profile: HardwareProfile,
+        *,
+        groups: int = 1,
+        page_tokens: int = 1,
+        recall: str = "stage",
+        fused: bool = True,
+        tree_attention: bool = True,
+        overlap: bool = True,
+        pinned: bool = True,
+        compact: bool = False,
+        event_by_event: bool = False,
+    ) -> None:
+        if recall not in RECALLS:
+            raise UnknownName("recall mode", recall, RECALLS)
+        if page_tokens < 1:
+            raise UsageError(f"pages of {page_tokens} tokens hold nothing: use 1 or more")
+        self._cost = CostModel(profile, geometry, pinned=pinned)
+        self._engine = Engine(self._cost)
+        self._ledger = Ledger(
+            groups,
+            geometry.kv_bytes_per_token,
+            self._cost.elements_per_token,
+            scales_per_token=self._cost.scales_per_token,
+            scale_bytes=SCALE_BYTES,
+            page_tokens=page_tokens,
+        )
+        self._iterations = IterationModel(
+            self._cost, self._ledger.bytes_by_tier, groups, recall, fused, tree_attention
+        )
+        self._gauge = MemoryGauge(self._ledger)
+        self._overlap = overlap
+        self._compact = compact
+        self._event_by_event = event_by_event
+        self._active: tuple[int, ...] = (0,)
+        self._bill = Bill(groups)
+
+    def bind(self, tree: ThoughtTree) -> None:
+        """Follow the paths of `tree`, which the controller keeps up to date.  Call once, first."""
+        self._paths = ActivePaths(tree, self._ledger)
+        self._transfers = Transfers(
+            self._engine, self._ledger, self._paths, self._gauge, self._iterations.recall
+        )
+
+    @property
+    def tier(self) -> np.ndarray:
+        """Int8 ``[groups, tokens]``."""
+        return self._ledger.tier
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    def clock(self) -> float:
+        """Simulated seconds since the search began."""
+        return self._engine.now_s
+
+    def prefill(self, run: TokenRun) -> None:
+        """Compute the prompt; its tokens enter HBM."""
+        tokens = run.num_tokens
+        self._ledger.append(run.leaves, run.steps)
+        self._active = run.leaves
+        self._paths.turn(run.leaves)
+        self._gauge.observe(self._engine.now_s)
+        seconds, workspace = self._cost.prefill(tokens).total_s, self._cost.workspace_bytes(tokens)
+        self._engine.spend(seconds)
+        if not self._iterations.fused:
+            workspace += self._cost.eager_prefill_bytes(tokens)
+            self._spend_on_policy(self._cost.eager_prefill_s(tokens))
+        self._bill.workspace(workspace)
+        self._bill.time.prefill_s += seconds
+        self._bill.measured.prompt_tokens = tokens
+
+    def activate(self, leaves: tuple[int, ...]) -> None:
+        """The next tokens belong to `leaves`; waits for what their paths hold in DDR."""
+        self._active = leaves
+        self._paths.turn(leaves)
+        self._bill.expose(self._transfers.turn())
+        self._gauge.observe(self._engine.now_s)
+
+    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+        """Decode the run; after iteration ``t`` carry out the moves of step ``t``."""
+        self._decode_on(run.leaves)
+        decided = np.zeros(run.steps, dtype=bool)
+        if decided_from is not None:
+            decided[decided_from:] = True
+        changes = self._ledger.resolve(moves, arriving=run.num_tokens)
+        for first, last, together in self._parts(run.steps, changes):
+            inside = _between_steps(moves, first, last)
+            if together:
+                self._iterate_together(decided[first:last], inside)
+            else:
+                self._iterate_once(decided[first:last])
+                self._carry_out(self._ledger.resolve(inside))
+        self._bill.measured.decisions += int(decided.sum())
+        self._bill.measured.generated_tokens += run.num_tokens
+        self._bill.measured.iterations += run.steps
+
+    def apply(self, moves: Moves, examined_tokens: int) -> None:
+        """Carry out one decision taken over `examined_tokens` tokens."""
+        self._bill.measured.decisions += 1
+        self._spend_on_policy(float(self._cost.decision_s(examined_tokens)))
+        self._carry_out(self._ledger.resolve(moves))
+        if self._compact:
+            copied_bytes = self._ledger.compact()
+            self._spend_on_policy(float(self._cost.copy_s(2 * copied_bytes)))
+            self._gauge.observe(self._engine.now_s)
+
+    def finish(self) -> None:
+        """Let transfers end; nobody waits for them any more, so they count as hidden."""
+        self._engine.wait()
+
+    def measurements(self) -> Measurements:
+        """What has been measured so far."""
+        return self._bill.close(self._gauge, self._engine, self._cost)
+
+    def _decode_on(self, leaves: tuple[int, ...]) -> None:
+        """Attention reads the paths of the leaves that decode, which may be fewer than active."""
+        if not set(leaves) <= set(self._active):
+            self.activate(leaves)
+        elif leaves != self._paths.leaves:
+            self._paths.turn(leaves)
+
+    def _parts(self, steps: int, changes: Changes) -> Iterator[tuple[int, int, bool]]:
+        """Cut a run into closed forms (True) and iterations with something else going on (False).
+
+        An iteration stands alone if transfers run beside it, or if its moves start some.
+        """
+        starting = _IN_DDR[changes.source] | _IN_DDR[changes.target]
+        starting |= changes.source == Tier.EVICTED
+        alone = np.unique(changes.step[starting]) if starting.any() else changes.step[:0]
+        longest = max(1, _CELLS // self._ledger.groups)
+        first = 0
+        while first < steps:
+            i = int(np.searchsorted(alone, first))
+            last = int(alone[i]) if i < len(alone) else steps
+            together = last > first and not self._event_by_event and not self._engine.busy
+            last = min(last, first + longest) if together else first + 1
+            yield first, last, together
+            first = last
+
+    def _iterate_together(self, decided: np.ndarray, moves: Moves) -> None:
+        """Decode as many iterations as `decided` has entries, in closed form."""
+        run, costs = self._price(decided, moves)
+        streams = self._iterations.recall == "stream"
+        buffers = np.full(len(decided), self._gauge.staging_bytes)
+        passed_s = np.cumsum(costs.total_s)
+        ends_s = self._engine.now_s + passed_s
+        self._gauge.observe_run(ends_s, run, costs.staging_bytes if streams else buffers)
+        self._spend(costs, float(passed_s[-1]))
+        self._count(run.changes)
+
+    def _iterate_once(self, decided: np.ndarray) -> None:
+        """Decode one iteration; transfers may end while it runs."""
+        _, costs = self._price(decided, Moves.none())
+        if self._iterations.recall == "stream":
+            self._gauge.staging_bytes = int(costs.staging_bytes[0])
+        self._gauge.observe(self._engine.now_s)
+        self._spend(costs, float(costs.total_s[0]))
+
+    def _price(self, decided: np.ndarray, moves: Moves) -> tuple[RunProfile, IterationCosts]:
+        """Let tokens enter and move in the books, and price the iterations that this takes."""
+        landing, leaves = self._transfers.landing(), self._paths.leaves
+        run = self._ledger.advance(leaves, len(decided), moves)
+        path = self._paths.advance(len(decided), run.changes)
+        return run, self._iterations.price(path, len(leaves), landing, decided)
+
+    def _spend(self, costs: IterationCosts, seconds: float) -> None:
+        """Let the `seconds` that decode iterations cost pass."""
+        if self._iterations.recall == "stream" and costs.from_ddr_bytes.any():
+            self._bill.expose(self._engine.spend_streaming(seconds))
+        else:
+            self._engine.spend(seconds)
+        self._bill.iterations(costs)
+        self._engine.down.carried_bytes += int(costs.to_ddr_bytes.sum())
+        self._engine.up.carried_bytes += int(costs.from_ddr_bytes.sum())
+
+    def _carry_out(self, changes: Changes) -> None:
+        """Change tiers, recompute what was evicted, and wait for what decoding needs."""
+        if not len(changes):
+            return
+        if self._transfers.needs_link(changes):
+            self._bill.expose(self._engine.wait())
+        self._count(changes)
+        self._transfers.carry_out(changes)
+        self._rehydrate(changes)
+        self._bill.expose(self._transfers.wait_for_returning())
+        if not self._overlap:
+            self._bill.expose(self._engine.wait())
+
+    def _rehydrate(self, changes: Changes) -> None:
+        """One prefill over the recovered tokens, with the rest of the active paths present."""
+        recovered = np.unique(changes.token[changes.source == Tier.EVICTED])
+        if not len(recovered):
+            return
+        readable = int(self._paths.shared.now[0, : Tier.EVICTED].sum()) // self._ledger.groups
+        on_path = int((self._paths.weight(recovered) > 0).sum())
+        seconds = self._cost.prefill(len(recovered), max(0, readable - on_path)).total_s
+        self._engine.spend(seconds)
+        self._bill.time.rehydration_s += seconds
+        self._bill.measured.rehydrations += 1
+        self._bill.workspace(self._cost.workspace_bytes(len(recovered)))
+
+    def _count(self, changes: Changes) -> None:
+        """Count moves by kind, and pay for quantising on the GPU."""
+        if not len(changes):
+            return
+        self._bill.moves(changes)
+        source, target = changes.source, changes.target
+        quantised = ~_QUANTISED[source] & _QUANTISED[target] & ~_IN_DDR[source]
+        size = self._ledger.bytes_by_tier
+        touched_bytes = int((size[source[quantised]] + size[target[quantised]]).sum())
+        self._spend_on_policy(float(self._cost.copy_s(touched_bytes)))
+
+    def _spend_on_policy(self, seconds: float) -> None:
+        self._engine.spend(seconds)
+        self._bill.time.policy_s += seconds
+
+
+def _between_steps(moves: Moves, first: int, last: int) -> Moves:
+    """The moves of iterations ``first`` up to, not including, ``last``, counted from 0."""
+    if not len(moves):
+        return moves
+    a, b = np.searchsorted(moves.step, [first, last])
+    return Moves(moves.step[a:b] - first, moves.group[a:b], moves.token[a:b], moves.target[a:b])

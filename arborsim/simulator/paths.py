@@ -1,0 +1,124 @@
+"""What the active paths hold: how many tokens of which tier each decode iteration attends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.memory.census import Census, Changes
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.tiers import NUM_TIERS
+from arborsim.tree import ThoughtTree
+
+
+@dataclass(frozen=True)
+class PathProfile:
+    """The active paths in every iteration of a run, its tokens included, before its moves.
+
+    Counts are summed over the cache groups.
+
+    Attributes
+    ----------
+    shared : int64 ``[tiers, steps]``
+        Every token on any active path once.
+    branches : int64 ``[tiers, steps]``
+        Every token once per active path that holds it.
+    length : int64 ``[steps]``
+        Tokens on any active path, readable or not (not summed over groups).
+    """
+
+    shared: np.ndarray
+    branches: np.ndarray
+    length: np.ndarray
+
+    def minus(self, part: PathProfile) -> PathProfile:
+        """The same paths without the tokens of `part`."""
+        return PathProfile(self.shared - part.shared, self.branches - part.branches, self.length)
+
+    def of_tiers(self, mask: np.ndarray) -> PathProfile:
+        """The same paths, but only the tokens in the tiers of `mask`, bool ``[tiers]``."""
+        return PathProfile(self.shared * mask[:, None], self.branches * mask[:, None], self.length)
+
+
+_NO_TOKENS = np.zeros((NUM_TIERS, 1), dtype=np.int64)
+NOBODY = PathProfile(_NO_TOKENS, _NO_TOKENS, np.zeros(1, dtype=np.int64))
+
+
+class ActivePaths:
+    """Follows the tokens on the paths from the root to the leaves that decode now.
+
+    Parameters
+    ----------
+    tree : ThoughtTree
+        The controller's; it is only read, and already holds tokens when the ledger gets them.
+    ledger : Ledger
+    """
+
+    def __init__(self, tree: ThoughtTree, ledger: Ledger) -> None:
+        self.leaves: tuple[int, ...] = ()
+        self.shared = Census(1)
+        self.branches = Census(1)
+        self.length = 0
+        self._tree = tree
+        self._ledger = ledger
+        self._per_node = np.zeros(1, dtype=np.int64)
+
+    def turn(self, leaves: tuple[int, ...]) -> None:
+        """The paths to `leaves` are the active ones from now on."""
+        self.leaves = leaves
+        self._per_node = np.zeros(len(self._tree), dtype=np.int64)
+        for leaf in leaves:
+            self._per_node[self._tree.ancestors(leaf)] += 1
+        tier = self._ledger.tier
+        weight = self.weight(np.arange(tier.shape[1]))
+        on_path = weight > 0
+        self.length = int(on_path.sum())
+        weight = weight[on_path]
+        self.shared = Census(1)
+        # On a single path every token counts once: both are the same.
+        self.branches = self.shared if len(leaves) == 1 else Census(1)
+        for row in tier:
+            here = row[on_path]
+            self.shared.now[0] += np.bincount(here, minlength=NUM_TIERS)
+            if self.branches is not self.shared:
+                counts = np.bincount(here, weight, NUM_TIERS)
+                self.branches.now[0] += counts.astype(np.int64)
+
+    def weight(self, tokens: np.ndarray) -> np.ndarray:
+        """Number of active paths that hold each of `tokens`; int64."""
+        return np.asarray(self._per_node[self._tree.node_of_token.values[tokens]])
+
+    def count(self, group: np.ndarray, token: np.ndarray) -> PathProfile:
+        """Those of the tokens ``[m]``, each in one cache group, that are on the paths now."""
+        tier = self._ledger.tier[group, token]
+        weight = self.weight(token)
+        shared = np.bincount(tier, np.minimum(weight, 1), NUM_TIERS)[:, None]
+        branches = np.bincount(tier, weight, NUM_TIERS)[:, None]
+        length = np.zeros(1, dtype=np.int64)
+        return PathProfile(shared.astype(np.int64), branches.astype(np.int64), length)
+
+    def advance(self, steps: int, changes: Changes) -> PathProfile:
+        """Each leaf decodes `steps` tokens, with `changes` in between."""
+        groups, width = self._ledger.groups, len(self.leaves)
+        newest = int(self._per_node[list(self.leaves)].sum())
+        shared, branches = self._follow(changes, steps, width * groups, newest * groups)
+        length = self.length + width * np.arange(1, steps + 1)
+        self.length = int(length[-1])
+        return PathProfile(shared, branches, length)
+
+    def change(self, changes: Changes) -> None:
+        """Tokens change their tier outside a run."""
+        if len(changes):
+            self._follow(changes, steps=1, shared_born=0, branches_born=0)
+
+    def _follow(
+        self, changes: Changes, steps: int, shared_born: int, branches_born: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        row = np.zeros(len(changes), dtype=np.int64)
+        weight = self.weight(changes.token)
+        shared, _ = self.shared.advance(steps, shared_born, row, changes, np.minimum(weight, 1))
+        if self.branches is self.shared:
+            return shared[0], shared[0]
+        branches, _ = self.branches.advance(steps, branches_born, row, changes, weight)
+        return shared[0], branches[0]

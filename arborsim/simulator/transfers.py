@@ -1,0 +1,179 @@
+"""Tokens on their way between HBM and DDR, and the staging buffers of recalled tokens.
+
+A copy to DDR runs in the background.  Until it has finished, its pages stay in HBM (*in flight*)
+and attention still reads them there.  In ``stage`` mode the tokens that attention needs are then
+fetched back, once, into a staging buffer that stays as long as the token is in DDR and on an
+active path: reads are fast, but HBM is not saved.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import simpy
+
+from arborsim.memory.census import Changes
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.pages import GrowingTable
+from arborsim.memory.tiers import Tier
+from arborsim.simulator.engine import Engine, Steps
+from arborsim.simulator.gauge import MemoryGauge
+from arborsim.simulator.paths import NOBODY, ActivePaths, PathProfile
+
+_IN_HBM = np.array([tier.in_hbm for tier in Tier])
+_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+
+Cells = tuple[np.ndarray, ...]  # cache groups ``[m]`` and tokens ``[m]``, as np.nonzero gives them
+
+
+class _Marks:
+    """A bool per cell (group, token) that grows with the ledger when it is looked at."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._marked = GrowingTable(ledger.groups, np.bool_)
+
+    @property
+    def values(self) -> np.ndarray:
+        """Bool ``[groups, tokens]``, to be read and written."""
+        self._marked.extend(self._ledger.num_tokens - len(self._marked), False)
+        return self._marked.values
+
+
+class Transfers:
+    """Moves tokens between HBM and DDR behind the decode iterations.
+
+    Parameters
+    ----------
+    engine, ledger, paths, gauge
+        Of the same search.
+    recall : {"stage", "stream", "near"}
+    """
+
+    def __init__(
+        self, engine: Engine, ledger: Ledger, paths: ActivePaths, gauge: MemoryGauge, recall: str
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._paths = paths
+        self._gauge = gauge
+        self._stages = recall == "stage"
+        self._staged = _Marks(ledger)
+        self._flying = _Marks(ledger)
+        self._promotions: list[tuple[simpy.Process, np.ndarray]] = []
+
+    def needs_link(self, changes: Changes) -> bool:
+        """Whether carrying out `changes` starts a transfer."""
+        return bool(len(self._leaving(changes)) or len(self._returning(changes)))
+
+    def carry_out(self, changes: Changes) -> None:
+        """Change tiers in ledger and paths, what frees memory first, and start the transfers."""
+        leaving, returning = self._leaving(changes), self._returning(changes)
+        into_ddr = ~_IN_DDR[changes.source] & _IN_DDR[changes.target]
+        frees = (changes.target > changes.source) & ~into_ddr
+        self._release_staging(changes)
+        self._record(changes.where(frees))
+        held_bytes = self._ledger.hbm_page_bytes
+        self._record(leaving)
+        freed_bytes = held_bytes - self._ledger.hbm_page_bytes
+        # What is recomputed for DDR is in HBM, too, until it has been copied.
+        recomputed = int((leaving.source == Tier.EVICTED).sum())
+        freed_bytes += recomputed * int(self._ledger.bytes_by_tier[Tier.HBM])
+        self._record(changes.where(~frees & ~into_ddr))
+        self._start_leaving(leaving, freed_bytes)
+        self._start_returning(returning)
+        self._gauge.observe(self._engine.now_s)
+
+    def wait_for_returning(self) -> float:
+        """Wait for tokens on their way back to an active path; returns the time it took."""
+        needed = [p for p, tokens in self._promotions if (self._paths.weight(tokens) > 0).any()]
+        waited = self._engine.wait(needed) if needed else 0.0
+        self._promotions = [(p, tokens) for p, tokens in self._promotions if p.is_alive]
+        return waited
+
+    def turn(self) -> float:
+        """The active paths have changed; returns the wait for tokens that they need."""
+        if not self._ledger.ddr_bytes and not self._promotions:
+            return 0.0
+        waited = self.wait_for_returning()
+        if self._stages:
+            staged = self._staged.values
+            in_ddr = _IN_DDR[self._ledger.tier]
+            on_path = self._paths.weight(np.arange(staged.shape[1])) > 0
+            self._unstage(np.nonzero(staged & ~on_path))
+            missing = np.nonzero(in_ddr & on_path & ~staged & ~self._flying.values)
+            if len(missing[0]):
+                waited += self._engine.wait([self._engine.start(self._stage(missing))])
+        return waited
+
+    def landing(self) -> PathProfile:
+        """Tokens on the active paths that are in DDR by name and still read from HBM."""
+        if self._stages or not self._engine.busy:
+            return NOBODY
+        return self._paths.count(*np.nonzero(self._flying.values))
+
+    def _leaving(self, changes: Changes) -> Changes:
+        return changes.where(~_IN_DDR[changes.source] & _IN_DDR[changes.target])
+
+    def _returning(self, changes: Changes) -> Changes:
+        """From DDR to HBM, unless a copy is already (or still) in HBM."""
+        back = changes.where(_IN_DDR[changes.source] & _IN_HBM[changes.target])
+        if not len(back):
+            return back
+        held = self._staged.values | self._flying.values
+        return back.where(~held[back.group, back.token])
+
+    def _record(self, changes: Changes) -> None:
+        self._ledger.record(changes)
+        self._paths.change(changes)
+
+    def _start_leaving(self, leaving: Changes, freed_bytes: int) -> None:
+        if not len(leaving):
+            return
+        self._flying.values[leaving.group, leaving.token] = True
+        self._gauge.in_flight_bytes += freed_bytes
+        size = int(self._ledger.bytes_by_tier[leaving.target].sum())
+        self._engine.start(self._leave((leaving.group, leaving.token), size, freed_bytes))
+
+    def _leave(self, cells: Cells, size_bytes: int, freed_bytes: int) -> Steps:
+        """Copy to DDR; in ``stage`` mode fetch what is needed back; then give the pages up."""
+        yield from self._engine.down.send(size_bytes)
+        self._flying.values[cells] = False
+        if self._stages:
+            on_path = self._paths.weight(cells[1]) > 0
+            needed = _IN_DDR[self._ledger.tier[cells]] & on_path & ~self._staged.values[cells]
+            yield from self._stage((cells[0][needed], cells[1][needed]))
+        self._gauge.in_flight_bytes -= freed_bytes
+        self._gauge.observe(self._engine.now_s)
+
+    def _stage(self, cells: Cells) -> Steps:
+        """Fetch tokens from DDR into staging buffers."""
+        size = self._bytes(cells)
+        self._staged.values[cells] = True
+        self._gauge.staging_bytes += size
+        self._gauge.observe(self._engine.now_s)
+        yield from self._engine.up.send(size)
+
+    def _unstage(self, cells: Cells) -> None:
+        self._gauge.staging_bytes -= self._bytes(cells)
+        self._staged.values[cells] = False
+
+    def _release_staging(self, changes: Changes) -> None:
+        """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
+        if not self._stages or not self._gauge.staging_bytes:
+            return
+        staged = self._staged.values
+        held = changes.where(staged[changes.group, changes.token])
+        stays = _IN_DDR[held.target]
+        bytes_by_tier = self._ledger.bytes_by_tier
+        self._gauge.staging_bytes -= int(bytes_by_tier[held.source].sum())
+        self._gauge.staging_bytes += int(bytes_by_tier[held.target[stays]].sum())
+        staged[held.group[~stays], held.token[~stays]] = False
+
+    def _bytes(self, cells: Cells) -> int:
+        return int(self._ledger.bytes_by_tier[self._ledger.tier[cells]].sum())
+
+    def _start_returning(self, returning: Changes) -> None:
+        if len(returning):
+            size = int(self._ledger.bytes_by_tier[returning.source].sum())
+            process = self._engine.start(self._engine.up.send(size))
+            self._promotions.append((process, returning.token))

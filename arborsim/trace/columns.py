@@ -1,0 +1,233 @@
+"""Between Arrow columns and NumPy arrays, without a Python step per row.
+
+`encode` makes the table of one episode from whatever a recorder has at hand; the `*_of` functions
+read columns back as views of Arrow's buffers wherever the layout allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from arborsim.errors import UsageError
+from arborsim.trace.schema import KINDS, Kind, TraceInfo, arrow_schema
+
+#: Columns a recorder must give; the writer adds `episode` and `seq`, the others default to null.
+REQUIRED = ("kind", "iteration", "node", "parent", "depth", "position", "token", "time_s")
+
+# Written as null where negative: -1 stands for "none" in memory, but must not look like a value
+# to other tools that open the file.  (-1 in `parent` is a value: the root's parent.)
+_NEGATIVE_IS_NULL = {"position", "token", "correct"}
+
+
+def encode(columns: Mapping[str, Any], info: TraceInfo, index: int) -> pa.Table:
+    """The Arrow table of one episode.
+
+    Parameters
+    ----------
+    columns : mapping of str to sequence, ndarray or pyarrow.Array
+        By column name.  A column has one entry per row, or one per token (prefill and token rows;
+        the other rows are null then).  List columns take a 2-D array, a sequence of 1-D arrays
+        (or None), or an Arrow list array (`lists`).  `kind` takes numbers or labels.  None, NaN,
+        and in `position`, `token` and `correct` negative numbers are stored as null.
+    info : TraceInfo
+    index : int
+        Episode number.
+
+    Raises
+    ------
+    UsageError
+        Columns are missing, unknown to this capture level, or of the wrong length.
+    """
+    schema = arrow_schema(info)
+    missing = [name for name in REQUIRED if name not in columns]
+    if missing:
+        raise UsageError(f"episode {index}: the recorder gave no column {', '.join(missing)}")
+    unknown = [name for name in columns if name not in schema.names]
+    if unknown:
+        raise UsageError(
+            f"episode {index}: column {', '.join(unknown)} is not part of a trace with capture "
+            f"level '{info.capture}' and {info.attention} attention"
+        )
+    kinds = _kind_array(columns["kind"], index)
+    rows = len(kinds)
+    is_token = np.isin(kinds.indices.to_numpy(zero_copy_only=False), (Kind.PREFILL, Kind.TOKEN))
+    given = {
+        **columns,
+        "kind": kinds,
+        "episode": np.full(rows, index, dtype=np.int32),
+        "seq": np.arange(rows, dtype=np.int32),
+    }
+    arrays = []
+    for field in schema:
+        values = given.get(field.name)
+        try:
+            arrays.append(_encode_column(field, values, rows, is_token))
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise UsageError(f"episode {index}: column {field.name}: {error}") from error
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def lists(values: np.ndarray, offsets: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
+    """A list column over one flat array.
+
+    Parameters
+    ----------
+    values : ndarray ``[sum of lengths]``
+    offsets : int ``[rows + 1]``
+    null : bool ``[rows]``, optional
+        Rows without a list; their length must be 0.
+
+    Raises
+    ------
+    UsageError
+        There are more values than one episode can hold.
+    """
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise UsageError(f"{offsets[-1]} values do not fit one episode: store attention sparsely")
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        pa.array(values),
+        mask=None if null is None else pa.array(null),
+    )
+
+
+def _kind_array(kinds: Any, index: int) -> pa.DictionaryArray:
+    if isinstance(kinds, pa.Array | pa.ChunkedArray):
+        kinds = kinds.to_pylist()
+    if len(kinds) and isinstance(kinds[0], str):
+        number = {label: i for i, label in enumerate(KINDS)}
+        try:
+            kinds = [number[label] for label in kinds]
+        except KeyError as error:
+            raise UsageError(f"episode {index}: unknown kind of row {error}") from None
+    codes = np.asarray(kinds, dtype=np.int8)
+    if len(codes) == 0 or codes.min() < 0 or codes.max() >= len(KINDS):
+        raise UsageError(f"episode {index}: it has no rows, or rows of a kind beyond {KINDS}")
+    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(KINDS))
+
+
+def _encode_column(
+    field: pa.Field, values: Any, rows: int, is_token: np.ndarray
+) -> pa.Array | pa.ChunkedArray:
+    if values is None:
+        return pa.nulls(rows, field.type)
+    if len(values) not in (rows, int(is_token.sum())):
+        raise ValueError(
+            f"{len(values)} entries for {rows} rows, {int(is_token.sum())} of them tokens"
+        )
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        array = values if values.type == field.type else values.cast(field.type)
+        if len(array) == rows:
+            return array
+        return array.take(_spread(is_token))
+    if pa.types.is_list(field.type) and not pa.types.is_list(field.type.value_type):
+        return _encode_lists(field, values, rows, is_token)
+    if isinstance(values, np.ndarray):
+        if len(values) != rows:
+            return pa.array(values, field.type, from_pandas=True).take(_spread(is_token))
+        null = values < 0 if field.name in _NEGATIVE_IS_NULL else None
+        if pa.types.is_boolean(field.type):
+            values = values == 1
+        return pa.array(values, field.type, mask=null, from_pandas=True)
+    array = pa.array(values, field.type, from_pandas=True)
+    if field.name in _NEGATIVE_IS_NULL and pa.types.is_integer(field.type):
+        array = pc.if_else(pc.less(array, 0), None, array)
+    return array if len(array) == rows else array.take(_spread(is_token))
+
+
+def _spread(is_token: np.ndarray) -> pa.Array:
+    """Row -> number of its token, null for other rows."""
+    return pa.array(np.cumsum(is_token) - 1, pa.int64(), mask=~is_token)
+
+
+def _encode_lists(field: pa.Field, values: Any, rows: int, is_token: np.ndarray) -> pa.Array:
+    """A column of lists from a 2-D array or a sequence of 1-D arrays."""
+    dtype = field.type.value_type.to_pandas_dtype()
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        flat = np.ascontiguousarray(values, dtype=dtype).reshape(-1)
+        lengths = np.full(len(values), values.shape[1])
+        null = np.zeros(len(values), dtype=bool)
+    else:
+        null = np.fromiter((v is None for v in values), dtype=bool, count=len(values))
+        kept = [np.asarray(v, dtype=dtype) for v in values if v is not None]
+        flat = np.concatenate(kept) if kept else np.empty(0, dtype=dtype)
+        lengths = np.zeros(len(values), dtype=np.int64)
+        lengths[~null] = [len(v) for v in kept]
+    if len(values) != rows:
+        all_lengths = np.zeros(rows, dtype=np.int64)
+        all_lengths[is_token] = lengths
+        all_null = np.ones(rows, dtype=bool)
+        all_null[is_token] = null
+        lengths, null = all_lengths, all_null
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return lists(flat, offsets, null)
+
+
+def integers_of(column: pa.ChunkedArray) -> np.ndarray:
+    """An integer or boolean column; null becomes -1."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    if column.null_count:
+        column = pc.fill_null(column, -1)
+    return _numpy(column)
+
+
+def floats_of(column: pa.ChunkedArray) -> np.ndarray:
+    """A float column; null becomes NaN."""
+    if column.null_count:
+        column = pc.fill_null(column, float("nan"))
+    return _numpy(column)
+
+
+def kinds_of(column: pa.ChunkedArray) -> np.ndarray:
+    """`Kind` numbers as int8; -1 where the label is null or unknown."""
+    array = _one_chunk(column)
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    labels = array.dictionary.to_pylist()
+    number = [KINDS.index(label) if label in KINDS else -1 for label in labels] + [-1]
+    codes = np.asarray(array.indices.fill_null(-1))
+    # Arrow does not check the indices of a damaged file against the dictionary.
+    known = (codes >= 0) & (codes < len(labels))
+    return np.asarray(number, dtype=np.int8).take(np.where(known, codes, len(labels)))
+
+
+def lists_of(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Flat values and int64 offsets ``[rows + 1]`` of a list column; null counts as empty."""
+    chunks = [_list_chunk(chunk) for chunk in column.chunks]
+    if not chunks:
+        return np.empty(0, dtype=np.float16), np.zeros(1, dtype=np.int64)
+    offsets = np.zeros(1 + sum(len(lengths) for _, lengths in chunks), dtype=np.int64)
+    np.cumsum(np.concatenate([lengths for _, lengths in chunks]), out=offsets[1:])
+    flat = [values for values, _ in chunks]
+    return (flat[0] if len(flat) == 1 else np.concatenate(flat)), offsets
+
+
+def _list_chunk(chunk: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
+    """Flat values and lengths; a view unless something hides under a null list."""
+    bounds = chunk.offsets.to_numpy()  # of a slice: its own, into the unsliced values
+    lengths = np.diff(bounds)
+    if chunk.null_count and lengths[chunk.is_null().to_numpy(zero_copy_only=False)].any():
+        # flatten() would copy here even when nothing hides, hence the test.
+        lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy(zero_copy_only=False)
+        return np.asarray(chunk.flatten()), lengths
+    values = np.asarray(chunk.values)
+    return values[bounds[0] : bounds[-1]], lengths
+
+
+def _numpy(column: pa.ChunkedArray) -> np.ndarray:
+    return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def strings_of(column: pa.ChunkedArray) -> tuple[str | None, ...]:
+    """A text column as Python strings (one step per row: only read when asked for)."""
+    return tuple(column.to_pylist())

@@ -1,0 +1,80 @@
+"""One recorded search, as columns in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.signals.observations import AttentionRows, Observations, Signal
+from arborsim.trace.schema import TraceInfo
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One search: its event rows, and the signals of its tokens.
+
+    Row arrays have shape ``[rows]``, token arrays ``[tokens]``; a *token* is a prefill or token
+    row, numbered in row order.  Missing integers are -1, missing floats NaN.
+
+    Attributes
+    ----------
+    index : int
+        Episode number in the trace.
+    info : TraceInfo
+    kind : int8 ``[rows]``
+        Values of `arborsim.trace.schema.Kind`.
+    iteration, node, parent, depth : int32 ``[rows]``
+    time_s : float64 ``[rows]``
+    entropy, reward : float32 ``[rows]``
+    correct : int8 ``[rows]``
+        1, 0, or -1 for "not judged".
+    token_rows : int64 ``[tokens]``
+        Row of each token.
+    token, position : int32 ``[tokens]``
+    attention : AttentionRows or None
+        One row per token; only if it was asked for when reading.
+    per_layer : mapping of Signal to float16 ``[tokens, layers]``
+        Only the signals that were asked for.
+    text : tuple of (str or None) or None
+        One per row, only if it was asked for.
+    embedding_rows, embedding : int64 ``[k]``, float16 ``[k, size]``, or None
+        The rows (boundaries) that have an embedding, and the embeddings; only if asked for.
+    """
+
+    index: int
+    info: TraceInfo
+    kind: np.ndarray
+    iteration: np.ndarray
+    node: np.ndarray
+    parent: np.ndarray
+    depth: np.ndarray
+    time_s: np.ndarray
+    entropy: np.ndarray
+    reward: np.ndarray
+    correct: np.ndarray
+    token_rows: np.ndarray
+    token: np.ndarray
+    position: np.ndarray
+    attention: AttentionRows | None
+    per_layer: Mapping[Signal, np.ndarray]
+    text: tuple[str | None, ...] | None = None
+    embedding_rows: np.ndarray | None = None
+    embedding: np.ndarray | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.kind)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_rows)
+
+    def observations(self, start: int, stop: int) -> Observations:
+        """What was observed for tokens ``start`` to ``stop``."""
+        return Observations(
+            self.num_tokens,
+            self.attention,
+            self.per_layer,
+        ).slice(start, stop)

@@ -1,0 +1,64 @@
+"""The directory of an unfinished recording: one small Parquet file per whole episode."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from arborsim.errors import TraceError, UsageError
+
+PARTS_SUFFIX = ".parts"
+_PART = re.compile(r"episode-(\d{6,})\.parquet")
+
+
+def parts_directory(path: Path) -> Path:
+    """Where the episodes of a running or interrupted recording of `path` lie."""
+    return path.with_name(path.name + PARTS_SUFFIX)
+
+
+def part_name(episode: int) -> str:
+    return f"episode-{episode:06d}.parquet"
+
+
+def has_parts(directory: Path) -> bool:
+    return any(_PART.fullmatch(entry.name) for entry in directory.iterdir())
+
+
+def part_files(directory: Path) -> list[Path]:
+    """The episodes in a parts directory, in order.
+
+    Raises
+    ------
+    TraceError
+        There are none, or one is missing.
+    """
+    found = {
+        int(match[1]): entry
+        for entry in directory.iterdir()
+        if (match := _PART.fullmatch(entry.name))
+    }
+    if not found:
+        raise TraceError(
+            f"{directory}: this directory holds no recorded episodes; give a trace file, or the "
+            f"{PARTS_SUFFIX} directory of an interrupted recording"
+        )
+    for number in range(len(found)):
+        if number not in found:
+            raise TraceError(
+                f"{directory}: episode {number} is missing, although later ones are there; "
+                "record it again"
+            )
+    return [found[number] for number in range(len(found))]
+
+
+def remove_parts(directory: Path) -> None:
+    """Delete a parts directory, but refuse to touch one that holds anything else."""
+    strange = [
+        entry.name
+        for entry in directory.iterdir()
+        if not _PART.fullmatch(entry.name) and entry.suffix != ".tmp"
+    ]
+    if strange:
+        raise UsageError(f"{directory} holds files that are no episodes ({strange[0]}): move them")
+    shutil.rmtree(directory)

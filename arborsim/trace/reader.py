@@ -1,0 +1,297 @@
+"""Read a trace one episode at a time, and only the columns that are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from arborsim.errors import MissingSignal, TraceError, UsageError
+from arborsim.signals.observations import Signal
+from arborsim.trace.decode import check_columns, columns_for, decode_episode
+from arborsim.trace.episode import Episode
+from arborsim.trace.parts import has_parts, part_files, parts_directory
+from arborsim.trace.schema import (
+    FORMAT_VERSION,
+    METADATA_KEY,
+    PER_LAYER,
+    VERSION_KEY,
+    Capture,
+    TraceInfo,
+)
+
+_MAGIC = b"PAR1"
+
+
+class TraceReader:
+    """A trace file, or the ``.parts`` directory of an interrupted recording.
+
+    Parameters
+    ----------
+    path : Path
+
+    Attributes
+    ----------
+    info : TraceInfo
+    num_episodes : int
+    columns : tuple of str
+    file_bytes : int
+        Size on disk.
+
+    Raises
+    ------
+    TraceError
+        One line that says what is wrong with the file and what to do.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            files = part_files(self.path)
+        else:
+            _must_exist(self.path)
+            files = [self.path]
+        first = open_parquet_file(files[0], self.path)
+        schema = first.schema_arrow
+        self.info = _info_of(schema, self.path)
+        self.columns = tuple(schema.names)
+        check_columns(schema, self.info, str(self.path))
+        self._open_file: tuple[Path, pq.ParquetFile] = (files[0], first)
+        # Where each episode lies: its file, and the row group in it.
+        self._places = (
+            [(file, 0) for file in files]
+            if self.path.is_dir()
+            else [(self.path, group) for group in range(first.metadata.num_row_groups)]
+        )
+        if not self._places or first.metadata.num_rows == 0:
+            raise TraceError(f"{self.path}: the trace holds no episodes; record it again")
+        self._held: dict[Signal, bool] = {}
+        self.num_episodes = len(self._places)
+        self.file_bytes = sum(os.path.getsize(file) for file in files)
+
+    def metadata(self, episode: int) -> pq.RowGroupMetaData:
+        """Parquet's own account of one episode: rows, and bytes per column."""
+        file, group = self._places[episode]
+        return self._file(file).metadata.row_group(group)
+
+    def has(self, signal: Signal) -> bool:
+        """Does any episode hold this observation?"""
+        if signal not in self._held:
+            self._held[signal] = self._fills(signal_column(signal, self.info))
+        return self._held[signal]
+
+    def _fills(self, column: str) -> bool:
+        if column not in self.columns:
+            return False
+        for episode in range(self.num_episodes):
+            for chunk in _chunks(self.metadata(episode), column):
+                statistics = chunk.statistics
+                if statistics is None or not statistics.has_null_count:
+                    return True
+                if statistics.null_count < chunk.num_values:
+                    return True
+        return False
+
+    def require(self, needs: Iterable[Signal], who: str) -> None:
+        """Refuse to go on without the observations that `who` reads.
+
+        Parameters
+        ----------
+        needs : iterable of Signal
+        who : str
+            For the message, e.g. ``"policy h2o"``.
+
+        Raises
+        ------
+        MissingSignal
+            Names the signals and the recording option that would supply them.
+        """
+        missing = [signal for signal in sorted(needs) if not self.has(signal)]
+        if missing:
+            raise MissingSignal(
+                f"{who} reads {' and '.join(missing)}, which {self.path} does not hold: "
+                f"record it with {' '.join(recording_options(missing, self.info))}"
+            )
+
+    def episodes(
+        self,
+        needs: Iterable[Signal] = (),
+        text: bool = False,
+        embedding: bool = False,
+        start: int = 0,
+        stop: int | None = None,
+        who: str = "this run",
+    ) -> Iterator[Episode]:
+        """Yield episodes ``start`` to ``stop``, each validated; memory holds one at a time.
+
+        Parameters
+        ----------
+        needs : iterable of Signal
+            The observations to decode; the others are never read from disk.
+        text, embedding : bool
+            Also decode the text of blocks and answers, and the embeddings at boundaries.
+        start, stop : int
+            Episode numbers; all by default.
+        who : str
+            Who needs the observations, for the message.
+
+        Raises
+        ------
+        MissingSignal
+            `needs` names what the trace does not hold.
+        TraceError
+            The episode is damaged.
+        """
+        wanted = frozenset(needs)
+        if start < 0 or (stop is not None and stop < start):
+            raise UsageError(f"episodes {start} to {stop} make no range")
+        self.require(wanted, who)
+        names = columns_for(wanted, self.info, text=text, embedding=embedding)
+        last = self.num_episodes if stop is None else min(stop, self.num_episodes)
+        for index in range(start, last):
+            table = self.table(index, names)
+            yield decode_episode(
+                table, self.info, str(self.path), index, wanted, text=text, embedding=embedding
+            )
+
+    def table(self, index: int, names: list[str] | None = None) -> pa.Table:
+        """One episode as it is stored, not validated; all columns by default.
+
+        Raises
+        ------
+        TraceError
+            The data are damaged.
+        """
+        path, group = self._places[index]
+        file = self._file(path)
+        try:
+            return file.read_row_group(group, columns=names)
+        except (pa.ArrowException, OSError, MemoryError) as error:
+            raise TraceError(
+                f"{self.path}: episode {index}: its data are damaged ({one_line(error)}); "
+                "copy the file again, or record it again"
+            ) from error
+
+    def _file(self, path: Path) -> pq.ParquetFile:
+        if self._open_file[0] != path:
+            file = open_parquet_file(path, self.path)
+            if not file.schema_arrow.equals(self._open_file[1].schema_arrow):
+                raise TraceError(
+                    f"{path}: its columns differ from those of the other episodes; record it again"
+                )
+            if file.metadata.num_row_groups != 1:
+                raise TraceError(f"{path}: a part holds one episode; record it again")
+            self._open_file = (path, file)
+        return self._open_file[1]
+
+
+def open_parquet_file(path: Path, shown: Path) -> pq.ParquetFile:
+    """Open a Parquet file; whatever is wrong with it becomes a one-line `TraceError`."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            file.seek(max(size - 4, 0))
+            tail = file.read(4)
+    except OSError as error:
+        raise TraceError(f"{shown}: cannot be read ({error.strerror})") from error
+    if head != _MAGIC:
+        raise TraceError(f"{shown}: this is not a Parquet file, and so no trace; {_make_one()}")
+    if tail != _MAGIC or size < 12:
+        raise TraceError(
+            f"{shown}: the file is truncated: it ends after {size} bytes without a footer; "
+            "copy it again, or record it again"
+        )
+    try:
+        opened = pq.ParquetFile(path, page_checksum_verification=True)
+        opened.schema_arrow.names  # noqa: B018 - names that are no text fail only when read
+        return opened
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{shown}: the file is damaged ({one_line(error)}); copy it again, or record it again"
+        ) from error
+
+
+def signal_column(signal: Signal, info: TraceInfo) -> str:
+    """The column that tells whether a trace holds `signal`."""
+    if signal is Signal.ATTENTION and info.attention == "sparse":
+        return "attention_value"
+    return signal.value
+
+
+def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
+    """The options of ``arborsim record`` that would supply these observations."""
+    options: list[str] = []
+    for signal in missing:
+        if signal is Signal.REWARD:
+            options.append("a --search that scores its blocks (any but linear)")
+        elif signal in PER_LAYER or signal in (Signal.ATTENTION, Signal.ENTROPY):
+            if info.capture is Capture.TREE:
+                options.append("--capture signals")
+            elif signal is Signal.ATTENTION:
+                options.append("--attention dense or --attention sparse")
+            else:
+                options.append("--capture signals by a recorder that supplies it")
+    return list(dict.fromkeys(options))
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a library below, on one line and without its tail of hints."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _chunks(group: pq.RowGroupMetaData, column: str) -> Iterator[pq.ColumnChunkMetaData]:
+    for i in range(group.num_columns):
+        chunk = group.column(i)
+        if chunk.path_in_schema.split(".")[0] == column:
+            yield chunk
+
+
+def _must_exist(path: Path) -> None:
+    if path.exists():
+        return
+    parts = parts_directory(path)
+    if parts.is_dir():
+        if not has_parts(parts):
+            raise TraceError(
+                f"{path}: the recording was interrupted before its first whole episode; "
+                "resume it, or record it again"
+            )
+        whole = len(part_files(parts))
+        raise TraceError(
+            f"{path}: the recording was interrupted after {whole} whole episodes: "
+            f"read {parts}, or resume the recording"
+        )
+    raise TraceError(f"{path}: no such file; {_make_one()}")
+
+
+def _make_one() -> str:
+    return "make a trace with 'arborsim record', or use one of those in traces/"
+
+
+def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
+    """The trace's metadata, after a look at the format version."""
+    stored = schema.metadata or {}
+    if METADATA_KEY not in stored or VERSION_KEY not in stored:
+        raise TraceError(
+            f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {_make_one()}"
+        )
+    version = stored[VERSION_KEY].decode("ascii", "replace")
+    if not version.isdecimal() or not 1 <= int(version) <= FORMAT_VERSION:
+        raise TraceError(
+            f"{path}: trace format {version[:20]!r}, but this arborsim reads versions up to "
+            f"{FORMAT_VERSION}; upgrade arborsim, or record it again"
+        )
+    try:
+        return TraceInfo.from_json(stored[METADATA_KEY].decode())
+    except TraceError as error:
+        raise TraceError(f"{path}: {' '.join(str(error).split())}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(
+            f"{path}: the trace's metadata cannot be read ({one_line(error)}); record it again"
+        ) from error

@@ -1,0 +1,246 @@
+"""Trace format v1: columns, units and file metadata.
+
+One file is one trace.  A row is one event in time order, a row group is one episode (one search
+over one prompt), so a reader streams one episode at a time.  `TraceInfo` is stored as JSON under
+the key ``arborsim.trace`` of the Parquet schema metadata.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from arborsim.errors import TraceError
+from arborsim.signals.observations import Signal
+
+FORMAT_VERSION = 1
+METADATA_KEY = b"arborsim.trace"
+VERSION_KEY = b"arborsim.version"
+
+
+class Kind(IntEnum):
+    """What a row records.  Stored as a dictionary-encoded lower-case string."""
+
+    PREFILL = 0  # one prompt token
+    TOKEN = 1  # one generated token
+    TRANSITION = 2  # the search turns to `node`; consecutive transitions are one batch of leaves
+    BOUNDARY = 3  # the block `node` is complete: reward, entropy, embedding, text
+    PRUNE = 4  # the search gives up `node` for good
+    ANSWER = 5  # the search ends: correct, text; `node` is the chosen leaf
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+KINDS: tuple[str, ...] = tuple(kind.label for kind in Kind)
+
+
+class Capture(StrEnum):
+    """How much a recording holds; each level includes the ones before it."""
+
+    TREE = "tree"  # structure, lengths, rewards
+    SIGNALS = "signals"  # + per-token signals and attention
+    QKV = "qkv"  # + query, key and value vectors of some layers
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a model's KV cache, and what its forward pass costs.
+
+    Attributes
+    ----------
+    name : str
+    layers, heads, kv_heads, head_dim, hidden, intermediate, vocab : int
+        As in the model's configuration (`heads` are query heads).
+    parameters : int
+        Number of weights.
+    kv_bytes_per_element, weight_bytes_per_element : int
+        2 for bf16 and fp16, 4 for fp32, 1 for FP8.
+    """
+
+    name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    parameters: int
+    kv_bytes_per_element: int = 2
+    weight_bytes_per_element: int = 2
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token over all layers: ``2 L H_kv d b`` bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes_per_element
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.parameters * self.weight_bytes_per_element
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """What a trace is and how it was made (the file's metadata).
+
+    Attributes
+    ----------
+    geometry : Geometry
+        Of the model that was recorded.
+    task, search, tokenizer, model : str
+        Names; `search_parameters` holds the search's options.
+    seed : int
+    capture : Capture
+    attention : {"dense", "sparse", "none"}
+        How attention rows are stored; "sparse" keeps `attention_top` positions per row.
+    qkv_layers, attention_layer_ids : tuple of int
+        Layers whose vectors (`qkv` capture) and whose own rows are stored.
+    device, software : str, dict
+        Where it ran and the versions it ran with.
+    timing : dict
+        The recorded timing profile, e.g. ``{"decode_tokens_per_s": ...}``.
+    command : str
+        The command that made it.
+    """
+
+    geometry: Geometry
+    model: str
+    task: str
+    search: str
+    tokenizer: str = ""
+    search_parameters: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    capture: Capture = Capture.TREE
+    attention: str = "none"
+    attention_top: int = 0
+    qkv_layers: tuple[int, ...] = ()
+    attention_layer_ids: tuple[int, ...] = ()
+    device: str = ""
+    software: dict[str, str] = field(default_factory=dict)
+    timing: dict[str, float] = field(default_factory=dict)
+    command: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> TraceInfo:
+        """Parse metadata; unknown keys are kept in `extra`, wrong types raise `TraceError`."""
+        try:
+            raw = json.loads(text)
+            known = {f.name for f in fields(cls)}
+            extra = {k: v for k, v in raw.items() if k not in known}
+            values = {k: v for k, v in raw.items() if k in known}
+            values["geometry"] = Geometry(**values["geometry"])
+            values["capture"] = Capture(values["capture"])
+            values["qkv_layers"] = tuple(values.get("qkv_layers", ()))
+            values["attention_layer_ids"] = tuple(values.get("attention_layer_ids", ()))
+            values["extra"] = {**values.get("extra", {}), **extra}
+            info = cls(**values)
+            _check_types(info)
+            _check_types(info.geometry)
+            if info.attention not in ("dense", "sparse", "none"):
+                raise ValueError(f"attention is {info.attention!r:.40}")
+            return info
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TraceError(
+                f"the trace's metadata cannot be read ({error}); record it again"
+            ) from error
+
+
+def _check_types(record: Any) -> None:
+    """JSON can put anything anywhere: refuse what the annotations do not allow."""
+    plain: dict[str, type] = {"int": int, "str": str, "dict": dict, "tuple": tuple}
+    for f in fields(record):
+        expected = plain.get(str(f.type).partition("[")[0])
+        value = getattr(record, f.name)
+        if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
+            raise TypeError(f"{f.name} is {value!r:.40} instead of {expected.__name__}")
+        if isinstance(record, Geometry) and isinstance(value, int) and value < 1:
+            raise ValueError(f"{f.name} is {value}")
+
+
+def _column(name: str, kind: pa.DataType, unit: str, about: str) -> pa.Field:
+    return pa.field(name, kind, metadata={"unit": unit, "about": about})
+
+
+_F16_LIST = pa.list_(pa.float16())
+
+#: Columns every trace has.
+STRUCTURE: tuple[pa.Field, ...] = (
+    _column("episode", pa.int32(), "", "search number, from 0"),
+    _column("seq", pa.int32(), "", "row number in the episode, from 0"),
+    _column("time_s", pa.float64(), "s", "wall time since the episode began"),
+    _column("kind", pa.dictionary(pa.int8(), pa.string()), "", "what the row records"),
+    _column("iteration", pa.int32(), "", "decode iteration; equal in one batch; 0 is the prefill"),
+    _column("node", pa.int32(), "", "thought block, numbered in order of opening; 0 is the prompt"),
+    _column("parent", pa.int32(), "", "parent block; -1 for the prompt"),
+    _column("depth", pa.int32(), "", "distance from the prompt's block"),
+    _column("position", pa.int32(), "tokens", "position on the path (token rows only)"),
+    _column("token", pa.int32(), "", "vocabulary id (token rows only)"),
+    _column("logprob", pa.float32(), "nats", "log-probability of the token when it was chosen"),
+    _column("entropy", pa.float32(), "nats", "entropy of the distribution after this row's token"),
+    _column("reward", pa.float32(), "", "search value in [0, 1] (boundary rows)"),
+    _column("text", pa.string(), "", "decoded text of a block (boundary) or the answer"),
+    _column("correct", pa.bool_(), "", "verdict on the answer (answer rows)"),
+)
+
+#: Columns of the `signals` level.  `attention` or the three `attention_*` columns, not both.
+SIGNALS: tuple[pa.Field, ...] = (
+    _column("embedding", _F16_LIST, "", "mean last hidden state of the block (boundary rows)"),
+    _column("hidden_change", _F16_LIST, "", "||h_l(t) - h_l(t-1)|| per layer"),
+    _column("key_variance", _F16_LIST, "", "variance over the head dimension, per layer"),
+    _column("value_variance", _F16_LIST, "", "variance over the head dimension, per layer"),
+    _column("lag_key", _F16_LIST, "", "std of the lag-normalised key, per layer"),
+    _column("lag_value", _F16_LIST, "", "std of the lag-normalised value, per layer"),
+    _column("key_sketch", _F16_LIST, "", "random projection of the keys (all layers and heads)"),
+)
+ATTENTION_DENSE: tuple[pa.Field, ...] = (
+    _column("attention", _F16_LIST, "probability", "mean over layers and heads, per position"),
+)
+ATTENTION_SPARSE: tuple[pa.Field, ...] = (
+    _column("attention_index", pa.list_(pa.int32()), "position", "top positions of the row"),
+    _column("attention_value", _F16_LIST, "probability", "attention to the top positions"),
+    _column("attention_rest", pa.float32(), "probability", "mass on all other positions"),
+)
+ATTENTION_LAYERS: tuple[pa.Field, ...] = (
+    _column("attention_layers", pa.list_(_F16_LIST), "probability",
+            "for each captured layer its head-mean row, then its head-variance row"),
+)  # fmt: skip
+
+#: Columns of the `qkv` level: vectors of the captured layers, concatenated layer by layer.
+QKV: tuple[pa.Field, ...] = (
+    _column("queries", _F16_LIST, "", "post-RoPE queries, [layers x heads x head_dim]"),
+    _column("keys", _F16_LIST, "", "post-RoPE keys, [layers x kv_heads x head_dim]"),
+    _column("values", _F16_LIST, "", "values, [layers x kv_heads x head_dim]"),
+)
+
+#: Columns with one value per layer and token, and the signal each one holds.
+PER_LAYER: tuple[Signal, ...] = (
+    Signal.HIDDEN_CHANGE,
+    Signal.KEY_VARIANCE,
+    Signal.VALUE_VARIANCE,
+    Signal.LAG_KEY,
+    Signal.LAG_VALUE,
+)
+
+
+def arrow_schema(info: TraceInfo) -> pa.Schema:
+    """The Arrow schema of a trace with this capture level, metadata included."""
+    columns = list(STRUCTURE)
+    if info.capture is not Capture.TREE:
+        columns += SIGNALS
+        columns += ATTENTION_DENSE if info.attention == "dense" else ()
+        columns += ATTENTION_SPARSE if info.attention == "sparse" else ()
+        columns += ATTENTION_LAYERS if info.attention_layer_ids else ()
+    if info.capture is Capture.QKV:
+        columns += QKV
+    metadata = {VERSION_KEY: str(FORMAT_VERSION).encode(), METADATA_KEY: info.to_json().encode()}
+    return pa.schema(columns, metadata=metadata)

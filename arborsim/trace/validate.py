@@ -1,0 +1,209 @@
+"""Is this a search?  Checks that run on every episode read; vectorised over rows.
+
+They catch files that were damaged, cut, or written by a recorder with a bug, before a policy or
+the simulator draws conclusions from them.  Each check finds the first offending row and says what
+is wrong with it in one line.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arborsim.trace.episode import Episode
+from arborsim.trace.schema import KINDS, Kind
+from arborsim.trace.where import Where
+
+
+def validate(episode: Episode, where: Where) -> None:
+    """Raise `TraceError` unless the rows are a search; signals are checked as they are decoded.
+
+    Parameters
+    ----------
+    episode : Episode
+        Its arrays have consistent shapes (`decode_episode` sees to that).
+    where : Where
+    """
+    first_row = _check_nodes(episode, where)
+    _check_order(episode, where)
+    _check_transitions(episode, where, first_row)
+    _check_positions(episode, where)
+    _check_values(episode, where)
+
+
+def _check_nodes(episode: Episode, where: Where) -> np.ndarray:
+    """Nodes are numbered in order of opening, and always name the same parent and depth."""
+    node, parent, depth, kind = episode.node, episode.parent, episode.depth, episode.kind
+    if kind[0] != Kind.PREFILL or node[0] != 0:
+        raise where.error(
+            f"starts with a {KINDS[kind[0]]} row of node {node[0]} instead of a prefill of node 0",
+            0,
+        )
+    # A node is known once it is not above the highest number so far; the next one is one higher.
+    highest = np.maximum.accumulate(node)
+    known = np.concatenate([[-1], highest[:-1]])
+    where.check(
+        (node < 0) | (node > known + 1),
+        lambda r: (
+            f"node {node[r]} appears before node {known[r] + 1}, although nodes are "
+            "numbered in order of opening"
+        ),
+    )
+    opens = node > known
+    where.check(
+        opens & (kind != Kind.TRANSITION) & (node > 0),
+        lambda r: f"{KINDS[kind[r]]} row of node {node[r]}, which no transition has opened",
+    )
+    first_row = np.flatnonzero(opens)
+    parents, depths = parent[first_row], depth[first_row]
+    numbers = np.arange(len(first_row))
+    where.check(
+        np.where(numbers == 0, parents != -1, (parents < 0) | (parents >= numbers)),
+        lambda n: f"node {n} names parent {parents[n]}, which does not exist",
+        first_row,
+    )
+    expected = np.where(numbers == 0, 0, depths[np.maximum(parents, 0)] + 1)
+    where.check(
+        depths != expected,
+        lambda n: f"node {n} has depth {depths[n]}, expected {expected[n]}",
+        first_row,
+    )
+    where.check(
+        parent != parents[node],
+        lambda r: (
+            f"node {node[r]} names parent {parent[r]}, but was opened under {parents[node[r]]}"
+        ),
+    )
+    where.check(
+        depth != depths[node],
+        lambda r: f"node {node[r]} has depth {depth[r]}, but was opened at {depths[node[r]]}",
+    )
+    return first_row
+
+
+def _check_order(episode: Episode, where: Where) -> None:
+    """The prefill comes first and the answer last; time and iterations never run backwards."""
+    kind, node, iteration, time = episode.kind, episode.node, episode.iteration, episode.time_s
+    prefill = kind == Kind.PREFILL
+    late = prefill.copy()
+    late[: int(np.argmin(prefill)) if not prefill.all() else len(kind)] = False
+    where.check(late, lambda r: "prefill row after other rows")
+    where.check(prefill & (node != 0), lambda r: f"prefill row of node {node[r]} instead of 0")
+    early = (kind == Kind.ANSWER) & (np.arange(len(kind)) < len(kind) - 1)
+    where.check(early, lambda r: "rows follow the answer, which ends an episode")
+    where.check(
+        np.concatenate([iteration[:1] < 0, iteration[1:] < iteration[:-1]]),
+        lambda r: f"iteration {iteration[r]} after {iteration[r - 1] if r else 0}",
+    )
+    where.check(
+        prefill & (iteration != 0), lambda r: f"prefill row in iteration {iteration[r]}, not 0"
+    )
+    is_token = kind == Kind.TOKEN
+    where.check(
+        is_token & (iteration < 1), lambda r: "token row in iteration 0, which is the prefill"
+    )
+    rows = np.flatnonzero(is_token)
+    batch = np.lexsort((node[rows], iteration[rows]))  # stable: equal pairs stay in row order
+    again = np.zeros(len(rows), dtype=bool)
+    again[batch[1:]] = (np.diff(node[rows][batch]) == 0) & (np.diff(iteration[rows][batch]) == 0)
+    where.check(
+        again,
+        lambda t: f"second token of node {node[rows[t]]} in iteration {iteration[rows[t]]}",
+        rows,
+    )
+    where.check(~np.isfinite(time), lambda r: f"time_s is {time[r]}")
+    where.check(
+        np.diff(time, prepend=time[0]) < 0,
+        lambda r: f"time_s runs backwards, from {time[r - 1]:.6g} to {time[r]:.6g}",
+    )
+
+
+def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) -> None:
+    """Tokens belong to leaves the search has turned to and not given up."""
+    kind, node = episode.kind, episode.node
+    turns = kind == Kind.TRANSITION
+    begins = turns & ~np.concatenate([[False], turns[:-1]])
+    group = np.cumsum(begins)  # 0 before the first transition, when the prompt is the leaf
+    count = len(first_row)
+    key = group.astype(np.int64) * count + node
+    leaves = key[turns]
+    order = np.argsort(leaves, kind="stable")
+    twice = np.zeros(len(leaves), dtype=bool)
+    twice[order[1:]] = np.diff(leaves[order]) == 0
+    turn_rows = np.flatnonzero(turns)
+    where.check(
+        twice, lambda t: f"transition names node {node[turn_rows[t]]} twice in one batch", turn_rows
+    )
+    active = np.isin(key, leaves) | ((group == 0) & (node == 0))
+    where.check(
+        (kind == Kind.TOKEN) & ~active,
+        lambda r: f"token row of node {node[r]}, which is no leaf of the last transition",
+    )
+    pruned = kind == Kind.PRUNE
+    pruned_at = np.full(count, len(kind))
+    np.minimum.at(pruned_at, node[pruned], np.flatnonzero(pruned))
+    where.check(
+        ((kind == Kind.TOKEN) | turns) & (np.arange(len(kind)) > pruned_at[node]),
+        lambda r: (
+            f"{KINDS[kind[r]]} row of node {node[r]}, which was pruned in row {pruned_at[node[r]]}"
+        ),
+    )
+
+
+def _check_positions(episode: Episode, where: Where) -> None:
+    """Each token's position is the number of tokens before it on its path."""
+    node = episode.node[episode.token_rows]
+    count = int(episode.node.max()) + 1
+    lengths = np.bincount(node, minlength=count)
+    order = np.argsort(node, kind="stable")
+    starts = np.cumsum(lengths) - lengths
+    rank = np.empty(len(node), dtype=np.int64)
+    rank[order] = np.arange(len(node)) - starts[node[order]]
+
+    has = lengths > 0
+    last_token = np.full(count, -1)
+    last_token[has] = order[(starts + lengths - 1)[has]]
+    first_token = np.full(count, len(node))
+    first_token[has] = order[starts[has]]
+    parent = np.full(count, -1)
+    parent[episode.node] = episode.parent
+
+    # Parents have smaller numbers than children, so one pass over the nodes is enough.
+    before, path_last, parents = [0] * count, last_token.tolist(), parent.tolist()
+    sizes = lengths.tolist()
+    ancestor_last = [-1] * count
+    for n in range(1, count):
+        up = parents[n]
+        before[n] = before[up] + sizes[up]
+        ancestor_last[n] = path_last[up]
+        path_last[n] = max(path_last[n], path_last[up])
+    expected = np.asarray(before)[node] + rank
+    late = np.asarray(ancestor_last) > first_token
+    if late.any():
+        child = int(np.argmax(late))
+        token = ancestor_last[child]
+        raise where.error(
+            f"token row of node {node[token]}, although node {child} below it has tokens already",
+            int(episode.token_rows[token]),
+        )
+    where.check(
+        episode.position != expected,
+        lambda t: (
+            f"token row of node {node[t]} has position {episode.position[t]}, "
+            f"expected {expected[t]}"
+        ),
+        episode.token_rows,
+    )
+
+
+def _check_values(episode: Episode, where: Where) -> None:
+    reward, entropy, token = episode.reward, episode.entropy, episode.token
+    where.check(
+        (reward < 0) | (reward > 1), lambda r: f"reward is {reward[r]:.6g}, not between 0 and 1"
+    )
+    where.check((entropy < 0) | np.isinf(entropy), lambda r: f"entropy is {entropy[r]:.6g} nats")
+    vocab = episode.info.geometry.vocab
+    where.check(
+        (token < 0) | (token >= vocab),
+        lambda t: f"token {token[t]} is not in the vocabulary of {vocab}",
+        episode.token_rows,
+    )

@@ -1,0 +1,214 @@
+"""Record a trace, one episode at a time, so that an interruption loses at most the running one.
+
+While recording, every episode is a complete Parquet file of its own in ``<path>.parts/``.  Closing
+merges the parts into ``<path>``, one row group per episode, and removes them.  If the process is
+killed, the parts stay: `TraceReader` reads the directory as it is, and ``resume=True`` goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from arborsim.errors import UsageError
+from arborsim.trace.columns import encode
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.parts import part_name, parts_directory, remove_parts
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import TraceInfo, arrow_schema
+
+# What may differ between the two halves of a resumed recording: where and how it ran, not what.
+_MAY_DIFFER = {"device", "software", "timing", "command", "extra"}
+
+
+class TraceWriter:
+    """Writes a trace; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The file to make.  It appears, whole, when the writer is closed.
+    info : TraceInfo
+    overwrite : bool
+        Replace `path`, and drop the parts of an earlier interrupted recording.
+    resume : bool
+        Go on after the whole episodes of an interrupted recording; `num_episodes` says how many.
+    check : bool
+        Validate every episode as a reader would before it is stored.
+
+    Raises
+    ------
+    UsageError
+        The file or its parts exist and neither option was given, or the parts were recorded with
+        other settings.
+
+    Notes
+    -----
+    On an exception inside ``with`` (Ctrl-C included) the whole episodes are merged before the
+    exception goes on.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        info: TraceInfo,
+        overwrite: bool = False,
+        resume: bool = False,
+        check: bool = True,
+    ) -> None:
+        self.path = Path(path)
+        self.info = info
+        self.num_episodes = 0
+        self._parts = parts_directory(self.path)
+        self._check = check
+        self._closed = False
+        if overwrite and resume:
+            raise UsageError("overwrite and resume exclude each other")
+        if self.path.exists() and not overwrite:
+            raise UsageError(f"{self.path} exists: choose another name or overwrite it")
+        if overwrite and self._parts.is_dir():
+            remove_parts(self._parts)
+        if self._parts.is_dir():
+            self._continue_after_parts(resume)
+        try:
+            self._parts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot record to {self.path}: {error.strerror}") from error
+
+    def _continue_after_parts(self, resume: bool) -> None:
+        for scrap in self._parts.glob("*.tmp"):
+            scrap.unlink()
+        if not any(self._parts.iterdir()):
+            return
+        earlier = TraceReader(self._parts)
+        if not resume:
+            raise UsageError(
+                f"an interrupted recording left {earlier.num_episodes} whole episodes in "
+                f"{self._parts}: resume it, or overwrite it"
+            )
+        before, now = (json.loads(info.to_json()) for info in (earlier.info, self.info))
+        differing = [key for key in now if key not in _MAY_DIFFER and now[key] != before.get(key)]
+        if differing:
+            raise UsageError(
+                f"cannot resume {self._parts}: it was recorded with another "
+                f"{', '.join(differing)}; use the same settings, or overwrite it"
+            )
+        self.num_episodes = earlier.num_episodes
+
+    def write_episode(self, columns: Mapping[str, Any]) -> None:
+        """Store one whole episode; it is safe on disk when this returns.
+
+        Parameters
+        ----------
+        columns : mapping of str to sequence, ndarray or pyarrow.Array
+            See `arborsim.trace.columns.encode`.
+
+        Raises
+        ------
+        UsageError
+            The columns do not fit the capture level, or the disk cannot be written.
+        TraceError
+            The rows are not a search that a reader would accept.
+        """
+        if self._closed:
+            raise UsageError(f"{self.path} is closed")
+        table = encode(columns, self.info, self.num_episodes)
+        if self._check:
+            decode_episode(table, self.info, str(self.path), self.num_episodes)
+        part = self._parts / part_name(self.num_episodes)
+        scrap = part.with_suffix(".tmp")
+        try:
+            with scrap.open("wb") as file:
+                with open_parquet(file, table.schema) as writer:
+                    writer.write_table(table, row_group_size=table.num_rows)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scrap, part)
+        except OSError as error:
+            scrap.unlink(missing_ok=True)
+            raise UsageError(f"cannot write {part}: {error.strerror or error}") from error
+        self.num_episodes += 1
+
+    def update_timing(self, timing: Mapping[str, float]) -> None:
+        """Set the timing profile, which is known only once the recording is over."""
+        self.info = replace(self.info, timing={**self.info.timing, **timing})
+
+    def close(self) -> None:
+        """Merge the parts into `path`; with no episode written, leave nothing behind."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.num_episodes:
+            self._merge()
+        remove_parts(self._parts)
+
+    def _merge(self) -> None:
+        whole = self.path.with_name(self.path.name + ".tmp")
+        schema = arrow_schema(self.info)
+        try:
+            with whole.open("wb") as file:
+                with open_parquet(file, schema) as writer:
+                    parts = TraceReader(self._parts)
+                    for episode in range(parts.num_episodes):
+                        table = parts.table(episode).replace_schema_metadata(schema.metadata)
+                        writer.write_table(table, row_group_size=table.num_rows)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(whole, self.path)
+        except BaseException as error:
+            # The parts are still whole: the recording can be merged later with resume.
+            self._closed = False
+            whole.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                reason = error.strerror or error
+                raise UsageError(f"cannot write {self.path}: {reason}") from error
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as second:  # the first error is the one to report
+            error.add_note(f"and the episodes could not be merged ({second}): see {self._parts}")
+
+
+def open_parquet(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    """A Parquet writer with the encodings of a trace.
+
+    Byte-stream-split puts the bytes of equal significance together, which lets zstd find the
+    redundancy of float16 signals.  Page checksums let a reader notice damage.
+    """
+    return pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        use_dictionary=["kind"],
+        use_byte_stream_split=[
+            leaf for field in schema for leaf in _float_leaves(field.name, field.type)
+        ],
+        write_page_checksum=True,
+    )
+
+
+def _float_leaves(path: str, kind: pa.DataType) -> list[str]:
+    if pa.types.is_list(kind):
+        return _float_leaves(f"{path}.list.element", kind.value_type)
+    return [path] if pa.types.is_floating(kind) else []

@@ -1,0 +1,174 @@
+"""The tree of thoughts that a search grows, and the tokens on each of its paths.
+
+A *node* is a thought block: a contiguous piece of reasoning (the root is the prompt).  A *token*
+is identified by the order in which it entered the cache of the episode, 0, 1, 2, ...  Branches
+that decode in one batch interleave their tokens, so a node's token ids need not be contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+IntArray = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+NO_PARENT = -1
+
+
+@dataclass
+class Node:
+    """One thought block.
+
+    Attributes
+    ----------
+    parent, depth : int
+        Index of the parent node (-1 for the root) and distance from the root.
+    reward : float
+        Search value in [0, 1] given at the boundary; NaN until then.
+    entropy : float
+        Entropy of the next-token distribution at the boundary, nats; NaN until then.
+    closed, pruned : bool
+        Whether the block has ended, and whether the search has given the node up for good.
+    last_active : int
+        Number of the last transition that had the node on an active path.
+    """
+
+    parent: int
+    depth: int
+    reward: float = float("nan")
+    entropy: float = float("nan")
+    closed: bool = False
+    pruned: bool = False
+    last_active: int = 0
+
+
+class GrowingArray:
+    """A NumPy array that appends in amortised constant time."""
+
+    def __init__(self, dtype: type | np.dtype[np.generic], capacity: int = 64) -> None:
+        self._data = np.empty(capacity, dtype=dtype)
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def values(self) -> np.ndarray:
+        """The filled part, as a view: it must not be kept across an `extend`."""
+        return self._data[: self._n]
+
+    def extend(self, values: np.ndarray) -> None:
+        end = self._n + len(values)
+        if end > len(self._data):
+            grown = np.empty(max(end, 2 * len(self._data)), dtype=self._data.dtype)
+            grown[: self._n] = self._data[: self._n]
+            self._data = grown
+        self._data[self._n : end] = values
+        self._n = end
+
+
+class ThoughtTree:
+    """Nodes, the tokens each node holds, and distances between nodes.
+
+    Node 0 is the root and holds the prompt.  Nodes are numbered in the order they are opened, so a
+    parent always has a smaller number than its children.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.node_of_token = GrowingArray(np.int32)
+        self._spans: list[GrowingArray] = []
+        self._paths: dict[int, tuple[int, IntArray]] = {}
+        self.transitions = 0
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.node_of_token)
+
+    def open(self, node: int, parent: int) -> None:
+        """Add node number `node` (must be the next one) under `parent` (-1 for the root)."""
+        if node != len(self.nodes):
+            raise ValueError(f"node {node} opened out of order: the next is {len(self.nodes)}")
+        if not (parent == NO_PARENT and node == 0) and not 0 <= parent < node:
+            raise ValueError(f"node {node} names parent {parent}, which does not exist")
+        depth = 0 if parent == NO_PARENT else self.nodes[parent].depth + 1
+        self.nodes.append(Node(parent=parent, depth=depth))
+        self._spans.append(GrowingArray(np.int64, capacity=16))
+
+    def append(self, nodes: Sequence[int], steps: int) -> None:
+        """Append `steps` tokens to each of `nodes`, interleaved step by step.
+
+        The token of step ``t`` and branch ``w`` gets the id ``n + t * len(nodes) + w``.
+        """
+        start, width = self.num_tokens, len(nodes)
+        self.node_of_token.extend(np.tile(np.asarray(nodes, dtype=np.int32), steps))
+        for w, node in enumerate(nodes):
+            self._spans[node].extend(np.arange(start + w, start + steps * width, width))
+
+    def tokens(self, node: int) -> IntArray:
+        """Ids of the node's own tokens, oldest first."""
+        return self._spans[node].values
+
+    def num_node_tokens(self, node: int) -> int:
+        return len(self._spans[node])
+
+    def ancestors(self, node: int) -> list[int]:
+        """The chain from the root to `node`, both included."""
+        chain = []
+        while node != NO_PARENT:
+            chain.append(node)
+            node = self.nodes[node].parent
+        return chain[::-1]
+
+    def path(self, leaf: int) -> IntArray:
+        """Token ids from the root to the end of `leaf`: entry ``p`` is the token at position p."""
+        size = len(self._spans[leaf])
+        cached = self._paths.get(leaf)
+        if cached is not None and cached[0] == size:
+            return cached[1]
+        ids = np.concatenate([self._spans[node].values for node in self.ancestors(leaf)])
+        self._paths[leaf] = (size, ids)
+        return ids
+
+    def forget_paths(self, keep: Iterable[int] = ()) -> None:
+        """Drop cached paths but those of `keep`; they are rebuilt when asked for."""
+        kept = set(keep)
+        self._paths = {leaf: path for leaf, path in self._paths.items() if leaf in kept}
+
+    def on_path(self, leaves: Iterable[int]) -> np.ndarray:
+        """Bool per node: is it on the path from the root to any of `leaves`?"""
+        mask = np.zeros(len(self.nodes), dtype=bool)
+        for leaf in leaves:
+            node = leaf
+            while node != NO_PARENT and not mask[node]:
+                mask[node] = True
+                node = self.nodes[node].parent
+        return mask
+
+    def activate(self, leaves: Sequence[int]) -> None:
+        """Count a transition and note it on every node of the active paths."""
+        self.transitions += 1
+        for node in np.flatnonzero(self.on_path(leaves)):
+            self.nodes[node].last_active = self.transitions
+        self.forget_paths(leaves)
+
+    def distance(self, leaves: Sequence[int]) -> IntArray:
+        """Edges from every node to the nearest of `leaves`; shape ``[nodes]``.
+
+        For one leaf, ``d(i, leaf) = depth(i) + depth(leaf) - 2 depth(lowest common ancestor)``.
+        For several, a sweep up the tree and one down finds the nearest in two passes.
+        """
+        far = len(self.nodes) + 1
+        distance = [far] * len(self.nodes)
+        for leaf in leaves:
+            distance[leaf] = 0
+        for child in range(len(self.nodes) - 1, 0, -1):
+            parent = self.nodes[child].parent
+            distance[parent] = min(distance[parent], distance[child] + 1)
+        for child in range(1, len(self.nodes)):
+            distance[child] = min(distance[child], distance[self.nodes[child].parent] + 1)
+        return np.asarray(distance, dtype=np.int64)

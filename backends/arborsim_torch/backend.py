@@ -1,0 +1,268 @@
+"""The `torch` backend: records searches of live models into traces."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import torch
+import transformers
+
+import arborsim
+from arborsim.backends import RecordProgress, RecordRequest
+from arborsim.errors import UsageError
+from arborsim.search import make_search, search_options
+from arborsim.trace.schema import Capture as Level
+from arborsim.trace.schema import TraceInfo
+from arborsim.trace.writer import TraceWriter
+from arborsim_torch.capture import Capture, middle_layers
+from arborsim_torch.models import LoadedModel, eos_ids, geometry, load_model
+from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
+from arborsim_torch.sampling import Sampler
+from arborsim_torch.sources import PromptSource, Source, TaskSource, read_prompts
+
+DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stores whole
+_DEFAULT_EPISODES = 8
+_DEFAULT_MAX_TOKENS = 512  # of plain prompts
+_PROGRESS_TOKENS = 64
+
+
+class TorchBackend:
+    """Live models on PyTorch and transformers, CPU or CUDA."""
+
+    name = "torch"
+
+    def record(
+        self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
+    ) -> RecordProgress:
+        """Record a trace.
+
+        Raises
+        ------
+        UsageError
+            The request cannot work; nothing was written then.
+        KeyboardInterrupt
+            Passed on; the whole episodes are in the file.
+        """
+        with _clear_memory_errors(request):
+            make_search(request.search, **request.search_options)  # before the slow part
+            prompts = read_prompts(request.prompts) if request.prompts else None
+            loaded = load_model(
+                request.model, request.task, request.device, request.dtype,
+                request.task_options, request.trust_remote_code,
+            )  # fmt: skip
+            plan = _plan(request, loaded, prompts)
+            info = _info(request, loaded, plan)
+            with TraceWriter(
+                request.out, info, overwrite=request.overwrite, resume=request.resume
+            ) as writer:
+                return _record_all(request, loaded, plan, info, writer, on_progress)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from a request once the model is there."""
+
+    source: Source
+    episodes: int
+    max_tokens: int
+    sparse: bool
+    vector_layers: tuple[int, ...]
+
+
+@dataclass
+class Tally:
+    """Running totals of a recording."""
+
+    episodes: int
+    done: int = 0
+    correct: int = 0
+    judged: int = 0
+    tokens: int = 0
+    reported: int = 0
+    prompt_tokens: int = 0
+    iterations: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+
+    def add(self, result: EpisodeResult) -> None:
+        self.done += 1
+        self.judged += result.correct is not None
+        self.correct += bool(result.correct)
+        self.prompt_tokens += result.prompt_tokens
+        self.iterations += result.iterations
+        self.prefill_s += result.prefill_s
+        self.decode_s += result.decode_s
+
+    def progress(self) -> RecordProgress:
+        seconds = time.perf_counter() - self.began
+        return RecordProgress(
+            self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds
+        )
+
+    def timing(self) -> dict[str, float]:
+        """The timing profile for the trace's metadata."""
+        return {
+            "decode_tokens_per_s": self.tokens / self.decode_s if self.decode_s else 0.0,
+            "decode_iterations_per_s": self.iterations / self.decode_s if self.decode_s else 0.0,
+            "prefill_tokens_per_s": (
+                self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+            ),
+            "decode_s": self.decode_s,
+            "prefill_s": self.prefill_s,
+        }
+
+
+def _record_all(
+    request: RecordRequest,
+    loaded: LoadedModel,
+    plan: Plan,
+    info: TraceInfo,
+    writer: TraceWriter,
+    on_progress: Callable[[RecordProgress], None],
+) -> RecordProgress:
+    tally = Tally(plan.episodes, done=writer.num_episodes)
+
+    def on_tokens(count: int) -> None:
+        tally.tokens += count
+        if tally.tokens - tally.reported >= _PROGRESS_TOKENS:
+            tally.reported = tally.tokens
+            on_progress(tally.progress())
+
+    on_progress(tally.progress())
+    for episode in range(writer.num_episodes, plan.episodes):
+        recorder = EpisodeRecorder(
+            model=loaded.model,
+            source=plan.source,
+            search=make_search(request.search, **request.search_options),
+            capture=make_capture(request.capture, info.attention_top, plan.vector_layers),
+            sampler=Sampler(request.temperature, (request.seed, request.first + episode)),
+            seed=request.seed,
+            max_tokens=plan.max_tokens,
+            dedupe=request.dedupe,
+            on_tokens=on_tokens,
+        )
+        result = recorder.run(plan.source.problem(request.first + episode))
+        writer.write_episode(result.columns)
+        tally.add(result)
+        writer.update_timing(tally.timing())
+        on_progress(tally.progress())
+    return tally.progress()
+
+
+def make_capture(level: Level, top: int, vector_layers: tuple[int, ...] = ()) -> Capture | None:
+    """What records one episode at this level."""
+    return None if level is Level.TREE else Capture(top, vector_layers)
+
+
+def _plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Plan:
+    source = _source(request, loaded, prompts)
+    available = source.count(request.first)
+    if available == 0:
+        raise UsageError(f"--first {request.first}: there are no problems from that number on")
+    episodes = request.episodes or available or _DEFAULT_EPISODES
+    if request.episodes == 0 and prompts is None:
+        episodes = min(episodes, _DEFAULT_EPISODES)
+    if available is not None and episodes > available:
+        raise UsageError(
+            f"--episodes {episodes}: only {available} problems from number {request.first} on"
+        )
+    numbers = range(request.first, request.first + episodes)
+    longest = max(len(source.problem(i).prompt) for i in numbers)
+    max_tokens = min(request.max_tokens or source.max_tokens, loaded.max_positions - longest)
+    if max_tokens < 1:
+        raise UsageError(
+            f"the longest prompt has {longest} tokens, but {loaded.name} takes "
+            f"{loaded.max_positions} positions: nothing is left to generate"
+        )
+    sparse = request.attention == "sparse" or (
+        request.attention == "auto" and longest + max_tokens > DENSE_UP_TO
+    )
+    layers: tuple[int, ...] = ()
+    if request.capture is Level.QKV:
+        count = loaded.model.config.num_hidden_layers
+        layers = request.qkv_layers or middle_layers(count)
+        wrong = [layer for layer in layers if not 0 <= layer < count]
+        if wrong:
+            raise UsageError(f"--qkv-layers {wrong[0]}: {loaded.name} has layers 0 to {count - 1}")
+    return Plan(source, episodes, max_tokens, sparse, layers)
+
+
+def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Source:
+    if loaded.task is not None:
+        if prompts is not None:
+            raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
+        return TaskSource(loaded.task, request.split, request.noise, request.dead_penalty)
+    if prompts is None:
+        raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
+    return PromptSource(
+        prompts, loaded.tokenizer, eos_ids(loaded),
+        request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens,
+    )  # fmt: skip
+
+
+def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
+    tree = request.capture is Level.TREE
+    search = make_search(request.search, **request.search_options)
+    device = loaded.model.device
+    return TraceInfo(
+        geometry=geometry(loaded),
+        model=loaded.name,
+        task=plan.source.name,
+        search=request.search,
+        tokenizer=getattr(loaded.tokenizer, "name_or_path", "") or f"{plan.source.name} words",
+        search_parameters={
+            **{name: getattr(search, name) for name in search_options(request.search)},
+            "temperature": request.temperature,
+            "max_tokens": plan.max_tokens,
+            "noise": request.noise,
+            "dead_penalty": request.dead_penalty,
+            "dedupe": request.dedupe,
+            "split": request.split,
+            "first": request.first,
+            **{f"task.{key}": value for key, value in request.task_options.items()},
+        },
+        seed=request.seed,
+        capture=request.capture,
+        attention="none" if tree else "sparse" if plan.sparse else "dense",
+        attention_top=request.attention_top if plan.sparse and not tree else 0,
+        qkv_layers=plan.vector_layers,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        software={
+            "arborsim": arborsim.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+            "pyarrow": pa.__version__,
+        },
+        command=request.command,
+    )
+
+
+@contextmanager
+def _clear_memory_errors(request: RecordRequest) -> Iterator[None]:
+    """Say what was asked for when memory runs out."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise _too_large(request) from error
+    except RuntimeError as error:
+        if "not enough memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        raise _too_large(request) from error
+
+
+def _too_large(request: RecordRequest) -> UsageError:
+    return UsageError(
+        f"out of memory on {request.device}: {request.model} in {request.dtype}, "
+        f"{request.search} with {make_search(request.search, **request.search_options).slots} "
+        f"leaves at once, capture {request.capture}: try fewer children, a shorter prompt, "
+        "--max-tokens, or --capture tree"
+    )

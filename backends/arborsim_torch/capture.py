@@ -1,0 +1,211 @@
+"""Turn the forward passes of a search into the columns of a trace.
+
+Nothing is computed twice: attention rows come out of the attention function, hidden states from
+hooks, keys and values from the cache.  An iteration only keeps references and one averaged row per
+leaf; everything else is computed for many tokens at once when the batch is about to change
+(`drain`), so recording costs little per token.
+
+Tokens come out in the order in which they entered the cache: iteration by iteration, lane by lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim.trace.columns import lists
+from arborsim_torch.attention import BatchState
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.token_signals import (
+    LAG_CHUNK,
+    chunk_spans,
+    head_variance,
+    lag_deviation,
+    sketch_matrix,
+    top_entries,
+)
+
+_MAX_PENDING_VALUES = 1 << 24  # attention values (and hidden values) to hold before draining
+_F16 = np.float16
+
+
+def middle_layers(layers: int) -> tuple[int, ...]:
+    """The two layers in the middle, whose vectors are recorded by default."""
+    return tuple(sorted({max(0, layers // 2 - 1), layers // 2} & set(range(layers))))
+
+
+class Capture:
+    """Records the signals of one episode.
+
+    Parameters
+    ----------
+    top : int
+        Positions kept per attention row; 0 stores rows whole.
+    vector_layers : tuple of int
+        Layers whose queries, keys and values are kept (`qkv` level).
+    """
+
+    def __init__(self, top: int = 0, vector_layers: Sequence[int] = ()) -> None:
+        self.query_layers = frozenset(vector_layers)
+        self._vector_layers = tuple(vector_layers)
+        self._top = top
+        self._columns: dict[str, list[np.ndarray]] = {}
+        self._rows: list[np.ndarray] = []
+        self._index: list[np.ndarray] = []
+        self._rest: list[float] = []
+        self._last_hidden: dict[int, Tensor] = {}
+        self._sums: dict[int, tuple[Tensor, int]] = {}
+        self._sketch: Tensor | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._attention: list[Tensor] = []
+        self._hidden: list[list[Tensor]] = []
+        self._last: list[Tensor] = []
+        self._queries: list[list[Tensor]] = []
+        self._held = 0
+
+    def forward(
+        self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
+    ) -> None:
+        """Take one forward pass (`arborsim_torch.decoder.Observer`)."""
+        rows = state.attention()
+        self._attention.append(rows)
+        self._hidden.append(hidden)
+        self._last.append(last)
+        self._queries.append([state.query_vectors[layer] for layer in self._vector_layers])
+        self._held += rows.numel() + sum(h.numel() for h in hidden)
+        if state.queries > 1 or self._held > _MAX_PENDING_VALUES:
+            self.drain(decoder)
+
+    def drain(self, decoder: TreeDecoder) -> None:
+        """Finish the pending tokens; needed before the decoder turns to other leaves."""
+        if not self._attention:
+            return
+        cache = decoder.cache
+        leaves = [lane.path[-1] for lane in cache.lanes]
+        # [layers, lanes, tokens, size]; a pending pass holds one or more tokens of every lane.
+        hidden = torch.stack([torch.cat(parts, dim=1) for parts in zip(*self._hidden, strict=True)])
+        tokens = hidden.shape[2]
+        stops = [cache.length(i) for i in range(len(leaves))]
+        starts = [stop - tokens for stop in stops]
+        self._take_attention(starts)
+        self._take_hidden(decoder, leaves, hidden.float())
+        last = torch.cat(self._last, dim=1).float().sum(1)
+        for leaf, total in zip(leaves, last, strict=True):
+            before, count = self._sums.get(leaf, (0.0, 0))
+            self._sums[leaf] = (total + before, count + tokens)
+        self._take_vectors(decoder, starts, tokens)
+        self._clear()
+
+    def _add(self, column: str, values: Tensor) -> None:
+        """Append values ``[tokens, lanes, n]`` in the order of the trace."""
+        flat = values.reshape(-1, values.shape[-1])
+        self._columns.setdefault(column, []).append(_float16(flat))
+
+    def _take_attention(self, starts: list[int]) -> None:
+        offset = 0
+        for rows in self._attention:
+            host = rows.cpu().numpy() if self._top else _float16(rows)
+            queries = host.shape[1]
+            for q in range(queries):
+                for lane, start in enumerate(starts):
+                    self._add_row(host[lane, q, : start + offset + q + 1])
+            offset += queries
+
+    def _add_row(self, row: np.ndarray) -> None:
+        if not self._top:
+            self._rows.append(row)
+            return
+        index, value, rest = top_entries(row, self._top)
+        self._index.append(index)
+        self._rows.append(value)
+        self._rest.append(rest)
+
+    def _take_hidden(self, decoder: TreeDecoder, leaves: list[int], hidden: Tensor) -> None:
+        before = []
+        for lane, leaf in enumerate(leaves):
+            known = self._last_hidden.get(leaf)
+            if known is None:
+                known = self._last_hidden.get(decoder.cache.nodes[leaf].parent)
+            # The first prompt token has none before it: it changes by 0.
+            before.append(hidden[:, lane, 0] if known is None else known)
+            self._last_hidden[leaf] = hidden[:, lane, -1].clone()
+        path = torch.cat([torch.stack(before, dim=1)[:, :, None], hidden], dim=2)
+        change = torch.linalg.vector_norm(path[:, :, 1:] - path[:, :, :-1], dim=-1)
+        self._add("hidden_change", change.permute(2, 1, 0))
+
+    def _take_vectors(self, decoder: TreeDecoder, starts: list[int], tokens: int) -> None:
+        cache = decoder.cache
+
+        def positions(lanes: Sequence[int], first: Sequence[int], count: int) -> Tensor:
+            parts = [cache.lane_kv(i, a, a + count) for i, a in zip(lanes, first, strict=True)]
+            return torch.stack(parts, dim=2)
+
+        lanes = range(len(starts))
+        kv = positions(lanes, starts, tokens)  # [layers, 2, lanes, kv_heads, tokens, head_dim]
+        variance = head_variance(kv).permute(1, 3, 2, 0)  # [2, tokens, lanes, layers]
+        self._add("key_variance", variance[0])
+        self._add("value_variance", variance[1])
+
+        lag = torch.empty((*kv.shape[:3], tokens), device=kv.device)
+        for start in set(starts):
+            same = [i for i in lanes if starts[i] == start]
+            for first, stop, chunk in chunk_spans(start, start + tokens):
+                span = slice(first - start, stop - start)
+                reference = None
+                if chunk:
+                    reference = positions(same, [chunk - LAG_CHUNK] * len(same), LAG_CHUNK)
+                lag[:, :, same, span] = lag_deviation(kv[:, :, same, :, span], reference)
+        lag = lag.permute(1, 3, 2, 0)
+        self._add("lag_key", lag[0])
+        self._add("lag_value", lag[1])
+
+        keys = kv[:, 0].float().permute(3, 1, 0, 2, 4).flatten(2)  # [tokens, lanes, features]
+        if self._sketch is None:
+            self._sketch = sketch_matrix(keys.shape[-1], keys.device)
+        self._add("key_sketch", keys @ self._sketch)
+        if self._vector_layers:
+            chosen = kv[list(self._vector_layers)].permute(1, 4, 2, 0, 3, 5).flatten(3)
+            self._add("keys", chosen[0])
+            self._add("values", chosen[1])
+            # [lanes, layers, heads, tokens, dim] -> [tokens, lanes, layers x heads x dim]
+            queries = torch.cat([torch.stack(part, dim=1) for part in self._queries], dim=3)
+            self._add("queries", queries.permute(3, 0, 1, 2, 4).flatten(2))
+
+    def embedding(self, node: int) -> np.ndarray:
+        """Mean normalised last hidden state of a complete node, float16 ``[size]``."""
+        total, count = self._sums.pop(node)
+        return _float16(total / count)
+
+    def forget(self, node: int) -> None:
+        """Free what was kept for the children of a node that will have none."""
+        self._last_hidden.pop(node, None)
+
+    def columns(self) -> dict[str, Any]:
+        """The signal columns, one entry per token in the order of entry."""
+        columns: dict[str, Any] = {
+            name: np.concatenate(parts) for name, parts in self._columns.items()
+        }
+        offsets = np.concatenate([[0], np.cumsum([len(row) for row in self._rows])])
+        values = np.concatenate(self._rows) if self._rows else np.empty(0, _F16)
+        if offsets[-1] > np.iinfo(np.int32).max:
+            columns["attention"] = self._rows  # the writer says what to do
+        elif self._top:
+            columns["attention_index"] = lists(np.concatenate(self._index), offsets)
+            columns["attention_value"] = lists(values, offsets)
+            columns["attention_rest"] = np.asarray(self._rest, dtype=np.float32)
+        else:
+            columns["attention"] = lists(values, offsets)
+        return columns
+
+
+def _float16(values: Tensor) -> np.ndarray:
+    """Round to the trace's float16; what overflows becomes its largest number."""
+    limit = float(np.finfo(_F16).max)
+    rounded = values.clamp(-limit, limit).half().cpu().numpy()
+    return np.asarray(rounded)

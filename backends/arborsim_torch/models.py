@@ -1,0 +1,174 @@
+"""Load what is to be recorded: a reference model, or any model of the Llama family."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from arborsim.errors import UnknownName, UsageError
+from arborsim.trace.schema import Geometry
+from arborsim_torch.reference.tasks import Task
+
+#: ``config.model_type`` of the models whose attention the decoder knows.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+REFERENCES = ("chain", "game24")
+_DTYPES = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, and the task or tokeniser that goes with it.
+
+    Attributes
+    ----------
+    name : str
+    model
+        In evaluation mode, on its device.
+    task : Task or None
+        Of a reference model.
+    tokenizer
+        Of transformers; None for a reference model.
+    """
+
+    name: str
+    model: Any
+    task: Task | None = None
+    tokenizer: Any = None
+
+    @property
+    def max_positions(self) -> int:
+        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+
+
+def check_device(device: str) -> str:
+    """The device's name, if it exists here."""
+    kind = device.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: use cpu or cuda")
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"--device {device}: PyTorch {torch.__version__} finds no CUDA here")
+        index = device.partition(":")[2]
+        if index and not (index.isdigit() and int(index) < torch.cuda.device_count()):
+            raise UsageError(f"--device {device}: there are {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def load_model(
+    name: str,
+    task: str = "",
+    device: str = "cpu",
+    dtype: str = "auto",
+    task_options: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model by name, folder or id.
+
+    Parameters
+    ----------
+    name : str
+        "chain", "game24", a folder with safetensors, or a model id.
+    task : str
+        "chain" or "game24": `name` is a folder with weights of that reference task.
+    dtype : str
+        "auto" is the type the weights are stored in.
+
+    Raises
+    ------
+    UsageError
+        One line that says what does not work.
+    """
+    check_device(device)
+    # transformers' own bars and warnings would run into ours.
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise UnknownName("dtype", dtype, ["auto", *_DTYPES])
+    if task and task not in REFERENCES:
+        raise UnknownName("task", task, REFERENCES)
+    if name in REFERENCES and task not in ("", name):
+        raise UsageError(f"--model {name} cannot do --task {task}: their vocabularies differ")
+    if name in REFERENCES or task:
+        return _load_reference(name, task or name, device, dtype, task_options or {})
+    return _load_pretrained(name, device, dtype, trust_remote_code)
+
+
+def _load_reference(
+    name: str, task: str, device: str, dtype: str, options: Mapping[str, Any]
+) -> LoadedModel:
+    from arborsim_torch import reference
+
+    folder = None if name in REFERENCES else Path(name)
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--model {name}: no such folder")
+    try:
+        model, built = reference.load(
+            task, device, _DTYPES.get(dtype), folder=folder, **dict(options)
+        )
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise UsageError(f"--model {name}: {error}") from error
+    return LoadedModel(f"arborsim-{task}" if folder is None else folder.name, model, built)
+
+
+def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    local = Path(name).exists()
+    if not local and ("/" not in name or name.startswith((".", "/", "~")) or name.count("/") > 1):
+        if "/" in name or os.sep in name:
+            raise UsageError(f"--model {name}: no such folder")
+        raise UnknownName("model", name, [*REFERENCES, "a folder with safetensors", "owner/model"])
+    if local and not (Path(name) / "config.json").is_file():
+        raise UsageError(f"--model {name}: no model folder: it has no config.json")
+    options = {"trust_remote_code": trust}
+    try:
+        config = AutoConfig.from_pretrained(name, **options)
+        if config.model_type not in FAMILIES:
+            raise UsageError(
+                f"--model {name}: the {config.model_type} family is not supported; "
+                f"supported: {', '.join(FAMILIES)}"
+            )
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=_DTYPES.get(dtype, "auto"), use_safetensors=True, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        what = " ".join(str(error).split())[:300]
+        raise UsageError(f"--model {name}: cannot be loaded: {what}") from error
+    return LoadedModel(Path(name).name, model.to(device).eval(), None, tokenizer)
+
+
+def eos_ids(loaded: LoadedModel) -> list[int]:
+    """Every token that ends a text, after the model's generation settings and its tokeniser."""
+    known = getattr(loaded.model.generation_config, "eos_token_id", None)
+    ids = [] if known is None else [known] if isinstance(known, int) else list(known)
+    extra = getattr(loaded.tokenizer, "eos_token_id", None)
+    return sorted({*ids, *([] if extra is None else [extra])})
+
+
+def geometry(loaded: LoadedModel) -> Geometry:
+    """The shape of the model's cache and weights."""
+    config, model = loaded.model.config, loaded.model
+    heads = config.num_attention_heads
+    width = torch.empty(0, dtype=model.dtype).element_size()
+    return Geometry(
+        name=loaded.name,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        parameters=sum(p.numel() for p in model.parameters()),
+        kv_bytes_per_element=width,
+        weight_bytes_per_element=width,
+    )

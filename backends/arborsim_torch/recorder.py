@@ -1,0 +1,293 @@
+"""Run a search live and write down what happened.
+
+`EpisodeRecorder.run` is the whole story: the search says which states to expand; their children
+become leaves of the decoder; every iteration all leaves take one token; a leaf whose thought ends
+gets its reward and goes back to the search.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim.search import ROOT, Expansion, Leaf, Search
+from arborsim.trace.schema import Kind
+from arborsim_torch.capture import Capture
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.rows import Rows
+from arborsim_torch.sampling import Choice, Sampler, entropies
+from arborsim_torch.sources import Source
+
+_REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
+
+
+@dataclass
+class LiveNode:
+    """A node while its search runs.
+
+    Attributes
+    ----------
+    generated : list of int
+        All tokens after the prompt, this node's included.
+    tokens : int
+        The node's own.
+    logits : Tensor or None
+        After its last token, to draw its children's first tokens from.
+    value : float or None
+        What the model itself said of the state.
+    """
+
+    parent: int
+    generated: list[int]
+    tokens: int = 0
+    logprob: float = 0.0
+    visits: int = 0
+    score: float = math.nan
+    finished: bool = False
+    dead: bool = False
+    value: float | None = None
+    logits: Tensor | None = None
+    embedding: np.ndarray | None = None
+
+
+@dataclass
+class EpisodeResult:
+    """What `EpisodeRecorder.run` hands back; times in seconds."""
+
+    columns: dict[str, Any]
+    correct: bool | None
+    tokens: int
+    prompt_tokens: int
+    iterations: int
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass
+class EpisodeRecorder:
+    """Records one search over one problem.
+
+    Parameters
+    ----------
+    model
+        A causal language model that `TreeDecoder` takes.
+    source : Source
+    search : Search
+        A new object.
+    capture : Capture or None
+        None records the tree alone.
+    sampler : Sampler
+    seed : int
+    max_tokens : int
+        Generated tokens per path.
+    dedupe : bool
+        Give up thoughts that repeat a sibling token by token.
+    on_tokens : callable, optional
+        Told how many tokens each iteration generated.
+    """
+
+    model: Any
+    source: Source
+    search: Search
+    capture: Capture | None
+    sampler: Sampler
+    seed: int
+    max_tokens: int
+    dedupe: bool = True
+    on_tokens: Callable[[int], None] | None = None
+    nodes: list[LiveNode] = field(default_factory=list, init=False)
+
+    def run(self, problem: Problem) -> EpisodeResult:
+        """Search `problem`; the columns are one episode of a trace."""
+        self.problem = problem
+        self.rows = Rows()
+        self.decoder = TreeDecoder(self.model, self.capture)
+        self.rewards = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
+        self._began = time.perf_counter()
+        self._complete: list[int] = [ROOT]  # the frontier, in order of completion
+        self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
+        self._generated = 0
+        self._prefill()
+        prefill_s = self._clock()
+        self._search()
+        decode_s = self._clock() - prefill_s
+        correct = self._answer()
+        columns = self.rows.columns(with_embeddings=self.capture is not None)
+        if self.capture is not None:
+            columns.update(self.capture.columns())
+        return EpisodeResult(
+            columns, correct, self._generated, len(problem.prompt), self.rows.iteration,
+            prefill_s, decode_s,
+        )  # fmt: skip
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _prefill(self) -> None:
+        found: list[Tensor] = []
+        see = None if self.capture is None else (lambda logits: found.append(entropies(logits)))
+        logits = self.decoder.prefill(self.problem.prompt, see)
+        self._drain()
+        entropy = torch.cat(found).tolist() if found else [math.nan] * len(self.problem.prompt)
+        self.rows.time_s = self._clock()
+        self.rows.open(-1)
+        for position, token in enumerate(self.problem.prompt):
+            self.rows.token(Kind.PREFILL, ROOT, position, token, math.nan, entropy[position])
+        self.nodes.append(LiveNode(parent=-1, generated=[], logits=logits))
+
+    def _search(self) -> None:
+        active: list[int] = []
+        while True:
+            if not active or not self.search.synchronous:
+                wish = self.search.expand(self._frontier(), self.search.slots - len(active))
+                self._give_up(wish)
+                if wish.done:
+                    return
+                active = self._turn(active, wish)
+            if not active:
+                return
+            ended = self._iterate(active)
+            if ended:
+                self._drain()
+                for node, entropy in ended:
+                    self._close(node, entropy)
+                gone = {node for node, _ in ended}
+                active = [node for node in active if node not in gone]
+                if active:
+                    active = self.decoder.activate(active)
+
+    def _frontier(self) -> list[Leaf]:
+        return [self._leaf(n) for n in self._complete]
+
+    def _leaf(self, n: int) -> Leaf:
+        node = self.nodes[n]
+        return Leaf(
+            n, node.parent, self.rows.depth(n), node.score, node.finished, node.dead,
+            node.visits, len(node.generated), node.embedding,
+        )  # fmt: skip
+
+    def _give_up(self, wish: Expansion) -> None:
+        self.rows.time_s = self._clock()
+        dropped = set(wish.dropped)
+        for n in wish.dropped:
+            self.rows.prune(n)
+            self.decoder.drop(n)
+            self.nodes[n].logits = None
+            if self.capture is not None:
+                self.capture.forget(n)
+        if dropped:
+            self._complete = [n for n in self._complete if n not in dropped]
+
+    def _turn(self, active: list[int], wish: Expansion) -> list[int]:
+        """Open the children that the search wants; return all leaves in batch order."""
+        parents = [n for n, count in wish.children.items() for _ in range(count)]
+        if not parents:
+            return active
+        new = []
+        for parent in parents:
+            n = self.rows.open(parent)
+            self.decoder.open(n, parent)
+            self.nodes[parent].visits += 1
+            self.nodes.append(LiveNode(parent, list(self.nodes[parent].generated)))
+            new.append(n)
+        logits = torch.stack([self._logits(parent) for parent in parents])
+        self._choose(new, logits)
+        self._drain()
+        leaves = self.decoder.activate([*active, *new])
+        self.rows.time_s = self._clock()
+        for n in sorted(leaves):  # new nodes must appear in the order of their numbers
+            self.rows.transition(n)
+        return leaves
+
+    def _logits(self, n: int) -> Tensor:
+        logits = self.nodes[n].logits
+        assert logits is not None, f"node {n} was expanded before it was complete"
+        return logits
+
+    def _choose(self, leaves: Sequence[int], logits: Tensor) -> Choice:
+        """Draw each leaf's next token, and note the value that the model states instead of it."""
+        choice = self.sampler.choose(logits)
+        for row, n in enumerate(leaves):
+            node = self.nodes[n]
+            value = self.source.value_from_logits(self.problem, node.generated, logits[row])
+            if value is not None:
+                node.value = value
+            self._pending[n] = (choice.token[row], choice.logprob[row])
+        return choice
+
+    def _iterate(self, active: list[int]) -> list[tuple[int, float]]:
+        """Feed every leaf its token and draw the next; returns the leaves whose thought ended."""
+        fed = [self._pending.pop(n) for n in active]
+        for n, (token, logprob) in zip(active, fed, strict=True):
+            node = self.nodes[n]
+            node.generated.append(token)
+            node.tokens += 1
+            node.logprob += logprob
+        logits = self.decoder.step([token for token, _ in fed])
+        choice = self._choose(active, logits)
+        self.rows.iteration += 1
+        self.rows.time_s = self._clock()
+        last = len(self.problem.prompt) - 1
+        ended = []
+        for row, (n, (token, logprob)) in enumerate(zip(active, fed, strict=True)):
+            node = self.nodes[n]
+            position = last + len(node.generated)
+            self.rows.token(Kind.TOKEN, n, position, token, logprob, choice.entropy[row])
+            full = len(node.generated) >= self.max_tokens
+            if full or self.source.is_thought_end(self.problem, node.generated, node.tokens):
+                node.logits = logits[row].clone()
+                del self._pending[n]
+                ended.append((n, choice.entropy[row]))
+        self._generated += len(active)
+        if self.on_tokens is not None:
+            self.on_tokens(len(active))
+        return ended
+
+    def _close(self, n: int, entropy: float) -> None:
+        """The thought of `n` is complete: reward it and hand it to the search."""
+        node = self.nodes[n]
+        reward = self.source.reward(self.problem, node.generated, node.value, self.rewards)
+        # Without a reward, the geometric mean of the token probabilities ranks thoughts.
+        node.score = math.exp(node.logprob / node.tokens) if math.isnan(reward) else reward
+        node.finished = self.source.is_finished(self.problem, node.generated)
+        node.dead = not node.finished and len(node.generated) >= self.max_tokens
+        if self.capture is not None:
+            node.embedding = self.capture.embedding(n)
+        text = self.source.text(node.generated[-node.tokens :])
+        self.rows.boundary(n, reward, entropy, text, node.embedding)
+        if self.dedupe and self._repeats(n):
+            node.finished, node.dead = False, True
+        self._complete.append(n)
+
+    def _repeats(self, n: int) -> bool:
+        """Is there a complete sibling with the same tokens?"""
+        mine = self.nodes[n]
+        return any(
+            self.nodes[other].parent == mine.parent
+            and self.nodes[other].generated == mine.generated
+            for other in self._complete
+        )
+
+    def _drain(self) -> None:
+        if self.capture is not None:
+            self.capture.drain(self.decoder)
+
+    def _answer(self) -> bool | None:
+        """Hand in the first right answer among the candidates, or else the first."""
+        candidates = self.search.answer(self._frontier())
+        verdicts = {
+            n: self.source.correct(self.problem, self.nodes[n].generated) for n in candidates
+        }
+        chosen = next((n for n in candidates if verdicts[n]), candidates[0])
+        self.rows.time_s = self._clock()
+        text = self.source.text(self.nodes[chosen].generated)
+        self.rows.answer(chosen, verdicts[chosen], text)
+        return verdicts[chosen]

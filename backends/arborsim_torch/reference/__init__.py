@@ -1,0 +1,97 @@
+"""Two tiny reference models whose reasoning depends on what their cache holds.
+
+>>> from arborsim_torch import reference
+>>> model, task = reference.load("chain")
+>>> problem = task.problem("test", 0, lines=64)
+
+`load` and `get_task` are all that most users need; importing this package
+imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .tasks import Problem, Task, ValueReadout, Verdict, get_task, noisy_value
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM
+
+__all__ = [
+    "Problem",
+    "Task",
+    "ValueReadout",
+    "Verdict",
+    "get_task",
+    "load",
+    "noisy_value",
+    "weights_path",
+]
+
+_FILES = ("config.json", "model.safetensors", "vocab.json")
+
+
+def weights_path(name: str) -> Path:
+    """Return the folder of the shipped weights called `name`, present or not."""
+    return Path(__file__).parent / "weights" / name
+
+
+def load(
+    name: str,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    *,
+    folder: str | Path | None = None,
+    attn_implementation: str = "sdpa",
+    **options: Any,
+) -> tuple[LlamaForCausalLM, Task]:
+    """Load a reference model in evaluation mode, and its task.
+
+    Parameters
+    ----------
+    name
+        "chain" or "game24".
+    device
+        Where to put the model.
+    dtype
+        Type of the weights; float32 if None.
+    folder
+        Other weights of the same task, e.g. of a training run's export.
+    attn_implementation
+        "sdpa", or "eager" for attention weights as an output.
+    options
+        Of the task; see `get_task`.
+
+    Raises
+    ------
+    ValueError
+        On an unknown name, or weights whose vocabulary is not the task's.
+    FileNotFoundError
+        If files of the model are missing.
+    """
+    task = get_task(name, **options)
+    path = weights_path(name) if folder is None else Path(folder)
+    missing = [file for file in _FILES if not (path / file).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"reference model {name!r}: {', '.join(missing)} missing in {path}; train it with "
+            f"python -m arborsim_torch.reference.train {name} and export it"
+        )
+    # Here, not above: both take seconds, and tasks are used without them.
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from .tasks import Vocabulary
+
+    if Vocabulary.load(path / "vocab.json").vocab != task.vocab.vocab:
+        raise ValueError(f"the vocabulary in {path} is not that of task {name!r}")
+    model = LlamaForCausalLM.from_pretrained(
+        path,
+        dtype=torch.float32 if dtype is None else dtype,
+        attn_implementation=attn_implementation,
+    )
+    model.to(device)  # type: ignore[arg-type]
+    model.eval()  # type: ignore[no-untyped-call]
+    return model, task

@@ -1,0 +1,300 @@
+"""Task `chain`: long reasoning in which early results are needed late.
+
+A problem is a straight-line program modulo 10 and the question for one of its
+results.  The prompt lists the program, five tokens a line, then the question::
+
+    <bos> L7 3 + M7 5   L8 U7 - M8 2   ...   L103 ? U95
+
+Each reasoning line evaluates one program line, in program order; lines may be
+skipped, but a line's operands must have been evaluated before it::
+
+    L7 3 3 + M7 5 5 v7 8   L8 v7 8 - M8 2 2 v8 6   ...   ? v95 4 <eos>
+
+So the label at the head of a line is a real decision, and everything else is
+determined: the program line by its label, operand values by earlier results.
+Names are numbered from a random offset modulo 128, so that absolute positions
+cannot stand in for look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .tasks import BOS, EOS, PAD, SPLIT_SEEDS, Problem, ValueReadout, Verdict, Vocabulary
+
+NAMES = 128  #: names per class; programs must be shorter
+MAX_LINES = 125
+PROMPT_LINE_TOKENS = 5
+LINE_TOKENS = 9
+ANSWER_TOKENS = 3
+MODULUS = 10
+CONSTANT_PROBABILITY = 0.1  #: share of operands that are digits, not results
+RECENT_PROBABILITY = 0.2  #: share drawn from the last `RECENT_LINES` lines only
+RECENT_LINES = 8
+_TASK_SEED = 0x636861696E
+
+
+def _make_vocabulary() -> Vocabulary:
+    names = [f"{kind}{n}" for kind in "LvUM" for n in range(NAMES)]
+    return Vocabulary([PAD, BOS, EOS, "?", "+", "-", *map(str, range(MODULUS)), *names])
+
+
+@dataclass(frozen=True)
+class Program:
+    """A straight-line program modulo 10 and the result that is asked for.
+
+    Attributes
+    ----------
+    offset
+        Number of the first line's name; line k is called (offset + k) mod 128.
+    ops
+        Per line "+" or "-".
+    operands
+        Per line two operands: k >= 0 is the result of line k, -1 - d the digit d.
+    query
+        The line whose result is asked for.
+    """
+
+    offset: int
+    ops: tuple[str, ...]
+    operands: tuple[tuple[int, int], ...]
+    query: int
+
+    @property
+    def lines(self) -> int:
+        """Number of program lines."""
+        return len(self.ops)
+
+    @cached_property
+    def values(self) -> tuple[int, ...]:
+        """The result of every line."""
+        done: list[int] = []
+        for op, (a, b) in zip(self.ops, self.operands, strict=True):
+            x, y = (done[k] if k >= 0 else -1 - k for k in (a, b))
+            done.append((x + y if op == "+" else x - y) % MODULUS)
+        return tuple(done)
+
+    @cached_property
+    def needed(self) -> tuple[int, ...]:
+        """The query and its ancestors, ascending: the lines that must be evaluated."""
+        found: set[int] = set()
+        stack = [self.query]
+        while stack:
+            k = stack.pop()
+            if k not in found:
+                found.add(k)
+                stack.extend(j for j in self.operands[k] if j >= 0)
+        return tuple(sorted(found))
+
+
+def random_program(rng: np.random.Generator, lines: int) -> Program:
+    """Draw a program of `lines` lines.
+
+    An operand is a digit with probability 0.1 (always in the first line), the
+    result of one of the last 8 lines with probability 0.2, else uniform over all
+    earlier lines.  The query is uniform over the last quarter of the lines.
+    """
+    if not 1 <= lines <= MAX_LINES:
+        raise ValueError(f"lines must be in 1..{MAX_LINES}, not {lines}")
+    source = rng.random((lines, 2))
+    constant = source < CONSTANT_PROBABILITY
+    constant[0] = True
+    recent = source > 1.0 - RECENT_PROBABILITY
+    digits = rng.integers(0, MODULUS, (lines, 2))
+    here = np.arange(lines)[:, None]
+    first = np.where(recent, np.maximum(0, here - RECENT_LINES), 0)
+    earlier = (first + rng.random((lines, 2)) * (here - first)).astype(int)
+    chosen = np.where(constant, -1 - digits, earlier).tolist()
+    ops = rng.integers(0, 2, lines).tolist()
+    return Program(
+        offset=int(rng.integers(NAMES)),
+        ops=tuple("+-"[i] for i in ops),
+        operands=tuple((a, b) for a, b in chosen),
+        query=int(rng.integers(lines - max(1, lines // 4), lines)),
+    )
+
+
+class ChainTask:
+    """Evaluate what is needed of a random program, and answer.
+
+    Parameters
+    ----------
+    lines
+        Program lines of a problem unless `problem` is told otherwise.
+    lines_per_thought
+        Reasoning lines that make up one thought of a search.
+    """
+
+    name = "chain"
+    value_readout: ValueReadout | None = None
+
+    def __init__(self, lines: int = 96, lines_per_thought: int = 4) -> None:
+        if lines_per_thought < 1:
+            raise ValueError("lines_per_thought must be at least 1")
+        self.vocab = _make_vocabulary()
+        self.vocab_size = len(self.vocab)
+        self.eos_id = self.vocab.eos_id
+        self.pad_id = self.vocab.pad_id
+        self.lines = lines
+        self.lines_per_thought = lines_per_thought
+        self.step_tokens = lines_per_thought * LINE_TOKENS
+        self._ask = self.vocab["?"]
+        self._names = {k: [self.vocab[f"{k}{n}"] for n in range(NAMES)] for k in "LvUM"}
+        self._digits = [self.vocab[str(d)] for d in range(MODULUS)]
+        self._ops = {op: self.vocab[op] for op in "+-"}
+        self._label_number = {token: n for n, token in enumerate(self._names["L"])}
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest sensible reasoning: every line, answer, end marker."""
+        return self.lines * LINE_TOKENS + ANSWER_TOKENS + 1
+
+    def problem(self, split: str, index: int, *, lines: int | None = None) -> Problem:
+        """Return problem `index` of `split` with `lines` program lines."""
+        count = self.lines if lines is None else lines
+        rng = np.random.default_rng([_TASK_SEED, SPLIT_SEEDS[split], count, index])
+        program = random_program(rng, count)
+        return Problem(self.name, split, index, tuple(self.prompt(program)), program)
+
+    def num_problems(self, split: str) -> int | None:
+        """Return None: problems are drawn at random, without end."""
+        if split not in SPLIT_SEEDS:
+            raise KeyError(split)
+        return None
+
+    def prompt(self, program: Program) -> list[int]:
+        """Return the prompt's ids, 5 per program line and 4 more."""
+        ids = [self.vocab.bos_id]
+        for k, (op, (a, b)) in enumerate(zip(program.ops, program.operands, strict=True)):
+            n = (program.offset + k) % NAMES
+            ids += [self._names["L"][n], self._operand(program, "U", a), self._ops[op]]
+            ids += [self._names["M"][n], self._operand(program, "U", b)]
+        end = (program.offset + program.lines) % NAMES
+        return [*ids, self._names["L"][end], self._ask, self._operand(program, "U", program.query)]
+
+    def line(self, program: Program, k: int) -> list[int]:
+        """Return the nine ids that evaluate program line `k`."""
+        n = (program.offset + k) % NAMES
+        a, b = program.operands[k]
+        x, y = (program.values[j] if j >= 0 else -1 - j for j in (a, b))
+        return [
+            self._names["L"][n],
+            self._operand(program, "v", a),
+            self._digits[x],
+            self._ops[program.ops[k]],
+            self._names["M"][n],
+            self._operand(program, "v", b),
+            self._digits[y],
+            self._names["v"][n],
+            self._digits[program.values[k]],
+        ]
+
+    def answer(self, program: Program) -> list[int]:
+        """Return the three ids of the answer line."""
+        value = self._digits[program.values[program.query]]
+        return [self._ask, self._operand(program, "v", program.query), value]
+
+    def reasoning(self, program: Program, lines: Iterable[int]) -> list[int]:
+        """Return the ids that evaluate `lines` in this order, then answer."""
+        ids = [token for k in lines for token in self.line(program, k)]
+        return ids + self.answer(program)
+
+    def solution(self, problem: Problem) -> list[int]:
+        """Return the shortest correct reasoning: the needed lines, then the answer."""
+        return self.reasoning(problem.data, problem.data.needed)
+
+    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
+        """Tell whether `generated` holds a complete answer line or the end marker."""
+        return self._finish(generated) is not None
+
+    def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
+        """Tell whether the last token closes a block of lines, or everything."""
+        if not generated:
+            return False
+        return len(generated) % self.step_tokens == 0 or self.is_finished(problem, generated)
+
+    def judge(self, problem: Problem, generated: Sequence[int]) -> Verdict:
+        """Verify token by token; what follows the finish is ignored.
+
+        A path is dead from the first token that no correct reasoning has there:
+        a label out of order, of a line whose operand is missing, or past a
+        needed line; any wrong token within a line; a premature or wrong answer.
+        """
+        finish = self._finish(generated)
+        verdict = self._judge(problem.data, generated[:finish])
+        if finish is None or verdict.finished:
+            return verdict
+        # The end marker came before an answer, or an answer after a wrong line.
+        return Verdict(False, True, True, verdict.progress, 0)
+
+    def _judge(self, program: Program, tokens: Sequence[int]) -> Verdict:
+        """Verify tokens that hold no end marker and nothing after an answer."""
+        evaluated: set[int] = set()
+        pending = list(reversed(program.needed))
+        last = -1
+        for start in range(0, max(len(tokens), 1), LINE_TOKENS):
+            part = list(tokens[start : start + LINE_TOKENS])
+            progress = 1.0 - len(pending) / len(program.needed)
+            todo = len(pending) * LINE_TOKENS + ANSWER_TOKENS
+            if not part:
+                return Verdict(False, False, False, progress, todo)
+            if part[0] == self._ask:
+                right = not pending and part == self.answer(program)[: len(part)]
+                done = len(part) >= ANSWER_TOKENS
+                left = ANSWER_TOKENS - len(part) if right else 0
+                return Verdict(right and done, done, not right, progress, left)
+            k = self._choice(program, part[0])
+            if (
+                not last < k < program.lines
+                or (pending and k > pending[-1])
+                or any(j >= 0 and j not in evaluated for j in program.operands[k])
+                or part != self.line(program, k)[: len(part)]
+            ):
+                return Verdict(False, False, True, progress, 0)
+            if len(part) < LINE_TOKENS:
+                todo -= len(part) if pending and k == pending[-1] else len(part) - LINE_TOKENS
+                return Verdict(False, False, False, progress, todo)
+            last = k
+            evaluated.add(k)
+            if pending and k == pending[-1]:
+                pending.pop()
+        progress = 1.0 - len(pending) / len(program.needed)
+        return Verdict(False, False, False, progress, len(pending) * LINE_TOKENS + ANSWER_TOKENS)
+
+    def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
+        """Return False: this task's model states no value; use `noisy_value`."""
+        return False
+
+    def value_from_model(self, next_token_logits: Any) -> Any:
+        """Raise ValueError: this task's model states no value."""
+        raise ValueError("chain models state no value; score states with noisy_value")
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return ids as words."""
+        return self.vocab.decode(ids)
+
+    def _operand(self, program: Program, kind: str, operand: int) -> int:
+        if operand < 0:
+            return self._digits[-1 - operand]
+        return self._names[kind][(program.offset + operand) % NAMES]
+
+    def _choice(self, program: Program, token: int) -> int:
+        """Return the program line a label token stands for, -1 if it is no label."""
+        n = self._label_number.get(token)
+        return -1 if n is None else (n - program.offset) % NAMES
+
+    def _finish(self, generated: Sequence[int]) -> int | None:
+        """Return the length up to the finish (end marker excluded), if there is one."""
+        if self._ask not in generated and self.eos_id not in generated:
+            return None  # at the speed of C: searches ask at every token
+        for i, token in enumerate(generated):
+            if token == self.eos_id:
+                return i
+            if token == self._ask and i + ANSWER_TOKENS <= len(generated):
+                return i + ANSWER_TOKENS
+        return None

@@ -1,0 +1,225 @@
+"""What the reference tasks have in common: problems, verdicts, vocabularies.
+
+A task is a family of problems whose reasoning is written line by line in a
+small word-level language and can be checked exactly, token by token.  A search
+needs no more than this module's `Task` to expand, score and stop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+
+#: Seed words that keep the problem streams of the splits apart.
+SPLIT_SEEDS = {"train": 0x7261696E, "test": 0x74657374}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem: its prompt and the description its verifier needs.
+
+    Attributes
+    ----------
+    task, split, index
+        The call that produced it; together with the task's options they
+        determine everything else.
+    prompt
+        Token ids to feed before generation.
+    data
+        Frozen, task-specific description.
+    """
+
+    task: str
+    split: str
+    index: int
+    prompt: tuple[int, ...]
+    data: Any
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an exact verifier says of a (partial) reasoning.
+
+    Attributes
+    ----------
+    correct
+        Finished with the right answer, every step valid.
+    finished
+        An answer line or the end marker was produced.
+    dead
+        Provably can no longer succeed.
+    progress
+        In [0, 1]: share of the needed steps that are done; for a dead path,
+        those done before it died.
+    remaining_tokens
+        Tokens of the shortest completion (the end marker not counted); 0 when
+        finished or dead.
+    """
+
+    correct: bool
+    finished: bool
+    dead: bool
+    progress: float
+    remaining_tokens: int
+
+
+@dataclass(frozen=True)
+class ValueReadout:
+    """The two tokens by which a model states its own value of a state."""
+
+    yes_id: int
+    no_id: int
+
+    def probability(self, next_token_logits: Any) -> Any:
+        """Return p(yes) given that one of the two tokens comes next.
+
+        Parameters
+        ----------
+        next_token_logits
+            Array or tensor of shape (..., vocab_size), at the position just
+            before the value token.
+
+        Returns
+        -------
+        Array or tensor of shape (...), in [0, 1].
+        """
+        margin = next_token_logits[..., self.yes_id] - next_token_logits[..., self.no_id]
+        if isinstance(margin, (np.ndarray, np.floating, float)):
+            return 1.0 / (1.0 + np.exp(-np.asarray(margin, dtype=np.float64)))
+        return margin.double().sigmoid()
+
+
+class Vocabulary:
+    """A word-level tokeniser: one id per word, words separated by blanks."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        if len(set(words)) != len(words):
+            raise ValueError("a vocabulary must not repeat a word")
+        for special in (PAD, BOS, EOS):
+            if special not in words:
+                raise ValueError(f"the vocabulary lacks {special}")
+        self.vocab = list(words)
+        self._id = {word: index for index, word in enumerate(self.vocab)}
+        self.pad_id, self.bos_id, self.eos_id = (self._id[w] for w in (PAD, BOS, EOS))
+
+    def __len__(self) -> int:
+        return len(self.vocab)
+
+    def __getitem__(self, word: str) -> int:
+        return self._id[word]
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of `words`; raises KeyError on an unknown word."""
+        return [self._id[word] for word in words]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the words of `ids`, separated by single blanks."""
+        return " ".join(self.vocab[int(index)] for index in ids)
+
+    def save(self, path: Path) -> None:
+        """Write the vocabulary as plain JSON."""
+        specials = {"pad_id": self.pad_id, "bos_id": self.bos_id, "eos_id": self.eos_id}
+        path.write_text(json.dumps({**specials, "vocab": self.vocab}, indent=0) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        """Read what `save` wrote."""
+        return cls(json.loads(path.read_text())["vocab"])
+
+
+class Task(Protocol):
+    """The interface between the reference tasks and their users.
+
+    `generated` is always the list of token ids after the prompt.
+    """
+
+    name: str
+    vocab: Vocabulary
+    vocab_size: int
+    eos_id: int
+    pad_id: int
+    step_tokens: int  #: most tokens of one thought
+    max_tokens: int  #: default cap on generated tokens
+    value_readout: ValueReadout | None  #: how the model states its own value, if it does
+
+    def problem(self, split: str, index: int, **options: Any) -> Problem:
+        """Return problem `index` of `split`: the same for the same arguments."""
+
+    def num_problems(self, split: str) -> int | None:
+        """Return the number of problems of a split; None if unlimited."""
+
+    def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
+        """Tell whether the last token closes a thought."""
+
+    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
+        """Tell whether an answer was given or the end marker produced."""
+
+    def judge(self, problem: Problem, generated: Sequence[int]) -> Verdict:
+        """Verify a (partial) reasoning exactly."""
+
+    def solution(self, problem: Problem) -> list[int]:
+        """Return the ids of one shortest correct reasoning, end marker excluded."""
+
+    def is_value_next(self, problem: Problem, generated: Sequence[int]) -> bool:
+        """Tell whether the model's own value token comes next."""
+
+    def value_from_model(self, next_token_logits: Any) -> Any:
+        """Return p(yes) from logits of shape (..., vocab_size); see `is_value_next`."""
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return ids as words."""
+
+
+def noisy_value(
+    verdict: Verdict,
+    rng: np.random.Generator,
+    noise: float,
+    *,
+    dead_penalty: float = 1.0,
+) -> float:
+    """Return a reward of stated quality: the truth plus Gaussian noise.
+
+    Parameters
+    ----------
+    verdict
+        The exact verdict on the state.
+    rng
+        Source of the noise; one normal number is drawn per call.
+    noise
+        Standard deviation of the noise, in units of progress.  One needed line
+        of a `chain` problem is 1 / (number of needed lines), about 0.05-0.1.
+    dead_penalty
+        Share of the progress that a dead path loses: 1 lets the reward see
+        death, 0 makes it blind to it.
+
+    Returns
+    -------
+    float in [0, 1].
+    """
+    if noise < 0 or not 0 <= dead_penalty <= 1:
+        raise ValueError("noise must be >= 0 and dead_penalty in [0, 1]")
+    truth = verdict.progress * (1.0 - dead_penalty) if verdict.dead else verdict.progress
+    return float(min(1.0, max(0.0, truth + noise * rng.standard_normal())))
+
+
+def get_task(name: str, **options: Any) -> Task:
+    """Return the task called `name` ("chain" or "game24").
+
+    Options are those of the task's class, e.g. ``lines_per_thought`` for
+    `chain`.  Raises ValueError on an unknown name.
+    """
+    from .chain import ChainTask
+    from .game24 import Game24Task
+
+    classes: dict[str, type] = {"chain": ChainTask, "game24": Game24Task}
+    if name not in classes:
+        raise ValueError(f"unknown task {name!r}; known: {', '.join(sorted(classes))}")
+    task: Task = classes[name](**options)
+    return task

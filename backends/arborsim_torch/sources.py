@@ -1,0 +1,218 @@
+"""Where prompts, thought boundaries and rewards come from: a reference task, or plain prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from arborsim.errors import UsageError
+from arborsim_torch.reference.tasks import Problem, Task, noisy_value
+
+
+class Source(Protocol):
+    """What a recorder asks about the text it generates; `generated` is all after the prompt."""
+
+    name: str
+    max_tokens: int
+
+    def count(self, first: int) -> int | None:
+        """Problems from number `first` on; None for no end."""
+
+    def problem(self, index: int) -> Problem: ...
+
+    def is_thought_end(
+        self, problem: Problem, generated: Sequence[int], block_tokens: int
+    ) -> bool: ...
+
+    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool: ...
+
+    def value_from_logits(
+        self, problem: Problem, generated: Sequence[int], logits: Any
+    ) -> float | None:
+        """The model's own value, if its next token would state it."""
+
+    def reward(
+        self,
+        problem: Problem,
+        generated: Sequence[int],
+        value: float | None,
+        rng: np.random.Generator,
+    ) -> float:
+        """Search value in [0, 1] at a boundary; NaN if there is none."""
+
+    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        """Verdict on an answer; None if nobody can judge it."""
+
+    def text(self, ids: Sequence[int]) -> str: ...
+
+
+class TaskSource:
+    """Problems of a reference task, rewarded by its verifier (with noise) or by the model itself.
+
+    Parameters
+    ----------
+    task : Task
+    split : str
+    noise, dead_penalty : float
+        See `arborsim_torch.reference.noisy_value`.
+    """
+
+    def __init__(
+        self, task: Task, split: str = "test", noise: float = 0.0, dead_penalty: float = 1.0
+    ) -> None:
+        self.task, self.split = task, split
+        self.name = task.name
+        self.max_tokens = task.max_tokens
+        self._noise, self._dead_penalty = noise, dead_penalty
+        try:
+            task.num_problems(split)
+        except KeyError:
+            raise UsageError(
+                f"task {task.name} has no split {split!r}: use train or test"
+            ) from None
+
+    def count(self, first: int) -> int | None:
+        available = self.task.num_problems(self.split)
+        return None if available is None else max(0, available - first)
+
+    def problem(self, index: int) -> Problem:
+        return self.task.problem(self.split, index)
+
+    def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
+        return self.task.is_thought_end(problem, generated)
+
+    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
+        return self.task.is_finished(problem, generated)
+
+    def value_from_logits(
+        self, problem: Problem, generated: Sequence[int], logits: Any
+    ) -> float | None:
+        if not self.task.is_value_next(problem, generated):
+            return None
+        return float(self.task.value_from_model(logits))
+
+    def reward(
+        self,
+        problem: Problem,
+        generated: Sequence[int],
+        value: float | None,
+        rng: np.random.Generator,
+    ) -> float:
+        if self.task.value_readout is not None:
+            # A line without its value token is broken: the model did not get to state one.
+            return 0.0 if value is None else value
+        verdict = self.task.judge(problem, generated)
+        return noisy_value(verdict, rng, self._noise, dead_penalty=self._dead_penalty)
+
+    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return self.task.judge(problem, generated).correct
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.task.text(ids)
+
+
+class PromptSource:
+    """Plain prompts: a thought ends at a newline or after so many tokens; nobody rewards it.
+
+    Parameters
+    ----------
+    prompts : sequence of str
+    tokenizer
+        Of transformers.
+    eos_ids : sequence of int
+    max_tokens, thought_tokens : int
+    """
+
+    name = "prompts"
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        tokenizer: Any,
+        eos_ids: Sequence[int],
+        max_tokens: int,
+        thought_tokens: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._ids = [tuple(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+        for number, ids in enumerate(self._ids, 1):
+            if not ids:
+                raise UsageError(f"prompt {number} has no tokens")
+        self._eos = frozenset(eos_ids)
+        self.max_tokens = max_tokens
+        self._thought_tokens = thought_tokens
+        self._newline: dict[int, bool] = {}
+
+    def count(self, first: int) -> int | None:
+        return max(0, len(self._ids) - first)
+
+    def problem(self, index: int) -> Problem:
+        return Problem(self.name, "prompts", index, self._ids[index], None)
+
+    def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
+        token = generated[-1]
+        if token not in self._newline:
+            self._newline[token] = "\n" in self._tokenizer.decode([token])
+        return (
+            self._newline[token]
+            or block_tokens >= self._thought_tokens
+            or self.is_finished(problem, generated)
+        )
+
+    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
+        return generated[-1] in self._eos or len(generated) >= self.max_tokens
+
+    def value_from_logits(
+        self, problem: Problem, generated: Sequence[int], logits: Any
+    ) -> float | None:
+        return None
+
+    def reward(
+        self,
+        problem: Problem,
+        generated: Sequence[int],
+        value: float | None,
+        rng: np.random.Generator,
+    ) -> float:
+        return float("nan")
+
+    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return None
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids)))
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The "prompt" of every line of a JSON-lines file; empty lines are skipped.
+
+    Raises
+    ------
+    UsageError
+        Names the file and the line that is wrong.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file of prompts") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        prompt = entry.get("prompt") if isinstance(entry, Mapping) else None
+        if not isinstance(prompt, str) or not prompt:
+            raise UsageError(f'{path}, line {number}: expected {{"prompt": "..."}}')
+        prompts.append(prompt)
+    if not prompts:
+        raise UsageError(f'{path}: no prompts; write one {{"prompt": "..."}} per line')
+    return prompts

@@ -1,0 +1,108 @@
+"""What recording costs: the same searches with and without capture, same seed, same tokens.
+
+    python benchmarks/record.py [--model chain] [--tokens 600] [--repeats 3]
+
+prints, for one chain and for a tree of four parallel leaves, decode speed unrecorded, at
+``signals`` level and at ``qkv`` level, and the ratios.  Decoding only: writing the file comes after a search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from arborsim.search import make_search
+from arborsim.trace.schema import Capture as Level
+from arborsim_torch.backend import make_capture
+from arborsim_torch.capture import middle_layers
+from arborsim_torch.models import load_model
+from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
+from arborsim_torch.sampling import Sampler
+from arborsim_torch.sources import TaskSource
+
+
+@dataclass(frozen=True)
+class Endless:
+    """A source whose searches never finish early, so that every run decodes as many tokens."""
+
+    inner: TaskSource
+    block_tokens: int = 36
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def is_thought_end(self, problem: Any, generated: Any, block_tokens: int) -> bool:
+        return block_tokens >= self.block_tokens
+
+    def is_finished(self, problem: Any, generated: Any) -> bool:
+        return False
+
+    def reward(self, problem: Any, generated: Any, value: Any, rng: Any) -> float:
+        return 0.5
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def run(
+    model: Any, source: Any, search: str, level: Level | None, tokens: int
+) -> tuple[EpisodeResult, list[int]]:
+    """One search; returns its result and its tokens."""
+    options = {"steps": 8 * tokens // 36} if search == "dpts" else {}
+    vectors = middle_layers(model.config.num_hidden_layers) if level is Level.QKV else ()
+    recorder = EpisodeRecorder(
+        model=model,
+        source=source,
+        search=make_search(search, **options),
+        capture=None if level is None else make_capture(level, 0, vectors),
+        sampler=Sampler(1.0, (0,)),
+        seed=0,
+        max_tokens=tokens,
+    )
+    result = recorder.run(source.problem(0))
+    return result, [int(t) for t in result.columns["token"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="chain")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tokens", type=int, default=600, help="generated tokens per path")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    loaded = load_model(options.model, device=options.device)
+    assert loaded.task is not None, "the benchmark needs a reference model"
+    source = Endless(TaskSource(loaded.task))
+    prompt = len(source.problem(0).prompt)
+    print(f"{loaded.name}, {options.device}, {options.threads} threads, prompt {prompt} tokens")
+    print(f"{'search':8s} {'capture':8s} {'tokens':>7s} {'tokens/s':>9s} {'cost':>6s}  same tokens")
+    levels = {"none": None, "signals": Level.SIGNALS, "qkv": Level.QKV}
+    for search in ("linear", "dpts"):
+        base = 0.0
+        tokens_of: dict[str, list[int]] = {}
+        # Interleaved, so that a busy moment of the machine does not hit one level alone.
+        seconds: dict[str, list[float]] = {name: [] for name in levels}
+        for _ in range(options.repeats):
+            for name, level in levels.items():
+                result, tokens = run(loaded.model, source, search, level, options.tokens)
+                seconds[name].append(result.decode_s / result.tokens)
+                tokens_of[name] = tokens
+        for name in levels:
+            per_token = statistics.median(seconds[name])
+            same = "yes" if tokens_of[name] == tokens_of["none"] else "no"
+            base = base or per_token
+            print(
+                f"{search:8s} {name:8s} {result.tokens:7d} {1 / per_token:9.0f} "
+                f"{per_token / base:5.2f}x  {same}"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Whatever a user gets wrong: one line that says what, where and what to do, and exit code 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arborsim.cli.app import main
+from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
+from tests.helpers.traces import make_trace
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of good and bad files."""
+    folder = tmp_path_factory.mktemp("traces")
+    good = make_trace(folder / "good.parquet", kind="linear", prompt=40, nodes=8)
+    make_trace(folder / "bare.parquet", kind="linear", prompt=40, capture="tree")
+    (folder / "text.parquet").write_text("this is not Parquet\n" * 50)
+    (folder / "truncated.parquet").write_bytes(good.read_bytes()[:-200])
+    (folder / "empty.parquet").write_bytes(b"")
+    pq.write_table(pa.table({"a": [1, 2]}), folder / "other.parquet")
+    table = pq.read_table(good)
+    future = table.replace_schema_metadata({**table.schema.metadata, VERSION_KEY: b"99"})
+    pq.write_table(future, folder / "future.parquet")
+    muddled = table.replace_schema_metadata({**table.schema.metadata, METADATA_KEY: b"{"})
+    pq.write_table(muddled, folder / "muddled.parquet")
+    (folder / "bad.toml").write_text("hbm_bytes = 'many'")
+    (folder / "folder.parquet").mkdir()
+    return folder
+
+
+CASES = {
+    "missing file": ("replay nowhere.parquet", "nowhere.parquet"),
+    "not Parquet": ("replay text.parquet", "text.parquet"),
+    "empty file": ("replay empty.parquet", "empty.parquet"),
+    "truncated": ("replay truncated.parquet", "truncated.parquet"),
+    "no trace": ("replay other.parquet", "other.parquet"),
+    "future version": ("replay future.parquet", "99"),
+    "broken metadata": ("replay muddled.parquet", "metadata"),
+    "a folder": ("replay folder.parquet", "folder.parquet"),
+    "no attention": ("replay bare.parquet --policy h2o", "--capture signals"),
+    "unknown policy": ("replay good.parquet --policy epikw", "did you mean epikv"),
+    "no policy": ("replay good.parquet --policy ,", "names no policy"),
+    "unknown GPU": ("replay good.parquet --gpu h1000", "did you mean h100"),
+    "unknown model": ("replay good.parquet --model llama-3.1-8c", "did you mean llama-3.1-8b"),
+    "bad profile": ("replay good.parquet --gpu bad.toml", "bad.toml"),
+    "budget 0": ("replay good.parquet --policy epikv --budget 0", "must be above 0"),
+    "negative budget": ("replay good.parquet --policy epikv --budget -3", "must be above 0"),
+    "budget above 1": ("replay good.parquet --policy epikv --budget 1.5", "neither a share"),
+    "budget below the floor": ("replay good.parquet --policy epikv --budget 20", "prompt 40"),
+    "unknown recall": ("replay good.parquet --recall steam", "did you mean stream"),
+    "unknown parameter": ("replay good.parquet --policy h2o --set sink=4", "did you mean sinks"),
+    "bad parameter": ("replay good.parquet --policy h2o --set sinks=four", "must be int"),
+    "parameter of nobody": ("replay good.parquet --policy full --set epikv.x=4", "not among"),
+    "parameter out of range": (
+        "replay good.parquet --policy hierarchy --set evict_ratio=7", "[0, 1]"),
+    "bad page size": ("replay good.parquet --page-size 0", "page-size"),
+    "output nowhere": ("replay good.parquet --out no/where.parquet", "no directory"),
+    "unknown option": ("replay good.parquet --polciy h2o", "--polciy"),
+    "unknown command": ("repaly good.parquet", "repaly"),
+    "inspect a missing file": ("inspect nowhere.parquet", "nowhere.parquet"),
+    "explain an unknown policy": ("policies epikw", "did you mean epikv"),
+    "record an unknown task": (
+        "record --model chain --task chian --out x.parquet", "did you mean chain"),
+    "record an unknown search": (
+        "record --model chain --task chain --search tot-bsf --out x.parquet", "tot-bfs"),
+    "record from nowhere": (
+        "record --model no/such/model --prompts good.parquet --out x.parquet", "no/such/model"),
+    "record without CUDA": (
+        "record --model chain --task chain --device cuda --out x.parquet", "CUDA"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_exit_code_2(
+    case: str, traces: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, says = CASES[case]
+    if "cuda" in command:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has CUDA")
+    monkeypatch.chdir(traces)
+    assert main(command.split()) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.err.count("\n") == 1, printed.err
+    assert printed.err.startswith("arborsim: ")
+    assert printed.out == ""
+    assert not (traces / "x.parquet").exists()
+
+
+def test_a_closed_pipe_is_no_error(traces: Path) -> None:
+    command = f"{sys.executable} -m arborsim.cli.app policies | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == ""

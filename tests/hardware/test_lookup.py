@@ -1,0 +1,170 @@
+"""Profiles and geometries: facts, names and bad files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arborsim.errors import UnknownName, UsageError
+from arborsim.hardware.lookup import (
+    geometry_names,
+    load_geometry,
+    load_profile,
+    profile_names,
+)
+
+CONFIG = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 100, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "kv_bytes_per_token"),
+    [
+        ("llama-3.1-8b", 8_030_261_248, 131_072),
+        ("qwen2.5-7b", 7_615_616_512, 57_344),
+        ("r1-distill-qwen-7b", 7_615_616_512, 57_344),
+        ("chain", 1_316_480, 2 * 6 * 2 * 64 * 4),
+        ("game24", 1_235_584, 2 * 6 * 2 * 64 * 4),
+    ],
+)
+def test_published_sizes(name: str, parameters: int, kv_bytes_per_token: int) -> None:
+    geometry = load_geometry(name)
+    assert geometry.parameters == parameters
+    assert geometry.kv_bytes_per_token == kv_bytes_per_token
+    assert geometry.name == name
+
+
+def test_everything_shipped_loads() -> None:
+    assert profile_names() == ["a100-80", "h100", "h200", "rtx4090"]
+    assert [load_profile(name).name for name in profile_names()] == profile_names()
+    assert [load_geometry(name).name for name in geometry_names()] == geometry_names()
+
+
+def test_every_number_has_a_source_or_is_assumed() -> None:
+    h200 = load_profile("H200")
+    assert "datasheet" in h200.source("hbm_bytes_per_s")
+    assert h200.source("pageable_factor") == "assumed"
+    assert "pageable_factor" in h200.assumed()
+    assert "hbm_bytes" not in h200.assumed()
+    assert load_profile("a100").name == "a100-80"
+
+
+def test_unknown_names_carry_the_nearest() -> None:
+    with pytest.raises(UnknownName, match=r"did you mean .*h100"):
+        load_profile("h1000")
+    with pytest.raises(UnknownName, match="llama-3.1-8b"):
+        load_geometry("llama-3-8b")
+
+
+def write(folder: Path, text: str, name: str = "config.json") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def config(folder: Path, **changes: Any) -> Path:
+    return write(folder, json.dumps({**CONFIG, **changes}))
+
+
+def test_config_defaults(tmp_path: Path) -> None:
+    (tmp_path / "my-model").mkdir()
+    geometry = load_geometry(config(tmp_path / "my-model"))
+    assert geometry.name == "my-model"
+    assert (geometry.kv_heads, geometry.head_dim) == (4, 16)
+    assert geometry.kv_bytes_per_element == 2
+    assert load_geometry(str(tmp_path / "my-model") + "/") == geometry
+
+
+def test_config_head_dim_and_types(tmp_path: Path) -> None:
+    path = config(tmp_path, head_dim=32, num_key_value_heads=1, torch_dtype="float32")
+    geometry = load_geometry(path)
+    assert (geometry.kv_heads, geometry.head_dim) == (1, 32)
+    assert geometry.kv_bytes_per_token == 2 * 2 * 1 * 32 * 4
+    tied = load_geometry(config(tmp_path, tie_word_embeddings=True))
+    assert load_geometry(config(tmp_path)).parameters - tied.parameters == 100 * 64
+    nested = write(tmp_path, json.dumps({"text_config": CONFIG, "dtype": "float16"}))
+    assert load_geometry(nested).layers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": None}, "lacks num_hidden_layers"),
+        ({"num_hidden_layers": 2.5}, "positive whole number"),
+        ({"num_hidden_layers": True}, "positive whole number"),
+        ({"num_attention_heads": 5}, "no multiple of 5"),
+        ({"torch_dtype": "int3"}, "none of float32"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"num_experts": 64}, "mixture of experts"),
+        ({"sliding_window": 4096}, "sliding_window 4096"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+    ],
+)
+def test_configs_that_cannot_be_counted(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_geometry(config(tmp_path, **changes))
+
+
+def test_unused_sliding_window_is_fine(tmp_path: Path) -> None:
+    load_geometry(config(tmp_path, sliding_window=131072, use_sliding_window=False))
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
+        load_profile(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
+        load_profile(tmp_path)
+    with pytest.raises(UsageError, match="not valid JSON"):
+        load_geometry(write(tmp_path, "{"))
+    with pytest.raises(UsageError, match="holds no JSON object"):
+        load_geometry(write(tmp_path, "[]"))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_profile(tmp_path / "binary.toml")
+
+
+def profile_text(**changes: str) -> str:
+    """The H100 profile with lines replaced; an empty value leaves a line out."""
+    from importlib import resources
+
+    text = resources.files("arborsim.hardware").joinpath("profiles/h100.toml").read_text()
+    lines = []
+    for line in text.splitlines():
+        key = line.split(" = ")[0]
+        if key in changes and "[sources]" not in lines:
+            line = f"{key} = {changes[key]}" if changes[key] else ""
+        lines.append(line)
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mfu": ""}, "lacks mfu"),
+        ({"mfu": "1.5"}, r"mfu must lie in \(0, 1\]"),
+        ({"mfu": '"high"'}, "mfu must be of type float"),
+        ({"hbm_bytes": "1.5"}, "hbm_bytes must be of type int"),
+        ({"hbm_bytes_per_s": "0"}, "must be positive"),
+        ({"per_layer_s": "-1e-6"}, "must not be negative"),
+        ({"reserve_share": "1.0"}, r"\[0, 1\)"),
+        ({"block_bytes": "[8192, 4096, 1, 2]"}, "must rise"),
+        ({"name": '"x"\nhbm_byte = 3'}, "did you mean .*hbm_bytes"),
+        ({"name": "'"}, "not valid TOML"),
+    ],
+)
+def test_bad_profiles(tmp_path: Path, changes: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_profile(write(tmp_path, profile_text(**changes), "mine.toml"))
+
+
+def test_users_profile(tmp_path: Path) -> None:
+    path = write(tmp_path, profile_text(name='"mine"', mfu="0.5"), "mine.toml")
+    assert load_profile(path).name == "mine"
+    assert load_profile(str(path)).mfu == 0.5

@@ -1,0 +1,299 @@
+"""``arborsim record`` end to end: files, bad input, interruption, reproducibility."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arborsim.cli.app import main
+from arborsim.search import make_search
+from arborsim.trace.play import play
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.sampling import Sampler
+from tests.live.tiny import FakeSource, tiny_model, torch
+
+SHORT = ["--lines", "10", "--episodes", "2"]
+
+
+def record(*arguments: object) -> int:
+    return main(["record", *map(str, arguments)])
+
+
+def fail(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line that a failing command prints."""
+    capsys.readouterr()
+    assert record(*arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert error.startswith("arborsim: ")
+    return error
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a word tokeniser, as `save_pretrained` leaves it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("model")
+    model = tiny_model("llama")
+    model.save_pretrained(path)
+    words = {f"w{i}": i for i in range(60)} | {"\n": 60}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1").save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "w3 w4 w5"}\n\n{"prompt": "w6 w7"}\n')
+    return path
+
+
+@pytest.mark.parametrize("search", ["linear", "tot-bfs", "tot-dfs", "dpts"])
+def test_chain(search: str, tmp_path: Path) -> None:
+    out = tmp_path / "t.parquet"
+    options = {"dpts": ["--set", "steps=12"], "tot-bfs": ["--set", "keep=2"]}.get(search, [])
+    assert record("--model", "chain", *SHORT, "--search", search, *options, "--out", out) == 0
+    reader = TraceReader(out)
+    info = reader.info
+    assert (info.task, info.search, info.attention) == ("chain", search, "dense")
+    assert info.timing["decode_tokens_per_s"] > 0
+    assert info.search_parameters["task.lines"] == 10
+    for episode in reader.episodes():
+        assert episode.kind[-1] == Kind.ANSWER
+        assert episode.correct[-1] in (0, 1)
+        assert np.isnan(episode.reward[episode.kind != Kind.BOUNDARY]).all()
+        assert not np.isnan(episode.reward[episode.kind == Kind.BOUNDARY]).any()
+        assert sum(1 for _ in play(episode)) > 3
+
+
+def test_game24_is_rewarded_by_the_model_itself(tmp_path: Path) -> None:
+    out = tmp_path / "t.parquet"
+    assert record("--model", "game24", "--search", "tot-bfs", "--episodes", 2, "--out", out) == 0
+    episode = next(iter(TraceReader(out).episodes()))
+    boundary = episode.kind == Kind.BOUNDARY
+    assert len(np.unique(episode.reward[boundary])) > 3
+    # All 8 proposals for the first line are one batch.
+    token = episode.kind == Kind.TOKEN
+    assert (episode.iteration[token] == 1).sum() == 8
+
+
+@pytest.mark.parametrize("search", ["linear", "tot-bfs", "tot-dfs", "dpts"])
+def test_plain_model_and_prompts(search: str, folder: Path, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.parquet"
+    options = ["--set", "steps=10"] if search in ("dpts", "tot-dfs") else []
+    code = record("--model", folder, "--prompts", prompts, "--search", search, "--out", out,
+                  "--max-tokens", 24, "--thought-tokens", 8, "--attention", "sparse",
+                  "--attention-top", 6, "--capture", "qkv", *options)  # fmt: skip
+    assert code == 0
+    reader = TraceReader(out)
+    assert reader.num_episodes == 2
+    assert reader.info.qkv_layers == (1, 2)
+    assert reader.info.attention_top == 6
+    for episode in reader.episodes():
+        assert (episode.correct[-1], np.isnan(episode.reward).all()) == (-1, True)
+        lengths = np.bincount(episode.node[episode.kind == Kind.TOKEN])
+        assert lengths.max() <= 8
+
+
+def test_bad_input_is_one_line(
+    folder: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", tmp_path / "t.parquet")
+    assert "did you mean tot-bfs" in fail(capsys, *out, "--search", "tot-bsf")
+    assert "did you mean steps" in fail(capsys, *out, "--search", "dpts", "--set", "step=3")
+    assert "expected name=value" in fail(capsys, *out, "--set", "steps")
+    assert "did you mean chain" in fail(capsys, *out, "--model", "chian")
+    assert "no such folder" in fail(capsys, *out, "--model", "./nowhere/at/all")
+    assert "no config.json" in fail(capsys, *out, "--model", tmp_path)
+    assert "give --prompts" in fail(capsys, *out, "--model", folder)
+    assert "its own problems" in fail(capsys, *out, "--prompts", prompts)
+    assert "vocabularies differ" in fail(capsys, *out, "--model", "chain", "--task", "game24")
+    assert "no split 'dev'" in fail(capsys, *out, "--split", "dev")
+    assert "only 269 problems" in fail(capsys, *out, "--model", "game24", "--episodes", 300)
+    assert "no problems from that" in fail(capsys, *out, "--model", "game24", "--first", 900)
+    assert "unknown dtype 'float8'" in fail(capsys, *out, "--dtype", "float8")
+    assert "use cpu or cuda" in fail(capsys, *out, "--device", "tpu")
+    assert "layers 0 to 5" in fail(capsys, *out, "--capture", "qkv", "--qkv-layers", "2,9")
+    assert "expected numbers" in fail(capsys, *out, "--qkv-layers", "a")
+    assert "no directory" in fail(capsys, "--out", tmp_path / "no" / "t.parquet")
+    missing = tmp_path / "none.jsonl"
+    assert "no such file of prompts" in fail(capsys, *out, "--model", folder, "--prompts", missing)
+    if not torch.cuda.is_available():
+        assert "finds no CUDA" in fail(capsys, *out, "--device", "cuda")
+    assert not (tmp_path / "t.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"prompt": \n', "line 2: not JSON"),
+        ('{"prompt": "a"}\n\n{"question": "b"}\n', "line 3: expected"),
+        ("[1]\n", "line 1: expected"),
+        ('{"prompt": ""}\n', "line 1: expected"),
+        ("\n", "no prompts"),
+    ],
+)
+def test_bad_prompts_name_their_line(
+    text: str, message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(text)
+    out = tmp_path / "t.parquet"
+    assert message in fail(capsys, "--model", folder, "--prompts", bad, "--out", out)
+
+
+def test_long_prompts_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "w3 " * 2048}))
+    out = tmp_path / "t.parquet"
+    assert "takes 2048 positions" in fail(
+        capsys, "--model", folder, "--prompts", path, "--out", out
+    )
+
+
+def test_other_families_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: Path
+) -> None:
+    from transformers import GPT2Config
+
+    GPT2Config(n_layer=1, n_embd=8, n_head=1).save_pretrained(tmp_path)
+    error = fail(capsys, "--model", tmp_path, "--prompts", prompts, "--out", tmp_path / "t.parquet")
+    assert "the gpt2 family is not supported" in error
+    assert "qwen3" in error
+
+
+def test_only_safetensors_are_loaded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: Path
+) -> None:
+    for file in folder.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    error = fail(capsys, "--model", tmp_path, "--prompts", prompts, "--out", tmp_path / "t.parquet")
+    assert "safetensors" in error
+
+
+def test_an_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t.parquet"
+    out.write_bytes(b"precious")
+    assert "exists" in fail(capsys, "--out", out, *SHORT)
+    assert out.read_bytes() == b"precious"
+    assert record("--out", out, *SHORT, "--overwrite", "--capture", "tree") == 0
+    assert TraceReader(out).info.attention == "none"
+
+
+def test_memory_errors_say_what_was_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fall(self: Any, problem: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(EpisodeRecorder, "run", fall)
+    error = fail(capsys, "--out", tmp_path / "t.parquet", "--search", "tot-bfs", *SHORT)
+    assert "out of memory on cpu: chain" in error
+    assert "40 leaves" in error
+
+
+def test_same_seed_same_tokens(tmp_path: Path) -> None:
+    tokens = {}
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        out = tmp_path / f"{name}.parquet"
+        assert record("--out", out, *SHORT, "--search", "dpts", "--seed", seed,
+                      "--set", "steps=8") == 0  # fmt: skip
+        tokens[name] = [e.token.tolist() for e in TraceReader(out).episodes()]
+    assert tokens["a"] == tokens["b"] != tokens["c"]
+
+
+def test_temperature_samples_the_distribution() -> None:
+    logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]])).expand(4000, 3)
+    for temperature in (1.0, 0.5):
+        choice = Sampler(temperature, (1,)).choose(logits)
+        expected = np.array([0.7, 0.2, 0.1]) ** (1 / temperature)
+        share = np.bincount(choice.token, minlength=3) / 4000
+        np.testing.assert_allclose(share, expected / expected.sum(), atol=0.03)
+        assert choice.logprob[0] == pytest.approx(np.log([0.7, 0.2, 0.1][choice.token[0]]))
+        assert choice.entropy[0] == pytest.approx(0.8018, abs=1e-3)
+    assert Sampler(0.0, (1,)).choose(logits).token == [0] * 4000
+
+
+def test_repeated_thoughts_are_given_up() -> None:
+    """At temperature 0 all siblings are equal: only one of them goes on."""
+    model, source = tiny_model(), FakeSource(thoughts=3)
+    search = make_search("tot-bfs", keep=2, children=3)
+    run = EpisodeRecorder(model, source, search, None, Sampler(0.0, (0,)), 0, 200)
+    columns = run.run(source.problem(0)).columns
+    depths = columns["depth"][np.asarray(columns["kind"]) == Kind.BOUNDARY]
+    assert np.bincount(depths).tolist() == [0, 3, 3, 3]
+
+
+def test_tree_that_backtracks_has_honest_events(tmp_path: Path) -> None:
+    """Depth-first search returns to older states; pruned nodes never come back."""
+    model, source = tiny_model(), FakeSource(thoughts=5)
+    search = make_search("tot-dfs", threshold=0.5, steps=30)
+    columns = EpisodeRecorder(
+        model, source, search, None, Sampler(1.0, (0,)), 0, 200
+    ).run(source.problem(0)).columns  # fmt: skip
+    kind, node, parent = np.asarray(columns["kind"]), columns["node"], columns["parent"]
+    opened = [(n, p) for n, p in zip(node[kind == Kind.TRANSITION], parent[kind == Kind.TRANSITION],
+                                     strict=True)]  # fmt: skip
+    returns = [p for (a, _), (_, p) in itertools.pairwise(opened) if p != a]
+    assert len(returns) > 3
+    assert (kind == Kind.PRUNE).sum() > 3
+
+
+def test_interruption_leaves_whole_episodes(tmp_path: Path) -> None:
+    out = tmp_path / "t.parquet"
+    arguments = ["--episodes", "500", "--lines", "10", "--search", "dpts", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "arborsim.cli.app", "record", *arguments],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    parts = tmp_path / "t.parquet.parts"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(parts.glob("*.parquet"))) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "interrupted" in error
+    assert "Traceback" not in error
+    reader = TraceReader(out)
+    assert reader.num_episodes >= 2
+    assert f"holds {reader.num_episodes} whole episodes" in error
+    assert all(episode.kind[-1] == Kind.ANSWER for episode in reader.episodes())
+    assert not parts.exists()
+
+
+def test_without_torch_it_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from arborsim.cli.app import main\n"
+        f"sys.exit(main(['record', '--out', {str(tmp_path / 't.parquet')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "pip install 'arborsim[torch]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import sys, arborsim.cli.app; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

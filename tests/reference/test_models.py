@@ -1,0 +1,177 @@
+"""Initialisation, optimiser, training, decoding, and the shipped weights."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from arborsim_torch.reference import get_task, load, weights_path
+from arborsim_torch.reference.curriculum import Stage
+from arborsim_torch.reference.decoder import generate
+from arborsim_torch.reference.evaluate import clopper_pearson, evaluate_game24, judge_all
+from arborsim_torch.reference.export import export
+from arborsim_torch.reference.model import make_config, make_model
+from arborsim_torch.reference.muon import orthogonalise
+from arborsim_torch.reference.train import CHECKPOINT, Trainer, train
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
+#: Greedy accuracy that the shipped weights must reach on few problems: well
+#: under the tables' intervals, far above what an untrained model does.
+CHAIN_BOUNDS = {40: 0.75, 64: 0.7}
+GAME24_BOUND = 0.2
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_layer_0_looks_back(seed):
+    """Head 0 attends to the previous token, head 2 to the last but one."""
+    task = get_task("chain")
+    model = make_model(make_config(task, attn_implementation="eager"), seed)
+    ids = torch.tensor([task.problem("test", 0, lines=120).prompt * 2])
+    with torch.no_grad():
+        out = model.model(ids, output_attentions=True)
+    heads = out.attentions[0][0]
+    assert heads[0].diagonal(-1).min() > 0.99
+    assert heads[2].diagonal(-2).min() > 0.99
+
+
+def test_initial_predictions_are_nearly_uniform():
+    task = get_task("game24")
+    model = make_model(make_config(task), 1)
+    with torch.no_grad():
+        logits = model(torch.tensor([task.problem("test", 0).prompt])).logits
+    spread = torch.log_softmax(logits, -1).exp().max()
+    assert spread < 5 / task.vocab_size
+
+
+def test_orthogonalise():
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((3, 16, 40), (2, 40, 16)):
+        singular = torch.linalg.svdvals(orthogonalise(torch.randn(shape, generator=generator)))
+        assert singular.min() > 0.5 and singular.max() < 1.3
+
+
+def _trainer(steps=6):
+    stages = (
+        Stage("a", 3, 300, (0.02, 0.02), (8e-3, 8e-3), 0.5, None, (4, 8)),
+        Stage("b", steps - 3, 300, (0.02, 0.0), (8e-3, 0.0), 0.0, None, (4, 8)),
+    )
+    return Trainer(get_task("chain"), stages, seed=3, config=SMALL)
+
+
+def test_resumed_training_equals_uninterrupted_training(tmp_path):
+    whole = _trainer()
+    train(whole, tmp_path / "whole", minutes=5, log_steps=2)
+    first = _trainer()
+    for _ in range(4):
+        first.step()
+    first.save(tmp_path / CHECKPOINT)
+    second = _trainer()
+    second.restore(tmp_path / CHECKPOINT)
+    while second.stage is not None:
+        second.step()
+    assert second.progress.step == whole.progress.step == 6
+    for name, weights in whole.model.state_dict().items():
+        assert torch.equal(weights, second.model.state_dict()[name]), name
+    curve = (tmp_path / "whole" / "curve.jsonl").read_text().splitlines()
+    assert json.loads(curve[-1])["stage"] == "done"
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    _trainer().save(tmp_path / CHECKPOINT)
+    other = Trainer(get_task("chain"), (), seed=4, config=SMALL)
+    with pytest.raises(ValueError, match="seed"):
+        other.restore(tmp_path / CHECKPOINT)
+
+
+def test_training_lowers_the_loss():
+    trainer = _trainer()
+    stage = dataclasses.replace(trainer.stages[1], steps=60, tokens=600)
+    trainer.stages = (stage,)
+    trainer.step()
+    first = trainer.progress.averages["loss"]
+    while trainer.stage is not None:
+        trainer.step()
+    assert trainer.progress.averages["loss"] < 0.8 * first
+
+
+def test_export_and_load(tmp_path):
+    task = get_task("game24")
+    trainer = Trainer(task, (Stage("a", 2, 300, (0.02, 0.02), (8e-3, 8e-3)),), seed=1)
+    train(trainer, tmp_path / "run", minutes=5, log_steps=1)
+    folder = export(tmp_path / "run", tmp_path / "weights")
+    model, loaded = load("game24", folder=folder)
+    ids = torch.tensor([task.problem("test", 0).prompt])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, trainer.model.eval()(ids).logits)
+    assert loaded.vocab.vocab == task.vocab.vocab
+    assert json.loads((folder / "training.json").read_text())["steps"] == 2
+    with pytest.raises(ValueError, match="vocabulary"):
+        load("chain", folder=folder)
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        load("chain", folder=tmp_path)
+
+
+def test_decoder_agrees_with_transformers():
+    """Greedy generation in batches, row by row against `generate` of the library."""
+    task = get_task("chain", lines=6)
+    model = make_model(make_config(task), 5).eval()
+    problems = [task.problem("test", i) for i in range(5)]
+    made = generate(model, task, problems, max_tokens=20, batch=3)
+    for problem, ours in zip(problems, made, strict=True):
+        theirs = model.generate(torch.tensor([problem.prompt]), max_new_tokens=20, do_sample=False)[
+            0, len(problem.prompt) :
+        ].tolist()
+        assert list(ours.tokens) == theirs[: len(ours.tokens)]
+        assert len(ours.tokens) == len(theirs) or task.is_finished(problem, ours.tokens)
+
+
+def test_sampling_does_not_depend_on_batches():
+    task = get_task("game24")
+    model = make_model(make_config(task), 5).eval()
+    problems = [task.problem("test", i) for i in range(6)]
+    seeds = [(1, i) for i in range(6)]
+    options = {"temperature": 1.0, "max_tokens": 8}
+    whole = generate(model, task, problems, seeds=seeds, batch=6, **options)
+    parts = generate(model, task, problems, seeds=seeds, batch=2, **options)
+    assert [g.tokens for g in whole] == [g.tokens for g in parts]
+    with pytest.raises(ValueError, match="seed"):
+        generate(model, task, problems, temperature=1.0)
+
+
+def test_clopper_pearson():
+    low, high = clopper_pearson(8, 10)
+    assert (low, high) == pytest.approx((0.4439, 0.9748), abs=1e-4)
+    assert clopper_pearson(0, 5)[0] == 0.0 and clopper_pearson(5, 5)[1] == 1.0
+
+
+@pytest.mark.parametrize("name", ["chain", "game24"])
+def test_shipped_weights_are_plain(name):
+    folder = weights_path(name)
+    model = LlamaForCausalLM.from_pretrained(folder)
+    assert sum(p.numel() for p in model.parameters()) < 1.5e6
+    assert sum(f.stat().st_size for f in folder.iterdir()) < 6e6
+    assert not any(f.suffix in (".bin", ".pt") for f in folder.iterdir())
+
+
+def _greedy(model, task, problems, cap):
+    made = generate(model, task, problems, max_tokens=cap)
+    return float(np.mean([v.correct for v in judge_all(task, problems, made)]))
+
+
+@pytest.mark.parametrize("lines", CHAIN_BOUNDS)
+def test_shipped_chain_model_reasons(lines):
+    model, task = load("chain")
+    problems = [task.problem("test", 1000 + i, lines=lines) for i in range(20)]
+    assert _greedy(model, task, problems, 9 * lines + 4) >= CHAIN_BOUNDS[lines]
+
+
+def test_shipped_game24_model_and_search():
+    model, task = load("game24")
+    rows = evaluate_game24(model, task, 40, seed=1, batch=512)
+    accuracy = {row.method: row.accuracy for row in rows}
+    assert accuracy["greedy"] >= GAME24_BOUND
+    by_value = next(a for m, a in accuracy.items() if "own Y/N value, any" in m)
+    assert by_value >= accuracy["greedy"] + 0.1

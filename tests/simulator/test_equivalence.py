@@ -1,0 +1,168 @@
+"""Closed form and event by event are the same simulation; and both conserve what they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.measurements import Measurements
+from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.memory.tiers import Tier
+from tests.simulator.bench import Bench, moves, profile
+
+#: Irregular speeds, so that no transfer ends exactly when an iteration does.
+MACHINE = profile(
+    h2d_bytes_per_s=0.717e6, d2h_bytes_per_s=0.523e6, ddr_bytes_per_s=0.391e6,
+    pcie_latency_s=13.7e-6, decision_base_s=3.1e-6, decision_per_token_s=0.17e-6,
+    per_layer_s=1.3e-6, block_bytes=(64.0, 1024.0), block_efficiency=(0.3, 1.0),
+)  # fmt: skip
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "groups": st.sampled_from([1, 2]),
+        "page_tokens": st.sampled_from([1, 4, 16]),
+        "recall": st.sampled_from(["stage", "stream", "near"]),
+        "fused": st.booleans(),
+        "tree_attention": st.booleans(),
+        "overlap": st.booleans(),
+        "compact": st.booleans(),
+    }
+)
+
+
+def random_moves(rng: np.random.Generator, bench: Bench, steps: int, tiers: list[Tier]) -> Moves:
+    """A few tokens each go somewhere, within a run of `steps` iterations that is about to come."""
+    width, held = len(bench.leaves), bench.tree.num_tokens
+    token = rng.permutation(held + steps * width)[: rng.integers(0, 12)]
+    first = np.maximum(0, (token - held) // width)
+    step = np.array([rng.integers(f, steps) for f in first], dtype=np.int64)
+    order = np.argsort(step, kind="stable")
+    group = rng.integers(ALL_GROUPS, bench.executor.ledger.groups, len(token))
+    target = rng.choice(np.array(tiers), len(token)).astype(np.int8)
+    return Moves(
+        step[order], group[order].astype(np.int32), token[order].astype(np.int64), target[order]
+    )
+
+
+def random_search(bench: Bench, seed: int, check: Callable[[Bench], None]) -> Measurements:
+    """Transitions, runs with moves inside and decisions outside, all drawn from `seed`."""
+    rng = np.random.default_rng(seed)
+    bench.prefill(int(rng.integers(1, 30)))
+    check(bench)
+    for _ in range(8):
+        size = len(bench.tree)
+        leaves = {size, *rng.integers(1, size + 1, rng.integers(0, 3)).tolist()}
+        parents = rng.integers(0, size)
+        bench.turn(*sorted(leaves), parent=int(parents))
+        check(bench)
+        steps = int(rng.integers(1, 25))
+        # Moves that start transfers are rarer, or no closed form would ever be taken.
+        tiers = list(Tier) if rng.random() < 0.5 else [Tier.HBM_QUANTISED, Tier.EVICTED]
+        decided = None if rng.random() < 0.3 else int(rng.integers(0, steps + 1))
+        bench.decode(steps, random_moves(rng, bench, steps, tiers), decided)
+        check(bench)
+        outside = random_moves(rng, bench, 1, list(Tier))
+        known = outside.token < bench.tree.num_tokens
+        bench.executor.apply(
+            Moves(*(getattr(outside, n)[known] for n in ("step", "group", "token", "target"))),
+            examined_tokens=bench.tree.num_tokens,
+        )
+        check(bench)
+    assert bench.executor.clock() == pytest.approx(bench.us("total_s") / 1e6)
+    bench.executor.finish()
+    check(bench)
+    return bench.executor.measurements()
+
+
+def conserves(bench: Bench) -> None:
+    """Bytes are neither lost nor made up, and the books agree with each other."""
+    executor = bench.executor
+    executor.ledger.check()
+    measured = executor.measurements()
+    series = measured.series
+    held = [
+        sum(parts)
+        for parts in zip(
+            series.hbm_kv_bytes, series.staging_bytes, series.in_flight_bytes, strict=True
+        )
+    ]
+    assert max(held) == measured.peak_hbm_kv_bytes
+    assert series.time_s == sorted(series.time_s)
+    assert min(series.staging_bytes) >= 0
+    assert min(series.in_flight_bytes) >= 0
+    assert len(held) <= 512
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS)
+def test_closed_form_equals_event_by_event(seed: int, options: dict[str, Any]) -> None:
+    fast = random_search(Bench(MACHINE, **options), seed, lambda bench: None)
+    slow = random_search(Bench(MACHINE, **options, event_by_event=True), seed, lambda bench: None)
+    for name, value in asdict(fast).items():
+        if name == "time":
+            for part, seconds in value.items():
+                assert seconds == pytest.approx(getattr(slow.time, part), rel=1e-9, abs=1e-12), part
+        elif name != "series":
+            assert value == pytest.approx(getattr(slow, name), rel=1e-12), name
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS)
+def test_conservation_at_every_event(seed: int, options: dict[str, Any]) -> None:
+    bench = Bench(MACHINE, **options)
+    random_search(bench, seed, conserves)
+    series = bench.executor.measurements().series
+    assert series.in_flight_bytes[-1] == 0  # everything has landed
+
+
+def test_a_repeat_is_identical() -> None:
+    def run() -> str:
+        return repr(random_search(Bench(MACHINE, page_tokens=4), 7, lambda bench: None))
+
+    assert run() == run()
+
+
+def test_staging_is_what_the_active_paths_hold_in_ddr() -> None:
+    bench = Bench(MACHINE)
+    rng = np.random.default_rng(3)
+
+    def check(bench: Bench) -> None:
+        if bench.executor._engine.busy or len(bench.tree) < 2:
+            return
+        on_path = bench.tree.on_path(bench.leaves)[bench.tree.node_of_token.values]
+        tier = bench.executor.tier[0]
+        small = bench.executor.ledger.bytes_by_tier
+        staged = sum(int(small[t]) * int(((tier == t) & on_path).sum()) for t in (Tier.DDR, 3))
+        assert bench.executor._gauge.staging_bytes == staged
+
+    for _ in range(10):
+        bench = Bench(MACHINE, overlap=False)
+        random_search(bench, int(rng.integers(1 << 30)), check)
+
+
+def test_a_run_that_starts_no_transfer_is_one_closed_form() -> None:
+    bench = Bench(MACHINE)
+    bench.prefill(8)
+    bench.turn(1)
+    steps = 32_768
+    inside = moves(np.arange(steps), Tier.EVICTED, step=np.arange(steps))
+    changes = bench.executor.ledger.resolve(inside, arriving=steps)
+    assert list(bench.executor._parts(steps, changes)) == [(0, steps, True)]
+    bench.decode(steps, inside, decided=0)
+    assert bench.executor.ledger.hbm_tokens == 8
+    bench.executor.ledger.check()
+
+
+def test_a_transfer_cuts_the_run_where_it_starts() -> None:
+    bench = Bench(MACHINE)
+    bench.prefill(8)
+    bench.turn(1)
+    inside = moves([1, 2, 3], [Tier.EVICTED, Tier.DDR, Tier.EVICTED], step=[2, 5, 9])
+    changes = bench.executor.ledger.resolve(inside, arriving=20)
+    assert list(bench.executor._parts(20, changes)) == [(0, 5, True), (5, 6, False), (6, 20, True)]

@@ -1,0 +1,181 @@
+"""What must hold for every policy, on every event (the cache's invariants)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.controller import Controller
+from arborsim.errors import BudgetInfeasible, PlanError
+from arborsim.events import Decode, Event, TokenRun
+from arborsim.memory.moves import Plan, RunPlan
+from arborsim.memory.tiers import Tier
+from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.registry import available, build
+from arborsim.trace.episode import Episode
+from arborsim.trace.play import play
+from arborsim.trace.reader import TraceReader
+from tests.helpers.plain_executor import PlainExecutor, decide_all
+from tests.helpers.traces import make_trace
+
+# Small traces need small windows.
+SMALL = {"hierarchy": {"interval": "4", "recent": "6"}, "arborkv": {"margin": "2"}}
+NEEDS = frozenset().union(*(policy.needs for policy in available().values()))
+
+
+def an_episode(folder: object, kind: str, seed: int) -> Episode:
+    path = make_trace(
+        folder / "x.parquet", seed=seed, episodes=1, kind=kind, prompt=12, nodes=16, block=(3, 16)
+    )  # type: ignore[operator]
+    return next(iter(TraceReader(path).episodes(sorted(NEEDS))))
+
+
+@pytest.mark.parametrize("name", list(available()))
+@settings(max_examples=10, deadline=None)
+@given(kind=st.sampled_from(["linear", "tree"]), seed=st.integers(0, 999), share=st.floats(0.4, 1))
+def test_invariants(
+    name: str, tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float
+) -> None:
+    policy = build(name, SMALL.get(name))
+    episode = an_episode(tmp_path_factory.mktemp("t"), kind, seed)
+    budget = max(2, int(share * episode.num_tokens))
+    executor = PlainExecutor()
+    controller = Controller(policy, executor, budget_tokens=budget, layers=6, vocabulary=128)
+    before = np.empty((1, 0), dtype=np.int8)
+    try:
+        for event in play(episode, max_steps=1):
+            controller.handle(event)
+            after, view = executor.tier, controller.view()
+            same = after[:, : before.shape[1]]
+            protected = policy.protected(view)[: before.shape[1]]
+            assert not ((same > before) & protected).any(), "a protected token moved down"
+            if policy.bounded and isinstance(event, Decode):
+                assert view.in_hbm <= budget
+            if not policy.recovers:
+                assert (same[before == Tier.EVICTED] == Tier.EVICTED).all()
+            before = after.copy()
+    except BudgetInfeasible as error:
+        assert error.needed_tokens > error.budget_tokens == budget
+        assert str(budget) in str(error)
+
+
+@pytest.mark.parametrize("name", list(available()))
+@pytest.mark.parametrize("kind", ["linear", "tree"])
+def test_the_whole_budget_is_full_retention(name: str, kind: str, tmp_path: object) -> None:
+    settings_ = {"hbm_ratio": "1.0", "evict_ratio": "0"} if name == "hierarchy" else {}
+    if name == "arborkv":  # shrinks off-path blocks at every transition, budget or not
+        settings_ = {"r_min": "1.0"}
+    episode = an_episode(tmp_path, kind, seed=3)
+    # room for what may arrive before the next decision, with every leaf of a batch decoding
+    budget = episode.num_tokens + 64 * 10
+    _, moves = decide_all(build(name, settings_), episode, budget)
+    assert len(moves) == 0
+
+
+@pytest.mark.parametrize("name", list(available()))
+def test_a_decision_is_a_pure_function_of_view_and_event(name: str, tmp_path: object) -> None:
+    episode = an_episode(tmp_path, "tree", seed=8)
+    budget = int(0.8 * episode.num_tokens)
+    policy = build(name, SMALL.get(name))
+    seen: list[tuple[Plan | None, Plan | None]] = []
+
+    @dataclass(frozen=True)
+    class Twice(type(policy)):  # type: ignore[misc]
+        def decide(self, view: CacheView, event: Event) -> Plan | None:
+            first, second = policy.decide(view, event), policy.decide(view, event)
+            seen.append((first, second))
+            return first
+
+    decide_all(Twice(**asdict(policy)), episode, budget, max_steps=1)
+    assert seen
+    for first, second in seen:
+        assert (first is None) == (second is None)
+        if first is not None and second is not None:
+            assert np.array_equal(first.tiers, second.tiers)
+
+
+@dataclass(frozen=True)
+class Rogue(Policy):
+    """Breaks a rule on purpose."""
+
+    rule: str = ""
+    name: ClassVar[str] = ""
+
+    def next_decision(self, view: CacheView) -> int:
+        return 1
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(prompt=True, recent=1)
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        tiers = view.tier.copy()
+        if not isinstance(event, Decode):
+            return None
+        if self.rule == "protected":
+            tiers[0, 0] = Tier.DDR
+        if self.rule == "shape":
+            tiers = tiers[:, :-1]
+        if self.rule == "destroyed":
+            evict = view.num_tokens == view.prompt_tokens + 4
+            tiers[0, view.prompt_tokens] = Tier.EVICTED if evict else Tier.HBM
+        return Plan(tiers)
+
+    def plans_runs(self, view: CacheView) -> bool:
+        return self.rule.startswith("run")
+
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
+        first = view.num_tokens - run.num_tokens
+        return (
+            {
+                "run-twice": RunPlan.evict([2, 3], [first, first]),
+                "run-early": RunPlan.evict([0], [first + 2]),
+                "run-recent": RunPlan.evict([1], [first + 1]),
+                "run-prompt": RunPlan.evict([1], [0]),
+                "run-order": RunPlan.evict([2, 1], [first, first + 1]),
+                "run-budget": RunPlan.evict([], []),
+            }[self.rule]
+            if self.rule != "run-budget"
+            else RunPlan.evict([run.steps - 1], [first])
+        )
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("protected", "protected token 0"),
+        ("shape", "shape"),
+        ("destroyed", "evicted, without recover"),
+        ("run-twice", "twice"),
+        ("run-early", "before it exists"),
+        ("run-recent", "protected token"),
+        ("run-prompt", "protected token 0"),
+        ("run-order", "outside the run"),
+        ("run-budget", "budget"),
+    ],
+)
+def test_a_policy_that_breaks_a_rule_is_stopped(rule: str, says: str, tmp_path: object) -> None:
+    path = make_trace(
+        tmp_path / "x.parquet", seed=1, episodes=1, kind="linear", prompt=4, nodes=1, block=(30, 30)
+    )  # type: ignore[operator]
+    episode = next(iter(TraceReader(path).episodes()))
+    with pytest.raises(PlanError, match=says):
+        decide_all(Rogue(rule=rule), episode, budget_tokens=20 if rule == "run-budget" else 99)
+
+
+def test_a_budget_below_the_floor_says_what_is_needed(tmp_path: object) -> None:
+    episode = an_episode(tmp_path, "linear", seed=1)
+    with pytest.raises(BudgetInfeasible, match=r"prompt 12 .* > budget 10 tokens"):
+        decide_all(build("epikv"), episode, budget_tokens=10)
+
+
+def test_view_of_a_policy_cannot_outlive_its_frozen_fields() -> None:
+    policy = build("h2o")
+    with pytest.raises(AttributeError):
+        policy.sinks = 3  # type: ignore[attr-defined, misc]
+    assert replace(policy, sinks=3) != policy  # type: ignore[call-arg]

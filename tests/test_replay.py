@@ -1,0 +1,190 @@
+"""Replays on real files: what must hold whatever the trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arborsim.budget import Budget
+from arborsim.errors import ArborsimError, MissingSignal
+from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.policies.base import Policy
+from arborsim.policies.registry import available, build
+from arborsim.replay import Machine, Replay
+from arborsim.report.results import EpisodeResult, ReplayResult
+from arborsim.report.table import to_json
+from arborsim.signals.observations import Signal
+from arborsim.trace.reader import TraceReader
+from tests.helpers.plain_executor import decide_all
+from tests.helpers.traces import make_trace
+
+SMALL = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_trace(
+        tmp_path_factory.mktemp("t") / "tree.parquet", kind="tree", prompt=24, nodes=40,
+        block=(4, 16), episodes=2,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_trace(
+        tmp_path_factory.mktemp("t") / "linear.parquet", kind="linear", prompt=40, nodes=20,
+        block=(10, 14), episodes=2,
+    )  # fmt: skip
+
+
+def policies() -> list[Policy]:
+    return [build(name, SMALL.get(name)) for name in available()]
+
+
+def replay(
+    path: Path, chosen: list[Policy], budget: str = "0.7", machine: Machine | None = None
+) -> ReplayResult:
+    machine = machine or Machine(load_profile("h100"), load_geometry("llama-3.1-8b"))
+    return Replay([path], chosen, [Budget.parse(budget)], machine).run()
+
+
+def by_policy(result: ReplayResult, episode: int = 0) -> dict[str, EpisodeResult]:
+    return {r.policy: r for r in result.episodes if r.episode == episode}
+
+
+@pytest.mark.parametrize("kind", ["linear", "tree"])
+def test_full_never_evicts_and_its_peak_is_every_token(kind: str, linear: Path, tree: Path) -> None:
+    path = linear if kind == "linear" else tree
+    geometry = load_geometry("llama-3.1-8b")
+    for result in replay(path, [build("full")]).episodes:
+        episode = next(iter(TraceReader(path).episodes(start=result.episode)))
+        measured = result.measured
+        assert measured.peak_hbm_kv_bytes == episode.num_tokens * geometry.kv_bytes_per_token
+        assert measured.peak_hbm_kv_tokens == episode.num_tokens
+        assert measured.prompt_tokens + measured.generated_tokens == episode.num_tokens
+        assert measured.evicted_tokens == measured.offloaded_tokens == 0
+        assert measured.peak_ddr_bytes == measured.to_ddr_bytes == measured.from_ddr_bytes == 0
+        assert result.attention_kept == 1.0
+
+
+@pytest.mark.parametrize("recall", ["stage", "stream", "near"])
+@pytest.mark.parametrize("page_tokens", [1, 16])
+def test_closed_form_and_event_by_event_agree(
+    recall: str, page_tokens: int, tree: Path, linear: Path
+) -> None:
+    machine = Machine(
+        load_profile("h100"), load_geometry("llama-3.1-8b"), recall, page_tokens=page_tokens
+    )
+    for path in (tree, linear):
+        closed = replay(path, policies(), machine=machine)
+        events = replay(path, policies(), machine=replace(machine, event_by_event=True))
+        for a, b in zip(closed.episodes, events.episodes, strict=True):
+            figures, others = asdict(a.measured), asdict(b.measured)
+            figures.pop("series"), others.pop("series")
+            assert figures.pop("time") == pytest.approx(others.pop("time"), rel=1e-9), a.policy
+            assert figures == pytest.approx(others), a.policy
+            assert a.attention_kept == pytest.approx(b.attention_kept)
+
+
+def test_two_runs_are_byte_identical(tree: Path) -> None:
+    assert to_json(replay(tree, policies())) == to_json(replay(tree, policies()))
+
+
+def test_attention_kept_equals_a_literal_sum(tree: Path) -> None:
+    result = by_policy(replay(tree, policies(), "0.8"))
+    episode = next(
+        iter(TraceReader(tree).episodes(sorted(frozenset().union(*(p.needs for p in policies())))))
+    )
+    assert episode.attention is not None
+    budget = int(0.8 * episode.num_tokens)
+    node_of = [int(episode.node[row]) for row in episode.token_rows]
+    parent = {int(n): int(p) for n, p in zip(episode.node, episode.parent, strict=True)}
+    generated = [t for t, row in enumerate(episode.token_rows) if episode.kind[row] == 1]
+    for policy in policies():
+        tiers, _ = decide_all(policy, episode, budget, max_steps=1)
+        # tiers after each event: the row of a token sees the last event before its iteration
+        shapes = [len(t) for t in tiers]
+        kept = []
+        for token in generated:
+            first_with = next(i for i, n in enumerate(shapes) if n > token)
+            seen = tiers[first_with - 1]
+            chain, node = set(), node_of[token]
+            while node >= 0:
+                chain.add(node)
+                node = parent[node]
+            path = [t for t in range(token + 1) if node_of[t] in chain]
+            row = episode.attention.row(token)
+            kept.append(
+                1 - sum(w for w, t in zip(row, path, strict=True) if t < len(seen) and seen[t] == 4)
+            )
+        assert result[policy.name].attention_kept == pytest.approx(np.mean(kept), abs=1e-5)
+
+
+def test_smaller_budgets_hold_less(linear: Path) -> None:
+    for name in ("random", "streaming-llm", "h2o", "epikv", "lag-kv"):
+        peaks, kept = [], []
+        for budget in ("0.9", "0.6", "0.4"):
+            result = by_policy(replay(linear, [build(name)], budget))[name]
+            assert result.measured.peak_hbm_kv_tokens <= result.budget_tokens + 1
+            peaks.append(result.measured.peak_hbm_kv_bytes)
+            kept.append(result.attention_kept)
+        assert peaks == sorted(peaks, reverse=True)
+        assert kept == sorted(kept, reverse=True)
+
+
+def test_recall_modes_differ_in_place_and_time_not_in_quality(linear: Path) -> None:
+    chosen = [build("hierarchy", {**SMALL["hierarchy"], "hbm_ratio": "0.3"})]
+    results = {}
+    for recall in ("stage", "stream", "near"):
+        machine = Machine(load_profile("h100"), load_geometry("llama-3.1-8b"), recall)
+        results[recall] = by_policy(replay(linear, chosen, "0.9", machine))["hierarchy"]
+    kept = {r.attention_kept for r in results.values()}
+    assert len(kept) == 1
+    peak = {name: r.measured.peak_hbm_kv_bytes for name, r in results.items()}
+    assert peak["stage"] > peak["near"], "staging keeps what was recalled in HBM"
+    traffic = {name: r.measured.from_ddr_bytes for name, r in results.items()}
+    assert traffic["stream"] > traffic["stage"], "streaming fetches at every step"
+
+
+def test_geometry_transplant_changes_bytes_not_decisions(linear: Path) -> None:
+    own = Machine(load_profile("h100"))
+    theirs = Machine(load_profile("h100"), load_geometry("qwen2.5-7b"))
+    a = by_policy(replay(linear, policies(), machine=own))
+    b = by_policy(replay(linear, policies(), machine=theirs))
+    for name, result in a.items():
+        other = b[name]
+        assert result.measured.evicted_tokens == other.measured.evicted_tokens
+        assert result.attention_kept == other.attention_kept
+        if name != "hierarchy":  # bytes in flight depend on how fast links are
+            assert result.measured.peak_hbm_kv_tokens == other.measured.peak_hbm_kv_tokens
+        assert result.measured.peak_hbm_kv_bytes != other.measured.peak_hbm_kv_bytes
+
+
+def test_what_a_trace_lacks_is_said_before_any_work(tmp_path: Path) -> None:
+    path = make_trace(tmp_path / "bare.parquet", kind="linear", capture="tree")
+    with pytest.raises(MissingSignal, match=r"h2o.*attention.*--capture signals"):
+        replay(path, [build("h2o")])
+    assert math.isnan(replay(path, [build("full")]).episodes[0].attention_kept)
+
+
+def test_an_infeasible_budget_names_episode_numbers_and_remedy(linear: Path) -> None:
+    with pytest.raises(ArborsimError, match=r"linear.parquet, episode 0: .*prompt 40.*--budget 0"):
+        replay(linear, [build("epikv")], "0.1")
+
+
+def test_only_the_columns_needed_are_read(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[Signal]] = []
+    original = TraceReader.episodes
+
+    def spy(self, needs=(), **options):  # type: ignore[no-untyped-def]
+        asked.append(list(needs))
+        return original(self, needs, **options)
+
+    monkeypatch.setattr(TraceReader, "episodes", spy)
+    machine = Machine(load_profile("h100"))
+    Replay([linear], [build("epikv")], [Budget.parse("0.7")], machine, quality=False).run()
+    assert asked == [[Signal.HIDDEN_CHANGE]]

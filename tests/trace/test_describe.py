@@ -1,0 +1,215 @@
+"""`arborsim inspect`: the numbers, the trees, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from scipy.stats import binomtest
+from typer.testing import CliRunner
+
+from arborsim.cli.inspect import inspect
+from arborsim.events import Transition
+from arborsim.signals.observations import Signal
+from arborsim.trace.columns import encode
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.describe import (
+    Spread,
+    accuracy,
+    clopper_pearson,
+    column_sizes,
+    describe,
+    episode_facts,
+    policy_fits,
+)
+from arborsim.trace.draw import draw_tree, plain
+from arborsim.trace.play import play
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind
+from arborsim.trace.writer import TraceWriter
+from tests.helpers.traces import Rows, make_info, make_trace
+
+INFO = make_info(capture="tree", vocab=10)
+
+
+def episode_of(rows: Rows):
+    table = encode(rows.columns, INFO, 0)
+    return decode_episode(table, INFO, "t", 0, text=True)
+
+
+def small_tree() -> Rows:
+    """Prompt; 1 and 2 together; 3 below 1; back to 2, which was left in mid-block; answer 3."""
+    rows = Rows()
+    rows.open(-1)
+    for _ in range(2):
+        rows.token(Kind.PREFILL, 0, token=1)
+    rows.open(0), rows.open(0)
+    rows.add(Kind.TRANSITION, 1), rows.add(Kind.TRANSITION, 2)
+    rows.iteration = 1
+    rows.token(Kind.TOKEN, 1, token=1), rows.token(Kind.TOKEN, 2, token=1)
+    rows.add(Kind.BOUNDARY, 1, reward=0.25, text="one\n\x1b[31mred")
+    rows.open(1)
+    rows.add(Kind.TRANSITION, 3)
+    rows.iteration = 2
+    rows.token(Kind.TOKEN, 3, token=1)
+    rows.add(Kind.BOUNDARY, 3, reward=0.75, text="two")
+    rows.add(Kind.TRANSITION, 2)
+    rows.iteration = 3
+    rows.token(Kind.TOKEN, 2, token=1)
+    rows.add(Kind.PRUNE, 2)
+    rows.time_s = 1.5
+    rows.add(Kind.ANSWER, 3, correct=True, text="42")
+    return rows
+
+
+def test_facts_of_a_small_tree():
+    facts = episode_facts(episode_of(small_tree()))
+    assert (facts.prompt_tokens, facts.generated_tokens) == (2, 4)
+    assert (facts.nodes, facts.depth, facts.longest_path_tokens) == (4, 2, 4)
+    assert facts.branching == 1.5
+    assert (facts.transitions, facts.revisits, facts.prunes) == (3, 1, 1)
+    assert (facts.iterations, facts.duration_s) == (3, 1.5)
+    assert facts.answered
+    assert facts.correct is True
+
+
+def test_tree_of_a_small_search():
+    lines = draw_tree(episode_of(small_tree()), nodes=10)
+    assert lines == [
+        "0 * (2 tok, prompt)",
+        r"├─ 1 * (1 tok, reward 0.25, visit 1) | one\n\x1b[31mred",
+        "│  ↓  3 * (1 tok, reward 0.75, visit 2) | two",
+        "└─ 2 (2 tok, visit 1,3, open, pruned)",
+    ]
+    assert draw_tree(episode_of(small_tree()), nodes=2)[2:] == ["... 2 more"]
+    plain_lines = draw_tree(episode_of(small_tree()), unicode=False)
+    assert all(line.isascii() for line in plain_lines)
+    assert [line[:3] for line in plain_lines[1:]] == ["|- ", "|  ", "`- "]
+
+
+def test_every_block_is_drawn_once_however_deep(tmp_path):
+    path = make_trace(
+        tmp_path / "t.parquet", kind="linear", episodes=1, nodes=3000, block=(0, 0),
+        capture="tree", prompt=1,
+    )  # fmt: skip
+    lines = draw_tree(next(TraceReader(path).episodes(text=True)), nodes=5000)
+    assert len(lines) == 3001
+    assert max(map(len, lines)) < 80
+
+
+def test_text_is_escaped_and_cut():
+    assert plain("a\tb\u202ec\u2028") == r"a\tb\u202ec\u2028"
+    assert plain("über", unicode=False) == r"\xfcber"
+    assert plain("x" * 300).endswith("x...")
+
+
+def test_revisits_agree_with_the_events(tmp_path):
+    path = make_trace(tmp_path / "t.parquet", episodes=10, nodes=25, capture="tree")
+    total = 0
+    for episode in TraceReader(path).episodes():
+        active, seen, revisits, transitions = {0}, {0}, 0, 0
+        for event in play(episode):
+            if isinstance(event, Transition):
+                revisits += sum(leaf in seen and leaf not in active for leaf in event.leaves)
+                active = set(event.leaves)
+                seen |= active
+                transitions += 1
+        facts = episode_facts(episode)
+        assert (facts.transitions, facts.revisits) == (transitions, revisits)
+        total += revisits
+    assert total > 0
+
+
+@pytest.mark.parametrize(("good", "n"), [(0, 1), (1, 1), (0, 40), (7, 40), (40, 40)])
+def test_interval_is_that_of_scipy(good, n):
+    reference = binomtest(good, n).proportion_ci(0.95, method="exact")
+    np.testing.assert_allclose(clopper_pearson(good, n), (reference.low, reference.high))
+
+
+def test_accuracy_counts_judged_answers_only():
+    found = accuracy([True, None, False, True])
+    assert found is not None
+    assert (found.correct, found.judged) == (2, 3)
+    assert accuracy([None]) is None
+
+
+def test_description_of_a_trace(tmp_path):
+    path = make_trace(tmp_path / "t.parquet", episodes=3)
+    reader = TraceReader(path)
+    found = describe(reader)
+    assert found.num_episodes == len(found.episodes) == 3
+    assert found.spreads["nodes"] == Spread(39.0, 13.0, 13.0, 13.0, 13.0)
+    assert 0 < sum(size.stored_bytes for size in found.columns) < reader.file_bytes
+    assert json.loads(json.dumps(found.to_dict()))["signals"][0] == Signal.ATTENTION
+
+
+def test_sizes_are_the_same_for_parts(tmp_path, monkeypatch):
+    whole = TraceReader(make_trace(tmp_path / "t.parquet", episodes=2))
+    monkeypatch.setattr(TraceWriter, "close", lambda self: None)
+    path = make_trace(tmp_path / "u.parquet", episodes=2)
+    parts = TraceReader(path.with_name("u.parquet.parts"))
+    assert {size.name: size.stored_bytes for size in column_sizes(whole)} == {
+        size.name: size.stored_bytes for size in column_sizes(parts)
+    }
+
+
+def fake_policies(monkeypatch) -> None:
+    class Blind:
+        needs = frozenset()
+
+    class Attentive:
+        needs = frozenset({Signal.ATTENTION, Signal.REWARD})
+
+    from arborsim.policies import registry
+
+    monkeypatch.setattr(registry, "available", lambda: {"blind": Blind, "attentive": Attentive})
+
+
+def test_policies_and_what_they_miss(tmp_path, monkeypatch):
+    fake_policies(monkeypatch)
+    fits = policy_fits(TraceReader(make_trace(tmp_path / "t.parquet", capture="tree")))
+    assert [(fit.name, fit.missing, fit.remedy) for fit in fits] == [
+        ("attentive", ("attention",), "--capture signals"),
+        ("blind", (), ""),
+    ]
+
+
+def run(path: Path, *options: str, columns: int = 80, charset: str = "utf-8") -> str:
+    app = typer.Typer()
+    app.command()(inspect)
+    environment = {"COLUMNS": str(columns), "TERM": "dumb"}
+    result = CliRunner(charset=charset).invoke(app, [str(path), *options], env=environment)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_output_fits_the_terminal(tmp_path, columns):
+    path = make_trace(tmp_path / "t.parquet", episodes=3, attention="sparse", nodes=40)
+    output = run(path, "--nodes", "30", columns=columns)
+    assert max(len(line) for line in output.splitlines()) <= columns
+    for part in ("Per episode", "Size per column", "Policies", "Episode 1", "... 11 more"):
+        assert part in output
+    assert "top 8 positions per row" in output
+    assert "Episode 2" not in output
+    if columns == 160:
+        assert any(len(line) > 100 for line in output.splitlines())
+
+
+def test_output_in_ascii(tmp_path):
+    info = make_info(model="größer", task="[red]x[/red]\x1b[2J")
+    path = make_trace(tmp_path / "t.parquet", episodes=1, info=info)
+    output = run(path, charset="ascii")
+    assert output.isascii()
+    assert "\x1b" not in output
+    assert "[red]x[/red]" in output
+
+
+def test_json(tmp_path):
+    path = make_trace(tmp_path / "t.parquet", episodes=2)
+    found = json.loads(run(path, "--json"))
+    assert found["num_episodes"] == 2
+    assert found["info"]["model"] == "tiny"

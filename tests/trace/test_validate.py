@@ -1,0 +1,307 @@
+"""One wrong field in an otherwise valid episode is found, and named by row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from arborsim.errors import TraceError
+from arborsim.signals.observations import DenseRows, Signal
+from arborsim.trace import validate_attention
+from arborsim.trace.columns import encode
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind
+from arborsim.trace.validate_attention import check_attention
+from arborsim.trace.where import Where
+from tests.helpers.traces import Rows, make_info, sparse_columns
+
+P, T, TURN, END, PRUNE, ANSWER = Kind
+
+# Two branches below the prompt decode together (rows 4-7), end (8, 9), and node 1 gets a child.
+ROWS = [
+    # kind, iteration, node, parent, depth, position
+    (P, 0, 0, -1, 0, 0),
+    (P, 0, 0, -1, 0, 1),
+    (TURN, 0, 1, 0, 1, None),
+    (TURN, 0, 2, 0, 1, None),
+    (T, 1, 1, 0, 1, 2),
+    (T, 1, 2, 0, 1, 2),
+    (T, 2, 1, 0, 1, 3),
+    (T, 2, 2, 0, 1, 3),
+    (END, 2, 1, 0, 1, None),
+    (END, 2, 2, 0, 1, None),
+    (PRUNE, 2, 2, 0, 1, None),
+    (TURN, 2, 3, 1, 2, None),
+    (T, 3, 3, 1, 2, 4),
+    (T, 4, 3, 1, 2, 5),
+    (END, 4, 3, 1, 2, None),
+    (ANSWER, 4, 3, 1, 2, None),
+]
+DENSE = make_info(layers=2, vocab=10)
+SPARSE = make_info(layers=2, vocab=10, attention="sparse", attention_top=2)
+
+
+def good(info=DENSE) -> dict:
+    names = ("kind", "iteration", "node", "parent", "depth", "position")
+    by_column = zip(*ROWS, strict=True)
+    columns: dict = {name: list(values) for name, values in zip(names, by_column, strict=True)}
+    columns["kind"] = [int(kind) for kind in columns["kind"]]
+    columns["time_s"] = [0.1 * row for row in range(len(ROWS))]
+    columns["token"] = [None if p is None else p for p in columns["position"]]
+    columns["entropy"] = [0.5] * len(ROWS)
+    columns["reward"] = [0.5 if kind == END else None for kind in columns["kind"]]
+    tokens = [p for p in columns["position"] if p is not None]
+    columns["hidden_change"] = [np.ones(2, np.float16) if p is not None else None
+                                for p in columns["position"]]  # fmt: skip
+    rows = [np.full(p + 1, 1 / (p + 1), dtype=np.float16) for p in tokens]
+    if info is DENSE:
+        columns["attention"] = spread(rows, columns)
+    else:
+        sparse = sparse_columns(rows, 2)
+        columns.update({name: spread(values, columns) for name, values in sparse.items()})
+    return columns
+
+
+def spread(values: list, columns: dict) -> list:
+    left = iter(values)
+    return [None if p is None else next(left) for p in columns["position"]]
+
+
+def write(path: Path, columns: dict, info=DENSE, seq: list | None = None, **arrow) -> Path:
+    """Write without the checks of `TraceWriter`."""
+    table = encode(columns, info, 0)
+    for name, values in {**({"seq": seq} if seq else {}), **arrow}.items():
+        at = table.column_names.index(name)
+        field = table.schema.field(at)
+        table = table.set_column(at, field, pa.array(values, field.type))
+    pq.write_table(table, path)
+    return path
+
+
+def read(path: Path) -> None:
+    list(TraceReader(path).episodes([Signal.ATTENTION, Signal.HIDDEN_CHANGE], text=True))
+
+
+def problem(path: Path) -> str:
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: episode 0, row ")
+    assert "\n" not in message
+    tail = "; the file is damaged or was written by a broken recorder"
+    assert message.endswith(tail)
+    return message.removeprefix(f"{path}: episode 0, ").removesuffix(tail)
+
+
+@pytest.mark.parametrize("info", [DENSE, SPARSE], ids=["dense", "sparse"])
+def test_the_unchanged_episode_is_valid(tmp_path, info):
+    read(write(tmp_path / "t.parquet", good(info), info))
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "message"),
+    [
+        ("kind", 0, TURN, "row 0: starts with a transition row of node 0 instead of a prefill"),
+        ("node", 0, 1, "row 0: starts with a prefill row of node 1 instead of a prefill of node 0"),
+        ("kind", 8, P, "row 8: prefill row after other rows"),
+        ("node", 3, 3, "row 3: node 3 appears before node 2"),
+        ("node", 3, -1, "row 3: node -1 appears before node 2"),
+        ("kind", 2, END, "row 2: boundary row of node 1, which no transition has opened"),
+        ("parent", 0, 0, "row 0: node 0 names parent 0, which does not exist"),
+        ("parent", 2, -1, "row 2: node 1 names parent -1, which does not exist"),
+        ("parent", 3, 2, "row 3: node 2 names parent 2, which does not exist"),
+        ("parent", 8, 1, "row 8: node 1 names parent 1, but was opened under 0"),
+        ("depth", 11, 1, "row 11: node 3 has depth 1, expected 2"),
+        ("depth", 0, 1, "row 0: node 0 has depth 1, expected 0"),
+        ("depth", 12, 3, "row 12: node 3 has depth 3, but was opened at 2"),
+        ("kind", 13, ANSWER, "row 13: rows follow the answer, which ends an episode"),
+        ("iteration", 10, 1, "row 10: iteration 1 after 2"),
+        ("iteration", 0, -2, "row 0: iteration -2 after 0"),
+        ("iteration", 4, 0, "row 4: token row in iteration 0, which is the prefill"),
+        ("node", 7, 1, "row 7: second token of node 1 in iteration 2"),
+        ("time_s", 5, np.inf, "row 5: time_s is inf"),
+        ("time_s", 5, 0.1, "row 5: time_s runs backwards, from 0.4 to 0.1"),
+        ("position", 7, 4, "row 7: token row of node 2 has position 4, expected 3"),
+        ("position", 4, 1, "row 4: token row of node 1 has position 1, expected 2"),
+        ("position", 12, None, "row 12: token row of node 3 has position -1, expected 4"),
+        ("token", 6, None, "row 6: token -1 is not in the vocabulary of 10"),
+        ("token", 6, 10, "row 6: token 10 is not in the vocabulary of 10"),
+        ("reward", 9, 1.5, "row 9: reward is 1.5, not between 0 and 1"),
+        ("reward", 9, -0.5, "row 9: reward is -0.5, not between 0 and 1"),
+        ("entropy", 4, -1.0, "row 4: entropy is -1 nats"),
+        ("entropy", 4, np.inf, "row 4: entropy is inf nats"),
+        ("hidden_change", 5, [1.0], "row 5: hidden_change has 1 values, but the model has 2"),
+        ("hidden_change", 5, None, "row 5: hidden_change has 0 values, but the model has 2"),
+        ("hidden_change", 3, [1, 1], "row 3: a row without a token holds hidden_change"),
+        ("attention", 5, [0.5, 0.5], "row 5: attention has 2 values, expected 3"),
+        ("attention", 5, None, "row 5: attention has 0 values, expected 3"),
+        ("attention", 5, [0.5, np.nan, 0.5], "row 5: attention is nan at entry 1, not a prob"),
+        ("attention", 6, [0.5, 0.5, 0.25, -0.25], "row 6: attention is -0.25 at entry 3, not"),
+        ("attention", 5, [0.5, 0.0, 2.0], "row 5: attention is 2.0 at entry 2, not a probability"),
+        ("attention", 5, [0.5, 0.1, 0.2], "row 5: attention sums to 0.7999 instead of 1"),
+        ("attention", 5, [0.5, 0.5, 0.5], "row 5: attention sums to 1.5 instead of 1"),
+        ("attention", 8, [1.0], "row 8: a row without a token holds attention"),
+    ],
+)
+def test_one_wrong_field_is_named(tmp_path, column, row, value, message):
+    columns = good()
+    columns[column][row] = value
+    assert problem(write(tmp_path / "t.parquet", columns)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "message"),
+    [
+        ("attention_index", 6, [0, 4], "row 6: attention_index 4 lies beyond the token's own"),
+        ("attention_index", 6, [-1, 2], "row 6: attention_index -1 lies beyond the token's own"),
+        ("attention_index", 6, [2, 0], "row 6: attention_index 0 is not above the one before it"),
+        ("attention_index", 6, [2, 2], "row 6: attention_index 2 is not above the one before it"),
+        ("attention_index", 6, [0], "row 6: attention_index and attention_value differ in length"),
+        ("attention_value", 6, [0.25, np.inf], "row 6: attention is inf at entry 1"),
+        ("attention_value", 6, [0.25, 0.5], "row 6: attention sums to 1.25 instead of 1"),
+        ("attention_rest", 6, -0.5, "row 6: attention_rest is -0.5, not a probability"),
+        ("attention_rest", 6, None, "row 6: attention_rest is nan, not a probability"),
+        ("attention_rest", 6, 0.1, "row 6: attention sums to 0.6 instead of 1"),
+    ],
+)
+def test_one_wrong_field_of_sparse_attention_is_named(tmp_path, column, row, value, message):
+    columns = good(SPARSE)
+    columns[column][row] = value
+    assert problem(write(tmp_path / "t.parquet", columns, SPARSE)).startswith(message)
+
+
+def test_prefill_of_another_node(tmp_path):
+    columns = good()
+    columns["kind"][4] = int(P)
+    assert problem(write(tmp_path / "t.parquet", columns)).startswith("row 4: prefill row after")
+
+
+def test_prefill_in_a_later_iteration(tmp_path):
+    columns = good()
+    columns["iteration"] = [0] + [i + 1 for i in columns["iteration"][1:]]
+    path = write(tmp_path / "t.parquet", columns)
+    assert problem(path) == "row 1: prefill row in iteration 1, not 0"
+
+
+def test_token_of_a_leaf_that_is_not_active(tmp_path):
+    columns = good()
+    for name, value in (("node", 1), ("parent", 0), ("depth", 1)):
+        columns[name][12] = value
+    path = write(tmp_path / "t.parquet", columns)
+    assert problem(path) == "row 12: token row of node 1, which is no leaf of the last transition"
+
+
+def test_rows_out_of_sequence(tmp_path):
+    seq = [*range(3), 4, 3, *range(5, len(ROWS))]
+    path = write(tmp_path / "t.parquet", good(), seq=seq)
+    assert problem(path) == "row 3: seq is 4, expected 3"
+
+
+@pytest.mark.parametrize("column", ["episode", "seq", "time_s", "iteration", "node", "depth"])
+def test_null_where_there_must_be_a_value(tmp_path, column):
+    path = write(tmp_path / "t.parquet", good())
+    table = pq.ParquetFile(path).read()
+    values = table[column].to_pylist()
+    values[3] = None
+    path = write(path, good(), **{column: values})
+    assert problem(path) == f"row 3: {column} is null"
+
+
+@pytest.mark.parametrize("label", ["daydream", None])
+def test_unknown_kind(tmp_path, label):
+    path = write(tmp_path / "t.parquet", good())
+    table = pq.ParquetFile(path).read()
+    labels = table["kind"].to_pylist()
+    labels[4] = label
+    at = table.column_names.index("kind")
+    field = table.schema.field(at)
+    column = pa.array(labels).dictionary_encode().cast(field.type)
+    pq.write_table(table.set_column(at, field, column), path)
+    assert problem(path) == ("row 4: unknown kind of row" if label else "row 4: kind is null")
+
+
+def test_leaf_twice_in_one_transition(tmp_path):
+    columns = good()
+    columns["node"][3], columns["node"][2] = 1, 1
+    for row in (5, 7, 9, 10):
+        columns["kind"][row] = int(END)
+        columns["position"][row] = columns["token"][row] = None
+        columns["hidden_change"][row] = columns["attention"][row] = None
+        columns["node"][row] = 1
+    for row in range(11, len(ROWS)):
+        columns["node"][row] = 2
+    path = write(tmp_path / "t.parquet", columns)
+    assert problem(path) == "row 3: transition names node 1 twice in one batch"
+
+
+def test_pruned_node_is_not_taken_up_again(tmp_path):
+    columns = good()
+    columns["node"][11:] = [2] * 5
+    columns["parent"][11:] = [0] * 5
+    columns["depth"][11:] = [1] * 5
+    path = write(tmp_path / "t.parquet", columns)
+    assert problem(path) == "row 11: transition row of node 2, which was pruned in row 10"
+
+
+def test_parent_that_goes_on_after_its_child(tmp_path):
+    columns = good()
+    turn = len(ROWS) - 1
+    for name, value in {
+        "kind": int(TURN), "iteration": 4, "node": 1, "parent": 0, "depth": 1, "position": None,
+        "time_s": 9.0, "token": None, "entropy": None, "reward": None, "hidden_change": None,
+        "attention": None,
+    }.items():  # fmt: skip
+        columns[name][turn] = value
+        columns[name].append(value)
+    for name, value in {
+        "kind": int(T), "iteration": 5, "position": 4, "token": 4,
+        "hidden_change": [1, 1], "attention": [0.2] * 5,
+    }.items():  # fmt: skip
+        columns[name][-1] = value
+    path = write(tmp_path / "t.parquet", columns)
+    assert problem(path) == (
+        "row 16: token row of node 1, although node 3 below it has tokens already"
+    )
+
+
+def test_ancestor_that_goes_on_below_an_empty_block():
+    rows = Rows()
+    rows.open(-1)
+    rows.token(P, 0, token=1)
+    for node, decodes in ((1, True), (2, False), (3, True), (1, True)):
+        if node == len(rows.parents):
+            rows.open(node - 1)
+        rows.add(TURN, node)
+        rows.iteration += 1
+        if decodes:
+            rows.token(T, node, token=1)
+    info = make_info(capture="tree")
+    with pytest.raises(TraceError, match="row 7: token row of node 1, although node 3 below it"):
+        decode_episode(encode(rows.columns, info, 0), info, "t", 0)
+
+
+def test_the_prompt_itself_may_go_on_before_any_transition(tmp_path):
+    columns = good()
+    columns["kind"][1] = int(T)
+    columns["iteration"][1:] = [1] * 3 + [i + 1 for i in columns["iteration"][4:]]
+    read(write(tmp_path / "t.parquet", columns))
+
+
+def test_long_attention_is_checked_on_a_sample_and_on_demand_throughout(monkeypatch):
+    monkeypatch.setattr(validate_attention, "SUM_CHECK_VALUES", 30)
+    rows = [np.full(p + 1, 1 / (p + 1), dtype=np.float16) for p in range(20)]
+    rows[13] = rows[13] / 2
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    dense = DenseRows(np.concatenate(rows), offsets)
+    position, where = np.arange(20), Where("t", 0)
+    check_attention(dense, position, position, where)  # every seventh row: 0, 7, 14
+    with pytest.raises(TraceError, match=r"row 13: attention sums to 0\.4999 instead of 1"):
+        check_attention(dense, position, position, where, all_sums=True)
+    rows[14] = rows[14] / 2
+    with pytest.raises(TraceError, match="row 14"):
+        check_attention(DenseRows(np.concatenate(rows), offsets), position, position, where)
