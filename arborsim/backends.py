@@ -52,8 +52,9 @@ class RecordRequest:
     device, dtype : str
     max_tokens : int
         Generated tokens per path; 0 for the task's default.
-    noise, dead_penalty : float
-        Quality of the reward of tasks with a verifier.
+    noise, dead_penalty, value_floor : float
+        Quality of the reward of tasks with a verifier, and the value of a state that is alive but
+        has made no progress.
     thought_tokens : int
         Longest thought of a plain prompt, which otherwise ends at a newline.
     task_options : mapping
@@ -83,8 +84,9 @@ class RecordRequest:
     device: str = "cpu"
     dtype: str = "auto"
     max_tokens: int = 0
-    noise: float = 0.0
+    noise: float = 0.1
     dead_penalty: float = 1.0
+    value_floor: float = 0.3
     thought_tokens: int = 64
     task_options: Mapping[str, Any] = field(default_factory=dict)
     dedupe: bool = True
@@ -145,6 +147,8 @@ def get_backend(name: str = "torch") -> Backend:
     module, _, attribute = target.partition(":")
     try:
         backend: Backend = getattr(importlib.import_module(module), attribute)()
+    except AttributeError as error:
+        raise UsageError(f"the {name} backend is not installed properly: {error}") from error
     except ImportError as error:
         extra = _SHIPPED[name][1] if name in _SHIPPED else name
         raise UsageError(

@@ -94,7 +94,7 @@ def record(
     noise: Annotated[
         float,
         typer.Option(min=0.0, help="chain: noise of rewards (std).", rich_help_panel=_REWARD),
-    ] = 0.02,
+    ] = 0.1,
     dead_penalty: Annotated[
         float,
         typer.Option(
@@ -104,6 +104,15 @@ def record(
             rich_help_panel=_REWARD,
         ),
     ] = 1.0,
+    value_floor: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="chain: value of a living state without progress.",
+            rich_help_panel=_REWARD,
+        ),
+    ] = 0.3,
     thought_tokens: Annotated[
         int,
         typer.Option(
@@ -174,6 +183,7 @@ def record(
         max_tokens=max_tokens,
         noise=noise,
         dead_penalty=dead_penalty,
+        value_floor=value_floor,
         thought_tokens=thought_tokens,
         task_options=_given(lines=lines, lines_per_thought=lines_per_thought),
         dedupe=not keep_duplicates,

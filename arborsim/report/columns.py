@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -90,16 +91,12 @@ TIME: tuple[Column, ...] = (
 
 def shown(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Column, ...]:
     """Without columns that say nothing here: no baseline to compare with, nothing quantised."""
-    return tuple(
-        c
-        for c in columns
-        if not (
-            (c.key.endswith("vs_full") and all(r.relative.peak_hbm != r.relative.peak_hbm
-                                               and r.relative.time != r.relative.time
-                                               for r in rows))
-            or (c.key == "quantised" and not any(r.quantised_tokens for r in rows))
-        )
-    )  # fmt: skip
+    silent = set()
+    if all(math.isnan(r.relative.peak_hbm) and math.isnan(r.relative.time) for r in rows):
+        silent |= {column.key for column in columns if column.key.endswith("vs_full")}
+    if not any(r.quantised_tokens for r in rows):
+        silent.add("quantised")
+    return tuple(column for column in columns if column.key not in silent)
 
 
 def scales(columns: Iterable[Column], rows: Sequence[Row]) -> dict[str, Scale]:

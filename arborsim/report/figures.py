@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import html
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from arborsim.measurements import MemorySeries
-from arborsim.report.aggregate import Row
+from arborsim.report.aggregate import BASELINE, Row
 from arborsim.report.results import EpisodeResult
 from arborsim.report.units import scale_for
 
@@ -57,7 +58,7 @@ def tradeoff(rows: Sequence[Row], policies: Sequence[str], against: str) -> Figu
     against : {"kept", "time"}
     """
     scale = scale_for("bytes", [row.peak_hbm_kv_bytes for row in rows])
-    relative = any(row.relative.time == row.relative.time for row in rows)
+    relative = any(not math.isnan(row.relative.time) for row in rows)
     seconds = scale_for("seconds", [row.time.total_s for row in rows])
     data = []
     for number, policy in enumerate(policies):
@@ -142,7 +143,8 @@ def memory(result: EpisodeResult, points: int) -> Figure:
         for name, field, colour in _LAYERS
     ]
     total = np.sum([values for _, values, _ in layers], axis=0)
-    budget = result.budget_tokens * result.kv_bytes_per_token
+    bounded = result.policy != BASELINE
+    budget = result.budget_tokens * result.kv_bytes_per_token if bounded else 0
     scale = scale_for("bytes", [*total.tolist(), budget])
     times = np.asarray(series.time_s, dtype=float)[keep]
     seconds = scale_for("seconds", times.tolist())

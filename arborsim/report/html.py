@@ -206,8 +206,7 @@ def _data(result: ReplayResult, rows: Sequence[Row]) -> tuple[dict[str, Any], st
     by_trace = {trace: [row for row in rows if row.trace == trace] for trace in traces}
     kept, note = _worth_drawing(result.episodes)
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, _ALL_POINTS // max(len(kept), 1)))
-    known = {t for t, own in by_trace.items() if any(r.attention_kept == r.attention_kept
-                                                     for r in own)}  # fmt: skip
+    known = [t for t in traces if not all(math.isnan(r.attention_kept) for r in by_trace[t])]
     best = headline(by_trace[traces[0]])
     data = {
         "traces": traces,

@@ -10,7 +10,6 @@ from arborsim.report.units import quantity
 
 #: Shares of attention kept that settings are grouped by, strictest first.
 LEVELS = (0.99, 0.95, 0.9, 0.8)
-_LOSSLESS = 0.9995
 MODEL = "model computation"
 
 
@@ -34,7 +33,7 @@ def summarise(rows: Sequence[Row]) -> list[str]:
         best = min(others, key=_rank)
         claim = f"{_name(best)} needs the least HBM: {_memory(best, full)}; {_time(best, full)}."
         found.append((best, f"{claim} How much attention it keeps was not measured."))
-    return [sentence for _, sentence in found] + _slowest(others, full)
+    return [sentence for _, sentence in found] + _slowest(others, full, found[0][0])
 
 
 def headline(rows: Sequence[Row]) -> Row | None:
@@ -74,7 +73,7 @@ def _best(known: Sequence[Row], full: Row | None) -> tuple[Row, str]:
 
 
 def _lossless(known: Sequence[Row], full: Row | None, said: Row) -> list[tuple[Row, str]]:
-    pool = [row for row in known if row.attention_kept >= _LOSSLESS]
+    pool = [row for row in known if row.attention_kept >= 1]
     if not pool or said in pool:
         return []
     best = min(pool, key=_rank)
@@ -87,22 +86,24 @@ def _lossless(known: Sequence[Row], full: Row | None, said: Row) -> list[tuple[R
 
 def _smallest(known: Sequence[Row], full: Row | None, said: Sequence[Row]) -> list[tuple[Row, str]]:
     least = min(row.peak_hbm_kv_bytes for row in known)
-    if any(row.peak_hbm_kv_bytes <= 1.01 * least for row in said):
+    if any(row.peak_hbm_kv_bytes <= 1.05 * least for row in said):
         return []
     near = [row for row in known if row.peak_hbm_kv_bytes <= 1.01 * least]
     best = max(near, key=lambda row: row.attention_kept)
     claim = (
-        f"Smallest of all is {_name(best)} ({_memory(best, full)}), but only "
-        f"{best.attention_kept:.1%} of the attention is kept; {_time(best, full)}."
+        f"Smallest of all is {_name(best)}: {_memory(best, full)}, but only "
+        f"{_kept(best)} of the attention is kept; {_time(best, full)}."
     )
     return [(best, claim)]
 
 
-def _slowest(others: Sequence[Row], full: Row | None) -> list[str]:
+def _slowest(others: Sequence[Row], full: Row | None, said: Row) -> list[str]:
     slowest = max(others, key=lambda row: row.time.total_s / max(row.generated_tokens, 1))
     total = slowest.time.total_s
     if not total or (full is not None and slowest.relative.time < 1.005):
-        return [] if full is None else ["No setting is slower than full retention."]
+        return [] if full is None else ["No setting is noticeably slower than full retention."]
+    if slowest == said and full is not None:
+        return []  # the first sentence has said what its time goes to
     parts = sorted(_parts(slowest).items(), key=lambda part: -part[1])
     shares = [f"{seconds / total:.0%} {what}" for what, seconds in parts if seconds >= 0.01 * total]
     if full is not None and slowest.model_s > 1.01 * full.model_s:
@@ -123,7 +124,10 @@ def _rank(row: Row) -> tuple[float, float, float]:
 
 
 def _kept(row: Row) -> str:
-    return "all" if row.attention_kept >= _LOSSLESS else f"{row.attention_kept:.1%}"
+    """Almost all is not all."""
+    if row.attention_kept >= 1:
+        return "all"
+    return "more than 99.9%" if row.attention_kept >= 0.9995 else f"{row.attention_kept:.1%}"
 
 
 def _name(row: Row) -> str:

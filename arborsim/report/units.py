@@ -40,6 +40,8 @@ class Scale:
         least = 10.0**-self.decimals
         if 0 < scaled < least / 2:
             return f"<{least:.{self.decimals}f}"
+        if self.unit == "%" and 100 - least / 2 <= scaled < 100:
+            return f">{100 - least:.{self.decimals}f}"  # almost all is not all
         return f"{scaled:,.{self.decimals}f}"
 
 

@@ -105,7 +105,6 @@ class SimulatedExecutor:
         self._overlap = overlap
         self._compact = compact
         self._event_by_event = event_by_event
-        self._active: tuple[int, ...] = (0,)
         self._bill = Bill(groups)
 
     def bind(self, tree: ThoughtTree) -> None:
@@ -132,7 +131,6 @@ class SimulatedExecutor:
         """Compute the prompt; its tokens enter HBM."""
         tokens = run.num_tokens
         self._ledger.append(run.leaves, run.steps)
-        self._active = run.leaves
         self._paths.turn(run.leaves)
         self._gauge.observe(self._engine.now_s)
         seconds, workspace = self._cost.prefill(tokens).total_s, self._cost.workspace_bytes(tokens)
@@ -146,14 +144,16 @@ class SimulatedExecutor:
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         """The next tokens belong to `leaves`; waits for what their paths hold in DDR."""
-        self._active = leaves
         self._paths.turn(leaves)
         self._bill.expose(self._transfers.turn())
         self._gauge.observe(self._engine.now_s)
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         """Decode the run; after iteration ``t`` carry out the moves of step ``t``."""
-        self._decode_on(run.leaves)
+        if not self._paths.are_active(run.leaves):
+            self.activate(run.leaves)
+        elif run.leaves != self._paths.leaves:  # some branches pause or have ended
+            self._paths.read(run.leaves)
         decided = np.zeros(run.steps, dtype=bool)
         if decided_from is not None:
             decided[decided_from:] = True
@@ -186,13 +186,6 @@ class SimulatedExecutor:
     def measurements(self) -> Measurements:
         """What has been measured so far."""
         return self._bill.close(self._gauge, self._engine, self._cost)
-
-    def _decode_on(self, leaves: tuple[int, ...]) -> None:
-        """Attention reads the paths of the leaves that decode, which may be fewer than active."""
-        if not set(leaves) <= set(self._active):
-            self.activate(leaves)
-        elif leaves != self._paths.leaves:
-            self._paths.turn(leaves)
 
     def _parts(self, steps: int, changes: Changes) -> Iterator[tuple[int, int, bool]]:
         """Cut a run into closed forms (True) and iterations with something else going on (False).
@@ -266,9 +259,7 @@ class SimulatedExecutor:
         recovered = np.unique(changes.token[changes.source == Tier.EVICTED])
         if not len(recovered):
             return
-        readable = int(self._paths.shared.now[0, : Tier.EVICTED].sum()) // self._ledger.groups
-        on_path = int((self._paths.weight(recovered) > 0).sum())
-        seconds = self._cost.prefill(len(recovered), max(0, readable - on_path)).total_s
+        seconds = self._cost.prefill(len(recovered), self._paths.readable_beside(recovered)).total_s
         self._engine.spend(seconds)
         self._bill.time.rehydration_s += seconds
         self._bill.measured.rehydrations += 1

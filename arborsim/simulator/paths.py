@@ -8,24 +8,24 @@ import numpy as np
 
 from arborsim.memory.census import Census, Changes
 from arborsim.memory.ledger import Ledger
-from arborsim.memory.tiers import NUM_TIERS
+from arborsim.memory.tiers import NUM_TIERS, Tier
 from arborsim.tree import ThoughtTree
 
 
 @dataclass(frozen=True)
 class PathProfile:
-    """The active paths in every iteration of a run, its tokens included, before its moves.
+    """The paths read in every iteration of a run, its tokens included, before its moves.
 
     Counts are summed over the cache groups.
 
     Attributes
     ----------
     shared : int64 ``[tiers, steps]``
-        Every token on any active path once.
+        Every token on any such path once.
     branches : int64 ``[tiers, steps]``
-        Every token once per active path that holds it.
+        Every token once per path that holds it.
     length : int64 ``[steps]``
-        Tokens on any active path, readable or not (not summed over groups).
+        Tokens on any such path, readable or not (not summed over groups).
     """
 
     shared: np.ndarray
@@ -48,6 +48,9 @@ NOBODY = PathProfile(_NO_TOKENS, _NO_TOKENS, np.zeros(1, dtype=np.int64))
 class ActivePaths:
     """Follows the tokens on the paths from the root to the leaves that decode now.
 
+    The *active* paths are those the search turned to last.  Of their leaves some may pause: the
+    paths of the others are *read*.
+
     Parameters
     ----------
     tree : ThoughtTree
@@ -62,37 +65,56 @@ class ActivePaths:
         self.length = 0
         self._tree = tree
         self._ledger = ledger
+        self._turned_to: set[int] = set()
+        self._active = np.zeros(1, dtype=bool)
         self._per_node = np.zeros(1, dtype=np.int64)
 
     def turn(self, leaves: tuple[int, ...]) -> None:
-        """The paths to `leaves` are the active ones from now on."""
+        """The paths to `leaves` are active and read from now on."""
+        self._turned_to = set(leaves)
+        self._active = self._tree.on_path(leaves)
+        self.read(leaves)
+
+    def are_active(self, leaves: tuple[int, ...]) -> bool:
+        """Whether the search has turned to all of `leaves`."""
+        return self._turned_to.issuperset(leaves)
+
+    def read(self, leaves: tuple[int, ...]) -> None:
+        """Of the active leaves, these decode from now on."""
         self.leaves = leaves
         self._per_node = np.zeros(len(self._tree), dtype=np.int64)
         for leaf in leaves:
             self._per_node[self._tree.ancestors(leaf)] += 1
         tier = self._ledger.tier
-        weight = self.weight(np.arange(tier.shape[1]))
-        on_path = weight > 0
-        self.length = int(on_path.sum())
-        weight = weight[on_path]
+        weight = self._weight(np.arange(tier.shape[1]))
+        read = weight > 0
+        self.length = int(read.sum())
         self.shared = Census(1)
         # On a single path every token counts once: both are the same.
         self.branches = self.shared if len(leaves) == 1 else Census(1)
-        for row in tier:
-            here = row[on_path]
-            self.shared.now[0] += np.bincount(here, minlength=NUM_TIERS)
+        for row in tier[:, read]:
+            self.shared.now[0] += np.bincount(row, minlength=NUM_TIERS)
             if self.branches is not self.shared:
-                counts = np.bincount(here, weight, NUM_TIERS)
+                counts = np.bincount(row, weight[read], NUM_TIERS)
                 self.branches.now[0] += counts.astype(np.int64)
 
-    def weight(self, tokens: np.ndarray) -> np.ndarray:
-        """Number of active paths that hold each of `tokens`; int64."""
+    def active(self, tokens: np.ndarray) -> np.ndarray:
+        """Bool: which of `tokens` lie on an active path."""
+        return np.asarray(self._active[self._tree.node_of_token.values[tokens]])
+
+    def readable_beside(self, tokens: np.ndarray) -> int:
+        """Readable tokens on the paths being read, other than `tokens`."""
+        readable = int(self.shared.now[0, : Tier.EVICTED].sum()) // self._ledger.groups
+        return max(0, readable - int(np.count_nonzero(self._weight(tokens))))
+
+    def _weight(self, tokens: np.ndarray) -> np.ndarray:
+        """Number of paths being read that hold each of `tokens`; int64."""
         return np.asarray(self._per_node[self._tree.node_of_token.values[tokens]])
 
     def count(self, group: np.ndarray, token: np.ndarray) -> PathProfile:
-        """Those of the tokens ``[m]``, each in one cache group, that are on the paths now."""
+        """Those of the tokens ``[m]``, each in one cache group, that are read now."""
         tier = self._ledger.tier[group, token]
-        weight = self.weight(token)
+        weight = self._weight(token)
         shared = np.bincount(tier, np.minimum(weight, 1), NUM_TIERS)[:, None]
         branches = np.bincount(tier, weight, NUM_TIERS)[:, None]
         length = np.zeros(1, dtype=np.int64)
@@ -116,7 +138,7 @@ class ActivePaths:
         self, changes: Changes, steps: int, shared_born: int, branches_born: int
     ) -> tuple[np.ndarray, np.ndarray]:
         row = np.zeros(len(changes), dtype=np.int64)
-        weight = self.weight(changes.token)
+        weight = self._weight(changes.token)
         shared, _ = self.shared.advance(steps, shared_born, row, changes, np.minimum(weight, 1))
         if self.branches is self.shared:
             return shared[0], shared[0]

@@ -85,7 +85,7 @@ class Transfers:
 
     def wait_for_returning(self) -> float:
         """Wait for tokens on their way back to an active path; returns the time it took."""
-        needed = [p for p, tokens in self._promotions if (self._paths.weight(tokens) > 0).any()]
+        needed = [p for p, tokens in self._promotions if self._paths.active(tokens).any()]
         waited = self._engine.wait(needed) if needed else 0.0
         self._promotions = [(p, tokens) for p, tokens in self._promotions if p.is_alive]
         return waited
@@ -98,7 +98,7 @@ class Transfers:
         if self._stages:
             staged = self._staged.values
             in_ddr = _IN_DDR[self._ledger.tier]
-            on_path = self._paths.weight(np.arange(staged.shape[1])) > 0
+            on_path = self._paths.active(np.arange(staged.shape[1]))
             self._unstage(np.nonzero(staged & ~on_path))
             missing = np.nonzero(in_ddr & on_path & ~staged & ~self._flying.values)
             if len(missing[0]):
@@ -139,7 +139,7 @@ class Transfers:
         yield from self._engine.down.send(size_bytes)
         self._flying.values[cells] = False
         if self._stages:
-            on_path = self._paths.weight(cells[1]) > 0
+            on_path = self._paths.active(cells[1])
             needed = _IN_DDR[self._ledger.tier[cells]] & on_path & ~self._staged.values[cells]
             yield from self._stage((cells[0][needed], cells[1][needed]))
         self._gauge.in_flight_bytes -= freed_bytes

@@ -198,7 +198,9 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | No
     if loaded.task is not None:
         if prompts is not None:
             raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
-        return TaskSource(loaded.task, request.split, request.noise, request.dead_penalty)
+        return TaskSource(
+            loaded.task, request.split, request.noise, request.dead_penalty, request.value_floor
+        )
     if prompts is None:
         raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
     return PromptSource(
@@ -223,6 +225,7 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
             "max_tokens": plan.max_tokens,
             "noise": request.noise,
             "dead_penalty": request.dead_penalty,
+            "value_floor": request.value_floor,
             "dedupe": request.dedupe,
             "split": request.split,
             "first": request.first,

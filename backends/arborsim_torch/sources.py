@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,15 +60,23 @@ class TaskSource:
     split : str
     noise, dead_penalty : float
         See `arborsim_torch.reference.noisy_value`.
+    floor : float
+        Value of a state that is alive but has made no progress: what the verifier knows is
+        rescaled from [0, 1] to [floor, 1], so that such a state is not taken for a dead one.
     """
 
     def __init__(
-        self, task: Task, split: str = "test", noise: float = 0.0, dead_penalty: float = 1.0
+        self,
+        task: Task,
+        split: str = "test",
+        noise: float = 0.0,
+        dead_penalty: float = 1.0,
+        floor: float = 0.0,
     ) -> None:
         self.task, self.split = task, split
         self.name = task.name
         self.max_tokens = task.max_tokens
-        self._noise, self._dead_penalty = noise, dead_penalty
+        self._noise, self._dead_penalty, self._floor = noise, dead_penalty, floor
         try:
             task.num_problems(split)
         except KeyError:
@@ -106,6 +115,8 @@ class TaskSource:
             # A line without its value token is broken: the model did not get to state one.
             return 0.0 if value is None else value
         verdict = self.task.judge(problem, generated)
+        known = self._floor + (1.0 - self._floor) * verdict.progress
+        verdict = replace(verdict, progress=known)
         return noisy_value(verdict, rng, self._noise, dead_penalty=self._dead_penalty)
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:

@@ -31,6 +31,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     muddled = table.replace_schema_metadata({**table.schema.metadata, METADATA_KEY: b"{"})
     pq.write_table(muddled, folder / "muddled.parquet")
     (folder / "bad.toml").write_text("hbm_bytes = 'many'")
+    (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n')
+    (folder / "broken.jsonl").write_text('{"prompt": "one"}\n{"prompt": }\n')
     (folder / "folder.parquet").mkdir()
     return folder
 
@@ -71,7 +73,11 @@ CASES = {
     "record an unknown search": (
         "record --model chain --task chain --search tot-bsf --out x.parquet", "tot-bfs"),
     "record from nowhere": (
-        "record --model no/such/model --prompts good.parquet --out x.parquet", "no/such/model"),
+        "record --model no/such/model --prompts prompts.jsonl --out x.parquet", "no/such/model"),
+    "prompts that are no text": (
+        "record --model no/such --prompts good.parquet --out x.parquet", "good.parquet"),
+    "a prompt that is no JSON": (
+        "record --model no/such --prompts broken.jsonl --out x.parquet", "2"),
     "record without CUDA": (
         "record --model chain --task chain --device cuda --out x.parquet", "CUDA"),
 }  # fmt: skip

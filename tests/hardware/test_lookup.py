@@ -57,7 +57,7 @@ def test_every_number_has_a_source_or_is_assumed() -> None:
 def test_unknown_names_carry_the_nearest() -> None:
     with pytest.raises(UnknownName, match=r"did you mean .*h100"):
         load_profile("h1000")
-    with pytest.raises(UnknownName, match="llama-3.1-8b"):
+    with pytest.raises(UnknownName, match=r"llama-3\.1-8b"):
         load_geometry("llama-3-8b")
 
 

@@ -212,7 +212,7 @@ def test_results_without_extras_still_make_a_page():
 
 
 def test_many_searches_stay_within_reason():
-    replay = result(episodes=150, pictures=False, budgets=("0.1", "0.25", "0.5"))
+    replay = result(episodes=80, pictures=False, budgets=("0.1", "0.25", "0.5"))
     text = render(replay)
     assert len(text) < 20e6
     assert "searches can be shown here" in text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,7 @@ def test_pickers_choose_policy_search_and_trace(opened, report):
     layers = "#memory .scatterlayer .trace"
     assert page.locator(layers).count() == 5
     page.select_option("#memory-cell", "full")
-    sync_api.expect(page.locator(layers)).to_have_count(2)
+    sync_api.expect(page.locator(layers)).to_have_count(1)
     before = widths(page)
     page.select_option("#tree-cell", "full")
     assert widths(page) != before
@@ -129,6 +131,20 @@ def test_pickers_choose_policy_search_and_trace(opened, report):
     ticks = page.text_content("#time")
     page.select_option("#trace", "linear.parquet")
     sync_api.expect(page.locator("#time")).not_to_have_text(ticks)
+
+
+def test_a_figure_without_data_says_so_and_comes_back(opened, tmp_path):
+    replay = result(traces=("a.parquet", "b.parquet"), episodes=1)
+    episodes = tuple(
+        replace(e, attention_kept=math.nan) if e.trace == "b.parquet" else e
+        for e in replay.episodes
+    )
+    write_report(replace(replay, episodes=episodes), tmp_path / "partly.html")
+    page = opened(tmp_path / "partly.html")
+    for trace, drawn in (("b.parquet", False), ("a.parquet", True), ("b.parquet", False)):
+        page.select_option("#trace", trace)
+        sync_api.expect(page.locator("#kept .empty")).to_have_count(int(not drawn))
+        sync_api.expect(page.locator("#kept .xaxislayer-above")).to_have_count(int(drawn))
 
 
 def test_pointing_at_a_node_tells_what_it_holds(opened, report):

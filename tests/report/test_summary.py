@@ -35,7 +35,7 @@ def test_a_lossy_best_is_set_against_the_lossless_and_the_smallest():
             e.measured.peak_hbm_kv_bytes * peaks.get(e.policy, 1.0))))
         for e in replay.episodes
     )  # fmt: skip
-    best, lossless, smallest, _ = summarise(aggregate(episodes))
+    best, lossless, smallest = summarise(aggregate(episodes))
     assert "arborkv" in best
     assert "99.0% of the attention" in best
     assert lossless.startswith("Without losing any attention, the least is hierarchy")

@@ -234,3 +234,30 @@ def test_what_does_not_fit_is_reported_not_refused() -> None:
     assert not measured.fits
     assert measured.needed_hbm_bytes == 2000 + 10 * KV + measured.workspace_bytes
     assert started().executor.measurements().fits
+
+
+def test_a_branch_that_has_ended_is_no_longer_read() -> None:
+    bench = started()
+    bench.turn(1, 2)
+    bench.decode(4)  # the prompt, and 2 tokens more every time
+    bench.leaves = (2,)
+    bench.decode(1)  # the prompt and 5 tokens of leaf 2
+    reads = 4 * 10 + (2 + 4 + 6 + 8) + 15
+    assert bench.us("decode_s") == pytest.approx(5 * 2000 + reads * KV)
+
+
+def test_a_branch_that_pauses_keeps_its_staging_buffers() -> None:
+    bench = started()
+    bench.turn(1, 2)
+    bench.decode(4)
+    bench.move([10, 12], Tier.DDR)  # of leaf 1
+    bench.executor.finish()
+    bench.leaves = (2,)
+    bench.decode(1)
+    assert bench.executor.measurements().series.staging_bytes[-1] == 2 * KV
+    bench.leaves = (1, 2)
+    bench.decode(1)
+    bench.turn(2)
+    measured = bench.executor.measurements()
+    assert measured.from_ddr_bytes == 2 * KV
+    assert measured.series.staging_bytes[-1] == 0

@@ -95,8 +95,9 @@ def test_wrong_options_are_named() -> None:
 
 def test_the_memory_hierarchy_moves_tokens_to_ddr(trace: Path) -> None:
     policy = Hierarchy(interval=4, recent=2)
+    model, machine = load_geometry("llama-3.1-8b"), load_profile("h100")
     results = {
-        recall: replay(trace, policy, SimulatedExecutor(GEOMETRY, PROFILE, recall=recall))
+        recall: replay(trace, policy, SimulatedExecutor(model, machine, recall=recall))
         for recall in ("stage", "stream", "near")
     }
     assert {m.offloaded_tokens for m in results.values()} == {results["stage"].offloaded_tokens}

@@ -68,7 +68,7 @@ function draw(id, figure) {
     box.replaceChildren(empty);
     return;
   }
-  if (!box.classList.contains("js-plotly-plot")) box.replaceChildren();
+  if (box.querySelector(".empty")) box.replaceChildren();
   const { data, layout } = themed(figure, widthOf(box));
   Plotly.react(box, data, layout, {
     displaylogo: false,
