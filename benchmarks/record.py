@@ -3,7 +3,8 @@
     python benchmarks/record.py [--model chain] [--tokens 600] [--repeats 3]
 
 prints, for one chain and for a tree of four parallel leaves, decode speed unrecorded, at
-``signals`` level and at ``qkv`` level, and the ratios.  Decoding only: writing the file comes after a search.
+``signals`` level and at ``qkv`` level, and the ratios.  Decoding only: a search is written to the
+file after it ends.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class TreeCache:
             layers, kv_heads, head_dim = self._shape
             room_now = room if slots <= room else max(slots + _CHUNK, room + room // 2)
             shape = (layers, 2, max(lanes, rows), kv_heads, room_now, head_dim)
-            # Zeros: unread slots of shorter rows still meet the values' matrix product, as 0 x slot.
+            # Zeros: unread slots of shorter rows still meet the values' product, as 0 x slot.
             grown = torch.zeros(shape, **self._options)
             grown[:, :, :rows, :, :room] = self._work
             self._work = grown
@@ -192,7 +192,7 @@ class TreeCache:
         self._views = [(layer[0], layer[1]) for layer in self._work.unbind(0)]
 
     def expect(self, queries: int) -> tuple[list[int], bool]:
-        """Announce `queries` tokens per lane; return the lanes' lengths, and if they differ."""
+        """Announce `queries` tokens per lane; return the lanes' lengths, and if they vary."""
         lengths = [self.length(i) for i in range(len(self.lanes))]
         self._reserve(len(lengths), max(lengths) + queries)
         ragged = min(lengths) != max(lengths)

@@ -20,8 +20,11 @@ from arborsim.search import make_search
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
+from arborsim.trace.writer import TraceWriter
 from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.reference.tasks import get_task
 from arborsim_torch.sampling import Sampler
+from arborsim_torch.sources import TaskSource
 from tests.live.tiny import FakeSource, tiny_model, torch
 
 SHORT = ["--lines", "10", "--episodes", "2"]
@@ -222,6 +225,38 @@ def test_same_seed_same_tokens(tmp_path: Path) -> None:
     assert tokens["a"] == tokens["b"] != tokens["c"]
 
 
+def test_resuming_gives_the_same_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = ["--lines", "4", "--search", "dpts", "--set", "steps=4"]
+    halves, whole = tmp_path / "halves.parquet", tmp_path / "whole.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr(TraceWriter, "close", lambda self: None)  # as if the process was killed
+        assert record(*common, "--episodes", 1, "--out", halves) == 0
+    assert not halves.exists()
+    assert record(*common, "--episodes", 3, "--out", halves, "--resume") == 0
+    assert record(*common, "--episodes", 3, "--out", whole) == 0
+    tokens = [[e.token.tolist() for e in TraceReader(p).episodes()] for p in (halves, whole)]
+    assert len(tokens[0]) == 3
+    assert tokens[0] == tokens[1]
+
+
+def test_rewards_tell_a_dead_state_from_one_without_progress() -> None:
+    task = get_task("chain", lines=20)
+    source = TaskSource(task, floor=0.3)
+    problem = source.problem(0)
+    rng = np.random.default_rng(0)
+    solution = task.solution(problem)
+    assert source.reward(problem, [], None, rng) == pytest.approx(0.3)
+    assert source.reward(problem, solution, None, rng) == 1.0
+    assert source.correct(problem, solution) is True
+    wrong = [*solution[:8], task.pad_id]
+    assert source.reward(problem, wrong, None, rng) == 0.0
+    blind = TaskSource(task, dead_penalty=0.0, floor=0.3)
+    assert blind.reward(problem, wrong, None, rng) >= 0.3
+    noisy = TaskSource(task, noise=0.1, floor=0.3)
+    rewards = [noisy.reward(problem, [], None, rng) for _ in range(200)]
+    assert np.std(rewards) == pytest.approx(0.1, rel=0.2)
+
+
 def test_temperature_samples_the_distribution() -> None:
     logits = torch.log(torch.tensor([[0.7, 0.2, 0.1]])).expand(4000, 3)
     for temperature in (1.0, 0.5):
@@ -261,13 +296,13 @@ def test_tree_that_backtracks_has_honest_events(tmp_path: Path) -> None:
 
 def test_interruption_leaves_whole_episodes(tmp_path: Path) -> None:
     out = tmp_path / "t.parquet"
-    arguments = ["--episodes", "500", "--lines", "10", "--search", "dpts", "--out", str(out)]
+    arguments = ["--episodes", "500", "--lines", "4", "--capture", "tree", "--out", str(out)]
     process = subprocess.Popen(
         [sys.executable, "-m", "arborsim.cli.app", "record", *arguments],
         stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     parts = tmp_path / "t.parquet.parts"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and len(list(parts.glob("*.parquet"))) < 2:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)

@@ -92,6 +92,13 @@ def test_it_draws_and_fits(opened, report, tmp_path, width, height, scheme):
     assert drawn == ink
 
 
+def test_no_button_uploads_a_chart(opened, report):
+    """plotly.js 4 offers "Share chart..." by default, which sends the data to a public server."""
+    page = opened(report)
+    titles = page.eval_on_selector_all(".modebar-btn", "all => all.map(one => one.dataset.title)")
+    assert set(titles) == {"Download plot as a PNG", "Zoom", "Pan", "Reset axes"}
+
+
 def test_the_slider_moves_the_tree(opened, report):
     page = opened(report)
     before, moment = widths(page), page.inner_text("#tree-moment")

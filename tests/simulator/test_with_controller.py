@@ -40,7 +40,6 @@ def replay(trace: Path, policy: Policy, executor: SimulatedExecutor) -> Measurem
     controller = Controller(
         policy, executor, budget_tokens=70, layers=reader.info.geometry.layers, vocabulary=128
     )
-    executor.bind(controller.tree)
     for event in play(episode):
         controller.handle(event)
         executor.ledger.check()

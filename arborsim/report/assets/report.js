@@ -48,6 +48,11 @@ function themed(figure, width) {
         size: narrow ? 11 : 12.5,
       },
       hoverlabel: { bgcolor: css.getPropertyValue("--card").trim(), font: { color: css.getPropertyValue("--ink").trim() } },
+      modebar: {
+        bgcolor: "rgba(0,0,0,0)",
+        color: css.getPropertyValue("--soft").trim(),
+        activecolor: css.getPropertyValue("--accent").trim(),
+      },
       legend: { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", traceorder: "normal" },
       margin: { l: narrow ? 44 : 60, r: 12, t: 10, b: 48 },
       width,
@@ -72,7 +77,9 @@ function draw(id, figure) {
   const { data, layout } = themed(figure, widthOf(box));
   Plotly.react(box, data, layout, {
     displaylogo: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    // A list of what is allowed: plotly.js 4 shows by default a button that uploads the chart.
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+    plotlyServerURL: "",
   });
 }
 
