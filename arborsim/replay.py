@@ -162,7 +162,10 @@ class Replay:
             tuple(results),
             tuple(pictures),
             dict(self.settings),
-            tuple(self.machine.profile.assumed()),
+            tuple(
+                f"{name} {getattr(self.machine.profile, name)}"
+                for name in self.machine.profile.assumed()
+            ),
         )
 
     def _one(

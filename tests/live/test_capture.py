@@ -236,3 +236,18 @@ def test_capture_changes_no_token() -> None:
     ]
     assert len({tuple(run.columns["token"].tolist()) for run in runs}) == 1
     assert "embedding" not in runs[0].columns
+
+
+def test_draining_more_often_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long thought is finished piece by piece, so that memory stays bounded."""
+    model, source = tiny_model(), FakeSource(block=ragged)
+    once = record(model, "dpts", {"steps": 8}, source, Capture()).columns
+    monkeypatch.setattr("arborsim_torch.capture._MAX_PENDING_VALUES", 1)
+    often = record(model, "dpts", {"steps": 8}, source, Capture()).columns
+    for name in ("hidden_change", "key_variance", "lag_value", "key_sketch"):
+        np.testing.assert_allclose(once[name], often[name], rtol=2e-3, atol=2e-3)
+    assert once["attention"].equals(often["attention"])
+    for a, b in zip(once["embedding"], often["embedding"], strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
