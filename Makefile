@@ -15,7 +15,7 @@ demo: .venv/.core
 	    --policy $(POLICIES) --budget 0.6 --gpu h100 --model llama-3.1-8b --report report.html
 
 test: .venv/.full
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
 lint: .venv/.full
 	$(BIN)/ruff check .

@@ -88,7 +88,7 @@ def record(
     temperature: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="0 is greedy; default 0 for linear, else 1.", rich_help_panel=_REWARD
+            min=0.0, help="0 is greedy; default 0 for linear, else 0.7.", rich_help_panel=_REWARD
         ),
     ] = None,
     noise: Annotated[
@@ -161,7 +161,7 @@ def record(
 
     check_output(out, "--out")
     if temperature is None:
-        temperature = 0.0 if search == "linear" else 1.0
+        temperature = 0.0 if search == "linear" else 0.7
     request = RecordRequest(
         model=model,
         out=out,
