@@ -46,6 +46,8 @@ class RecordRequest:
         Positions kept per row when sparse.
     qkv_layers : tuple of int
         Empty for the two middle layers.
+    attention_layers : tuple of int
+        Layers whose own attention rows are stored besides the mean over all layers.
     temperature : float
         0 takes the most probable token.
     seed : int
@@ -79,6 +81,7 @@ class RecordRequest:
     attention: str = "auto"
     attention_top: int = 256
     qkv_layers: tuple[int, ...] = ()
+    attention_layers: tuple[int, ...] = ()
     temperature: float = 0.0
     seed: int = 0
     device: str = "cpu"

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
+
+# One thread: tiny models gain nothing from more, and sums come out the same on every machine.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from arborsim.cli.app import main as arborsim
 from arborsim.trace.reader import TraceReader
@@ -20,16 +24,17 @@ HERE = Path(__file__).parent
 #: What each trace shows, and the options of `arborsim record` that make it.
 TRACES = {
     "chain-linear": (
-        "long chains: programs of 112 lines, evaluated greedily line by line",
-        "--model chain --search linear --lines 112 --episodes 8 --seed 1",
+        "long chains: programs of 120 lines, evaluated greedily line by line",
+        "--model chain --search linear --lines 120 --episodes 9 --attention sparse --attention-top 160",
     ),
     "chain-tree": (
-        "trees with backtracking: programs searched depth first with a misleading reward",
-        "--model chain --search tot-dfs --lines 64 --episodes 8 --seed 1",
+        "trees with backtracking: dynamic parallel tree search under a noisy reward",
+        "--model chain --search dpts --set steps=150 --temperature 0.9 --noise 0.15 "
+        "--dead-penalty 0.8 --attention sparse --attention-top 64 --lines 96 --episodes 8",
     ),
     "game24-tot": (
         "Game of 24 on held-out puzzles: tree of thoughts, breadth first, own value estimate",
-        "--model game24 --search tot-bfs --episodes 100 --seed 1",
+        "--model game24 --search tot-bfs --temperature 1 --episodes 80",
     ),
 }
 

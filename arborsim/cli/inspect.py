@@ -127,6 +127,7 @@ def _about(found: Description, unicode: bool) -> Table:
             "seed": info.seed,
             "capture": info.capture,
             "attention": attention,
+            "attention layers": _attention_layers(found),
             "signals": ", ".join(found.signals),
             "accuracy": None
             if accuracy is None
@@ -141,6 +142,11 @@ def _about(found: Description, unicode: bool) -> Table:
         },
         unicode,
     )
+
+
+def _attention_layers(found: Description) -> str:
+    ids = found.info.attention_layer_ids
+    return f"{', '.join(map(str, ids))} (mean and variance over heads)" if ids else ""
 
 
 def _options(values: dict[str, Any]) -> str:

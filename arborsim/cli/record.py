@@ -85,6 +85,13 @@ def record(
         str,
         typer.Option(help="Layers of --capture qkv, e.g. 2,3.", rich_help_panel=_WHAT),
     ] = "",
+    attention_layers: Annotated[
+        str,
+        typer.Option(
+            help="Also store these layers' own rows, mean and variance over heads, e.g. 2,3.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "",
     temperature: Annotated[
         float | None,
         typer.Option(
@@ -175,7 +182,8 @@ def record(
         capture=Capture(capture.value),
         attention=attention.value,
         attention_top=attention_top,
-        qkv_layers=_layers(qkv_layers),
+        qkv_layers=_layers("--qkv-layers", qkv_layers),
+        attention_layers=_layers("--attention-layers", attention_layers),
         temperature=temperature,
         seed=seed,
         device=device,
@@ -224,7 +232,8 @@ def _run(request: Any, backend: Any) -> int:
         except KeyboardInterrupt:
             bar.stop()
             left = (
-                f"{request.out} holds {seen.episode} whole episodes (of {seen.episodes})"
+                f"{request.out} holds {seen.episode} whole episodes (of {seen.episodes}); "
+                "--resume goes on"
                 if seen.episode
                 else "no episode was complete, so nothing was written"
             )
@@ -250,11 +259,13 @@ def _settings(given: list[str]) -> dict[str, str]:
     return options
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def _layers(option: str, text: str) -> tuple[int, ...]:
+    if not text:
+        return ()
     try:
-        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+        return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise UsageError(f"--qkv-layers {text}: expected numbers, e.g. 2,3") from None
+        raise UsageError(f"{option} {text}: expected numbers, e.g. 2,3") from None
 
 
 def _given(**options: int) -> dict[str, int]:

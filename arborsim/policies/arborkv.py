@@ -61,7 +61,7 @@ class ArborKV(Policy):
     r_min: float = 0.05
     k_min: int = 4
     tail: int = 4
-    path_floor: float = 0.5
+    path_floor: float = 0.25
     margin: int = 16
     rehydrate: bool = True
 

@@ -11,6 +11,7 @@ from arborsim.errors import TraceError
 from arborsim.signals.observations import AttentionRows, DenseRows, Signal, SparseRows
 from arborsim.trace.columns import floats_of, integers_of, kinds_of, lists_of, strings_of
 from arborsim.trace.episode import Episode
+from arborsim.trace.layer_rows import layer_rows_of
 from arborsim.trace.schema import PER_LAYER, Kind, TraceInfo, arrow_schema
 from arborsim.trace.validate import validate
 from arborsim.trace.validate_attention import check_attention
@@ -59,7 +60,11 @@ def _same_type(expected: pa.DataType, found: pa.DataType) -> bool:
 
 
 def columns_for(
-    needs: frozenset[Signal], info: TraceInfo, text: bool = False, embedding: bool = False
+    needs: frozenset[Signal],
+    info: TraceInfo,
+    text: bool = False,
+    embedding: bool = False,
+    attention_layers: bool = False,
 ) -> list[str]:
     """The columns to read for these observations."""
     names = list(_ROW_COLUMNS)
@@ -69,6 +74,7 @@ def columns_for(
         names += sparse if info.attention == "sparse" else ("attention",)
     names += ["text"] if text else []
     names += ["embedding"] if embedding else []
+    names += ["attention_layers"] if attention_layers else []
     return names
 
 
@@ -80,6 +86,7 @@ def decode_episode(
     needs: frozenset[Signal] | None = None,
     text: bool = False,
     embedding: bool = False,
+    attention_layers: bool = False,
 ) -> Episode:
     """One validated episode from the columns that `columns_for` names.
 
@@ -93,6 +100,8 @@ def decode_episode(
         Episode number.
     needs : set of Signal, optional
         The observations to decode; all that the table holds by default.
+    text, embedding, attention_layers : bool
+        Also decode these columns.
 
     Raises
     ------
@@ -102,9 +111,16 @@ def decode_episode(
     if table.num_rows == 0:
         raise where.error("it has no rows")
     try:
-        return _decode(table, info, where, needs, text, embedding)
+        episode = _decode(table, info, where, needs, text, embedding)
     except UnicodeDecodeError as error:  # Arrow does not look into strings when it reads them
         raise where.error(f"a text is not UTF-8 ({error.reason})") from error
+    if not attention_layers:
+        return episode
+    rows = layer_rows_of(
+        table["attention_layers"], info.attention_layer_ids, episode.token_rows, episode.position,
+        where,
+    )  # fmt: skip
+    return replace(episode, attention_layers=rows)
 
 
 def _decode(

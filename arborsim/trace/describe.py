@@ -63,7 +63,8 @@ class EpisodeFacts:
     transitions : int
         Batches of leaves that the search turned to.
     revisits : int
-        Times that it came back to a block it had opened and left.
+        Times that it came back: went on from a block, by itself or by a new child, that was not
+        among the leaves it had just turned to.
     prunes, iterations : int
     duration_s : float
     answered : bool
@@ -204,7 +205,7 @@ def episode_facts(episode: Episode) -> EpisodeFacts:
 
 
 def count_transitions(episode: Episode) -> tuple[int, int]:
-    """Batches of leaves, and leaves in them that were opened earlier and not just active."""
+    """Batches of leaves, and how many of their leaves go on from a block that was not active."""
     turns = episode.kind == Kind.TRANSITION
     before = np.concatenate([[False], turns[:-1]])
     group = np.cumsum(turns & ~before)[turns]
@@ -213,9 +214,11 @@ def count_transitions(episode: Episode) -> tuple[int, int]:
         return 0, 0
     opens = leaf > np.concatenate([[0], np.maximum.accumulate(leaf)[:-1]])
     width = int(leaf.max()) + 1
-    key = group.astype(np.int64) * width + leaf
-    just_active = np.isin(key - width, np.append(key, 0))  # 0: the prompt, before the first group
-    return int(group[-1]), int((~opens & ~just_active).sum())
+    started = np.where(opens, episode.parent[turns], leaf)
+    key = group.astype(np.int64) * width
+    # The prompt, node 0, stands for what was active before the first group.
+    goes_on = np.isin(key - width + started, np.append(key + leaf, 0))
+    return int(group[-1]), int((~goes_on).sum())
 
 
 def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.signals.observations import AttentionRows, Observations, Signal
+from arborsim.trace.layer_rows import LayerRows
 from arborsim.trace.schema import TraceInfo
 
 
@@ -41,6 +42,8 @@ class Episode:
         One per row, only if it was asked for.
     embedding_rows, embedding : int64 ``[k]``, float16 ``[k, size]``, or None
         The rows (boundaries) that have an embedding, and the embeddings; only if asked for.
+    attention_layers : LayerRows or None
+        Rows of single layers, float16 ``[layers, 2, position + 1]`` per token; only if asked for.
     """
 
     index: int
@@ -62,6 +65,7 @@ class Episode:
     text: tuple[str | None, ...] | None = None
     embedding_rows: np.ndarray | None = None
     embedding: np.ndarray | None = None
+    attention_layers: LayerRows | None = None
 
     @property
     def num_rows(self) -> int:

@@ -52,8 +52,31 @@ def part_files(directory: Path) -> list[Path]:
     return [found[number] for number in range(len(found))]
 
 
+def scrap_directory(directory: Path) -> Path:
+    """Where a parts directory lies while it is made from a file, or deleted: never half of one."""
+    return directory.with_name(directory.name + ".tmp")
+
+
 def remove_parts(directory: Path) -> None:
-    """Delete a parts directory, but refuse to touch one that holds anything else."""
+    """Delete a parts directory, but refuse to touch one that holds anything else.
+
+    All of it goes at once: a process killed in the middle leaves only a `scrap_directory`.
+    """
+    _refuse_strange(directory)
+    remove_scrap(directory)
+    scrap = directory.rename(scrap_directory(directory))
+    shutil.rmtree(scrap)
+
+
+def remove_scrap(directory: Path) -> None:
+    """Delete what a killed process left of making or deleting this parts directory."""
+    scrap = scrap_directory(directory)
+    if scrap.is_dir():
+        _refuse_strange(scrap)
+        shutil.rmtree(scrap)
+
+
+def _refuse_strange(directory: Path) -> None:
     strange = [
         entry.name
         for entry in directory.iterdir()
@@ -61,4 +84,3 @@ def remove_parts(directory: Path) -> None:
     ]
     if strange:
         raise UsageError(f"{directory} holds files that are no episodes ({strange[0]}): move them")
-    shutil.rmtree(directory)

@@ -13,7 +13,8 @@ from arborsim.errors import MissingSignal, TraceError, UsageError
 from arborsim.signals.observations import Signal
 from arborsim.trace.decode import check_columns, columns_for, decode_episode
 from arborsim.trace.episode import Episode
-from arborsim.trace.parts import has_parts, part_files, parts_directory
+from arborsim.trace.opening import make_one, must_exist, one_line, open_parquet_file
+from arborsim.trace.parts import part_files
 from arborsim.trace.schema import (
     FORMAT_VERSION,
     METADATA_KEY,
@@ -22,8 +23,6 @@ from arborsim.trace.schema import (
     Capture,
     TraceInfo,
 )
-
-_MAGIC = b"PAR1"
 
 
 class TraceReader:
@@ -52,7 +51,7 @@ class TraceReader:
         if self.path.is_dir():
             files = part_files(self.path)
         else:
-            _must_exist(self.path)
+            must_exist(self.path)
             files = [self.path]
         first = open_parquet_file(files[0], self.path)
         schema = first.schema_arrow
@@ -124,6 +123,7 @@ class TraceReader:
         start: int = 0,
         stop: int | None = None,
         who: str = "this run",
+        attention_layers: bool = False,
     ) -> Iterator[Episode]:
         """Yield episodes ``start`` to ``stop``, each validated; memory holds one at a time.
 
@@ -137,11 +137,13 @@ class TraceReader:
             Episode numbers; all by default.
         who : str
             Who needs the observations, for the message.
+        attention_layers : bool
+            Also decode the rows of single layers (`LayerRows`).
 
         Raises
         ------
         MissingSignal
-            `needs` names what the trace does not hold.
+            `needs` names what the trace does not hold, or there are no rows of single layers.
         TraceError
             The episode is damaged.
         """
@@ -149,13 +151,19 @@ class TraceReader:
         if start < 0 or (stop is not None and stop < start):
             raise UsageError(f"episodes {start} to {stop} make no range")
         self.require(wanted, who)
-        names = columns_for(wanted, self.info, text=text, embedding=embedding)
+        if attention_layers and not (
+            self.info.attention_layer_ids and "attention_layers" in self.columns
+        ):
+            raise MissingSignal(
+                f"{who} reads attention_layers, which {self.path} does not hold: "
+                "record it with --attention-layers"
+            )
+        extra = {"text": text, "embedding": embedding, "attention_layers": attention_layers}
+        names = columns_for(wanted, self.info, **extra)
         last = self.num_episodes if stop is None else min(stop, self.num_episodes)
         for index in range(start, last):
             table = self.table(index, names)
-            yield decode_episode(
-                table, self.info, str(self.path), index, wanted, text=text, embedding=embedding
-            )
+            yield decode_episode(table, self.info, str(self.path), index, wanted, **extra)
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
         """One episode as it is stored, not validated; all columns by default.
@@ -188,34 +196,6 @@ class TraceReader:
         return self._open_file[1]
 
 
-def open_parquet_file(path: Path, shown: Path) -> pq.ParquetFile:
-    """Open a Parquet file; whatever is wrong with it becomes a one-line `TraceError`."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(4)
-            file.seek(0, os.SEEK_END)
-            size = file.tell()
-            file.seek(max(size - 4, 0))
-            tail = file.read(4)
-    except OSError as error:
-        raise TraceError(f"{shown}: cannot be read ({error.strerror})") from error
-    if head != _MAGIC:
-        raise TraceError(f"{shown}: this is not a Parquet file, and so no trace; {_make_one()}")
-    if tail != _MAGIC or size < 12:
-        raise TraceError(
-            f"{shown}: the file is truncated: it ends after {size} bytes without a footer; "
-            "copy it again, or record it again"
-        )
-    try:
-        opened = pq.ParquetFile(path, page_checksum_verification=True)
-        opened.schema_arrow.names  # noqa: B018 - names that are no text fail only when read
-        return opened
-    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{shown}: the file is damaged ({one_line(error)}); copy it again, or record it again"
-        ) from error
-
-
 def signal_column(signal: Signal, info: TraceInfo) -> str:
     """The column that tells whether a trace holds `signal`."""
     if signal is Signal.ATTENTION and info.attention == "sparse":
@@ -239,12 +219,6 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
     return list(dict.fromkeys(options))
 
 
-def one_line(error: BaseException) -> str:
-    """An error of a library below, on one line and without its tail of hints."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
-
-
 def _chunks(group: pq.RowGroupMetaData, column: str) -> Iterator[pq.ColumnChunkMetaData]:
     for i in range(group.num_columns):
         chunk = group.column(i)
@@ -252,34 +226,12 @@ def _chunks(group: pq.RowGroupMetaData, column: str) -> Iterator[pq.ColumnChunkM
             yield chunk
 
 
-def _must_exist(path: Path) -> None:
-    if path.exists():
-        return
-    parts = parts_directory(path)
-    if parts.is_dir():
-        if not has_parts(parts):
-            raise TraceError(
-                f"{path}: the recording was interrupted before its first whole episode; "
-                "resume it, or record it again"
-            )
-        whole = len(part_files(parts))
-        raise TraceError(
-            f"{path}: the recording was interrupted after {whole} whole episodes: "
-            f"read {parts}, or resume the recording"
-        )
-    raise TraceError(f"{path}: no such file; {_make_one()}")
-
-
-def _make_one() -> str:
-    return "make a trace with 'arborsim record', or use one of those in traces/"
-
-
 def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
     """The trace's metadata, after a look at the format version."""
     stored = schema.metadata or {}
     if METADATA_KEY not in stored or VERSION_KEY not in stored:
         raise TraceError(
-            f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {_make_one()}"
+            f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {make_one()}"
         )
     version = stored[VERSION_KEY].decode("ascii", "replace")
     if not version.isdecimal() or not 1 <= int(version) <= FORMAT_VERSION:

@@ -3,6 +3,8 @@
 While recording, every episode is a complete Parquet file of its own in ``<path>.parts/``.  Closing
 merges the parts into ``<path>``, one row group per episode, and removes them.  If the process is
 killed, the parts stay: `TraceReader` reads the directory as it is, and ``resume=True`` goes on.
+It also goes on from a closed file, whose row groups become parts again; the file itself stays until
+the longer one replaces it, so whenever the process is killed, no episode is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ import pyarrow.parquet as pq
 from arborsim.errors import UsageError
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
-from arborsim.trace.parts import part_name, parts_directory, remove_parts
+from arborsim.trace.parts import (
+    part_name,
+    parts_directory,
+    remove_parts,
+    remove_scrap,
+    scrap_directory,
+)
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import TraceInfo, arrow_schema
 
@@ -40,15 +48,17 @@ class TraceWriter:
     overwrite : bool
         Replace `path`, and drop the parts of an earlier interrupted recording.
     resume : bool
-        Go on after the whole episodes of an interrupted recording; `num_episodes` says how many.
+        Go on after the whole episodes that `path` or its parts hold; `num_episodes` says how many.
     check : bool
         Validate every episode as a reader would before it is stored.
 
     Raises
     ------
     UsageError
-        The file or its parts exist and neither option was given, or the parts were recorded with
-        other settings.
+        The file or its parts exist and neither option was given, or they were recorded with other
+        settings.
+    TraceError
+        What is to be resumed is damaged.
 
     Notes
     -----
@@ -72,12 +82,16 @@ class TraceWriter:
         self._closed = False
         if overwrite and resume:
             raise UsageError("overwrite and resume exclude each other")
-        if self.path.exists() and not overwrite:
-            raise UsageError(f"{self.path} exists: choose another name or overwrite it")
+        if self.path.exists() and not (overwrite or resume):
+            raise UsageError(f"{self.path} exists: choose another name or overwrite it, or resume")
+        remove_scrap(self._parts)
         if overwrite and self._parts.is_dir():
             remove_parts(self._parts)
         if self._parts.is_dir():
             self._continue_after_parts(resume)
+        self._unsplit = False  # whether the episodes so far are in `path`, not in parts
+        if resume and self.path.exists():
+            self._continue_after_file()
         try:
             self._parts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -94,14 +108,35 @@ class TraceWriter:
                 f"an interrupted recording left {earlier.num_episodes} whole episodes in "
                 f"{self._parts}: resume it, or overwrite it"
             )
+        self._must_match(earlier)
+        self.num_episodes = earlier.num_episodes
+
+    def _continue_after_file(self) -> None:
+        earlier = TraceReader(self.path)
+        self._must_match(earlier)
+        if self.num_episodes:  # killed while going on from this file: the parts hold all of it
+            if earlier.num_episodes > self.num_episodes:
+                raise UsageError(
+                    f"{self.path} holds {earlier.num_episodes} episodes, but {self._parts} only "
+                    f"{self.num_episodes}: move one of them away, or overwrite both"
+                )
+            return
+        if not pq.read_schema(self.path).equals(arrow_schema(self.info)):
+            raise UsageError(
+                f"cannot resume {self.path}: its columns are not those of this arborsim's recorder"
+            )
+        self.num_episodes = earlier.num_episodes
+        self.update_timing(earlier.info.timing)
+        self._unsplit = True
+
+    def _must_match(self, earlier: TraceReader) -> None:
         before, now = (json.loads(info.to_json()) for info in (earlier.info, self.info))
         differing = [key for key in now if key not in _MAY_DIFFER and now[key] != before.get(key)]
         if differing:
             raise UsageError(
-                f"cannot resume {self._parts}: it was recorded with another "
+                f"cannot resume {earlier.path}: it was recorded with another "
                 f"{', '.join(differing)}; use the same settings, or overwrite it"
             )
-        self.num_episodes = earlier.num_episodes
 
     def write_episode(self, columns: Mapping[str, Any]) -> None:
         """Store one whole episode; it is safe on disk when this returns.
@@ -122,20 +157,29 @@ class TraceWriter:
             raise UsageError(f"{self.path} is closed")
         table = encode(columns, self.info, self.num_episodes)
         if self._check:
-            decode_episode(table, self.info, str(self.path), self.num_episodes)
-        part = self._parts / part_name(self.num_episodes)
-        scrap = part.with_suffix(".tmp")
-        try:
-            with scrap.open("wb") as file:
-                with open_parquet(file, table.schema) as writer:
-                    writer.write_table(table, row_group_size=table.num_rows)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scrap, part)
-        except OSError as error:
-            scrap.unlink(missing_ok=True)
-            raise UsageError(f"cannot write {part}: {error.strerror or error}") from error
+            layers = "attention_layers" in table.column_names
+            decode_episode(
+                table, self.info, str(self.path), self.num_episodes, attention_layers=layers
+            )
+        if self._unsplit:
+            self._split()
+        _write_part(table, self._parts / part_name(self.num_episodes))
         self.num_episodes += 1
+
+    def _split(self) -> None:
+        """Make parts of the file's episodes: all of them appear at once."""
+        remove_scrap(self._parts)
+        made = scrap_directory(self._parts)
+        earlier = TraceReader(self.path)
+        try:
+            made.mkdir()
+            for episode in range(self.num_episodes):
+                _write_part(earlier.table(episode), made / part_name(episode))
+            self._parts.rmdir()
+            made.rename(self._parts)
+        except OSError as error:
+            raise UsageError(f"cannot write {made}: {error.strerror or error}") from error
+        self._unsplit = False
 
     def update_timing(self, timing: Mapping[str, float]) -> None:
         """Set the timing profile, which is known only once the recording is over."""
@@ -146,9 +190,11 @@ class TraceWriter:
         if self._closed:
             return
         self._closed = True
-        if self.num_episodes:
+        if self.num_episodes and not self._unsplit:
             self._merge()
-        remove_parts(self._parts)
+        remove_scrap(self._parts)
+        if self._parts.is_dir():
+            remove_parts(self._parts)
 
     def _merge(self) -> None:
         whole = self.path.with_name(self.path.name + ".tmp")
@@ -188,6 +234,21 @@ class TraceWriter:
             self.close()
         except Exception as second:  # the first error is the one to report
             error.add_note(f"and the episodes could not be merged ({second}): see {self._parts}")
+
+
+def _write_part(table: pa.Table, part: Path) -> None:
+    """One episode as a file of its own, which appears whole and on disk."""
+    scrap = part.with_suffix(".tmp")
+    try:
+        with scrap.open("wb") as file:
+            with open_parquet(file, table.schema) as writer:
+                writer.write_table(table, row_group_size=table.num_rows)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scrap, part)
+    except OSError as error:
+        scrap.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {part}: {error.strerror or error}") from error
 
 
 def open_parquet(file: Any, schema: pa.Schema) -> pq.ParquetWriter:

@@ -6,7 +6,8 @@ model's keyword argument ``batch`` (a `BatchState`) says where the queries stand
 a recording needs; transformers hands it through to this function, so nothing here is global.
 
 When nothing is collected, PyTorch's fused attention runs.  When rows are collected, probabilities
-are computed once, used for the output, and averaged over heads.
+are computed once, used for the output, and averaged over heads; for the layers that are asked for,
+their variance over heads is kept too.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class BatchState:
         Whether to collect attention rows.
     query_layers : frozenset of int
         Layers whose query vectors to collect.
+    row_layers : frozenset of int
+        Layers whose own attention rows to collect, apart from the mean over all layers.
+    layer_rows : dict of int to float32 Tensor ``[2, batch, queries, slots]``
+        Per such layer the mean and the population variance over its query heads.
     """
 
     first: Tensor
@@ -49,7 +54,9 @@ class BatchState:
     ragged: bool
     collect: bool = False
     query_layers: frozenset[int] = frozenset()
+    row_layers: frozenset[int] = frozenset()
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
+    layer_rows: dict[int, Tensor] = field(default_factory=dict)
     _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
     _rows: list[Tensor] = field(default_factory=list)
     _sum: Tensor | None = None
@@ -130,7 +137,11 @@ def tree_attention(
             spread = logits.view(size, groups, heads // groups, queries, -1)
             spread.masked_fill_(~mask[:, :, None], float("-inf"))
         mass = torch.softmax(logits, dim=-1, dtype=torch.float32)
-        batch.add_rows(mass.view(size, heads, queries, -1).mean(1))
+        by_head = mass.view(size, heads, queries, -1)
+        mean = by_head.mean(1)
+        batch.add_rows(mean)
+        if layer in batch.row_layers:
+            batch.layer_rows[layer] = torch.stack((mean, by_head.var(1, correction=0)))
         out = torch.matmul(mass.to(query.dtype), value)
     else:
         if mask is not None and queries > 1:

@@ -73,6 +73,7 @@ class Plan:
     max_tokens: int
     sparse: bool
     vector_layers: tuple[int, ...]
+    row_layers: tuple[int, ...]
 
 
 @dataclass
@@ -141,7 +142,9 @@ def _record_all(
             model=loaded.model,
             source=plan.source,
             search=make_search(request.search, **request.search_options),
-            capture=make_capture(request.capture, info.attention_top, plan.vector_layers),
+            capture=make_capture(
+                request.capture, info.attention_top, plan.vector_layers, plan.row_layers
+            ),
             sampler=Sampler(request.temperature, (request.seed, request.first + episode)),
             seed=request.seed,
             max_tokens=plan.max_tokens,
@@ -156,9 +159,11 @@ def _record_all(
     return tally.progress()
 
 
-def make_capture(level: Level, top: int, vector_layers: tuple[int, ...] = ()) -> Capture | None:
+def make_capture(
+    level: Level, top: int, vector_layers: tuple[int, ...] = (), row_layers: tuple[int, ...] = ()
+) -> Capture | None:
     """What records one episode at this level."""
-    return None if level is Level.TREE else Capture(top, vector_layers)
+    return None if level is Level.TREE else Capture(top, vector_layers, row_layers)
 
 
 def _plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Plan:
@@ -186,12 +191,30 @@ def _plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None
     )
     layers: tuple[int, ...] = ()
     if request.capture is Level.QKV:
-        count = loaded.model.config.num_hidden_layers
-        layers = request.qkv_layers or middle_layers(count)
-        wrong = [layer for layer in layers if not 0 <= layer < count]
-        if wrong:
-            raise UsageError(f"--qkv-layers {wrong[0]}: {loaded.name} has layers 0 to {count - 1}")
-    return Plan(source, episodes, max_tokens, sparse, layers)
+        layers = request.qkv_layers or middle_layers(loaded.model.config.num_hidden_layers)
+        _must_have("--qkv-layers", layers, loaded)
+    row_layers = _row_layers(request, loaded, longest + max_tokens)
+    return Plan(source, episodes, max_tokens, sparse, layers, row_layers)
+
+
+def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -> tuple[int, ...]:
+    layers = request.attention_layers
+    if layers and request.capture is Level.TREE:
+        raise UsageError("--attention-layers needs --capture signals or --capture qkv")
+    _must_have("--attention-layers", layers, loaded)
+    if layers and path_tokens > DENSE_UP_TO:
+        raise UsageError(
+            f"--attention-layers stores whole rows, of paths up to {DENSE_UP_TO} tokens, but these "
+            f"may reach {path_tokens}: lower --max-tokens, or leave it out"
+        )
+    return layers
+
+
+def _must_have(option: str, layers: tuple[int, ...], loaded: LoadedModel) -> None:
+    count = loaded.model.config.num_hidden_layers
+    wrong = [layer for layer in layers if not 0 <= layer < count]
+    if wrong:
+        raise UsageError(f"{option} {wrong[0]}: {loaded.name} has layers 0 to {count - 1}")
 
 
 def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Source:
@@ -236,6 +259,7 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
         attention="none" if tree else "sparse" if plan.sparse else "dense",
         attention_top=request.attention_top if plan.sparse and not tree else 0,
         qkv_layers=plan.vector_layers,
+        attention_layer_ids=plan.row_layers,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         software={
             "arborsim": arborsim.__version__,

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
+from arborsim.errors import UsageError
 from arborsim.trace.columns import lists
 from arborsim_torch.attention import BatchState
 from arborsim_torch.decoder import TreeDecoder
@@ -47,16 +49,23 @@ class Capture:
         Positions kept per attention row; 0 stores rows whole.
     vector_layers : tuple of int
         Layers whose queries, keys and values are kept (`qkv` level).
+    row_layers : tuple of int
+        Layers whose own attention rows are kept, whole: mean and variance over query heads.
     """
 
-    def __init__(self, top: int = 0, vector_layers: Sequence[int] = ()) -> None:
+    def __init__(
+        self, top: int = 0, vector_layers: Sequence[int] = (), row_layers: Sequence[int] = ()
+    ) -> None:
         self.query_layers = frozenset(vector_layers)
+        self.row_layers = frozenset(row_layers)
         self._vector_layers = tuple(vector_layers)
+        self._row_layers = tuple(row_layers)
         self._top = top
         self._columns: dict[str, list[np.ndarray]] = {}
         self._rows: list[np.ndarray] = []
         self._index: list[np.ndarray] = []
         self._rest: list[float] = []
+        self._layer_rows: list[np.ndarray] = []
         self._last_hidden: dict[int, Tensor] = {}
         self._sums: dict[int, tuple[Tensor, int]] = {}
         self._sketch: Tensor | None = None
@@ -64,6 +73,7 @@ class Capture:
 
     def _clear(self) -> None:
         self._attention: list[Tensor] = []
+        self._attention_layers: list[Tensor] = []
         self._hidden: list[list[Tensor]] = []
         self._last: list[Tensor] = []
         self._queries: list[list[Tensor]] = []
@@ -79,6 +89,10 @@ class Capture:
         self._last.append(last)
         self._queries.append([state.query_vectors[layer] for layer in self._vector_layers])
         self._held += rows.numel() + sum(h.numel() for h in hidden)
+        if self._row_layers:
+            apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
+            self._attention_layers.append(apart)  # [layers, 2, lanes, queries, slots]
+            self._held += apart.numel()
         if state.queries > 1 or self._held > _MAX_PENDING_VALUES:
             self.drain(decoder)
 
@@ -94,6 +108,7 @@ class Capture:
         stops = [cache.length(i) for i in range(len(leaves))]
         starts = [stop - tokens for stop in stops]
         self._take_attention(starts)
+        self._take_attention_layers(starts)
         self._take_hidden(decoder, leaves, hidden.float())
         last = torch.cat(self._last, dim=1).float().sum(1)
         for leaf, total in zip(leaves, last, strict=True):
@@ -115,6 +130,17 @@ class Capture:
             for q in range(queries):
                 for lane, start in enumerate(starts):
                     self._add_row(host[lane, q, : start + offset + q + 1])
+            offset += queries
+
+    def _take_attention_layers(self, starts: list[int]) -> None:
+        offset = 0
+        for rows in self._attention_layers:
+            host = _float16(rows)
+            queries = host.shape[3]
+            for q in range(queries):
+                for lane, start in enumerate(starts):
+                    own = host[:, :, lane, q, : start + offset + q + 1]
+                    self._layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
             offset += queries
 
     def _add_row(self, row: np.ndarray) -> None:
@@ -201,7 +227,23 @@ class Capture:
             columns["attention_rest"] = np.asarray(self._rest, dtype=np.float32)
         else:
             columns["attention"] = lists(values, offsets)
+        if self._row_layers:
+            columns["attention_layers"] = self._attention_layers_column()
         return columns
+
+    def _attention_layers_column(self) -> pa.Array:
+        per_token = 2 * len(self._row_layers)
+        total = sum(len(rows) for rows in self._layer_rows)
+        if total > np.iinfo(np.int32).max:
+            raise UsageError(
+                f"--attention-layers: {total} values do not fit one episode: record fewer layers"
+            )
+        lengths = [len(rows) // per_token for rows in self._layer_rows]
+        offsets = np.concatenate([[0], np.cumsum(np.repeat(lengths, per_token))])
+        inner = lists(np.concatenate(self._layer_rows), offsets)
+        return pa.ListArray.from_arrays(
+            pa.array(np.arange(len(lengths) + 1) * per_token, pa.int32()), inner
+        )
 
 
 def _float16(values: Tensor) -> np.ndarray:

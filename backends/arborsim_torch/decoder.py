@@ -29,6 +29,7 @@ class Observer(Protocol):
     """Sees every forward pass; `arborsim_torch.capture.Capture` is the one there is."""
 
     query_layers: frozenset[int]
+    row_layers: frozenset[int]
 
     def forward(
         self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
@@ -150,6 +151,7 @@ class TreeDecoder:
             last = inner(input_ids=ids, position_ids=position_ids, **options).last_hidden_state
         else:
             state.collect, state.query_layers = True, self.observer.query_layers
+            state.row_layers = self.observer.row_layers
             with _block_outputs(inner.layers, hidden):
                 last = inner(input_ids=ids, position_ids=position_ids, **options).last_hidden_state
             self.observer.forward(self, state, hidden, last)

@@ -25,7 +25,7 @@ class SlowWorld:
         self.layers = episode.info.geometry.layers
         self.tier: list[int] = []
         self.node: list[int] = []
-        self.row: list[int] = []
+        self.blocks: list[list[int]] = []
         self.parent: list[int] = []
         self.depth: list[int] = []
         self.reward: list[float] = []
@@ -50,18 +50,16 @@ class SlowWorld:
         return chain
 
     def block(self, node: int) -> list[int]:
-        return [t for t in range(len(self.node)) if self.node[t] == node]
+        return self.blocks[node]
 
     def path(self, leaf: int) -> list[int]:
-        chain = set(self.chain(leaf))
-        return [t for t in range(len(self.node)) if self.node[t] in chain]
+        return [t for node in self.chain(leaf) for t in self.blocks[node]]
 
     def active_nodes(self) -> set[int]:
         return {node for leaf in self.leaves for node in self.chain(leaf)}
 
     def active_tokens(self) -> list[int]:
-        nodes = self.active_nodes()
-        return [t for t in range(len(self.node)) if self.node[t] in nodes]
+        return sorted(t for node in self.active_nodes() for t in self.blocks[node])
 
     def edges_between(self, a: int, b: int) -> int:
         above_a, above_b = self.chain(a), self.chain(b)
@@ -129,6 +127,7 @@ class SlowWorld:
 
     def _open(self, node: int, parent: int) -> None:
         self.parent.append(parent)
+        self.blocks.append([])
         self.depth.append(0 if parent < 0 else self.depth[parent] + 1)
         self.reward.append(float("nan"))
         self.entropy.append(float("nan"))
@@ -143,6 +142,7 @@ class SlowWorld:
     def _token(self, number: int, node: int) -> None:
         self.tier.append(HBM)
         self.node.append(node)
+        self.blocks[node].append(number)
         self.attended.append(0.0)
         self.attended_later.append(0.0)
         if self.episode.attention is not None:

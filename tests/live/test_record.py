@@ -225,13 +225,17 @@ def test_same_seed_same_tokens(tmp_path: Path) -> None:
     assert tokens["a"] == tokens["b"] != tokens["c"]
 
 
-def test_resuming_gives_the_same_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("killed", [True, False])
+def test_resuming_gives_the_same_trace(
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = ["--lines", "4", "--search", "dpts", "--set", "steps=4"]
     halves, whole = tmp_path / "halves.parquet", tmp_path / "whole.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(TraceWriter, "close", lambda self: None)  # as if the process was killed
+        if killed:
+            patch.setattr(TraceWriter, "close", lambda self: None)
         assert record(*common, "--episodes", 1, "--out", halves) == 0
-    assert not halves.exists()
+    assert halves.exists() != killed
     assert record(*common, "--episodes", 3, "--out", halves, "--resume") == 0
     assert record(*common, "--episodes", 3, "--out", whole) == 0
     tokens = [[e.token.tolist() for e in TraceReader(p).episodes()] for p in (halves, whole)]

@@ -234,7 +234,7 @@ class SlowArborKV(Nothing):
 
     theta = (2.0, 0.5, 1.0)
     alpha, gamma, eta, lambda_d, lambda_delta, r_min = 1.5, 1.5, 0.7, 0.0, 0.15, 0.05
-    k_min, tail, path_floor, margin = 4, 4, 0.5, 16
+    k_min, tail, path_floor, margin = 4, 4, 0.25, 16
 
     def __init__(self, rehydrate: bool = True) -> None:
         self.rehydrate = rehydrate

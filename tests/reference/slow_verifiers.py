@@ -12,11 +12,13 @@ from functools import cache
 def _parse_program(prompt: str) -> tuple[dict[str, tuple[str, str, str]], str]:
     """Return the program, name -> (operand, op, operand) as words, and the query."""
     words = prompt.split()
-    assert words[0] == "<bos>" and words[-2] == "?"
+    assert words[0] == "<bos>"
+    assert words[-2] == "?"
     program = {}
     for at in range(1, len(words) - 3, 5):
         label, a, op, marker, b = words[at : at + 5]
-        assert label[0] == "L" and marker == "M" + label[1:]
+        assert label[0] == "L"
+        assert marker == "M" + label[1:]
         program[label[1:]] = (a.replace("U", "v"), op, b.replace("U", "v"))
     return program, words[-1].replace("U", "v")
 

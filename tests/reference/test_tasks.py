@@ -56,7 +56,8 @@ def test_chain_problems_are_reproducible_and_solved_by_their_solution(index, lin
     solution = CHAIN.solution(problem)
     for k in range(len(solution)):
         verdict = CHAIN.judge(problem, solution[:k])
-        assert not (verdict.dead or verdict.finished)
+        assert not (verdict.dead)
+        assert not (verdict.finished)
         assert verdict.remaining_tokens == len(solution) - k
     assert CHAIN.judge(problem, solution) == Verdict(True, True, False, 1.0, 0)
 
@@ -100,7 +101,8 @@ def test_chain_thoughts_are_blocks_of_lines():
     ends = [k for k in range(len(tokens) + 1) if CHAIN.is_thought_end(problem, tokens[:k])]
     assert ends[:-1] == [k for k in range(27, len(tokens), 27) if k < len(tokens)]
     assert ends[-1] == len(tokens)
-    assert CHAIN.is_finished(problem, tokens) and not CHAIN.is_finished(problem, tokens[:-1])
+    assert CHAIN.is_finished(problem, tokens)
+    assert not CHAIN.is_finished(problem, tokens[:-1])
 
 
 def test_chain_operands_come_from_the_stated_distribution():
@@ -176,7 +178,8 @@ def test_game24_solution_and_cost_to_go():
     solution = GAME.solution(problem)
     for k in range(30):
         verdict = GAME.judge(problem, solution[:k])
-        assert not verdict.dead and verdict.remaining_tokens == 30 - k
+        assert not verdict.dead
+        assert verdict.remaining_tokens == 30 - k
         assert GAME.is_value_next(problem, solution[:k]) == (k in (10, 20, 29))
         assert GAME.is_thought_end(problem, solution[:k]) == (k in (11, 21))
     assert GAME.judge(problem, solution).correct

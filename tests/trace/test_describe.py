@@ -110,12 +110,12 @@ def test_revisits_agree_with_the_events(tmp_path):
     path = make_trace(tmp_path / "t.parquet", episodes=10, nodes=25, capture="tree")
     total = 0
     for episode in TraceReader(path).episodes():
-        active, seen, revisits, transitions = {0}, {0}, 0, 0
+        active, revisits, transitions = {0}, 0, 0
         for event in play(episode):
             if isinstance(event, Transition):
-                revisits += sum(leaf in seen and leaf not in active for leaf in event.leaves)
+                parent = dict(event.opened)  # of new leaves; an old one goes on by itself
+                revisits += sum(parent.get(leaf, leaf) not in active for leaf in event.leaves)
                 active = set(event.leaves)
-                seen |= active
                 transitions += 1
         facts = episode_facts(episode)
         assert (facts.transitions, facts.revisits) == (transitions, revisits)
