@@ -76,10 +76,6 @@ class Hierarchy(Policy):
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(prompt=True, sinks=self.sinks, recent=self.recent)
 
-    def floor(self, prompt_tokens: int, budget_tokens: int) -> tuple[int, str]:
-        count, made_of = self.protection(budget_tokens).floor(prompt_tokens)
-        return count + self.interval, f"{made_of} + arriving {self.interval}"
-
     def next_decision(self, view: CacheView) -> int:
         scheduled = self.interval - view.iterations % self.interval
         until_full = max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
@@ -113,7 +109,14 @@ class Hierarchy(Policy):
         self, view: CacheView, tiers: np.ndarray, candidates: np.ndarray, pinned: int
     ) -> None:
         """Give each candidate its tier in `tiers`, moving off-path blocks to DDR if need be."""
-        room = view.budget_tokens - pinned - self.interval * len(view.leaves)
+        spare = view.budget_tokens - pinned
+        if spare < 0:
+            raise BudgetInfeasible(
+                self.name, pinned, view.budget_tokens, f"protected {pinned} on the active path(s)"
+            )
+        # Room for what arrives before the next decision; a budget too small for that only makes
+        # decisions more frequent.
+        room = max(0, spare - self.interval * len(view.leaves))
         wanted = int(self.hbm_ratio * len(candidates))
         off_path = off_path_blocks(view)
         elsewhere = sum(len(block) for block in off_path)
@@ -122,13 +125,6 @@ class Hierarchy(Policy):
                 break
             tiers[:, block] = Tier.DDR
             elsewhere -= len(block)
-        if room < 0:
-            raise BudgetInfeasible(
-                self.name,
-                view.budget_tokens - room,
-                view.budget_tokens,
-                f"protected {pinned} + arriving {self.interval * len(view.leaves)}",
-            )
         in_hbm = min(wanted, room - elsewhere)
         score = view.scores["attention"][candidates]
         cold = candidates[lowest(score, len(candidates) - in_hbm)]

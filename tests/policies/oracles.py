@@ -203,7 +203,7 @@ class SlowHierarchy(Nothing):
                 world.tier[token] = EVICTED
             free = free[doomed:]
         pinned = sum(world.tier[t] != EVICTED for t in safe)
-        room = world.budget - pinned - self.interval * len(world.leaves)
+        room = max(0, world.budget - pinned - self.interval * len(world.leaves))
         wanted = int(self.beta * len(free))
 
         def off_path() -> int:
