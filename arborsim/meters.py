@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from arborsim.events import TokenRun
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.memory.tiers import Tier
+from arborsim.signals.observations import AttentionRows
 from arborsim.tree import ThoughtTree
 
 
@@ -31,25 +30,25 @@ class AttentionKept:
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._rows += run.num_tokens
-        gone = (tier == Tier.EVICTED).mean(axis=0, dtype=np.float32)
-        gone = np.concatenate([gone, np.zeros(run.num_tokens, dtype=np.float32)])
+        gone = (tier == Tier.EVICTED).mean(axis=0)
+        gone = np.concatenate([gone, np.zeros(run.num_tokens)])
         evictions = moves.target == Tier.EVICTED
         if not gone.any() and not evictions.any():
             return
         assert run.observed.attention is not None, "the reader was not asked for attention"
-        rows = iter(run.observed.attention)
         if len(run.leaves) == 1:
-            self._one_leaf(rows, tree.path(run.leaves[0]), gone, moves)
+            self._one_leaf(run.observed.attention, tree.path(run.leaves[0]), gone, moves)
             return
+        rows = iter(run.observed.attention)
         paths = [tree.path(leaf) for leaf in run.leaves]
         assert not len(moves), "runs of several leaves are decided one iteration at a time"
         for _ in range(run.steps):
             for path in paths:
                 row = next(rows)
-                self._lost += float(row @ gone[path[: len(row)]])
+                self._lost += float(row.dot(gone[path[: len(row)]]))
 
     def _one_leaf(
-        self, rows: Iterator[np.ndarray], path: np.ndarray, gone: np.ndarray, moves: Moves
+        self, rows: AttentionRows, path: np.ndarray, gone: np.ndarray, moves: Moves
     ) -> None:
         lost_at = gone[path]
         position = np.full(len(gone), -1, dtype=np.int64)
@@ -60,8 +59,9 @@ class AttentionKept:
         steps, targets = moves.step[evicts].tolist(), at[evicts].tolist()
         following = 0
         lost = 0.0
-        for step, row in enumerate(rows):
-            lost += float(row @ lost_at[: len(row)])
+        first = 0 if lost_at.any() else min(steps, default=len(rows))  # nothing is lost before
+        for step, row in enumerate(rows[first:], first):
+            lost += float(row.dot(lost_at[: len(row)]))
             while following < len(steps) and steps[following] == step:
                 lost_at[targets[following]] = 1.0
                 following += 1

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -121,13 +122,10 @@ def replay_s(
 
 def peak_mib(path: Path, episodes: int) -> float:
     """Peak resident memory of a process that replays this many episodes under epikv."""
-    code = (
-        "import sys; sys.path.insert(0, 'benchmarks'); import replay as r;"
-        "from pathlib import Path;"
-        f"r.replay_s(Path({str(path)!r}), 'epikv', '2048', False, {episodes});"
-        "print(r.resource.getrusage(r.resource.RUSAGE_SELF).ru_maxrss / 1024)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, __file__, "--peak", str(path), str(episodes)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     return float(done.stdout)
 
 
@@ -147,7 +145,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the tokens")
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
+    parser.add_argument("--peak", nargs=2, metavar=("TRACE", "EPISODES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.peak:
+        replay_s(Path(options.peak[0]), "epikv", "2048", False, int(options.peak[1]))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        return
     scale = 10 if options.quick else 1
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})

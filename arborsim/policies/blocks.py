@@ -90,27 +90,37 @@ class ChangingPool:
         self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
     ) -> None:
         self._scores = scores
-        self._straight = bool(ids[-1] == len(ids) - 1)
         self._ids = ids
-        self._penalty = np.where(alive, 0.0, np.inf)
-        self._start, self._stop = start, max(start, stop)
+        self._alive: list[bool] = alive.tolist()
+        self._stop = max(start, stop)
+        first = np.flatnonzero(alive[start : self._stop]) + start
+        # Only candidates are looked at, and they are few: those kept but for the recent ones.
+        self._count = len(first)
+        self._at = np.empty(len(alive), dtype=np.int64)  # positions of candidates, rising
+        self._token = np.empty(len(alive), dtype=np.int64)
+        self._at[: self._count] = first
+        self._token[: self._count] = ids[first]
 
     def admit(self, stop: int) -> None:
         """Positions before `stop` are candidates now."""
-        self._stop = max(self._stop, stop)
+        while self._stop < stop:
+            if self._alive[self._stop]:
+                self._at[self._count] = self._stop
+                self._token[self._count] = self._ids[self._stop]
+                self._count += 1
+            self._stop += 1
 
     def pop(self) -> int | None:
         """Position of the candidate with the lowest score, removed; None if there is none."""
-        a, b = self._start, self._stop
-        scores = self._scores[a:b] if self._straight else self._scores[self._ids[a:b]]
-        if a == b:
+        count = self._count
+        if not count:
             return None
-        penalised = scores + self._penalty[a:b]
-        at = int(penalised.argmin())
-        if penalised[at] == np.inf:
-            return None
-        self._penalty[a + at] = np.inf
-        return a + at
+        lowest = int(self._scores.take(self._token[:count]).argmin())
+        position = int(self._at[lowest])
+        self._at[lowest : count - 1] = self._at[lowest + 1 : count]
+        self._token[lowest : count - 1] = self._token[lowest + 1 : count]
+        self._count = count - 1
+        return position
 
 
 def least_recently_active(

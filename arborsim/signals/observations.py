@@ -42,7 +42,7 @@ class AttentionRows(Protocol):
     def __len__(self) -> int: ...
 
     def row(self, i: int) -> np.ndarray:
-        """Dense float32 row of token `i`; its length is the token's position + 1."""
+        """Dense float64 row of token `i`; its length is the token's position + 1."""
         ...
 
     def __iter__(self) -> Iterator[np.ndarray]: ...
@@ -51,10 +51,10 @@ class AttentionRows(Protocol):
 
 
 # Rows are widened from float16 in blocks: NumPy converts a block far faster than single rows, and
-# the block bounds the memory (16 MiB of float32).  An episode of up to 64 MiB is widened once, for
+# the block bounds the memory (32 MiB).  An episode of up to 64 MiB is widened once, for
 # all policies and meters that read it.
 _BLOCK_VALUES = 1 << 22
-_WIDEN_VALUES = 1 << 24
+_WIDEN_VALUES = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class DenseRows:
 
     Parameters
     ----------
-    values : float16 or float32 ``[sum of lengths]``
+    values : float16 or float64 ``[sum of lengths]``
     offsets : int64 ``[rows + 1]``
         Row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
     """
@@ -75,13 +75,13 @@ class DenseRows:
         return len(self.offsets) - 1
 
     def row(self, i: int) -> np.ndarray:
-        return self.values[self.offsets[i] : self.offsets[i + 1]].astype(np.float32, copy=False)
+        return self.values[self.offsets[i] : self.offsets[i + 1]].astype(np.float64, copy=False)
 
     def widened(self) -> DenseRows:
-        """The same rows in float32, if they are few enough to keep that way."""
+        """The same rows in float64, if they are few enough to keep that way."""
         if len(self.values) > _WIDEN_VALUES:
             return self
-        return DenseRows(self.values.astype(np.float32), self.offsets)
+        return DenseRows(self.values.astype(np.float64), self.offsets)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         first, rows = 0, len(self)
@@ -89,7 +89,7 @@ class DenseRows:
             start = self.offsets[first]
             last = int(np.searchsorted(self.offsets, start + _BLOCK_VALUES, side="right")) - 1
             last = min(max(last, first + 1), rows)
-            block = self.values[start : self.offsets[last]].astype(np.float32, copy=False)
+            block = self.values[start : self.offsets[last]].astype(np.float64, copy=False)
             bounds = (self.offsets[first : last + 1] - start).tolist()
             for a, b in pairwise(bounds):
                 yield block[a:b]
@@ -127,7 +127,7 @@ class SparseRows:
     def row(self, i: int) -> np.ndarray:
         a, b, n = self.offsets[i], self.offsets[i + 1], int(self.lengths[i])
         others = n - int(b - a)
-        dense = np.full(n, self.rest[i] / others if others else 0.0, dtype=np.float32)
+        dense = np.full(n, self.rest[i] / others if others else 0.0, dtype=np.float64)
         dense[self.index[a:b]] = self.value[a:b]
         return dense
 

@@ -188,8 +188,8 @@ class _CumulativeState:
         self._from_later_blocks = from_later_blocks
         self._sums = GrowingArray(np.float64)
         self._rows: Iterator[np.ndarray] = iter(())
-        self._paths: list[np.ndarray | None] = []
-        self._own: list[int] = []
+        self._now = self._sums.values
+        self._leaves: list[tuple[np.ndarray | None, int]] = []
 
     @property
     def values(self) -> np.ndarray:
@@ -199,24 +199,24 @@ class _CumulativeState:
         self._sums.extend(np.zeros(run.num_tokens))
         assert run.observed.attention is not None, "the reader was not asked for attention"
         self._rows = iter(run.observed.attention)
-        self._paths = []
-        self._own = []
+        self._now = self._sums.values
+        self._leaves = []
         for leaf in run.leaves:
             path = tree.path(leaf)
             straight = int(path[-1]) == len(path) - 1  # ids rise, so this means 0, 1, 2, ...
-            self._paths.append(None if straight else path)
-            self._own.append(tree.num_node_tokens(leaf) - run.steps)
+            own = tree.num_node_tokens(leaf) - run.steps
+            self._leaves.append((None if straight else path, own))
 
     def observe(self, step: int) -> None:
-        sums = self._sums.values
-        for path, own in zip(self._paths, self._own, strict=True):
+        for path, own in self._leaves:
             row = next(self._rows)
             if self._from_later_blocks:
                 row = row[: len(row) - (own + step + 1)]
             if path is None:
-                sums[: len(row)] += row
+                received = self._now[: len(row)]
+                received += row  # in place: `self._now[...] += row` would copy it once more
             else:
-                sums[path[: len(row)]] += row
+                self._now[path[: len(row)]] += row
 
 
 class ScoreBook:

@@ -12,7 +12,7 @@ _SUM_LOW, _SUM_HIGH = 0.9, 1.1
 _HIGH_F16 = int(np.float16(_SUM_HIGH).view(np.uint16))
 
 #: Row sums are checked on all rows up to this many values, beyond that on evenly spaced rows.
-SUM_CHECK_VALUES = 1 << 18
+SUM_CHECK_VALUES = 1 << 17
 
 
 def check_attention(
