@@ -46,7 +46,7 @@ class Executor(Protocol):
         ...
 
     def bind(self, tree: ThoughtTree) -> None:
-        """Follow the paths of `tree`, which the controller keeps up to date.  Called once, first."""
+        """Follow the paths of `tree`, kept up to date by the controller.  Called once, first."""
         ...
 
     def prefill(self, run: TokenRun) -> None:

@@ -25,10 +25,11 @@ HERE = Path(__file__).parent
 TRACES = {
     "chain-linear": (
         "long chains: programs of 120 lines, evaluated greedily line by line",
-        "--model chain --search linear --lines 120 --episodes 9 --attention sparse --attention-top 160",
+        "--model chain --search linear --lines 120 --episodes 9 "
+        "--attention sparse --attention-top 160",
     ),
     "chain-tree": (
-        "trees with backtracking: dynamic parallel tree search under a noisy reward",
+        "trees with backtracking: dynamic parallel tree search, noisy rewards",
         "--model chain --search dpts --set steps=150 --temperature 0.9 --noise 0.15 "
         "--dead-penalty 0.8 --attention sparse --attention-top 64 --lines 96 --episodes 8",
     ),

@@ -25,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help needs no rich, whose import doubles the start-up time
 )
 app.command()(replay)
 app.command()(record)

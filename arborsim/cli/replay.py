@@ -50,7 +50,11 @@ def replay(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
 ) -> None:
-    """Replay traces under policies: memory, time and attention kept, against full retention."""
+    """Replay traces under KV-cache policies.
+
+    Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
+    the share of attention kept, all against full retention.
+    """
     from arborsim.budget import Budget
     from arborsim.cli.options import build_policies, check_output, names
     from arborsim.cli.progress import PatientProgress
