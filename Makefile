@@ -5,14 +5,14 @@
 
 PYTHON ?= python3
 BIN    := .venv/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 POLICIES := full,streaming-llm,h2o,epikv,hierarchy,arborkv
 
 .PHONY: demo test lint format traces bench clean
 
 demo: .venv/.core
 	$(BIN)/arborsim replay traces/chain-tree.parquet traces/chain-linear.parquet \
-	    --policy $(POLICIES) --budget 0.6 --gpu h100 --model llama-3.1-8b --report report.html
+	    --policy $(POLICIES) --budget 0.6 --episodes 4 --gpu h100 --model llama-3.1-8b --report report.html
 
 test: .venv/.full
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile

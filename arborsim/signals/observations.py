@@ -127,12 +127,20 @@ class SparseRows:
     def row(self, i: int) -> np.ndarray:
         a, b, n = self.offsets[i], self.offsets[i + 1], int(self.lengths[i])
         others = n - int(b - a)
-        dense = np.full(n, self.rest[i] / others if others else 0.0, dtype=np.float64)
+        dense = np.full(n, float(self.rest[i]) / others if others else 0.0)
         dense[self.index[a:b]] = self.value[a:b]
         return dense
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.row(i) for i in range(len(self)))
+        bounds, lengths = self.offsets.tolist(), self.lengths.tolist()
+        others = np.maximum(self.lengths - np.diff(self.offsets), 1)
+        shares = np.where(self.lengths > np.diff(self.offsets), self.rest / others, 0.0).tolist()
+        for i, n in enumerate(lengths):
+            a, b = bounds[i], bounds[i + 1]
+            dense = np.empty(n)
+            dense.fill(shares[i])
+            dense[self.index[a:b]] = self.value[a:b]
+            yield dense
 
     def __getitem__(self, tokens: slice) -> SparseRows:
         start, stop, _ = tokens.indices(len(self))

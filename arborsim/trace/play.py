@@ -53,7 +53,7 @@ def play(episode: Episode, max_steps: int | None = None) -> Iterator[Event]:
     for start, stop, width, first in zip(
         starts.tolist(), stops, widths.tolist(), token_of_row, strict=True
     ):
-        kind, node = episode.kind[start], int(episode.node[start])
+        kind, node = int(episode.kind[start]), int(episode.node[start])
         if kind == Kind.PREFILL:
             seen = 1
             yield Prefill(_run(episode, first, first + stop - start, (0,)))
