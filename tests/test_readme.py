@@ -1,0 +1,67 @@
+"""What the README shows is what its commands print."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from arborsim.cli.app import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_table_is_what_the_command_above_it_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = re.search(r"<!-- demo -->\n```\n\$ arborsim (.*?)\n(.*?)\n```", README, re.DOTALL)
+    assert shown
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(shown.group(1).split()) == 0
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.strip().splitlines())
+    assert printed == shown.group(2)
+
+
+def test_accuracy_figures_are_those_beside_the_weights() -> None:
+    weights = ROOT / "backends" / "arborsim_torch" / "reference" / "weights"
+    rows = {
+        (name, row["method"], row["setting"]): row
+        for name in ("chain", "game24")
+        for row in json.loads((weights / name / "accuracy.json").read_text())["rows"]
+    }
+    quoted = {
+        "`chain`, 64 lines": ("chain", "greedy", "64 lines"),
+        "`chain`, 96 lines": ("chain", "greedy", "96 lines"),
+        "`chain`, 112 lines": ("chain", "greedy", "112 lines"),
+        "`game24`, greedy": ("game24", "greedy", "held-out puzzles"),
+        "`game24`, tree of thoughts, b=5, k=8, own value": (
+            "game24", "ToT b=5 k=8 by own Y/N value, best leaf", "held-out puzzles"),
+    }  # fmt: skip
+    for label, key in quoted.items():
+        line = next(line for line in README.splitlines() if line.startswith(f"| {label} |"))
+        row = rows[key]
+        low, high = row["low"], row["high"]
+        assert (
+            f"| {row['n']} | {100 * row['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+            in line
+        )
+
+
+def test_speed_figures_are_those_of_the_benchmark() -> None:
+    figures = json.loads((ROOT / "reports" / "benchmarks" / "replay.json").read_text())
+    for quoted in (
+        f"{figures['epikv']['tokens_per_s']:,} tokens/s",
+        f"{figures['h2o']['ratio']} times",
+        f"{figures['peak_mib']['31']} MiB with 31",
+    ):
+        assert quoted in README
+
+
+def test_every_local_link_leads_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
