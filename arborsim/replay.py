@@ -95,6 +95,11 @@ class Replay:
         Measure the attention kept where the trace holds attention (reads its largest column).
     first, count : int, int or None
         Which episodes of each trace.
+    pictures : bool
+        Take pictures of the tree of each trace's first episode, for the report.
+    skip_infeasible : bool
+        Leave out a policy and budget that cannot serve an episode of a trace, and say so in the
+        settings, instead of raising.
     settings : dict
         Shown in the report's appendix.
     """
@@ -107,6 +112,7 @@ class Replay:
     first: int = 0
     count: int | None = None
     pictures: bool = False
+    skip_infeasible: bool = False
     settings: dict[str, str] = field(default_factory=dict)
 
     def cells(self) -> list[Cell]:
@@ -141,19 +147,28 @@ class Replay:
         """Replay everything; `advance(what, rows)` is called as work is done."""
         results: list[EpisodeResult] = []
         pictures: list[TreePicture] = []
+        settings = dict(self.settings)
         for reader in self.open():
             name = reader.path.name
             needs: set[Signal] = set().union(*(policy.needs for policy in self.policies))
             if self.quality and reader.has(Signal.ATTENTION):
                 needs.add(Signal.ATTENTION)
-            chosen = self.chosen(reader)
+            chosen, cells = self.chosen(reader), self.cells()
             for episode in reader.episodes(sorted(needs), start=chosen.start, stop=chosen.stop):
                 first = episode.index == chosen.start
-                for cell in self.cells():
+                for cell in list(cells):
                     try:
                         result, picture = self._one(name, episode, cell, self.pictures and first)
                     except BudgetInfeasible as error:
-                        raise _with_remedy(error, name, episode) from None
+                        located = _with_remedy(error, name, episode)
+                        if not self.skip_infeasible:
+                            raise located from None
+                        cells.remove(cell)
+                        key = (name, cell.policy.name, cell.budget.text)
+                        results = [r for r in results if (r.trace, r.policy, r.budget) != key]
+                        pictures = [p for p in pictures if (p.trace, p.policy, p.budget) != key]
+                        settings[f"left out: {key[1]} at {key[2]} on {name}"] = str(located)
+                        continue
                     results.append(result)
                     pictures += [picture] if picture else []
                     if advance:
@@ -161,7 +176,7 @@ class Replay:
         return ReplayResult(
             tuple(results),
             tuple(pictures),
-            dict(self.settings),
+            settings,
             tuple(
                 f"{name} {getattr(self.machine.profile, name)}"
                 for name in self.machine.profile.assumed()

@@ -176,6 +176,19 @@ def test_an_infeasible_budget_names_episode_numbers_and_remedy(linear: Path) -> 
         replay(linear, [build("epikv")], "0.1")
 
 
+def test_an_infeasible_cell_can_be_left_out(linear: Path) -> None:
+    machine = Machine(load_profile("h100"))
+    budgets = [Budget.parse("0.1"), Budget.parse("0.7")]
+    job = Replay([linear], [build("full"), build("epikv"), build("h2o")], budgets, machine,
+                 skip_infeasible=True)  # fmt: skip
+    result = job.run()
+    cells = {(r.policy, r.budget) for r in result.episodes}
+    assert cells == {("full", "1.0"), ("epikv", "0.7"), ("h2o", "0.1"), ("h2o", "0.7")}
+    [(name, why)] = [(k, v) for k, v in result.settings.items() if k.startswith("left out")]
+    assert name == "left out: epikv at 0.1 on linear.parquet"
+    assert "prompt 40" in why
+
+
 def test_only_the_columns_needed_are_read(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[Signal]] = []
     original = TraceReader.episodes

@@ -43,6 +43,12 @@ def replay(
     quality: Annotated[
         bool, typer.Option(help="Measure attention kept (reads the largest column).")
     ] = True,
+    skip_infeasible: Annotated[
+        bool,
+        typer.Option(
+            "--skip-infeasible", help="Leave out a policy whose budget is too small for a trace."
+        ),
+    ] = False,
     event_by_event: Annotated[
         bool, typer.Option(help="One simulated event per decode iteration (slow check).")
     ] = False,
@@ -91,6 +97,7 @@ def replay(
         first=first,
         count=episodes or None,
         pictures=report is not None,
+        skip_infeasible=skip_infeasible,
     )
     readers = job.open()
     job.settings = _settings(job, readers)
@@ -106,6 +113,9 @@ def replay(
         typer.echo(to_json(result))
         return
     print_tables(result)
+    for name, why in result.settings.items():
+        if name.startswith("left out"):
+            typer.echo(f"{name}: {why}")
     for path in (out, report):
         if path is not None:
             typer.echo(f"wrote {path}")
