@@ -43,6 +43,10 @@ class UnknownName(UsageError):
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.name = name
         self.known = sorted(known)
+        self.nearest: list[str] = []
+        if not self.known:
+            super().__init__(f"unknown {what} '{name}': there are none")
+            return
         self.nearest = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
         hint = (
             f"did you mean {' or '.join(self.nearest)}?"

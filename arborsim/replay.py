@@ -16,7 +16,7 @@ import numpy as np
 
 from arborsim.budget import Budget
 from arborsim.controller import Controller, Executor, Meter
-from arborsim.errors import ArborsimError, BudgetInfeasible
+from arborsim.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.events import Answer, Boundary, Transition
 from arborsim.memory.tiers import NUM_TIERS
 from arborsim.meters import AttentionKept
@@ -127,6 +127,10 @@ class Replay:
         """Open every trace and check that it serves every policy, before any work is done."""
         readers = [TraceReader(path) for path in self.traces]
         for reader in readers:
+            if not self.chosen(reader):
+                raise UsageError(
+                    f"{reader.path}: no episode {self.first}; it holds {reader.num_episodes}"
+                )
             for policy in self.policies:
                 reader.require(policy.needs, f"policy {policy.name}")
         return readers
@@ -160,7 +164,7 @@ class Replay:
                     try:
                         result, picture = self._one(name, episode, cell, self.pictures and first)
                     except BudgetInfeasible as error:
-                        located = _with_remedy(error, name, episode)
+                        located = _with_remedy(error, name, episode, cell.budget)
                         if not self.skip_infeasible:
                             raise located from None
                         cells.remove(cell)
@@ -173,6 +177,7 @@ class Replay:
                     pictures += [picture] if picture else []
                     if advance:
                         advance(f"{name} {cell.policy.name}", episode.num_rows)
+        settings |= _not_fitting(results, self.machine)
         return ReplayResult(
             tuple(results),
             tuple(pictures),
@@ -227,13 +232,35 @@ class Replay:
         )
 
 
-def _with_remedy(error: BudgetInfeasible, trace: str, episode: Episode) -> ArborsimError:
-    """The same error, saying where it happened and which budget would do."""
+def _with_remedy(
+    error: BudgetInfeasible, trace: str, episode: Episode, budget: Budget
+) -> ArborsimError:
+    """The same error, saying where it happened and what to try.
+
+    What is needed is known up to this point of the search; later it may be more.
+    """
     share = math.ceil(100 * error.needed_tokens / episode.num_tokens) / 100
-    remedy = (
-        f"give --budget {share:g} or more" if share <= 1 else "no budget below full retention does"
-    )
+    least = f"{error.needed_tokens}" if budget.share is None else f"{share:g}"
+    remedy = f"try --budget {least} or more, or --skip-infeasible to leave it out"
+    if error.needed_tokens > episode.num_tokens:
+        remedy = "no budget below full retention does; --skip-infeasible leaves it out"
     return ArborsimError(f"{trace}, episode {episode.index}: {error}; {remedy}")
+
+
+def _not_fitting(results: Iterable[EpisodeResult], machine: Machine) -> dict[str, str]:
+    """A line for each policy and budget of a trace whose memory the machine does not have."""
+    found = {}
+    for result in results:
+        measured = result.measured
+        if measured.fits:
+            continue
+        key = f"does not fit: {result.policy} at {result.budget} on {result.trace}"
+        found[key] = (
+            f"episode {result.episode} needs {measured.needed_hbm_bytes / 1e9:.1f} GB of HBM and "
+            f"{measured.peak_ddr_bytes / 1e9:.1f} GB of DDR; {machine.profile.name} has "
+            f"{measured.usable_hbm_bytes / 1e9:.1f} and {measured.usable_ddr_bytes / 1e9:.1f}"
+        )
+    return found
 
 
 def _frame(controller: Controller, time_s: float, event: Transition | Boundary | Answer) -> Frame:

@@ -22,7 +22,6 @@ ClickException: type[Exception] = next(
 app = typer.Typer(
     name="arborsim",
     help="What a KV-cache policy costs, and what it breaks, when a language model searches.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help needs no rich, whose import doubles the start-up time
@@ -56,8 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     int
         0; 2 after an error, which is printed as one line; 130 after Ctrl-C.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(arguments, prog_name="arborsim", standalone_mode=False)
+        code = app(arguments or ["--help"], prog_name="arborsim", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except ArborsimError as error:

@@ -62,7 +62,7 @@ def replay(
     the share of attention kept, all against full retention.
     """
     from arborsim.budget import Budget
-    from arborsim.cli.options import build_policies, check_output, names
+    from arborsim.cli.options import build_policies, names
     from arborsim.cli.progress import PatientProgress
     from arborsim.errors import UnknownName
     from arborsim.hardware.lookup import load_geometry, load_profile
@@ -71,8 +71,7 @@ def replay(
 
     if recall not in RECALLS:
         raise UnknownName("recall mode", recall, RECALLS)
-    check_output(out, "--out")
-    check_output(report, "--report")
+    _check_outputs(traces, out, report)
     policies = build_policies(policy, set_)
     if all(p.name != "full" for p in policies):
         policies = [*build_policies("full", []), *policies]
@@ -101,8 +100,12 @@ def replay(
     )
     readers = job.open()
     job.settings = _settings(job, readers)
-    with PatientProgress(job.work(readers)) as progress:
-        result = job.run(progress.advance)
+    try:
+        with PatientProgress(job.work(readers)) as progress:
+            result = job.run(progress.advance)
+    except KeyboardInterrupt:
+        typer.echo("arborsim: interrupted; nothing was written", err=True)
+        raise typer.Exit(130) from None
     if out is not None:
         to_frame(result).to_parquet(out, index=False)
     if report is not None:
@@ -114,11 +117,25 @@ def replay(
         return
     print_tables(result)
     for name, why in result.settings.items():
-        if name.startswith("left out"):
+        if name.startswith(("left out", "does not fit")):
             typer.echo(f"{name}: {why}")
     for path in (out, report):
         if path is not None:
             typer.echo(f"wrote {path}")
+
+
+def _check_outputs(traces: list[Path], out: Path | None, report: Path | None) -> None:
+    """Outputs can be written, and overwrite neither a trace nor each other."""
+    from arborsim.cli.options import check_output
+
+    check_output(out, "--out")
+    check_output(report, "--report")
+    given = {path.resolve() for path in traces}
+    for path, option in ((out, "--out"), (report, "--report")):
+        if path is not None and path.resolve() in given:
+            raise UsageError(f"{option} {path}: that file was given already; choose another name")
+        if path is not None:
+            given.add(path.resolve())
 
 
 def _settings(job: Replay, readers: list[TraceReader]) -> dict[str, str]:

@@ -8,12 +8,14 @@ the tail and the most attended tokens stay.  Decisions fall at three events: `Bo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.errors import BudgetInfeasible
 from arborsim.events import Boundary, Event, Pressure, Transition
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
@@ -44,8 +46,8 @@ class ArborKV(Policy):
         Least share kept of a closed block on the active path when off-path blocks alone cannot
         make room (the paper's "high floor k_protect"); 1 pins the path whole.
     margin : int
-        delta: `Pressure` is raised when fewer tokens are left; relief makes twice as many free, so
-        that it is not raised again at the very next token.
+        delta: `Pressure` is raised when no more tokens are left; relief makes twice as many free,
+        so that it is not raised again at the very next token.
     rehydrate : bool
         Recompute evicted blocks when the search comes back to them.
     """
@@ -71,21 +73,24 @@ class ArborKV(Policy):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     fused: ClassVar[bool] = False
     recovers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("eta", "r_min", "path_floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"arborkv: {name} must lie in [0, 1], not {getattr(self, name)}")
-        for name in ("k_min", "tail", "margin"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"arborkv: {name} must be at least 1, not {getattr(self, name)}")
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "theta_value": (-1e3, 1e3),
+        "theta_certainty": (-1e3, 1e3),
+        "theta_attention": (-1e3, 1e3),
+        "alpha": (0, 1e6),
+        "gamma": (0, 1e3),
+        "eta": (0, 1),
+        "lambda_depth": (-10, 10),
+        "lambda_distance": (0, 10),
+        "r_min": (0, 1),
+        "k_min": (1, math.inf),
+        "tail": (1, math.inf),
+        "path_floor": (0, 1),
+        "margin": (1, math.inf),
+    }
 
     def scores(self) -> dict[str, Score]:
         return {"attention": CumulativeAttention(from_later_blocks=True)}
-
-    def floor(self, prompt_tokens: int, budget_tokens: int) -> tuple[int, str]:
-        needed = prompt_tokens + 2 * self.margin
-        return needed, f"prompt {prompt_tokens} + twice the margin {self.margin}"
 
     def protected(self, view: CacheView) -> np.ndarray:
         mask = np.zeros(view.num_tokens, dtype=bool)
@@ -146,7 +151,7 @@ class ArborKV(Policy):
         held = np.bincount(tree.node_of_token.values, view.tier[0] != Tier.EVICTED, len(tree))
         held = held.astype(np.int64)
         weights = self.weights(view, on_path)
-        floors = np.minimum(sizes, np.maximum(self.k_min, np.minimum(self.tail, sizes)))
+        floors = np.minimum(sizes, np.maximum(self.k_min, self.tail))
         ratio = np.clip(self.alpha * weights, self.r_min, 1.0)
         target = np.minimum(sizes, np.maximum(floors, (ratio * sizes).astype(np.int64)))
 

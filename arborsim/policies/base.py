@@ -7,12 +7,14 @@ function of view and event.  A policy knows no clock, no device, no bytes and no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from arborsim.errors import UsageError
 from arborsim.events import Event, TokenRun
 from arborsim.memory.moves import Plan, RunPlan
 from arborsim.memory.tiers import Tier
@@ -130,6 +132,8 @@ class Policy:
         True if plans may bring evicted tokens back by recomputing them.
     bounded : bool
         False for policies that ignore the budget.
+    limits : mapping of str to (float, float)
+        Least and largest value of hyper-parameters; others raise `UsageError`.
     """
 
     name: ClassVar[str] = ""
@@ -139,6 +143,14 @@ class Policy:
     fused: ClassVar[bool] = True
     recovers: ClassVar[bool] = False
     bounded: ClassVar[bool] = True
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in self.limits.items():
+            value = getattr(self, name)
+            if not low <= value <= high:  # also refuses NaN
+                bounds = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
+                raise UsageError(f"{self.name}: {name} must be {bounds}, not {value}")
 
     def scores(self) -> dict[str, Score]:
         """The per-token scores that `decide` reads from the view."""
@@ -164,7 +176,7 @@ class Policy:
         return NEVER
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
-        """`Pressure` is raised when fewer tokens than this are left; None for never."""
+        """`Pressure` is raised when no more tokens than this are left; None for never."""
         return None
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:

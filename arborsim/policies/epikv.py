@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +42,12 @@ class EpiKV(StreamPolicy):
     paper: ClassVar[str] = "EpiKV, arXiv:2606.26472"
     summary: ClassVar[str] = "keep tokens at which the hidden state turns; no attention needed"
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "layer_a": (0, 1),
+        "layer_b": (0, 1),
+        "window": (2, 65536),
+        "recent": (1, math.inf),
+    }
 
     def scores(self) -> dict[str, Score]:
         return {"contrast": HiddenChangeContrast(self.layer_a, self.layer_b, self.window)}

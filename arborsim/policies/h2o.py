@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +42,10 @@ class H2O(StreamPolicy):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     fused: ClassVar[bool] = False
     frozen_rank: ClassVar[bool] = False
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "recent_share": (0, 1),
+        "sinks": (0, math.inf),
+    }
 
     def scores(self) -> dict[str, Score]:
         return {"attention": CumulativeAttention()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,7 +43,8 @@ class Hierarchy(Policy):
         time.  "of-total" destroys r of all candidates there ever were.  The paper's tables do not
         tell which was run.
     quantised_ratio : float
-        Share of the DDR tokens, the lowest, that is kept as 8 bit (tier T2).
+        Share of the DDR tokens, the lowest, that is kept as 8 bit (tier T2).  Ranked anew at each
+        decision; what it costs to have been quantised once shows in live runs only.
     interval, sinks, recent : int
     """
 
@@ -58,17 +61,21 @@ class Hierarchy(Policy):
     summary: ClassVar[str] = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     fused: ClassVar[bool] = False
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "hbm_ratio": (0, 1),
+        "evict_ratio": (0, 1),
+        "quantised_ratio": (0, 1),
+        "interval": (1, math.inf),
+        "sinks": (0, math.inf),
+        "recent": (1, math.inf),
+    }
 
     def __post_init__(self) -> None:
-        for name in ("hbm_ratio", "evict_ratio", "quantised_ratio"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"hierarchy: {name} must lie in [0, 1], not {getattr(self, name)}")
+        super().__post_init__()
         if self.evict not in EVICTION_BASES:
             raise UsageError(
                 f"hierarchy: evict must be {' or '.join(EVICTION_BASES)}, not '{self.evict}'"
             )
-        if self.interval < 1:
-            raise UsageError(f"hierarchy: interval must be at least 1, not {self.interval}")
 
     def scores(self) -> dict[str, Score]:
         return {"attention": CumulativeAttention()}
@@ -96,6 +103,8 @@ class Hierarchy(Policy):
             doomed = candidates[lowest(score[candidates], self._num_doomed(view, candidates))]
             tiers[:, doomed] = Tier.EVICTED
             candidates = candidates[tiers[0, candidates] != Tier.EVICTED]
+        # What a search comes back to may lie in DDR: its protected part returns to HBM.
+        tiers[:, readable[protected[readable]]] = Tier.HBM
         self._place(view, tiers, candidates, int(protected[readable].sum()))
         return Plan(tiers)
 
@@ -114,9 +123,9 @@ class Hierarchy(Policy):
             raise BudgetInfeasible(
                 self.name, pinned, view.budget_tokens, f"protected {pinned} on the active path(s)"
             )
-        # Room for what arrives before the next decision; a budget too small for that only makes
-        # decisions more frequent.
-        room = max(0, spare - self.interval * len(view.leaves))
+        # Room for what arrives before the next decision, but no more than half of what there is:
+        # a budget too small for all of it only makes decisions more frequent.
+        room = spare - min(self.interval * len(view.leaves), spare // 2)
         wanted = int(self.hbm_ratio * len(candidates))
         off_path = off_path_blocks(view)
         elsewhere = sum(len(block) for block in off_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +34,7 @@ class LagKV(StreamPolicy):
     paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
     summary: ClassVar[str] = "keep keys and values that differ from the previous chunk"
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"recent": (1, math.inf)}
 
     def scores(self) -> dict[str, Score]:
         return {"lag": LagVariance()}

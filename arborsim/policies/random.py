@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,6 +31,10 @@ class Random(StreamPolicy):
     name: ClassVar[str] = "random"
     paper: ClassVar[str] = "-"
     summary: ClassVar[str] = "evict uniformly at random, prompt and recent tokens stay"
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "seed": (0, math.inf),
+        "recent": (1, math.inf),
+    }
 
     def scores(self) -> dict[str, Score]:
         return {"uniform": SeededUniform(self.seed)}

@@ -48,6 +48,7 @@ class StreamPolicy(Policy):
     """Whether a token's rank is fixed at its birth; decides how runs are planned."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.adaptation not in ADAPTATIONS:
             raise UsageError(
                 f"{self.name}: adaptation must be one of {', '.join(ADAPTATIONS)}, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +28,7 @@ class StreamingLLM(StreamPolicy):
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "Xiao et al. 2024, arXiv:2309.17453"
     summary: ClassVar[str] = "keep attention sinks and a sliding window"
+    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"sinks": (0, math.inf)}
 
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(sinks=self.sinks, recent=1)

@@ -111,6 +111,7 @@ def _notes(console: Console, result: ReplayResult, rows: Sequence[Row]) -> None:
         notes.append("attn. kept: recorded attention that fell on readable tokens; not accuracy.")
     else:
         notes.append("attn. kept is n/a: not measured, or the trace holds no attention.")
+    notes.append("Peaks are the largest of any search; tokens moved and times are sums.")
     if result.assumed:
         count = len(result.assumed)
         notes.append(

@@ -83,7 +83,9 @@ class TraceWriter:
         if overwrite and resume:
             raise UsageError("overwrite and resume exclude each other")
         if self.path.exists() and not (overwrite or resume):
-            raise UsageError(f"{self.path} exists: choose another name or overwrite it, or resume")
+            raise UsageError(
+                f"{self.path} exists: choose another --out, or --overwrite or --resume"
+            )
         remove_scrap(self._parts)
         if overwrite and self._parts.is_dir():
             remove_parts(self._parts)

@@ -113,7 +113,9 @@ def _load_reference(
         model, built = reference.load(
             task, device, _DTYPES.get(dtype), folder=folder, **dict(options)
         )
-    except (ValueError, TypeError, FileNotFoundError) as error:
+    except TypeError as error:
+        raise UsageError(f"task {task} has no option --{', --'.join(options)}") from error
+    except (ValueError, FileNotFoundError) as error:
         raise UsageError(f"--model {name}: {error}") from error
     return LoadedModel(f"arborsim-{task}" if folder is None else folder.name, model, built)
 

@@ -89,7 +89,10 @@ class TaskSource:
         return None if available is None else max(0, available - first)
 
     def problem(self, index: int) -> Problem:
-        return self.task.problem(self.split, index)
+        try:
+            return self.task.problem(self.split, index)
+        except ValueError as error:
+            raise UsageError(f"task {self.task.name}: {error}") from error
 
     def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
         return self.task.is_thought_end(problem, generated)

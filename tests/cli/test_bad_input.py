@@ -72,6 +72,15 @@ CASES = {
         "record --model chain --task chian --out x.parquet", "did you mean chain"),
     "record an unknown search": (
         "record --model chain --task chain --search tot-bsf --out x.parquet", "tot-bfs"),
+    "record too long a program": ("record --model chain --lines 5000 --out x.parquet", "125"),
+    "record with another task's option": (
+        "record --model game24 --lines 5 --out x.parquet", "no option --lines"),
+    "output over the input": ("replay good.parquet --out good.parquet", "another name"),
+    "two outputs in one": ("replay good.parquet --out a.x --report a.x", "another name"),
+    "first episode beyond the last": ("replay good.parquet --first 99", "it holds 3"),
+    "window of nothing": ("replay good.parquet --policy epikv --set window=0", "[2, 65536]"),
+    "negative seed": ("replay good.parquet --policy random --set seed=-1", "at least 0"),
+    "NaN": ("replay good.parquet --policy arborkv --set alpha=nan", "alpha must be"),
     "record from nowhere": (
         "record --model no/such/model --prompts prompts.jsonl --out x.parquet", "no/such/model"),
     "prompts that are no text": (

@@ -203,7 +203,11 @@ class SlowHierarchy(Nothing):
                 world.tier[token] = EVICTED
             free = free[doomed:]
         pinned = sum(world.tier[t] != EVICTED for t in safe)
-        room = max(0, world.budget - pinned - self.interval * len(world.leaves))
+        for token in safe:
+            if world.tier[token] != EVICTED:
+                world.tier[token] = HBM
+        spare = world.budget - pinned
+        room = spare - min(self.interval * len(world.leaves), spare // 2)
         wanted = int(self.beta * len(free))
 
         def off_path() -> int:

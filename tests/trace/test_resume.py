@@ -151,7 +151,7 @@ def test_other_settings_are_refused(path):
         TraceWriter(path, replace(INFO, seed=77), resume=True)
     with pytest.raises(UsageError, match="another attention_layer_ids"):
         TraceWriter(path, replace(INFO, attention_layer_ids=(0,)), resume=True)
-    with pytest.raises(UsageError, match="exists: choose another name or overwrite it, or resume"):
+    with pytest.raises(UsageError, match="exists: choose another --out"):
         TraceWriter(path, INFO)
     assert path.read_bytes() == before
     assert files(path.parent) == [path.name]
