@@ -2,15 +2,15 @@
 
 A running sum over the whole sequence is fast, but its rounding depends on where it started, so a
 live run (one token at a time) and a replay (a whole run at once) would disagree in the last bit
-and, at a tie, in the decision.  Here every output sums its own window, always newest first: a
-cumulative sum along each window adds strictly in order, whatever the number of windows.
+and, at a tie, in the decision.  Here every output sums its own window, always newest first,
+whatever the number of windows.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-_BLOCK = 1 << 14  # windows at a time, which bounds the memory
+_SHORT = 4  # runs of fewer windows than this are computed in whole tables
 
 
 def rolling_mean_std(
@@ -35,23 +35,29 @@ def rolling_mean_std(
     history = history[max(0, len(history) - (window - 1)) :]
     missing = window - 1 - len(history)
     padded = np.concatenate([np.zeros(missing), history, new])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, window)[:, ::-1]
     count = np.minimum(len(history) + 1 + np.arange(len(new)), window).astype(np.float64)
-    mean, std = np.empty(len(new)), np.empty(len(new))
-    for start in range(0, len(new), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        values, n = windows[part], count[part]
-        mean[part] = _sum_in_order(values) / n
-        # what is missing at the beginning of a sequence lies at the end of a window: zero it there
-        known = np.arange(window) < n[:, None]
-        squares = np.where(known, values - mean[part, None], 0.0) ** 2
-        std[part] = np.sqrt(_sum_in_order(squares) / n)
-    return mean, std, count
+    # Row `lag` holds, for every output, the value that many tokens back.
+    by_lag = np.lib.stride_tricks.sliding_window_view(padded, len(new))[::-1]
+    if len(new) < _SHORT * window:  # few calls matter more than memory
+        known = np.arange(window)[:, None] < count  # else the window reaches back too far
+        mean = _sum_in_order(by_lag) / count
+        squares = np.where(known, by_lag - mean, 0.0) ** 2
+        return mean, np.sqrt(_sum_in_order(squares) / count), count
+    mean = np.zeros(len(new))
+    for values in by_lag:
+        mean += values
+    mean /= count
+    total = np.zeros(len(new))
+    for lag, values in enumerate(by_lag):
+        square = (values - mean) ** 2
+        square[: max(0, lag - len(history))] = 0.0  # the window reaches back too far here
+        total += square
+    return mean, np.sqrt(total / count), count
 
 
-def _sum_in_order(rows: np.ndarray) -> np.ndarray:
-    """Sum of each row, added strictly from left to right (`numpy.sum` adds in pairs)."""
-    return np.asarray(np.cumsum(rows, axis=1)[:, -1])
+def _sum_in_order(by_lag: np.ndarray) -> np.ndarray:
+    """Sum over the first axis, added strictly in order (`numpy.sum` may add in pairs)."""
+    return np.asarray(np.add.accumulate(by_lag, axis=0)[-1])
 
 
 def rolling_z(history: np.ndarray, new: np.ndarray, window: int, epsilon: float) -> np.ndarray:
