@@ -189,7 +189,7 @@ def test_resume_without_parts_starts_afresh(tmp_path):
 def test_existing_file_is_refused_and_kept_until_the_new_one_is_whole(tmp_path):
     path = make_trace(tmp_path / "t.parquet", seed=1, episodes=1)
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="exists: choose another name or overwrite it"):
+    with pytest.raises(UsageError, match="exists: choose another --out"):
         TraceWriter(path, INFO)
     with TraceWriter(path, INFO, overwrite=True) as writer:
         writer.write_episode(columns())
