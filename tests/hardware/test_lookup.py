@@ -113,7 +113,8 @@ def test_configs_that_cannot_be_counted(
 
 
 def test_unused_sliding_window_is_fine(tmp_path: Path) -> None:
-    load_geometry(config(tmp_path, sliding_window=131072, use_sliding_window=False))
+    plain = load_geometry(config(tmp_path))
+    assert load_geometry(config(tmp_path, sliding_window=131072, use_sliding_window=False)) == plain
 
 
 def test_bad_files(tmp_path: Path) -> None:
