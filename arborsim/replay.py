@@ -29,7 +29,7 @@ from arborsim.trace.reader import TraceReader
 if TYPE_CHECKING:
     from arborsim.hardware.profile import HardwareProfile
     from arborsim.trace.episode import Episode
-    from arborsim.trace.schema import Geometry
+    from arborsim.trace.schema import Geometry, TraceInfo
 
 MAX_FRAMES = 40
 
@@ -60,18 +60,28 @@ class Machine:
     tree_attention: bool = True
     event_by_event: bool = False
 
-    def executor(self, policy: Policy, recorded: Geometry) -> Executor:
+    def executor(self, policy: Policy, recorded: TraceInfo) -> Executor:
+        """A simulated machine for one search of a trace under `policy`."""
         from arborsim.simulator.executor import SimulatedExecutor
 
         return SimulatedExecutor(
-            self.geometry or recorded,
+            self.geometry or recorded.geometry,
             self.profile,
+            groups=num_groups(policy, recorded),
             page_tokens=self.page_tokens,
             recall=self.recall,
             fused=policy.fused,
             tree_attention=self.tree_attention,
             event_by_event=self.event_by_event,
         )
+
+
+def num_groups(policy: Policy, recorded: TraceInfo) -> int:
+    """Cache groups that the plans of `policy` tell apart on a trace: see `Policy.grouping`."""
+    layers = len(recorded.qkv_layers)
+    return {"shared": 1, "layer": layers, "head": layers * recorded.geometry.kv_heads}[
+        policy.grouping
+    ]
 
 
 @dataclass(frozen=True)
@@ -118,9 +128,9 @@ class Replay:
     def cells(self) -> list[Cell]:
         """Policies x budgets; a policy that ignores budgets is replayed once."""
         return [
-            Cell(policy, budget if policy.bounded else Budget("1.0", share=1.0))
+            Cell(policy, budget if policy.uses_budget else Budget("1.0", share=1.0))
             for policy in self.policies
-            for budget in (self.budgets if policy.bounded else self.budgets[:1])
+            for budget in (self.budgets if policy.uses_budget else self.budgets[:1])
         ]
 
     def open(self) -> list[TraceReader]:
@@ -132,7 +142,7 @@ class Replay:
                     f"{reader.path}: no episode {self.first}; it holds {reader.num_episodes}"
                 )
             for policy in self.policies:
-                reader.require(policy.needs, f"policy {policy.name}")
+                reader.require(policy.reads(), f"policy {policy.name}")
         return readers
 
     def chosen(self, reader: TraceReader) -> range:
@@ -154,7 +164,7 @@ class Replay:
         settings = dict(self.settings)
         for reader in self.open():
             name = reader.path.name
-            needs: set[Signal] = set().union(*(policy.needs for policy in self.policies))
+            needs: set[Signal] = set().union(*(policy.reads() for policy in self.policies))
             if self.quality and reader.has(Signal.ATTENTION):
                 needs.add(Signal.ATTENTION)
             chosen, cells = self.chosen(reader), self.cells()
@@ -194,7 +204,7 @@ class Replay:
         meter = AttentionKept() if self.quality and episode.attention is not None else None
         meters: list[Meter] = [meter] if meter else []
         geometry = episode.info.geometry
-        executor = self.machine.executor(cell.policy, geometry)
+        executor = self.machine.executor(cell.policy, episode.info)
         budget_tokens = cell.budget.in_tokens(episode.num_tokens)
         controller = Controller(
             cell.policy,

@@ -53,7 +53,8 @@ class Ledger:
     Parameters
     ----------
     groups : int
-        Cache groups; each holds ``kv_bytes_per_token / groups`` bytes of every token.
+        Cache groups; each holds ``kv_bytes_per_token / groups`` bytes of every token, rounded up
+        to whole bytes (a small model's groups need not divide a large model's token).
     kv_bytes_per_token : int
         Keys and values of a token at full precision, all layers.
     elements_per_token : int
@@ -66,7 +67,7 @@ class Ledger:
     Raises
     ------
     UsageError
-        The bytes of a token cannot be divided evenly among the groups.
+        There is no group, or there are more groups than bytes.
     """
 
     def __init__(
@@ -80,12 +81,9 @@ class Ledger:
         page_tokens: int = 1,
     ) -> None:
         quantised = elements_per_token + scales_per_token * scale_bytes
-        if groups < 1 or kv_bytes_per_token % groups or quantised % groups:
-            raise UsageError(
-                f"{kv_bytes_per_token} bytes ({quantised} quantised) per token cannot be divided "
-                f"among {groups} groups: use 1, layers, or layers x KV heads"
-            )
-        full, small = kv_bytes_per_token // groups, quantised // groups
+        if not 1 <= groups <= quantised:
+            raise UsageError(f"{quantised} bytes per token cannot be shared by {groups} groups")
+        full, small = -(-kv_bytes_per_token // groups), -(-quantised // groups)
         self.groups = groups
         #: Bytes of one token in one group, by tier; int64 ``[tiers]``.
         self.bytes_by_tier = np.array([full, small, full, small, 0], dtype=np.int64)

@@ -8,8 +8,6 @@ the tail and the most attended tokens stay.  Decisions fall at three events: `Bo
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,8 +18,9 @@ from arborsim.events import Boundary, Event, Pressure, Transition
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
 from arborsim.policies.allocation import trim_by_weight
-from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import highest
+from arborsim.policies.settings import setting
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import CumulativeAttention, Score
 
@@ -31,63 +30,64 @@ class ArborKV(Policy):
     """Tree-aware eviction with lazy rehydration.
 
     The paper publishes no values for its parameters; these are assumed, not calibrated.
-
-    Parameters
-    ----------
-    theta_value, theta_certainty, theta_attention : float
-        MSVE weights of v (reward), u (1 - normalised entropy) and a (share of the attention
-        received by closed blocks).
-    alpha, gamma, eta, lambda_depth, lambda_distance, r_min : float
-        Of Eq. 2: scale, sharpness, off-path discount, decay with depth and with distance to the
-        nearest active leaf, and the least share kept.
-    k_min, tail : int
-        Of Eq. 3: least tokens kept of a block, and its newest tokens that always stay.
-    path_floor : float
-        Least share kept of a closed block on the active path when off-path blocks alone cannot
-        make room (the paper's "high floor k_protect"); 1 pins the path whole.
-    margin : int
-        delta: `Pressure` is raised when no more tokens are left; relief makes twice as many free,
-        so that it is not raised again at the very next token.
-    rehydrate : bool
-        Recompute evicted blocks when the search comes back to them.
     """
 
-    theta_value: float = 2.0
-    theta_certainty: float = 0.5
-    theta_attention: float = 1.0
-    alpha: float = 1.5
-    gamma: float = 1.5
-    eta: float = 0.7
-    lambda_depth: float = 0.0
-    lambda_distance: float = 0.15
-    r_min: float = 0.05
-    k_min: int = 4
-    tail: int = 4
-    path_floor: float = 0.25
-    margin: int = 16
-    rehydrate: bool = True
+    theta_value: float = setting(2.0, "MSVE weight of v, the reward", low=-1e3, high=1e3)
+    theta_certainty: float = setting(
+        0.5, "MSVE weight of u = 1 - normalised entropy", low=-1e3, high=1e3
+    )
+    theta_attention: float = setting(
+        1.0, "MSVE weight of a, the share of the attention to closed blocks", low=-1e3, high=1e3
+    )
+    alpha: float = setting(1.5, "scale of Eq. 2", low=0, high=1e6)
+    gamma: float = setting(1.5, "sharpness of the block score", low=0, high=1e3)
+    eta: float = setting(0.7, "off-path (sibling) discount; 1 is none", low=0, high=1)
+    lambda_depth: float = setting(0.0, "decay with depth", unit="1/level", low=-10, high=10)
+    lambda_distance: float = setting(
+        0.15, "decay with distance to the nearest active leaf", unit="1/edge", low=0, high=10
+    )
+    r_min: float = setting(0.05, "least share of a block that is kept", low=0, high=1)
+    k_min: int = setting(4, "least tokens kept of a block", unit="tokens", low=1)
+    tail: int = setting(4, "newest tokens of a block that always stay", unit="tokens", low=1)
+    path_floor: float = setting(
+        0.25,
+        "least share kept of a closed block on the active path when off-path blocks alone cannot "
+        "make room (the paper's high floor k_protect); 1 pins the path whole",
+        low=0,
+        high=1,
+    )
+    margin: int = setting(
+        16,
+        "delta: Pressure is raised when no more is left; relief frees twice as much, so that it "
+        "is not raised again at the very next token",
+        unit="tokens",
+        low=1,
+    )
+    rehydrate: bool = setting(True, "recompute evicted blocks when the search comes back")
 
     name: ClassVar[str] = "arborkv"
     paper: ClassVar[str] = "ArborKV, arXiv:2605.22106"
     summary: ClassVar[str] = "keep thought blocks by value and tree distance; rehydrate on return"
+    method: ClassVar[Method] = Method(
+        "s_i = sigmoid(theta . [v_i, u_i, a_i]) (Eq. 1); r_i = clip(alpha eta^[off path] s_i^gamma "
+        "exp(-lambda_d d_i) exp(-lambda_Delta Delta_i), r_min, 1) (Eq. 2); "
+        "k_i = min(n_i, max(K_min, L_tail, floor(r_i n_i))) (Eq. 3)",
+        score="block: MSVE; token: attention from later blocks",
+        allocate="per block of the tree, by value and distance (TAE)",
+        schedule="Boundary, Transition and Pressure events",
+        recover="recompute root to leaf on return (lazy rehydration)",
+        granularity="thought block, then token",
+        deviations=(
+            "the paper publishes no parameter values",
+            "an accepted Boundary does not trim blocks on the active path (invariant i)",
+            "the printed relief loop does not end when every block is at K_min: an infeasible "
+            "budget is raised instead",
+            "alpha is found by bisection, equal to trimming one token at a time",
+        ),
+    )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     fused: ClassVar[bool] = False
     recovers: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "theta_value": (-1e3, 1e3),
-        "theta_certainty": (-1e3, 1e3),
-        "theta_attention": (-1e3, 1e3),
-        "alpha": (0, 1e6),
-        "gamma": (0, 1e3),
-        "eta": (0, 1),
-        "lambda_depth": (-10, 10),
-        "lambda_distance": (0, 10),
-        "r_min": (0, 1),
-        "k_min": (1, math.inf),
-        "tail": (1, math.inf),
-        "path_floor": (0, 1),
-        "margin": (1, math.inf),
-    }
 
     def scores(self) -> dict[str, Score]:
         return {"attention": CumulativeAttention(from_later_blocks=True)}

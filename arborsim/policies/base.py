@@ -7,17 +7,16 @@ function of view and event.  A policy knows no clock, no device, no bytes and no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import UsageError
 from arborsim.events import Event, TokenRun
 from arborsim.memory.moves import Plan, RunPlan
 from arborsim.memory.tiers import Tier
+from arborsim.policies.settings import check_settings
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import Score
 from arborsim.tree import ThoughtTree
@@ -33,7 +32,7 @@ class CacheView:
     ----------
     tier : int8 ``[groups, tokens]``
         Where each token lives now (`Tier`).
-    scores : mapping of name to float64 ``[tokens]``
+    scores : mapping of name to float64 ``[tokens]`` or ``[groups, tokens]``
         What `Policy.scores` asked for.
     tree : ThoughtTree
         Nodes with parent, depth, reward, entropy; tokens of each node; paths and distances.
@@ -73,7 +72,12 @@ class CacheView:
     @property
     def in_hbm(self) -> int:
         """Tokens in HBM; with several groups, the count of the fullest."""
-        return int((self.tier <= Tier.HBM_QUANTISED).sum(axis=1).max(initial=0))
+        return int(self.held.max(initial=0))
+
+    @property
+    def held(self) -> np.ndarray:
+        """Tokens in HBM per group; int64 ``[groups]``."""
+        return np.asarray(np.count_nonzero(self.tier <= Tier.HBM_QUANTISED, axis=1))
 
 
 @dataclass(frozen=True)
@@ -117,40 +121,87 @@ class Protection:
 
 
 @dataclass(frozen=True)
+class Method:
+    """How a policy is put together, in the words of `arborsim policies NAME`.
+
+    A policy is a composition of five blocks: what matters (score), how much each part may keep
+    (allocate), where tokens go (place), when that is decided (schedule), and how lost tokens come
+    back (recover).
+
+    Attributes
+    ----------
+    formula : str
+        The score or rule, with the symbols of the paper and its equation numbers.
+    score, allocate, place, schedule, recover : str
+    granularity : str
+        What one decision is about: a token, a block of thought, a page, a segment.
+    tiers : tuple of Tier
+        Where the policy puts tokens.
+    deviations : tuple of str
+        Where this differs from the paper or its public code, and why.
+    """
+
+    formula: str
+    score: str = "-"
+    allocate: str = "one pool"
+    place: str = "evict"
+    schedule: str = "every iteration over budget"
+    recover: str = "never"
+    granularity: str = "token"
+    tiers: tuple[Tier, ...] = (Tier.HBM, Tier.EVICTED)
+    deviations: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Policy:
     """Base of all policies.
+
+    Hyper-parameters are fields made by `arborsim.policies.settings.setting`, which checks their
+    range.
 
     Class attributes
     ----------------
     name, paper, summary : str
         Name on the command line, where the method is published, and one line about it.
+    method : Method
+        Formula and building blocks.
     needs : frozenset of Signal
-        Observations the policy reads: they decide trace columns and model hooks.
+        Observations the policy reads with its default settings.
     fused : bool
         True if no attention row is needed, so that fused attention kernels can run.
     recovers : bool
         True if plans may bring evicted tokens back by recomputing them.
     bounded : bool
-        False for policies that ignore the budget.
-    limits : mapping of str to (float, float)
-        Least and largest value of hyper-parameters; others raise `UsageError`.
+        False for policies that do not keep the cache within the budget.
+    uses_budget : bool
+        False for policies that decide the same whatever the budget: replayed once.
     """
 
     name: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
+    paper: ClassVar[str] = "-"
     summary: ClassVar[str] = ""
+    method: ClassVar[Method] = Method("-")
     needs: ClassVar[frozenset[Signal]] = frozenset()
     fused: ClassVar[bool] = True
     recovers: ClassVar[bool] = False
     bounded: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    uses_budget: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name, (low, high) in self.limits.items():
-            value = getattr(self, name)
-            if not low <= value <= high:  # also refuses NaN
-                bounds = f"at least {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
-                raise UsageError(f"{self.name}: {name} must be {bounds}, not {value}")
+        check_settings(self, self.name)
+
+    def reads(self) -> frozenset[Signal]:
+        """Observations it reads with these settings: they decide trace columns and model hooks."""
+        return self.needs
+
+    @property
+    def grouping(self) -> str:
+        """What plans tell apart: "shared" (one plan for the whole model), "layer" or "head".
+
+        With "layer" and "head" a plan has a row per captured layer, or per captured layer and KV
+        head (layer by layer); each row stands for an equal share of the cache.
+        """
+        return "shared"
 
     def scores(self) -> dict[str, Score]:
         """The per-token scores that `decide` reads from the view."""

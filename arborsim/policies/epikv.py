@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.policies.base import CacheView, Protection
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import HiddenChangeContrast, Score
@@ -21,33 +20,30 @@ class EpiKV(StreamPolicy):
 
     The score is computed once, when a token is generated, and frozen (section 3.3).  The prompt
     and the newest ``min(recent, budget / 4)`` tokens stay (appendix D).
-
-    Parameters
-    ----------
-    layer_a, layer_b : float
-        The two layers as shares of the depth; 10 and 21 of 32 are the paper's, for competition
-        mathematics on one 8B model.  They move with task and model.
-    window : int
-        Tokens in the trailing window of the z-score.
-    recent : int
-        Protected newest tokens.
     """
 
-    layer_a: float = 10 / 32
-    layer_b: float = 21 / 32
-    window: int = 64
-    recent: int = 128
+    layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
+    layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
+    window: int = setting(64, "trailing window of the z-score", unit="tokens", low=2, high=65536)
+    recent: int = setting(
+        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+    )
 
     name: ClassVar[str] = "epikv"
     paper: ClassVar[str] = "EpiKV, arXiv:2606.26472"
     summary: ClassVar[str] = "keep tokens at which the hidden state turns; no attention needed"
+    method: ClassVar[Method] = Method(
+        "s(t) = z_A(t) - z_B(t); z_l = (g_l - mean_w g_l) / (std_w g_l + 1e-6); "
+        "g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-3)",
+        score="hidden-state change, z-scored, contrast of two layers",
+        deviations=(
+            "layers scale with the model's depth: 10 and 21 of 32 are the paper's, for "
+            "competition mathematics on one 8B model; `arborsim calibrate bands` finds others",
+            "kept tokens keep their true positions (the authors' harness let positions collapse "
+            "to the length of the cache)",
+        ),
+    )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "layer_a": (0, 1),
-        "layer_b": (0, 1),
-        "window": (2, 65536),
-        "recent": (1, math.inf),
-    }
 
     def scores(self) -> dict[str, Score]:
         return {"contrast": HiddenChangeContrast(self.layer_a, self.layer_b, self.window)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arborsim.policies.base import Policy
+from arborsim.memory.tiers import Tier
+from arborsim.policies.base import Method, Policy
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class Full(Policy):
     """Full retention: nothing is evicted, offloaded or quantised, whatever the budget."""
 
     name: ClassVar[str] = "full"
-    paper: ClassVar[str] = "-"
     summary: ClassVar[str] = "keep every token in HBM"
+    method: ClassVar[Method] = Method("-", place="-", schedule="never", tiers=(Tier.HBM,))
     bounded: ClassVar[bool] = False
+    uses_budget: ClassVar[bool] = False

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.policies.base import CacheView, Protection
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import CumulativeAttention, Score
@@ -21,31 +20,21 @@ class H2O(StreamPolicy):
 
     One ranking for the whole model: attention is averaged over layers and heads, as the EpiKV and
     memory-hierarchy papers run it.  As published, prompt tokens are evictable too.
-
-    Parameters
-    ----------
-    recent_share : float
-        Share of the budget reserved for the newest tokens.
-    sinks : int
-        Protected tokens at the beginning.
-    keep_prompt : bool
-        Protect the whole prompt.
     """
 
-    recent_share: float = 0.5
-    sinks: int = 0
-    keep_prompt: bool = False
+    recent_share: float = setting(0.5, "share of the budget for the newest", low=0, high=1)
+    sinks: int = setting(0, "protected tokens at the beginning", unit="tokens", low=0)
+    keep_prompt: bool = setting(False, "protect the whole prompt")
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "Zhang et al. 2023, arXiv:2306.14048"
     summary: ClassVar[str] = "keep the most attended tokens and a recent window"
+    method: ClassVar[Method] = Method(
+        "s(i) = sum over queries t of a_t(i)", score="cumulative attention"
+    )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     fused: ClassVar[bool] = False
     frozen_rank: ClassVar[bool] = False
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "recent_share": (0, 1),
-        "sinks": (0, math.inf),
-    }
 
     def scores(self) -> dict[str, Score]:
         return {"attention": CumulativeAttention()}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.errors import BudgetInfeasible
 from arborsim.events import Boundary, Event, Prefill, Pressure, Prune, Transition
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
-from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import lowest
+from arborsim.policies.settings import setting
 from arborsim.policies.stream import off_path_blocks
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import CumulativeAttention, Score
@@ -31,51 +30,46 @@ class Hierarchy(Policy):
     cumulative attention stays in HBM and the remainder moves to DDR, where it still takes part in
     attention.  A budget below that caps the HBM share further and leaves room for the tokens that
     arrive before the next decision.  On a tree, blocks off the active paths move to DDR first.
-
-    Parameters
-    ----------
-    hbm_ratio : float
-        beta, share of the surviving candidates that stays in HBM.
-    evict_ratio : float
-        r, share that is destroyed at each decision.
-    evict : {"of-candidates", "of-total"}
-        As the pseudocode is written, eviction accumulates: r of the *current* candidates each
-        time.  "of-total" destroys r of all candidates there ever were.  The paper's tables do not
-        tell which was run.
-    quantised_ratio : float
-        Share of the DDR tokens, the lowest, that is kept as 8 bit (tier T2).  Ranked anew at each
-        decision; what it costs to have been quantised once shows in live runs only.
-    interval, sinks, recent : int
     """
 
-    hbm_ratio: float = 0.5
-    evict_ratio: float = 0.03
-    evict: str = "of-candidates"
-    quantised_ratio: float = 0.0
-    interval: int = 64
-    sinks: int = 4
-    recent: int = 128
+    hbm_ratio: float = setting(
+        0.5, "beta: share of the surviving candidates that stays in HBM", low=0, high=1
+    )
+    evict_ratio: float = setting(
+        0.03, "r: share of the candidates destroyed at each decision", low=0, high=1
+    )
+    evict: str = setting(
+        "of-candidates",
+        "what r is a share of: the current candidates (as the pseudocode accumulates), or all "
+        "candidates there ever were; the paper's tables do not tell which was run",
+        choices=EVICTION_BASES,
+    )
+    quantised_ratio: float = setting(
+        0.0, "lowest share of the DDR tokens kept as 8 bit (tier T2)", low=0, high=1
+    )
+    interval: int = setting(64, "between decisions", unit="iterations", low=1)
+    sinks: int = setting(4, "protected after the prompt", unit="tokens", low=0)
+    recent: int = setting(128, "protected newest tokens", unit="tokens", low=1)
 
     name: ClassVar[str] = "hierarchy"
     paper: ClassVar[str] = "semantics-aware memory hierarchy, Algorithm 1"
     summary: ClassVar[str] = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
+    method: ClassVar[Method] = Method(
+        "s(i) = sum over queries t of mean over layers and heads of a_t(i) (Algorithm 1)",
+        score="cumulative attention",
+        allocate="share beta of the surviving candidates",
+        place="HBM, then DDR, then 8-bit DDR; lowest share r evicted",
+        schedule="every `interval` iterations, or when over budget",
+        recover="fetch from DDR (stage, stream or near)",
+        tiers=(Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED),
+        deviations=(
+            "a budget caps the HBM share, with room for what arrives before the next decision",
+            "on a tree, blocks off the active paths move to DDR first",
+            "8-bit tokens are ranked anew at each decision and may return at full precision",
+        ),
+    )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     fused: ClassVar[bool] = False
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "hbm_ratio": (0, 1),
-        "evict_ratio": (0, 1),
-        "quantised_ratio": (0, 1),
-        "interval": (1, math.inf),
-        "sinks": (0, math.inf),
-        "recent": (1, math.inf),
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.evict not in EVICTION_BASES:
-            raise UsageError(
-                f"hierarchy: evict must be {' or '.join(EVICTION_BASES)}, not '{self.evict}'"
-            )
 
     def scores(self) -> dict[str, Score]:
         return {"attention": CumulativeAttention()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.policies.base import CacheView, Protection
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import LagVariance, Score
@@ -21,20 +20,22 @@ class LagKV(StreamPolicy):
 
     The original normalises by the *next* chunk at prefill; decoding knows only the previous one
     (EpiKV, section 3.3).
-
-    Parameters
-    ----------
-    recent : int
-        Protected newest tokens, at most a quarter of the budget.
     """
 
-    recent: int = 128
+    recent: int = setting(
+        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+    )
 
     name: ClassVar[str] = "lag-kv"
     paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
     summary: ClassVar[str] = "keep keys and values that differ from the previous chunk"
+    method: ClassVar[Method] = Method(
+        "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min) "
+        "per channel of the previous chunk of 128",
+        score="lag-normalised spread of key and value",
+        deviations=("the first chunk uses the raw spread",),
+    )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {"recent": (1, math.inf)}
 
     def scores(self) -> dict[str, Score]:
         return {"lag": LagVariance()}

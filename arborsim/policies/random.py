@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.policies.base import CacheView, Protection
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import Score, SeededUniform
 
 
 @dataclass(frozen=True)
 class Random(StreamPolicy):
-    """Evict uniformly at random; prompt and recent tokens stay.
+    """Evict uniformly at random; prompt and recent tokens stay."""
 
-    Parameters
-    ----------
-    seed : int
-    recent : int
-        Protected newest tokens, at most a quarter of the budget.
-    """
-
-    seed: int = 0
-    recent: int = 128
+    seed: int = setting(0, "of the random numbers", low=0)
+    recent: int = setting(
+        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+    )
 
     name: ClassVar[str] = "random"
     paper: ClassVar[str] = "-"
     summary: ClassVar[str] = "evict uniformly at random, prompt and recent tokens stay"
-    limits: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "seed": (0, math.inf),
-        "recent": (1, math.inf),
-    }
+    method: ClassVar[Method] = Method("s(i) ~ U[0, 1)", score="seeded uniform")
 
     def scores(self) -> dict[str, Score]:
         return {"uniform": SeededUniform(self.seed)}

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.errors import BudgetInfeasible
 from arborsim.events import Boundary, Event, Pressure, Prune, TokenRun
 from arborsim.memory.moves import Plan, RunPlan
 from arborsim.memory.tiers import Tier
@@ -26,37 +26,28 @@ from arborsim.policies.blocks import (
     least_recently_active,
     lowest,
 )
+from arborsim.policies.settings import setting
 
 ADAPTATIONS = ("path", "flat")
 
 
 @dataclass(frozen=True)
 class StreamPolicy(Policy):
-    """Keep the best tokens of a stream; at every iteration over budget, evict the lowest.
+    """Keep the best tokens of a stream; when over budget, evict the lowest.
 
-    Subclasses give `rank` (what to evict first) and `protection` (what never to evict).
-
-    Parameters
-    ----------
-    adaptation : {"path", "flat"}
-        What the stream is on a tree.
+    Subclasses give `rank` (what to evict first) and `protection` (what never to evict); with a
+    `grouping` other than "shared", every cache group evicts by its own ranking.
     """
 
-    adaptation: str = "path"
+    adaptation: str = setting("path", "what the stream is on a tree", choices=ADAPTATIONS)
 
     frozen_rank: ClassVar[bool] = True
     """Whether a token's rank is fixed at its birth; decides how runs are planned."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.adaptation not in ADAPTATIONS:
-            raise UsageError(
-                f"{self.name}: adaptation must be one of {', '.join(ADAPTATIONS)}, "
-                f"not '{self.adaptation}'"
-            )
+    each_iteration: ClassVar[bool] = True
+    """False for policies that override `next_decision`, so that runs are not planned at once."""
 
     def rank(self, view: CacheView) -> np.ndarray:
-        """Float64 ``[tokens]``: the lowest goes first."""
+        """Float64 ``[tokens]`` or ``[groups, tokens]``: the lowest goes first."""
         raise TypeError(f"{type(self).__name__} does not say how tokens rank")
 
     def protected(self, view: CacheView) -> np.ndarray:
@@ -72,28 +63,40 @@ class StreamPolicy(Policy):
         return max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
-        over = view.in_hbm - view.budget_tokens
-        if over <= 0 or isinstance(event, Boundary | Prune | Pressure):
+        over = view.held - view.budget_tokens
+        if over.max() <= 0 or isinstance(event, Boundary | Prune | Pressure):
             return None
         tiers = view.tier.copy()
         if self.adaptation == "path":
             for block in off_path_blocks(view):
-                if over <= 0:
+                giving = np.flatnonzero(over > 0)
+                if not len(giving):
                     break
-                tiers[:, block] = Tier.EVICTED
-                over -= len(block)
+                for group in giving:
+                    over[group] -= evict(tiers[group], block)
             stream = view.path
         else:
             stream = np.arange(view.num_tokens)
-        if over > 0:
-            free = stream[(tiers[0, stream] <= Tier.HBM_QUANTISED) & ~self.protected(view)[stream]]
-            if len(free) < over:
-                raise self._infeasible(view, len(free), over)
-            tiers[:, free[lowest(self.rank(view)[free], over)]] = Tier.EVICTED
+        if over.max() > 0:
+            self._evict_lowest(view, tiers, stream, over)
         return Plan(tiers)
 
+    def _evict_lowest(
+        self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray
+    ) -> None:
+        """In each group, evict as many of the stream's tokens as it is over budget."""
+        rank = np.broadcast_to(self.rank(view), tiers.shape)
+        candidates = stream[~self.protected(view)[stream]]
+        for group in np.flatnonzero(over > 0):
+            free = candidates[tiers[group, candidates] <= Tier.HBM_QUANTISED]
+            if len(free) < over[group]:
+                raise self._infeasible(view, len(free), int(over[group]))
+            doomed = free[lowest(rank[group, free], int(over[group]))]
+            tiers[group, doomed] = Tier.EVICTED
+
     def plans_runs(self, view: CacheView) -> bool:
-        return len(view.leaves) == 1 and view.tier.shape[0] == 1 and self.adaptation == "path"
+        alone = len(view.leaves) == 1 and view.tier.shape[0] == 1
+        return self.each_iteration and alone and self.adaptation == "path"
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
         protection = self.protection(view.budget_tokens)
@@ -137,6 +140,13 @@ class StreamPolicy(Policy):
             view.budget_tokens,
             f"{made_of} on {len(view.leaves)} active path(s)",
         )
+
+
+def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
+    """Evict `tokens` from one group's tiers, int8 ``[all tokens]``; how many left HBM."""
+    freed = int(np.count_nonzero(tier[tokens] <= Tier.HBM_QUANTISED))
+    tier[tokens] = Tier.EVICTED
+    return freed
 
 
 def off_path_blocks(view: CacheView) -> list[np.ndarray]:

@@ -30,6 +30,22 @@ class Signal(StrEnum):
     """Standard deviation of the lag-normalised key over channels, mean over heads, per layer."""
     LAG_VALUE = "lag_value"
     """The same for the value."""
+    KEY_NORM = "key_norm"
+    """L2 norm of the key, mean over heads, per layer."""
+    VALUE_NORM = "value_norm"
+    """L1 norm of the value, mean over heads, per layer."""
+    KEY_SKETCH = "key_sketch"
+    """Random projection of the keys of all layers and heads; cosines survive it, roughly."""
+    LAYER_ATTENTION = "attention_layers"
+    """Attention rows of single layers: mean and variance over their query heads."""
+    HEAD_ATTENTION = "queries"
+    """Attention rows of single query heads of the captured layers (from queries and keys)."""
+    KEYS = "keys"
+    """Post-RoPE keys of the captured layers."""
+    VALUES = "values"
+    """Values of the captured layers."""
+    FUTURE_ATTENTION = "future_attention"
+    """Attention a token will have received when the search ends; known to replays only."""
     ENTROPY = "entropy"
     """Entropy of the next-token distribution, nats."""
     REWARD = "reward"
@@ -48,6 +64,29 @@ class AttentionRows(Protocol):
     def __iter__(self) -> Iterator[np.ndarray]: ...
 
     def __getitem__(self, tokens: slice) -> AttentionRows: ...
+
+
+class HeadRows(Protocol):
+    """Attention rows of single query heads, for consecutive tokens."""
+
+    def row(self, i: int) -> np.ndarray:
+        """Float32 ``[layers, heads, position + 1]`` of token `i`; NaN where the softmax was."""
+        ...
+
+    def __getitem__(self, tokens: slice) -> HeadRows: ...
+
+
+class LayerAttentionRows(Protocol):
+    """Attention rows of single layers, for consecutive tokens."""
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    def of(self, token: int) -> np.ndarray:
+        """Float16 ``[layers, 2, position + 1]``: mean, then variance over the query heads."""
+        ...
+
+    def __getitem__(self, tokens: slice) -> LayerAttentionRows: ...
 
 
 # Rows are widened from float16 in blocks: NumPy converts a block far faster than single rows, and
@@ -155,25 +194,41 @@ class SparseRows:
 
 @dataclass(frozen=True)
 class Observations:
-    """What was observed for a run of consecutive tokens.
+    """What was observed for a run of consecutive tokens; row ``i`` is the run's token ``i``.
 
     Attributes
     ----------
     num_tokens : int
     attention : AttentionRows or None
-        Row ``i`` belongs to the run's token ``i``.
     per_layer : mapping of Signal to float16 ``[num_tokens, layers]``
-        The signals that have one value per token and layer.
+        The signals that have one value per token and layer; the key sketch
+        ``[num_tokens, sketch size]`` is here too.
+    layer_attention : LayerAttentionRows or None
+    head_attention : HeadRows or None
+    keys, values : float16 ``[num_tokens, captured layers, KV heads, head_dim]`` or None
+    future_attention : float64 ``[num_tokens]`` or None
+        Attention the token will have received when the search ends.
     """
 
     num_tokens: int
     attention: AttentionRows | None = None
     per_layer: Mapping[Signal, np.ndarray] = field(default_factory=dict)
+    layer_attention: LayerAttentionRows | None = None
+    head_attention: HeadRows | None = None
+    keys: np.ndarray | None = None
+    values: np.ndarray | None = None
+    future_attention: np.ndarray | None = None
 
     def slice(self, start: int, stop: int) -> Observations:
         """The same observations for the run's tokens ``start`` to ``stop``."""
+        span = slice(start, stop)
         return Observations(
             stop - start,
-            None if self.attention is None else self.attention[start:stop],
-            {signal: values[start:stop] for signal, values in self.per_layer.items()},
+            None if self.attention is None else self.attention[span],
+            {signal: values[span] for signal, values in self.per_layer.items()},
+            None if self.layer_attention is None else self.layer_attention[span],
+            None if self.head_attention is None else self.head_attention[span],
+            None if self.keys is None else self.keys[span],
+            None if self.values is None else self.values[span],
+            None if self.future_attention is None else self.future_attention[span],
         )

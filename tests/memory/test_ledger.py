@@ -203,9 +203,19 @@ def test_impossible_moves_are_refused() -> None:
         ledger.apply(Moves(one.step, np.array([1], np.int32), one.token, one.target))
 
 
-def test_bytes_that_cannot_be_divided_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 groups"):
-        make(3, page_tokens=1)
+def test_bytes_that_do_not_divide_are_rounded_up_per_group() -> None:
+    ledger, whole = make(3, page_tokens=1), make(1, page_tokens=1)
+    for each in (ledger, whole):
+        each.append((0,), 7)
+        each.check()
+    over = ledger.hbm_bytes - whole.hbm_bytes
+    assert 0 < over < 3 * 7, "less than a byte per group and token"
+
+
+@pytest.mark.parametrize("groups", [0, 10**9])
+def test_groups_that_cannot_share_a_token_are_refused(groups: int) -> None:
+    with pytest.raises(UsageError, match=f"{groups} groups"):
+        make(groups, page_tokens=1)
 
 
 def test_a_damaged_ledger_is_found_out() -> None:

@@ -88,8 +88,8 @@ def test_wrong_options_are_named() -> None:
         SimulatedExecutor(GEOMETRY, PROFILE, recall="steam")
     with pytest.raises(UsageError, match="pages of 0"):
         SimulatedExecutor(GEOMETRY, PROFILE, page_tokens=0)
-    with pytest.raises(UsageError, match="3 groups"):
-        SimulatedExecutor(GEOMETRY, PROFILE, groups=3)
+    with pytest.raises(UsageError, match="0 groups"):
+        SimulatedExecutor(GEOMETRY, PROFILE, groups=0)
 
 
 def test_the_memory_hierarchy_moves_tokens_to_ddr(trace: Path) -> None:
