@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from arborsim.errors import UnknownName, UsageError
 from arborsim.trace.schema import Capture
@@ -20,6 +20,10 @@ GROUP = "arborsim.backends"
 
 # Those that come with arborsim: their package, and the extra that installs what they need.
 _SHIPPED = {"torch": ("arborsim_torch.backend:TorchBackend", "torch")}
+
+
+#: Numbers of layers, or all of the model's.
+LayerChoice = tuple[int, ...] | Literal["all"]
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,11 @@ class RecordRequest:
     attention : {"auto", "dense", "sparse"}
     attention_top : int
         Positions kept per row when sparse.
-    qkv_layers : tuple of int
-        Empty for the two middle layers.
-    attention_layers : tuple of int
-        Layers whose own attention rows are stored besides the mean over all layers.
+    qkv_layers : tuple of int or "all"
+        Empty for the two middle layers; "all" for all.
+    attention_layers : tuple of int or "all"
+        Layers whose own attention rows are stored besides the mean over all layers; "all" for
+        all.
     temperature : float
         0 takes the most probable token.
     seed : int
@@ -80,8 +85,8 @@ class RecordRequest:
     capture: Capture = Capture.SIGNALS
     attention: str = "auto"
     attention_top: int = 256
-    qkv_layers: tuple[int, ...] = ()
-    attention_layers: tuple[int, ...] = ()
+    qkv_layers: LayerChoice = ()
+    attention_layers: LayerChoice = ()
     temperature: float = 0.0
     seed: int = 0
     device: str = "cpu"

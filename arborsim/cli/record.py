@@ -6,11 +6,14 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from arborsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from arborsim.backends import LayerChoice
 
 _BASE = "Basics"
 _WHAT = "What is stored"
@@ -83,12 +86,12 @@ def record(
     ] = 256,
     qkv_layers: Annotated[
         str,
-        typer.Option(help="Layers of --capture qkv, e.g. 2,3.", rich_help_panel=_WHAT),
+        typer.Option(help="Layers of --capture qkv, e.g. 2,3, or all.", rich_help_panel=_WHAT),
     ] = "",
     attention_layers: Annotated[
         str,
         typer.Option(
-            help="Also store these layers' own rows, mean and variance over heads, e.g. 2,3.",
+            help="Also store these layers' own rows, mean and variance over heads: 2,3 or all.",
             rich_help_panel=_WHAT,
         ),
     ] = "",
@@ -259,13 +262,15 @@ def _settings(given: list[str]) -> dict[str, str]:
     return options
 
 
-def _layers(option: str, text: str) -> tuple[int, ...]:
+def _layers(option: str, text: str) -> LayerChoice:
     if not text:
         return ()
+    if text == "all":
+        return "all"
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise UsageError(f"{option} {text}: expected numbers, e.g. 2,3") from None
+        raise UsageError(f"{option} {text}: expected numbers, e.g. 2,3, or all") from None
 
 
 def _given(**options: int) -> dict[str, int]:

@@ -3,79 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from arborsim.errors import TraceError
 from arborsim.signals.observations import AttentionRows, DenseRows, Signal, SparseRows
 from arborsim.trace.columns import floats_of, integers_of, kinds_of, lists_of, strings_of
 from arborsim.trace.episode import Episode
 from arborsim.trace.layer_rows import layer_rows_of
-from arborsim.trace.schema import PER_LAYER, Kind, TraceInfo, arrow_schema
+from arborsim.trace.layout import ROW_COLUMNS
+from arborsim.trace.paths import paths_of
+from arborsim.trace.schema import PER_LAYER, Kind, TraceInfo
 from arborsim.trace.validate import validate
 from arborsim.trace.validate_attention import check_attention
+from arborsim.trace.vectors import VectorRows, vectors_of
 from arborsim.trace.where import Where
 
-_ROW_COLUMNS = (
-    "episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth",
-    "position", "token", "entropy", "reward", "correct",
-)  # fmt: skip
 _NEVER_NULL = ("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth")
-
-
-def check_columns(schema: pa.Schema, info: TraceInfo, file: str) -> None:
-    """Are all columns of this capture level there, with the right types?
-
-    Raises
-    ------
-    TraceError
-    """
-    expected = arrow_schema(info)
-    missing = [name for name in expected.names if name not in schema.names]
-    if missing:
-        raise TraceError(
-            f"{file}: column {', '.join(missing)} is missing, which a trace with capture level "
-            f"'{info.capture}' has; record it again"
-        )
-    for field in expected:
-        if len(schema.get_all_field_indices(field.name)) != 1:
-            raise TraceError(f"{file}: column {field.name} is there twice; record it again")
-        found = schema.field(field.name).type
-        if not _same_type(field.type, found):
-            raise TraceError(
-                f"{file}: column {field.name} has type {found} instead of {field.type}; "
-                "write it with TraceWriter"
-            )
-
-
-def _same_type(expected: pa.DataType, found: pa.DataType) -> bool:
-    if pa.types.is_dictionary(expected):
-        # The width of the indices is the reader's choice, and plain strings say the same.
-        found = found.value_type if pa.types.is_dictionary(found) else found
-        expected = expected.value_type
-    if pa.types.is_list(expected) and pa.types.is_list(found):
-        return _same_type(expected.value_type, found.value_type)  # the item's name is free
-    return bool(expected.equals(found))
-
-
-def columns_for(
-    needs: frozenset[Signal],
-    info: TraceInfo,
-    text: bool = False,
-    embedding: bool = False,
-    attention_layers: bool = False,
-) -> list[str]:
-    """The columns to read for these observations."""
-    names = list(_ROW_COLUMNS)
-    names += [signal.value for signal in PER_LAYER if signal in needs]
-    if Signal.ATTENTION in needs:
-        sparse = ("attention_index", "attention_value", "attention_rest")
-        names += sparse if info.attention == "sparse" else ("attention",)
-    names += ["text"] if text else []
-    names += ["embedding"] if embedding else []
-    names += ["attention_layers"] if attention_layers else []
-    return names
 
 
 def decode_episode(
@@ -114,7 +59,7 @@ def decode_episode(
         episode = _decode(table, info, where, needs, text, embedding)
     except UnicodeDecodeError as error:  # Arrow does not look into strings when it reads them
         raise where.error(f"a text is not UTF-8 ({error.reason})") from error
-    if not attention_layers:
+    if not (attention_layers or Signal.LAYER_ATTENTION in (needs or ())):
         return episode
     rows = layer_rows_of(
         table["attention_layers"], info.attention_layer_ids, episode.token_rows, episode.position,
@@ -132,7 +77,7 @@ def _decode(
     embedding: bool,
 ) -> Episode:
     needs = _present(table) if needs is None else needs
-    row = {name: _row_column(table, name, where) for name in _ROW_COLUMNS}
+    row = {name: _row_column(table, name, where) for name in ROW_COLUMNS}
     wrong = row["episode"] != where.episode
     where.check(wrong, lambda r: f"is of episode {row['episode'][r]}: a row group holds one")
     wrong = row["seq"] != np.arange(table.num_rows)
@@ -161,19 +106,23 @@ def _decode(
     # Structure first: a wrong kind or position would make the signals look wrong.
     validate(bare, where)
     attention = None
-    if Signal.ATTENTION in needs:
+    if needs & {Signal.ATTENTION, Signal.FUTURE_ATTENTION}:
         attention = _attention(table, token_rows, bare.position, where)
         check_attention(attention, bare.position, token_rows, where)
         attention = attention.widened() if isinstance(attention, DenseRows) else attention
-    vectors = _vectors(table, where) if embedding else (None, None)
+    vectors = _embeddings(table, where) if embedding else (None, None)
+    per_layer = {
+        signal: _per_layer(table, signal, token_rows, info, where)
+        for signal in PER_LAYER
+        if signal in needs
+    }
+    if Signal.KEY_SKETCH in needs:
+        per_layer[Signal.KEY_SKETCH] = _sketch(table, token_rows, where)
     return replace(
         bare,
         attention=attention,
-        per_layer={
-            signal: _per_layer(table, signal, token_rows, info, where)
-            for signal in PER_LAYER
-            if signal in needs
-        },
+        per_layer=per_layer,
+        **_captured(table, bare, needs, where),
         embedding_rows=vectors[0],
         embedding=vectors[1],
     )
@@ -243,7 +192,40 @@ def _attention(
     return SparseRows(index, value, offsets, rest, position.astype(np.int64) + 1)
 
 
-def _vectors(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:
+def _sketch(table: pa.Table, token_rows: np.ndarray, where: Where) -> np.ndarray:
+    """Key sketches, float16 ``[tokens, size]``."""
+    values, offsets = _token_lists(table, "key_sketch", token_rows, where)
+    lengths = np.diff(offsets)
+    where.check(
+        (lengths != lengths[0]) | (lengths == 0),
+        lambda t: f"key_sketch has {lengths[t]} values, the first one had {lengths[0]}",
+        token_rows,
+    )
+    return values.reshape(len(token_rows), -1)
+
+
+def _captured(
+    table: pa.Table, episode: Episode, needs: frozenset[Signal], where: Where
+) -> dict[str, Any]:
+    """The vectors of the captured layers that are asked for, as fields of an `Episode`."""
+
+    def read(name: str) -> np.ndarray:
+        return vectors_of(table, name, episode.token_rows, episode.info, where)
+
+    found: dict[str, Any] = {}
+    if needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
+        found["keys"] = read("keys")
+    if Signal.VALUES in needs:
+        found["values"] = read("values")
+    if Signal.HEAD_ATTENTION in needs:
+        paths = paths_of(episode.token_rows, episode.node, episode.parent)
+        found["head_attention"] = VectorRows(
+            read("queries"), found["keys"], episode.position, paths
+        )
+    return found
+
+
+def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:
     """Rows that have an embedding, and the embeddings ``[rows with one, size]``."""
     values, offsets = lists_of(table["embedding"])
     lengths = np.diff(offsets)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.signals.observations import AttentionRows, Observations, Signal
+from arborsim.signals.observations import AttentionRows, HeadRows, Observations, Signal
 from arborsim.trace.layer_rows import LayerRows
 from arborsim.trace.schema import TraceInfo
 
@@ -37,13 +37,18 @@ class Episode:
     attention : AttentionRows or None
         One row per token; only if it was asked for when reading.
     per_layer : mapping of Signal to float16 ``[tokens, layers]``
-        Only the signals that were asked for.
+        Only the signals that were asked for; the key sketch ``[tokens, sketch size]`` among them.
     text : tuple of (str or None) or None
         One per row, only if it was asked for.
     embedding_rows, embedding : int64 ``[k]``, float16 ``[k, size]``, or None
         The rows (boundaries) that have an embedding, and the embeddings; only if asked for.
     attention_layers : LayerRows or None
         Rows of single layers, float16 ``[layers, 2, position + 1]`` per token; only if asked for.
+    head_attention : HeadRows or None
+        Rows of single query heads of the captured layers; only if asked for.
+    keys, values : float16 ``[tokens, captured layers, KV heads, head_dim]`` or None
+    future_attention : float64 ``[tokens]`` or None
+        Attention each token has received when the search ends; only if asked for.
     """
 
     index: int
@@ -66,6 +71,10 @@ class Episode:
     embedding_rows: np.ndarray | None = None
     embedding: np.ndarray | None = None
     attention_layers: LayerRows | None = None
+    head_attention: HeadRows | None = None
+    keys: np.ndarray | None = None
+    values: np.ndarray | None = None
+    future_attention: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -81,4 +90,9 @@ class Episode:
             self.num_tokens,
             self.attention,
             self.per_layer,
+            self.attention_layers,
+            self.head_attention,
+            self.keys,
+            self.values,
+            self.future_attention,
         ).slice(start, stop)

@@ -40,6 +40,10 @@ class LayerRows:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __getitem__(self, tokens: slice) -> LayerRows:
+        start, stop, _ = tokens.indices(len(self))
+        return LayerRows(self.layers, self.values, self.offsets[start : stop + 1])
+
     def of(self, token: int) -> np.ndarray:
         """One token's rows, float16 ``[layers, 2, position + 1]``: a view.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,14 +12,16 @@ import pyarrow.parquet as pq
 
 from arborsim.errors import MissingSignal, TraceError, UsageError
 from arborsim.signals.observations import Signal
-from arborsim.trace.decode import check_columns, columns_for, decode_episode
+from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import Episode
+from arborsim.trace.future import total_attention
+from arborsim.trace.layout import check_columns, columns_for
 from arborsim.trace.opening import make_one, must_exist, one_line, open_parquet_file
 from arborsim.trace.parts import part_files
 from arborsim.trace.schema import (
     FORMAT_VERSION,
     METADATA_KEY,
-    PER_LAYER,
+    VECTORS,
     VERSION_KEY,
     Capture,
     TraceInfo,
@@ -163,7 +166,10 @@ class TraceReader:
         last = self.num_episodes if stop is None else min(stop, self.num_episodes)
         for index in range(start, last):
             table = self.table(index, names)
-            yield decode_episode(table, self.info, str(self.path), index, wanted, **extra)
+            episode = decode_episode(table, self.info, str(self.path), index, wanted, **extra)
+            if Signal.FUTURE_ATTENTION in wanted:
+                episode = replace(episode, future_attention=total_attention(episode))
+            yield episode
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
         """One episode as it is stored, not validated; all columns by default.
@@ -198,8 +204,8 @@ class TraceReader:
 
 def signal_column(signal: Signal, info: TraceInfo) -> str:
     """The column that tells whether a trace holds `signal`."""
-    if signal is Signal.ATTENTION and info.attention == "sparse":
-        return "attention_value"
+    if signal in (Signal.ATTENTION, Signal.FUTURE_ATTENTION):
+        return "attention_value" if info.attention == "sparse" else "attention"
     return signal.value
 
 
@@ -209,13 +215,17 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
     for signal in missing:
         if signal is Signal.REWARD:
             options.append("a --search that scores its blocks (any but linear)")
-        elif signal in PER_LAYER or signal in (Signal.ATTENTION, Signal.ENTROPY):
+        elif signal in VECTORS:
+            options.append("--capture qkv --qkv-layers all")
+        elif signal is Signal.LAYER_ATTENTION:
+            options.append("--attention-layers all")
+        else:
             if info.capture is Capture.TREE:
                 options.append("--capture signals")
-            elif signal is Signal.ATTENTION:
+            elif signal in (Signal.ATTENTION, Signal.FUTURE_ATTENTION):
                 options.append("--attention dense or --attention sparse")
             else:
-                options.append("--capture signals by a recorder that supplies it")
+                options.append("--capture signals by this version of arborsim")
     return list(dict.fromkeys(options))
 
 

@@ -200,6 +200,8 @@ SIGNALS: tuple[pa.Field, ...] = (
     _column("value_variance", _F16_LIST, "", "variance over the head dimension, per layer"),
     _column("lag_key", _F16_LIST, "", "std of the lag-normalised key, per layer"),
     _column("lag_value", _F16_LIST, "", "std of the lag-normalised value, per layer"),
+    _column("key_norm", _F16_LIST, "", "L2 norm of the key, mean over heads, per layer"),
+    _column("value_norm", _F16_LIST, "", "L1 norm of the value, mean over heads, per layer"),
     _column("key_sketch", _F16_LIST, "", "random projection of the keys (all layers and heads)"),
 )
 ATTENTION_DENSE: tuple[pa.Field, ...] = (
@@ -229,7 +231,15 @@ PER_LAYER: tuple[Signal, ...] = (
     Signal.VALUE_VARIANCE,
     Signal.LAG_KEY,
     Signal.LAG_VALUE,
+    Signal.KEY_NORM,
+    Signal.VALUE_NORM,
 )
+
+#: Columns that recorders of version 0.1 did not write: a trace may lack them.
+LATER: frozenset[str] = frozenset({"key_norm", "value_norm"})
+
+#: Signals made of vectors of the captured layers.
+VECTORS: tuple[Signal, ...] = (Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES)
 
 
 def arrow_schema(info: TraceInfo) -> pa.Schema:

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import arborsim
-from arborsim.backends import RecordProgress, RecordRequest
+from arborsim.backends import LayerChoice, RecordProgress, RecordRequest
 from arborsim.errors import UsageError
 from arborsim.search import make_search, search_options
 from arborsim.trace.schema import Capture as Level
@@ -191,17 +191,16 @@ def _plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None
     )
     layers: tuple[int, ...] = ()
     if request.capture is Level.QKV:
-        layers = request.qkv_layers or middle_layers(loaded.model.config.num_hidden_layers)
-        _must_have("--qkv-layers", layers, loaded)
+        chosen = request.qkv_layers or middle_layers(loaded.model.config.num_hidden_layers)
+        layers = _existing("--qkv-layers", chosen, loaded)
     row_layers = _row_layers(request, loaded, longest + max_tokens)
     return Plan(source, episodes, max_tokens, sparse, layers, row_layers)
 
 
 def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -> tuple[int, ...]:
-    layers = request.attention_layers
+    layers = _existing("--attention-layers", request.attention_layers, loaded)
     if layers and request.capture is Level.TREE:
         raise UsageError("--attention-layers needs --capture signals or --capture qkv")
-    _must_have("--attention-layers", layers, loaded)
     if layers and path_tokens > DENSE_UP_TO:
         raise UsageError(
             f"--attention-layers stores whole rows, of paths up to {DENSE_UP_TO} tokens, but these "
@@ -210,11 +209,15 @@ def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -
     return layers
 
 
-def _must_have(option: str, layers: tuple[int, ...], loaded: LoadedModel) -> None:
+def _existing(option: str, layers: LayerChoice, loaded: LoadedModel) -> tuple[int, ...]:
+    """The layers that were asked for, if the model has them."""
     count = loaded.model.config.num_hidden_layers
+    if layers == "all":
+        return tuple(range(count))
     wrong = [layer for layer in layers if not 0 <= layer < count]
     if wrong:
         raise UsageError(f"{option} {wrong[0]}: {loaded.name} has layers 0 to {count - 1}")
+    return layers
 
 
 def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Source:

@@ -26,9 +26,11 @@ from arborsim_torch.token_signals import (
     LAG_CHUNK,
     chunk_spans,
     head_variance,
+    key_norm,
     lag_deviation,
     sketch_matrix,
     top_entries,
+    value_norm,
 )
 
 _MAX_PENDING_VALUES = 1 << 24  # attention values (and hidden values) to hold before draining
@@ -177,6 +179,8 @@ class Capture:
         variance = head_variance(kv).permute(1, 3, 2, 0)  # [2, tokens, lanes, layers]
         self._add("key_variance", variance[0])
         self._add("value_variance", variance[1])
+        self._add("key_norm", key_norm(kv).permute(2, 1, 0))
+        self._add("value_norm", value_norm(kv).permute(2, 1, 0))
 
         lag = torch.empty((*kv.shape[:3], tokens), device=kv.device)
         for start in set(starts):

@@ -20,6 +20,16 @@ def head_variance(kv: Tensor) -> Tensor:
     return kv.float().var(-1, correction=0).mean(3)
 
 
+def key_norm(kv: Tensor) -> Tensor:
+    """L2 norm of the keys, mean over KV heads; ``[layers, lanes, tokens]``."""
+    return torch.linalg.vector_norm(kv[:, 0].float(), dim=-1).mean(2)
+
+
+def value_norm(kv: Tensor) -> Tensor:
+    """L1 norm of the values, mean over KV heads; ``[layers, lanes, tokens]``."""
+    return kv[:, 1].float().abs().sum(-1).mean(2)
+
+
 def lag_deviation(kv: Tensor, reference: Tensor | None) -> Tensor:
     """Standard deviation over channels after normalising by the chunk before, mean over KV heads.
 

@@ -10,16 +10,17 @@ from arborsim.measurements import Measurements
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.meters import MoveLog
 from arborsim.policies.base import Policy
+from arborsim.replay import num_groups
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.tree import ThoughtTree
 
 
 class PlainExecutor:
-    """Tiers of one group, and their state after every iteration."""
+    """Tiers of every token, and nothing else."""
 
-    def __init__(self) -> None:
-        self.tier = np.empty((1, 0), dtype=np.int8)
+    def __init__(self, groups: int = 1) -> None:
+        self.tier = np.empty((groups, 0), dtype=np.int8)
 
     def bind(self, tree: ThoughtTree) -> None:
         pass
@@ -29,14 +30,13 @@ class PlainExecutor:
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         self._append(run.num_tokens)
-        assert (moves.group == ALL_GROUPS).all()
-        self.tier[0, moves.token] = moves.target
+        self._move(moves)
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         pass
 
     def apply(self, moves: Moves, examined_tokens: int) -> None:
-        self.tier[0, moves.token] = moves.target
+        self._move(moves)
 
     def finish(self) -> None:
         pass
@@ -48,7 +48,12 @@ class PlainExecutor:
         return Measurements()
 
     def _append(self, count: int) -> None:
-        self.tier = np.concatenate([self.tier, np.zeros((1, count), dtype=np.int8)], axis=1)
+        fresh = np.zeros((len(self.tier), count), dtype=np.int8)
+        self.tier = np.concatenate([self.tier, fresh], axis=1)
+
+    def _move(self, moves: Moves) -> None:
+        for group, token, target in zip(moves.group, moves.token, moves.target, strict=True):
+            self.tier[slice(None) if group == ALL_GROUPS else group, token] = target
 
 
 def decide_all(
@@ -59,12 +64,13 @@ def decide_all(
     Returns
     -------
     tiers : list of list of int
-        Tier of every token after each event, in order (runs count as one event).
+        Tier of every token after each event, in order (runs count as one event).  With several
+        groups: the tiers of the first group, then those of the second, and so on.
     moves : int64 ``[moves, 4]``
         See `MoveLog.rows`.
     """
     log = MoveLog()
-    executor = PlainExecutor()
+    executor = PlainExecutor(num_groups(policy, episode.info))
     controller = Controller(
         policy,
         executor,
@@ -77,5 +83,5 @@ def decide_all(
     event: Event
     for event in play(episode, max_steps=max_steps):
         controller.handle(event)
-        tiers.append(executor.tier[0].tolist())
+        tiers.append(executor.tier.reshape(-1).tolist())
     return tiers, log.rows

@@ -18,12 +18,13 @@ PREFILL, TOKEN, TRANSITION, BOUNDARY, PRUNE, ANSWER = range(6)
 class SlowWorld:
     """Tokens, nodes and tiers of one episode, rebuilt row by row."""
 
-    def __init__(self, episode: Episode, budget: int) -> None:
+    def __init__(self, episode: Episode, budget: int, groups: int = 1) -> None:
+        self.groups = groups
         self.episode = episode
         self.budget = budget
         self.vocab = episode.info.geometry.vocab
         self.layers = episode.info.geometry.layers
-        self.tier: list[int] = []
+        self.tiers: list[list[int]] = [[] for _ in range(groups)]
         self.node: list[int] = []
         self.blocks: list[list[int]] = []
         self.parent: list[int] = []
@@ -39,6 +40,11 @@ class SlowWorld:
         self.attended: list[float] = []  # by every later query and itself
         self.attended_later: list[float] = []  # by queries of other blocks
         self.snapshots: list[list[int]] = []
+
+    @property
+    def tier(self) -> list[int]:
+        """Tiers of the first group (the only one of shared policies)."""
+        return self.tiers[0]
 
     # --- geometry, all by brute force -------------------------------------------------
 
@@ -66,8 +72,8 @@ class SlowWorld:
         shared = len(set(above_a) & set(above_b))
         return len(above_a) + len(above_b) - 2 * shared
 
-    def in_hbm(self) -> int:
-        return sum(t in (HBM, HBM_Q) for t in self.tier)
+    def in_hbm(self, group: int = 0) -> int:
+        return sum(t in (HBM, HBM_Q) for t in self.tiers[group])
 
     def off_path_order(self) -> list[int]:
         off = [n for n in range(len(self.parent)) if n not in self.active_nodes()]
@@ -76,7 +82,10 @@ class SlowWorld:
     # --- the walk ----------------------------------------------------------------------
 
     def run(self, oracle: Any) -> list[list[int]]:
-        """Snapshots of the tiers after each prefill, iteration, transition, boundary and prune."""
+        """Snapshots of the tiers after each prefill, iteration, transition, boundary and prune.
+
+        With several groups a snapshot is the first group's tiers, then the second's, and so on.
+        """
         episode = self.episode
         kinds = [int(k) for k in episode.kind]
         rows = len(kinds)
@@ -122,7 +131,7 @@ class SlowWorld:
                 oracle.boundary(self, node)
             else:
                 i += 1
-            self.snapshots.append(list(self.tier))
+            self.snapshots.append([t for tier in self.tiers for t in tier])
         return self.snapshots
 
     def _open(self, node: int, parent: int) -> None:
@@ -140,7 +149,8 @@ class SlowWorld:
             self.last_active[node] = self.transitions
 
     def _token(self, number: int, node: int) -> None:
-        self.tier.append(HBM)
+        for tier in self.tiers:
+            tier.append(HBM)
         self.node.append(node)
         self.blocks[node].append(number)
         self.attended.append(0.0)

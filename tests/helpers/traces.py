@@ -147,9 +147,13 @@ def make_trace(
     width: int = 4,
     rewards: bool = True,
     info: TraceInfo | None = None,
+    **others: Any,
 ) -> Path:
-    """Write a random trace and return its path; see `random_trace_columns` for the shape."""
-    info = info or make_info(layers, capture, attention, attention_top, seed=seed)
+    """Write a random trace and return its path; see `random_trace_columns` for the shape.
+
+    `others` are further fields of `TraceInfo`, e.g. ``qkv_layers=(0, 1)`` for the `qkv` level.
+    """
+    info = info or make_info(layers, capture, attention, attention_top, seed=seed, **others)
     rng = np.random.default_rng(seed)
     with TraceWriter(Path(path), info) as writer:
         for _ in range(episodes):

@@ -11,7 +11,7 @@ import pytest
 from arborsim.search import make_search
 from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import PER_LAYER, Kind
+from arborsim.trace.schema import PER_LAYER, VECTORS, Kind
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.attention import BatchState
@@ -21,8 +21,6 @@ from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.token_signals import top_entries
 from tests.live.tiny import (
-    HEADS,
-    KV_HEADS,
     LAYERS,
     FakeSource,
     plain_copy,
@@ -49,12 +47,12 @@ def record(
     ).run(source.problem(seed))
 
 
-def read(path: Path, columns: dict[str, Any], **info: Any) -> Any:
+def read(path: Path, columns: dict[str, Any], vectors: tuple[Signal, ...] = (), **info: Any) -> Any:
     """Through the file and its validation, as every user of a trace gets it."""
     with TraceWriter(path, tiny_info(**info)) as writer:
         writer.write_episode(columns)
     reader = TraceReader(path)
-    signals = {*PER_LAYER, Signal.ATTENTION}
+    signals = {*PER_LAYER, *vectors, Signal.ATTENTION}
     return next(iter(reader.episodes(signals, text=True)))
 
 
@@ -155,25 +153,20 @@ def test_vectors_are_those_of_the_cache(tmp_path: Path) -> None:
     assert layers == (1, 2)
     source = FakeSource(thoughts=2, prompt=20)
     columns = record(model, "linear", {}, source, Capture(0, layers)).columns
-    read(tmp_path / "q.parquet", columns, capture=Level.QKV, qkv_layers=layers)
+    episode = read(tmp_path / "q.parquet", columns, VECTORS, capture=Level.QKV, qkv_layers=layers)
     tokens = columns["token"][columns["token"] >= 0].tolist()
     plain = plain_signals(plain_copy(model), tokens)
     for part in ("keys", "values"):
         expected = plain[part][list(layers)].transpose(2, 0, 1, 3).reshape(len(tokens), -1)
         np.testing.assert_allclose(columns[part], expected, rtol=2e-3, atol=2e-3)
-    # The queries are right if they give back the attention rows of their layer.
-    n, groups = len(tokens), HEADS // KV_HEADS
-    queries = columns["queries"].astype(np.float64).reshape(n, 2, HEADS, -1)
-    keys = plain["keys"][list(layers)]
+    # The queries are right if they give back the attention of every head of their layer.
     with torch.no_grad():
         result = plain_copy(model)(torch.tensor([tokens]), output_attentions=True)
-    for i, layer in enumerate(layers):
-        for head in range(HEADS):
-            logits = queries[:, i, head] @ keys[i, head // groups].T / np.sqrt(queries.shape[-1])
-            logits[np.triu_indices(n, 1)] = -np.inf
-            mass = np.exp(logits - logits.max(1, keepdims=True))
-            mass /= mass.sum(1, keepdims=True)
-            np.testing.assert_allclose(mass, result.attentions[layer][0, head], atol=5e-3)
+    for t in range(len(tokens)):
+        row = episode.head_attention.row(t)
+        for i, layer in enumerate(layers):
+            expected = result.attentions[layer][0, :, t, : t + 1].numpy()
+            np.testing.assert_allclose(row[i], expected, atol=5e-3)
 
 
 def test_prompt_blocks_equal_one_block() -> None:

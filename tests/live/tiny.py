@@ -133,6 +133,8 @@ def plain_signals(model: Any, ids: list[int], chunk: int = 128) -> dict[Any, Any
             lag[p] = y.std(-1).mean(1)
         found[Signal(f"lag_{name}")] = lag
     logp = torch.log_softmax(result.logits[0].double(), -1).numpy()
+    found[Signal.KEY_NORM] = np.sqrt((found["keys"] ** 2).sum(-1)).mean(1).T
+    found[Signal.VALUE_NORM] = np.abs(found["values"]).sum(-1).mean(1).T
     found["logp"] = logp
     found[Signal.ENTROPY] = -(np.exp(logp) * logp).sum(-1)
     return found

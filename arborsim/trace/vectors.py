@@ -1,0 +1,117 @@
+"""Queries, keys and values of the captured layers, and the attention they make.
+
+The `qkv` capture level stores vectors instead of one attention row per head, which would be heads
+times larger.  Rows are computed when a policy or a meter asks for them, once per token: all
+policies of a replay share them as long as they fit into `_KEPT_BYTES`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from arborsim.trace.columns import lists_of
+from arborsim.trace.paths import TokenPaths
+from arborsim.trace.schema import TraceInfo
+from arborsim.trace.where import Where
+
+_KEPT_BYTES = 1 << 28  # rows that are kept for the next policy (256 MiB)
+
+
+def vectors_of(
+    table: pa.Table, name: str, token_rows: np.ndarray, info: TraceInfo, where: Where
+) -> np.ndarray:
+    """One of the columns ``queries``, ``keys``, ``values``.
+
+    Returns
+    -------
+    float16 ``[tokens, captured layers, heads or KV heads, head_dim]``
+
+    Raises
+    ------
+    TraceError
+        A row has the wrong number of values, or one that is not a number.
+    """
+    g = info.geometry
+    shape = (len(info.qkv_layers), g.heads if name == "queries" else g.kv_heads, g.head_dim)
+    values, offsets = lists_of(table[name])
+    lengths = np.diff(offsets)[token_rows]
+    width = int(np.prod(shape))
+    where.check(
+        lengths != width,
+        lambda t: f"{name} has {lengths[t]} values, expected {width}",
+        token_rows,
+    )
+    vectors = values.reshape(len(token_rows), *shape)
+    broken = ~np.isfinite(vectors).all(axis=(1, 2, 3))
+    where.check(broken, lambda t: f"{name} holds a value that is not finite", token_rows)
+    return vectors
+
+
+class VectorRows:
+    """Attention rows of single query heads, from recorded queries and keys (`HeadRows`).
+
+    ``softmax(q . k / sqrt(head_dim))`` in float32, over the token's own path; vectors are
+    post-RoPE, so nothing else is needed.
+
+    Parameters
+    ----------
+    queries : float16 ``[tokens, layers, heads, head_dim]``
+    keys : float16 ``[tokens, layers, KV heads, head_dim]``
+    position : int ``[tokens]``
+    paths : TokenPaths
+    """
+
+    def __init__(
+        self, queries: np.ndarray, keys: np.ndarray, position: np.ndarray, paths: TokenPaths
+    ) -> None:
+        self._queries = queries
+        # [layers, KV heads, head_dim, tokens]: a row is one product per KV head
+        self._keys = np.ascontiguousarray(keys.transpose(1, 2, 3, 0), dtype=np.float32)
+        self._position = position
+        self._paths = paths
+        self._rows: dict[int, np.ndarray] = {}
+        self._held_bytes = 0
+
+    def row(self, i: int) -> np.ndarray:
+        """Float32 ``[layers, heads, position + 1]`` of token `i`; not to be written to."""
+        known = self._rows.get(i)
+        if known is not None:
+            return known
+        row = self._compute(i)
+        if self._held_bytes + row.nbytes <= _KEPT_BYTES:
+            self._rows[i] = row
+            self._held_bytes += row.nbytes
+        return row
+
+    def _compute(self, i: int) -> np.ndarray:
+        layers, heads, size = self._queries.shape[1:]
+        length = int(self._position[i]) + 1
+        path = self._paths.of(i, length)
+        straight = int(path[-1]) == length - 1  # ids rise, so this means 0, 1, 2, ...
+        keys = self._keys[..., :length] if straight else self._keys[..., path]
+        kv_heads = keys.shape[1]
+        query = self._queries[i].astype(np.float32) * np.float32(size**-0.5)
+        logits = np.matmul(query.reshape(layers, kv_heads, heads // kv_heads, size), keys)
+        logits -= logits.max(axis=-1, keepdims=True)
+        np.exp(logits, out=logits)
+        logits /= logits.sum(axis=-1, keepdims=True)
+        return np.asarray(logits.reshape(layers, heads, length))
+
+    def __getitem__(self, tokens: slice) -> ShiftedRows:
+        start, _, _ = tokens.indices(len(self._position))
+        return ShiftedRows(self, start)
+
+
+class ShiftedRows:
+    """The rows of a run: row 0 is that of its first token."""
+
+    def __init__(self, rows: VectorRows, start: int) -> None:
+        self._rows = rows
+        self._start = start
+
+    def row(self, i: int) -> np.ndarray:
+        return self._rows.row(self._start + i)
+
+    def __getitem__(self, tokens: slice) -> ShiftedRows:
+        return ShiftedRows(self._rows, self._start + (tokens.start or 0))
