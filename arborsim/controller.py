@@ -88,6 +88,10 @@ class Executor(Protocol):
 class Meter(Protocol):
     """Watches decisions without taking part in them (quality figures, logs)."""
 
+    def prefilled(self, run: TokenRun) -> None:
+        """The prompt entered the cache."""
+        ...
+
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         """`run` was decoded with `moves` inside it.
 
@@ -192,6 +196,8 @@ class Controller:
         for _ in self._scores.steps(run.steps):
             pass
         self.executor.prefill(run)
+        for meter in self._meters:
+            meter.prefilled(run)
         self._decide(Prefill(run))
 
     def _decode(self, run: TokenRun) -> None:

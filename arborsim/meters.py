@@ -28,6 +28,9 @@ class AttentionKept:
         """In [0, 1]; NaN if nothing was generated."""
         return 1.0 - self._lost / self._rows if self._rows else float("nan")
 
+    def prefilled(self, run: TokenRun) -> None:
+        pass
+
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._rows += run.num_tokens
         gone = (tier == Tier.EVICTED).mean(axis=0)
@@ -77,6 +80,9 @@ class MoveLog:
     def __init__(self) -> None:
         self._iteration = 0
         self._parts: list[np.ndarray] = []
+
+    def prefilled(self, run: TokenRun) -> None:
+        pass
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._note(moves, self._iteration + 1 + moves.step)

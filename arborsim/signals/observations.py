@@ -73,6 +73,10 @@ class HeadRows(Protocol):
         """Float32 ``[layers, heads, position + 1]`` of token `i`; NaN where the softmax was."""
         ...
 
+    def query(self, i: int) -> np.ndarray:
+        """Float32 ``[layers, heads, head_dim]``: the scaled query of token `i`."""
+        ...
+
     def __getitem__(self, tokens: slice) -> HeadRows: ...
 
 

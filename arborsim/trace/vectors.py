@@ -84,6 +84,11 @@ class VectorRows:
             self._held_bytes += row.nbytes
         return row
 
+    def query(self, i: int) -> np.ndarray:
+        """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled."""
+        scale = np.float32(self._queries.shape[-1] ** -0.5)
+        return np.asarray(self._queries[i].astype(np.float32) * scale)
+
     def _compute(self, i: int) -> np.ndarray:
         layers, heads, size = self._queries.shape[1:]
         length = int(self._position[i]) + 1
@@ -91,8 +96,7 @@ class VectorRows:
         straight = int(path[-1]) == length - 1  # ids rise, so this means 0, 1, 2, ...
         keys = self._keys[..., :length] if straight else self._keys[..., path]
         kv_heads = keys.shape[1]
-        query = self._queries[i].astype(np.float32) * np.float32(size**-0.5)
-        logits = np.matmul(query.reshape(layers, kv_heads, heads // kv_heads, size), keys)
+        logits = np.matmul(self.query(i).reshape(layers, kv_heads, heads // kv_heads, size), keys)
         logits -= logits.max(axis=-1, keepdims=True)
         np.exp(logits, out=logits)
         logits /= logits.sum(axis=-1, keepdims=True)
@@ -112,6 +116,9 @@ class ShiftedRows:
 
     def row(self, i: int) -> np.ndarray:
         return self._rows.row(self._start + i)
+
+    def query(self, i: int) -> np.ndarray:
+        return self._rows.query(self._start + i)
 
     def __getitem__(self, tokens: slice) -> ShiftedRows:
         return ShiftedRows(self._rows, self._start + (tokens.start or 0))
