@@ -78,6 +78,9 @@ class ThoughtTree:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.node_of_token = GrowingArray(np.int32)
+        self._parents: list[int] = []
+        self._depths = GrowingArray(np.int64)
+        self._sizes = GrowingArray(np.int64)
         self._spans: list[GrowingArray] = []
         self._paths: dict[int, tuple[int, IntArray]] = {}
         self.transitions = 0
@@ -89,6 +92,16 @@ class ThoughtTree:
     def num_tokens(self) -> int:
         return len(self.node_of_token)
 
+    @property
+    def depths(self) -> IntArray:
+        """Depth of every node."""
+        return self._depths.values
+
+    @property
+    def sizes(self) -> IntArray:
+        """Number of tokens of every node."""
+        return self._sizes.values
+
     def open(self, node: int, parent: int) -> None:
         """Add node number `node` (must be the next one) under `parent` (-1 for the root)."""
         if node != len(self.nodes):
@@ -97,6 +110,9 @@ class ThoughtTree:
             raise ValueError(f"node {node} names parent {parent}, which does not exist")
         depth = 0 if parent == NO_PARENT else self.nodes[parent].depth + 1
         self.nodes.append(Node(parent=parent, depth=depth))
+        self._parents.append(parent)
+        self._depths.extend(np.array([depth]))
+        self._sizes.extend(np.array([0]))
         self._spans.append(GrowingArray(np.int64, capacity=16))
 
     def append(self, nodes: Sequence[int], steps: int) -> None:
@@ -108,6 +124,7 @@ class ThoughtTree:
         self.node_of_token.extend(np.tile(np.asarray(nodes, dtype=np.int32), steps))
         for w, node in enumerate(nodes):
             self._spans[node].extend(np.arange(start + w, start + steps * width, width))
+            self._sizes.values[node] += steps
 
     def tokens(self, node: int) -> IntArray:
         """Ids of the node's own tokens, oldest first."""
@@ -163,12 +180,16 @@ class ThoughtTree:
         For several, a sweep up the tree and one down finds the nearest in two passes.
         """
         far = len(self.nodes) + 1
-        distance = [far] * len(self.nodes)
+        parents = self._parents  # plain lists: the sweeps touch every node
+        distance = [far] * len(parents)
         for leaf in leaves:
             distance[leaf] = 0
-        for child in range(len(self.nodes) - 1, 0, -1):
-            parent = self.nodes[child].parent
-            distance[parent] = min(distance[parent], distance[child] + 1)
-        for child in range(1, len(self.nodes)):
-            distance[child] = min(distance[child], distance[self.nodes[child].parent] + 1)
+        for child in range(len(parents) - 1, 0, -1):
+            away, parent = distance[child] + 1, parents[child]
+            if away < distance[parent]:
+                distance[parent] = away
+        for child in range(1, len(parents)):
+            away = distance[parents[child]] + 1
+            if away < distance[child]:
+                distance[child] = away
         return np.asarray(distance, dtype=np.int64)

@@ -60,3 +60,45 @@ def trim_by_weight(
         if result[block] > least[block]:
             heapq.heappush(heap, (-result[block] / scale[block], block))
     return result
+
+
+def tighten_distance(
+    keep: np.ndarray, scale: np.ndarray, distance: np.ndarray, least: np.ndarray, goal: int
+) -> np.ndarray:
+    """Raise ArborKV's lambda_Delta just until the blocks fit; it is found by bisection.
+
+    Block ``i`` keeps ``clip(floor(scale_i exp(-x distance_i)), least_i, keep_i)`` tokens, ``x`` the
+    least increase with which no more than `goal` are kept in all.  Tokens of several blocks whose
+    turn comes at the same ``x`` go together, so fewer than `goal` can be left.
+
+    Parameters
+    ----------
+    keep, least : int64 ``[blocks]``
+        What each block holds, and what it cannot go below.
+    scale : float64 ``[blocks]``
+        Tokens each block would keep with the present lambda_Delta (Eq. 2 times its size).
+    distance : int64 ``[blocks]``
+        Edges to the nearest active leaf; a block at distance 0 is not affected.
+    goal : int
+
+    Returns
+    -------
+    int64 ``[blocks]``
+        Everything at `least` (but for distance 0) if `goal` cannot be reached.
+    """
+    least = np.minimum(least, keep)
+
+    def kept(x: float) -> np.ndarray:
+        ideal = np.floor(np.minimum(scale * np.exp(-x * distance), keep))
+        return np.where(distance > 0, np.maximum(ideal.astype(np.int64), least), keep)
+
+    if keep.sum() <= goal:
+        return keep.copy()
+    low, high = 0.0, max(1.0, float(np.log(np.maximum(scale, 1.0)).max()) + 1.0)
+    for _ in range(64):
+        middle = 0.5 * (low + high)
+        if kept(middle).sum() > goal:
+            low = middle
+        else:
+            high = middle
+    return kept(high + 1e-9)  # blocks that tie give their tokens together, whatever the rounding

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.errors import BudgetInfeasible
-from arborsim.policies.arborkv import ArborKV
 from arborsim.policies.base import Policy
 from arborsim.policies.epikv import EpiKV
 from arborsim.policies.full import Full
@@ -27,7 +26,7 @@ from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.slow_world import SlowWorld
 from tests.helpers.traces import make_trace
-from tests.policies import oracles
+from tests.policies import arbor_oracle, oracles
 
 READ = (Signal.ATTENTION, Signal.HIDDEN_CHANGE, Signal.LAG_KEY, Signal.LAG_VALUE)
 
@@ -45,9 +44,7 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "hierarchy-of-total": (
         Hierarchy(interval=3, recent=4, evict="of-total", evict_ratio=0.2, quantised_ratio=0.5),
         lambda: oracles.SlowHierarchy(3, 4, r=0.2, total=True, quantised=0.5)),
-    "arborkv": (ArborKV(), oracles.SlowArborKV),
-    "arborkv-no-rehydration": (
-        ArborKV(rehydrate=False), lambda: oracles.SlowArborKV(rehydrate=False)),
+    **arbor_oracle.PAIRS,
 }  # fmt: skip
 
 

@@ -1,0 +1,127 @@
+"""What ArborKV computes for all blocks of a tree at once: MSVE and token-extractive retention.
+
+Pure functions on arrays with one entry per block (thought, node of the tree).  arXiv:2605.22106.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from arborsim.memory.tiers import Tier
+from arborsim.policies.base import CacheView
+
+_TAIL = np.finfo(np.float64).max
+"""Key of a block's tail: above every score, below what is protected (infinity)."""
+_TABLE_TOKENS = 1 << 15
+"""Tokens that are sorted together: larger tables only wait for memory."""
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1.0 / (1.0 + np.exp(-x)))
+
+
+def certainty(entropy: np.ndarray, vocabulary: int) -> np.ndarray:
+    """``u = 1 - H / ln|V|`` (Eq. 1); 0 where the entropy is not known (NaN)."""
+    return np.asarray(np.nan_to_num(1.0 - entropy / np.log(vocabulary)))
+
+
+def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
+    """Share of the attention to closed blocks that each of them received; the prompt is none.
+
+    Parameters
+    ----------
+    received : float64 ``[tokens]``
+        Attention each token received from later blocks.
+    owner : int ``[tokens]``
+        Block of each token.
+    closed : bool ``[blocks]``
+
+    Returns
+    -------
+    float64 ``[blocks]``
+    """
+    total = np.bincount(owner, weights=received, minlength=len(closed))
+    total[~closed] = 0.0
+    total[0] = 0.0
+    return np.asarray(total / max(float(total.sum()), 1e-12))
+
+
+def tokens_that_leave(
+    view: CacheView,
+    nodes: np.ndarray,
+    keep: np.ndarray,
+    score: np.ndarray | None,
+    protected: np.ndarray,
+    tail: int,
+) -> np.ndarray:
+    """Tokens that blocks give up to shrink to `keep` (Algorithm 1, Evict).
+
+    A block keeps protected tokens first, then its tail, then its highest-scored tokens; of equals
+    the newest.  Blocks of similar size are sorted together, as the rows of one table.
+
+    Parameters
+    ----------
+    view : CacheView
+    nodes, keep : int64 ``[blocks]``
+        Blocks, and how many tokens to keep of each: at most what it has in HBM.
+    score : float64 ``[tokens]`` or None
+        None ranks by age: the earliest tokens leave first.
+    protected : bool ``[tokens]``
+    tail : int
+
+    Returns
+    -------
+    int64 ``[tokens that leave]``
+        In no order to rely on.
+    """
+    leaving = [np.empty(0, dtype=np.int64)]
+    lengths = view.tree.sizes[nodes]
+    for rows in _similar(lengths):
+        ids = np.concatenate([view.tree.tokens(node) for node in nodes[rows].tolist()])
+        key = np.zeros(len(ids)) if score is None else score.take(ids)
+        key[protected.take(ids)] = np.inf
+        held = view.tier[0].take(ids) <= Tier.HBM_QUANTISED
+        key[~held] = -np.inf
+        _lift_tails(key, lengths[rows], tail)
+        kept = _keep_highest(key, lengths[rows], keep[rows])
+        leaving.append(ids[held & ~kept])
+    return np.concatenate(leaving)
+
+
+def _similar(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Indices of blocks whose lengths differ by less than 2 times, few enough for the CPU cache."""
+    size_class = np.frexp(lengths.astype(np.float64))[1]
+    for chosen in np.unique(size_class):
+        rows = np.flatnonzero(size_class == chosen)
+        step = max(1, _TABLE_TOKENS >> int(chosen))
+        for first in range(0, len(rows), step):
+            yield rows[first : first + step]
+
+
+def _lift_tails(key: np.ndarray, lengths: np.ndarray, tail: int) -> None:
+    """Rank the last `tail` tokens of each block above all scores."""
+    ends = np.cumsum(lengths)
+    for back in range(1, min(tail, int(lengths.max())) + 1):
+        at = ends[lengths >= back] - back
+        key[at] = np.where(np.isfinite(key[at]), _TAIL, key[at])
+
+
+def _keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Bool over `key` (blocks one after the other): is it among its block's `keep` highest?"""
+    width = int(lengths.max())
+    inside = np.arange(width) < lengths[:, None]
+    table = np.full(inside.shape, -np.inf)
+    table[inside] = key
+    rank = np.clip(width - keep, 0, width - 1)
+    threshold = np.take_along_axis(np.sort(table, axis=1), rank[:, None], axis=1)
+    kept = table >= threshold
+    crowded = np.flatnonzero(kept.sum(axis=1) > keep)
+    if len(crowded):  # equals at the threshold: the newest stay
+        higher = table[crowded] > threshold[crowded]
+        ties = kept[crowded] & ~higher
+        wanted = keep[crowded] - higher.sum(axis=1)
+        newer = np.cumsum(ties[:, ::-1], axis=1)[:, ::-1]
+        kept[crowded] = higher | (ties & (newer <= wanted[:, None]))
+    return np.asarray(kept[inside])
