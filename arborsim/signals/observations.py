@@ -69,6 +69,11 @@ class AttentionRows(Protocol):
 class HeadRows(Protocol):
     """Attention rows of single query heads, for consecutive tokens."""
 
+    @property
+    def kv_heads(self) -> int:
+        """KV heads per layer; query head ``h`` reads KV head ``h // (heads // kv_heads)``."""
+        ...
+
     def row(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, position + 1]`` of token `i`; NaN where the softmax was."""
         ...

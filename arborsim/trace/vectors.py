@@ -73,6 +73,10 @@ class VectorRows:
         self._rows: dict[int, np.ndarray] = {}
         self._held_bytes = 0
 
+    @property
+    def kv_heads(self) -> int:
+        return int(self._keys.shape[1])
+
     def row(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, position + 1]`` of token `i`; not to be written to."""
         known = self._rows.get(i)
@@ -113,6 +117,10 @@ class ShiftedRows:
     def __init__(self, rows: VectorRows, start: int) -> None:
         self._rows = rows
         self._start = start
+
+    @property
+    def kv_heads(self) -> int:
+        return self._rows.kv_heads
 
     def row(self, i: int) -> np.ndarray:
         return self._rows.row(self._start + i)
