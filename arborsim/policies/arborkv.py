@@ -102,6 +102,10 @@ class ArborKV(TreeRule, Policy):
     fused: ClassVar[bool] = False
     recovers: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "fused", not self.reads())
+
     def reads(self) -> frozenset[Signal]:
         heavy = self.retain == "sinks+tail+heavy"
         return self.needs if heavy or self.reads_attention else frozenset()

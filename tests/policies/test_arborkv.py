@@ -59,12 +59,11 @@ def test_every_switch_changes_decisions(name: str, tmp_path: Path) -> None:
 
 
 def test_global_sinks_matter_only_if_the_prompt_can_shrink(tmp_path: Path) -> None:
-    episode = trees(tmp_path, 1)[0]
-    budget = int(0.6 * episode.num_tokens)
+    episodes = trees(tmp_path, 4)
 
-    def decisions(retain: str, keep_prompt: bool) -> list[list[int]]:
-        policy = ArborKV(margin=4, retain=retain, keep_prompt=keep_prompt)
-        return decide_all(policy, episode, budget)[0]
+    def decisions(retain: str, keep_prompt: bool) -> list[Any]:
+        settings = {"retain": retain, "keep_prompt": keep_prompt}
+        return [outcome(settings, episode, 0.35) for episode in episodes]
 
     assert decisions("tail", True) == decisions("sinks+tail", True)
     assert decisions("tail", False) != decisions("sinks+tail", False)
@@ -75,6 +74,8 @@ def test_signals_that_switches_do_not_read_are_not_asked_for() -> None:
     assert ArborKV(retain="tail").reads() == ArborKV.needs
     assert not ArborKV(retain="tail", use_attention=False).reads()
     assert not ArborKV(retain="tail", msve=False).scores()
+    assert ArborKV(retain="tail", msve=False).fused
+    assert not ArborKV().fused
 
 
 def small_view(budget: int) -> CacheView:
