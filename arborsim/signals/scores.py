@@ -14,9 +14,9 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from arborsim.events import TokenRun
-from arborsim.signals.observations import Signal, SparseRows
+from arborsim.policies.settings import setting
+from arborsim.signals.observations import Signal
 from arborsim.signals.rolling import rolling_z
-from arborsim.signals.sparse_sums import SparseSums
 from arborsim.tree import GrowingArray, ThoughtTree
 
 
@@ -175,26 +175,19 @@ class CumulativeAttention:
     ----------
     from_later_blocks : bool
         Count only queries outside the token's own block (ArborKV's ``A_i(t)``, sum over u > b_i).
-    up_to_constant : bool
-        The sums may all be too low by the same number, which no ranking notices: sparse rows are
-        then summed in the time of what they list.
     """
 
-    from_later_blocks: bool = False
-    up_to_constant: bool = False
+    from_later_blocks: bool = setting(False, "count only queries outside the token's block")
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
 
     def start(self, layers: int) -> ScoreState:
-        return _CumulativeState(self.from_later_blocks, self.up_to_constant)
+        return _CumulativeState(self.from_later_blocks)
 
 
 class _CumulativeState:
-    def __init__(self, from_later_blocks: bool, up_to_constant: bool) -> None:
+    def __init__(self, from_later_blocks: bool) -> None:
         self._from_later_blocks = from_later_blocks
-        self._up_to_constant = up_to_constant and not from_later_blocks
         self._sums = GrowingArray(np.float64)
-        self._sparse = SparseSums()
-        self._only_listed = False
         self._rows: Iterator[np.ndarray] = iter(())
         self._now = self._sums.values
         self._leaves: list[tuple[np.ndarray | None, int]] = []
@@ -205,8 +198,8 @@ class _CumulativeState:
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         self._sums.extend(np.zeros(run.num_tokens))
-        rows = run.observed.attention
-        assert rows is not None, "the reader was not asked for attention"
+        assert run.observed.attention is not None, "the reader was not asked for attention"
+        self._rows = iter(run.observed.attention)
         self._now = self._sums.values
         self._leaves = []
         for leaf in run.leaves:
@@ -214,19 +207,8 @@ class _CumulativeState:
             straight = int(path[-1]) == len(path) - 1  # ids rise, so this means 0, 1, 2, ...
             own = tree.num_node_tokens(leaf) - run.steps
             self._leaves.append((None if straight else path, own))
-        alone = len(self._leaves) == 1 and self._leaves[0][0] is None
-        self._only_listed = self._up_to_constant and alone and isinstance(rows, SparseRows)
-        if self._only_listed:
-            assert isinstance(rows, SparseRows)
-            self._sparse.begin(rows, self._now)
-            return
-        self._sparse.settle(self._now[: len(self._now) - run.num_tokens])
-        self._rows = iter(rows)
 
     def observe(self, step: int) -> None:
-        if self._only_listed:
-            self._sparse.add(step)
-            return
         for path, own in self._leaves:
             row = next(self._rows)
             if self._from_later_blocks:
@@ -236,14 +218,6 @@ class _CumulativeState:
                 received += row  # in place: `self._now[...] += row` would copy it once more
             else:
                 self._now[path[: len(row)]] += row
-
-    def observe_all(self, first: int, last: int) -> None:
-        """Observe iterations ``first`` to ``last``; the same bits as one by one."""
-        if self._only_listed:
-            self._sparse.add_many(first, last)
-            return
-        for step in range(first, last):
-            self.observe(step)
 
 
 class ScoreBook:
@@ -263,16 +237,6 @@ class ScoreBook:
             for state in states:
                 state.observe(step)
             yield step
-
-    def skip(self, count: int) -> None:
-        """Observe `count` iterations after which nobody decides."""
-        for state in self._states.values():
-            together = getattr(state, "observe_all", None)
-            if together is not None:
-                together(0, count)
-                continue
-            for step in range(count):
-                state.observe(step)
 
     def values(self) -> dict[str, np.ndarray]:
         """Score arrays by name; views that stay current until the next `begin`."""
