@@ -63,7 +63,7 @@ def test_global_sinks_matter_only_if_the_prompt_can_shrink(tmp_path: Path) -> No
 
     def decisions(retain: str, keep_prompt: bool) -> list[Any]:
         settings = {"retain": retain, "keep_prompt": keep_prompt}
-        return [outcome(settings, episode, 0.35) for episode in episodes]
+        return [outcome(settings, episode, 0.5) for episode in episodes]
 
     assert decisions("tail", True) == decisions("sinks+tail", True)
     assert decisions("tail", False) != decisions("sinks+tail", False)
