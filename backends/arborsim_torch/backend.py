@@ -15,11 +15,19 @@ import transformers
 
 import arborsim
 from arborsim.backends import LayerChoice, RecordProgress, RecordRequest
+from arborsim.calibration.backend import (
+    MaskingRequest,
+    Maskings,
+    Occlusions,
+    OcclusionRequest,
+    OnProgress,
+)
 from arborsim.errors import UsageError
 from arborsim.search import make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
+from arborsim_torch import calibration
 from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.models import LoadedModel, eos_ids, geometry, load_model
 from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
@@ -62,6 +70,14 @@ class TorchBackend:
                 request.out, info, overwrite=request.overwrite, resume=request.resume
             ) as writer:
                 return _record_all(request, loaded, plan, info, writer, on_progress)
+
+    def occlude(self, request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
+        """Occlude windows of greedy reasonings, for `arborsim calibrate bands`."""
+        return calibration.occlude(request, on_progress)
+
+    def mask(self, request: MaskingRequest, on_progress: OnProgress) -> Maskings:
+        """Hide blocks of recorded paths, for `arborsim calibrate msve`."""
+        return calibration.mask(request, on_progress)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Decoder:
         config: Any = model.config  # Any: transformers types its sizes as optional
         self.model = model
         self.length = 0  #: tokens in the cache, per row
+        self.forgotten = 0  #: tokens that were there and no longer are
         shape = (batch, config.num_key_value_heads, capacity, config.head_dim)
         layers = range(config.num_hidden_layers)
         self._keys = [torch.empty(shape, dtype=model.dtype, device=model.device) for _ in layers]
@@ -56,7 +57,8 @@ class Decoder:
         config, inner = self.model.config, self.model.model
         start, end = self.length, self.length + count
         x = inner.embed_tokens(ids)
-        rotary = inner.rotary_emb(x, torch.arange(start, end, device=ids.device)[None])
+        positions = torch.arange(start, end, device=ids.device) + self.forgotten
+        rotary = inner.rotary_emb(x, positions[None])
         for layer, all_keys, all_values in zip(inner.layers, self._keys, self._values, strict=True):
             part = layer.self_attn
             h = layer.input_layernorm(x)
@@ -80,6 +82,16 @@ class Decoder:
         self.length = end
         logits: torch.Tensor = self.model.lm_head(inner.norm(x[:, -1]))
         return logits
+
+    def forget(self, start: int, stop: int) -> None:
+        """Remove the tokens in these slots of the cache; later ones keep their true positions."""
+        if not 0 <= start <= stop <= self.length:
+            raise ValueError(f"slots {start} to {stop} of {self.length}")
+        for cached in (*self._keys, *self._values):
+            moved = cached[:, :, stop : self.length].clone()
+            cached[:, :, start : start + moved.shape[2]] = moved
+        self.length -= stop - start
+        self.forgotten += stop - start
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep only these rows (integer indices), in this order."""
@@ -112,6 +124,7 @@ def generate(
     problems: Sequence[Problem],
     *,
     prefixes: Sequence[Sequence[int]] | None = None,
+    forget: Sequence[int] | None = None,
     temperature: float = 0.0,
     seeds: Sequence[Sequence[int]] | None = None,
     max_tokens: int | None = None,
@@ -124,6 +137,9 @@ def generate(
     ----------
     prefixes
         Tokens already generated, per problem.
+    forget
+        Per problem, how many of its prefix's last tokens leave the cache once they were
+        computed: what follows cannot read them.
     temperature
         0 takes the most probable token.
     seeds
@@ -139,9 +155,10 @@ def generate(
     starts = [tuple(p) for p in prefixes] if prefixes is not None else [()] * len(problems)
     if temperature > 0 and seeds is None:
         raise ValueError("sampling needs a seed per problem")
-    by_length: dict[tuple[int, int], list[int]] = defaultdict(list)
+    lost = list(forget) if forget is not None else [0] * len(problems)
+    by_length: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for i, problem in enumerate(problems):
-        by_length[len(problem.prompt), len(starts[i])].append(i)
+        by_length[len(problem.prompt), len(starts[i]), lost[i]].append(i)
     found: dict[int, Generation] = {}
     for members in by_length.values():
         for at in range(0, len(members), batch):
@@ -151,6 +168,7 @@ def generate(
                 task,
                 [problems[i] for i in rows],
                 [starts[i] for i in rows],
+                lost[rows[0]],
                 temperature,
                 [np.random.default_rng(list(seeds[i])) for i in rows] if seeds else [],
                 task.max_tokens if max_tokens is None else max_tokens,
@@ -165,12 +183,13 @@ def _generate_batch(
     task: Task,
     problems: list[Problem],
     starts: list[tuple[int, ...]],
+    forget: int,
     temperature: float,
     rngs: list[np.random.Generator],
     max_tokens: int,
     stop: Callable[[Problem, Sequence[int]], bool],
 ) -> list[Generation]:
-    """Generate for prompts of one length and prefixes of one length."""
+    """Generate for prompts of one length and prefixes of one length, of which as much is lost."""
     tokens = [list(start) for start in starts]
     logprobs = np.zeros(len(problems))
     values: list[float | None] = [None] * len(problems)
@@ -181,6 +200,8 @@ def _generate_batch(
     feed = torch.tensor(prompts, device=model.device)
     for _ in range(max_tokens - len(starts[0])):
         scores = torch.log_softmax(decoder.append(feed).float(), -1)
+        if decoder.forgotten < forget:
+            decoder.forget(decoder.length - forget, decoder.length)
         picked = _pick(scores, temperature, [rngs[i] for i in rows] if rngs else [])
         chosen = scores.gather(1, picked[:, None])[:, 0].tolist()
         for row, (i, token) in enumerate(zip(rows, picked.tolist(), strict=True)):
