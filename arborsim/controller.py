@@ -11,7 +11,7 @@ model, where it moves real tensors.  `Controller.handle` is the whole story:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -193,8 +193,7 @@ class Controller:
             if needed > self.budget_tokens:
                 raise BudgetInfeasible(self.policy.name, needed, self.budget_tokens, made_of)
         self._scores.begin(run, self.tree, generated=False)
-        for _ in self._scores.steps(run.steps):
-            pass
+        self._scores.skip(run.steps)
         self.executor.prefill(run)
         for meter in self._meters:
             meter.prefilled(run)
@@ -211,6 +210,7 @@ class Controller:
                 return
             part = run.part(done, min(run.steps, done + due))
             self._enter(part)
+            self._scores.skip(part.steps)
             self._execute(part, Moves.none(), decided_from=None)
             done += part.steps
             if part.steps == due:
@@ -219,7 +219,8 @@ class Controller:
     def _decode_planned(self, run: TokenRun) -> None:
         """Decode `run` with a decision after every iteration, all taken in one call."""
         before = self.view()
-        steps = self._enter(run, observe=False)
+        self._enter(run)
+        steps = self._scores.steps(run.steps)
         fresh = np.zeros((before.tier.shape[0], run.num_tokens), dtype=np.int8)
         view = replace(
             before,
@@ -233,16 +234,11 @@ class Controller:
         check_run(self.policy, view, run, plan)
         self._execute(run, plan.moves(), decided_from=0)
 
-    def _enter(self, run: TokenRun, observe: bool = True) -> Iterator[int]:
-        """Let the tree and the scores know of `run`'s tokens."""
+    def _enter(self, run: TokenRun) -> None:
+        """Let the tree know of `run`'s tokens, and the scores that they are about to come."""
         self.tree.append(run.leaves, run.steps)
         self._scores.begin(run, self.tree, generated=True)
         self.iterations += run.steps
-        steps = self._scores.steps(run.steps)
-        if observe:
-            for _ in steps:
-                pass
-        return steps
 
     def _execute(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         for meter in self._meters:

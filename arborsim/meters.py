@@ -7,8 +7,11 @@ import numpy as np
 from arborsim.events import TokenRun
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.memory.tiers import Tier
-from arborsim.signals.observations import AttentionRows
+from arborsim.signals.observations import AttentionRows, SparseRows
 from arborsim.tree import ThoughtTree
+
+
+_ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 
 class AttentionKept:
@@ -59,6 +62,12 @@ class AttentionKept:
         at = position[moves.token]
         evicts = (moves.target == Tier.EVICTED) & (at >= 0)
         assert (moves.group == ALL_GROUPS).all(), "moves inside a run are shared by all groups"
+        if isinstance(rows, SparseRows) and not np.any((lost_at > 0) & (lost_at < 1)):
+            gone_from = np.full(len(lost_at), len(rows), dtype=np.int32)
+            gone_from[lost_at > 0] = 0
+            gone_from[at[evicts]] = moves.step[evicts] + 1
+            self._lost += _lost_of_sparse(rows, gone_from)
+            return
         steps, targets = moves.step[evicts].tolist(), at[evicts].tolist()
         following = 0
         lost = 0.0
@@ -72,6 +81,33 @@ class AttentionKept:
 
     def moved(self, moves: Moves, tier: np.ndarray) -> None:
         pass
+
+
+def _lost_of_sparse(rows: SparseRows, gone_from: np.ndarray) -> float:
+    """Attention of a run's rows to evicted positions, many rows at once.
+
+    Parameters
+    ----------
+    rows : SparseRows
+    gone_from : int32 ``[positions]``
+        The first row for which the position is gone.
+    """
+    count = len(rows)
+    listed = np.diff(rows.offsets)
+    gone_listed = np.zeros(count)
+    lost = 0.0
+    for first in range(0, count, _ROWS_AT_ONCE):
+        last = min(first + _ROWS_AT_ONCE, count)
+        a, b = int(rows.offsets[first]), int(rows.offsets[last])
+        row = np.repeat(np.arange(first, last, dtype=np.int32), listed[first:last])
+        gone = gone_from[rows.index[a:b]] <= row
+        lost += float(np.dot(rows.value[a:b].astype(np.float64), gone))
+        ends = np.concatenate([[0], np.cumsum(gone)])[rows.offsets[first : last + 1] - a]
+        gone_listed[first:last] = np.diff(ends)
+    gone_by = np.cumsum(np.bincount(gone_from, minlength=count + 1)[:count])
+    others = np.maximum(rows.lengths - listed, 1)
+    share = np.where(rows.lengths > listed, rows.rest / others, 0.0)
+    return lost + float((share * (gone_by - gone_listed)).sum())
 
 
 class MoveLog:

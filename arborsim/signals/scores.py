@@ -15,8 +15,8 @@ import numpy as np
 
 from arborsim.events import TokenRun
 from arborsim.policies.settings import setting
-from arborsim.signals.observations import Signal
-from arborsim.signals.rolling import rolling_z
+from arborsim.signals.observations import Signal, SparseRows
+from arborsim.signals.sparse_sums import SparseSums
 from arborsim.tree import GrowingArray, ThoughtTree
 
 
@@ -48,7 +48,7 @@ class Score(Protocol):
         ...
 
 
-class _FrozenState:
+class FrozenState:
     """Values that never change once the token is born."""
 
     def __init__(self) -> None:
@@ -73,74 +73,13 @@ class SeededUniform:
         return _UniformState(self.seed)
 
 
-class _UniformState(_FrozenState):
+class _UniformState(FrozenState):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._rng = np.random.default_rng(seed)
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         self._values.extend(self._rng.random(run.num_tokens))
-
-
-@dataclass(frozen=True)
-class HiddenChangeContrast:
-    """EpiKV's score ``z_A - z_B`` of the hidden-state change at two layers (Eqs. 1-3).
-
-    The window trails over the generated tokens of the token's own path; prompt tokens, which every
-    user of the score protects, get 0.
-
-    Parameters
-    ----------
-    layer_a, layer_b : float
-        Depth of the layers as a share of the model's depth (the paper: 10 and 21 of 32).
-    window : int
-        Tokens in the trailing window, the current one included.
-    epsilon : float
-    """
-
-    layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
-    layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
-    window: int = setting(64, "trailing window of the z-score", unit="tokens", low=2, high=65536)
-    epsilon: float = setting(1e-6, "added to the standard deviation", low=1e-12, high=1)
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
-
-    def start(self, layers: int) -> ScoreState:
-        return _ContrastState(self, layers)
-
-    def layer_ids(self, layers: int) -> tuple[int, int]:
-        """The two layers in a model of this depth, rounded to the nearest."""
-        last = layers - 1
-        return min(round(self.layer_a * layers), last), min(round(self.layer_b * layers), last)
-
-
-class _ContrastState(_FrozenState):
-    def __init__(self, spec: HiddenChangeContrast, layers: int) -> None:
-        super().__init__()
-        self._spec = spec
-        self._layers = spec.layer_ids(layers)
-        self._change = tuple(GrowingArray(np.float64) for _ in self._layers)
-        self._prompt_tokens = 0
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        change = run.observed.per_layer[Signal.HIDDEN_CHANGE]
-        for layer, kept in zip(self._layers, self._change, strict=True):
-            kept.extend(change[:, layer].astype(np.float64))
-        scores = np.zeros(run.num_tokens)
-        if not generated:
-            self._prompt_tokens = run.num_tokens
-        else:
-            for w, leaf in enumerate(run.leaves):
-                scores[w :: len(run.leaves)] = self._leaf(tree.path(leaf), run.steps)
-        self._values.extend(scores)
-
-    def _leaf(self, path: np.ndarray, steps: int) -> np.ndarray:
-        first = max(self._prompt_tokens, len(path) - steps - (self._spec.window - 1))
-        z = []
-        for kept in self._change:
-            stream = kept.values[path[first:]]
-            old, new = stream[: len(stream) - steps], stream[len(stream) - steps :]
-            z.append(rolling_z(old, new, self._spec.window, self._spec.epsilon))
-        return np.asarray(z[0] - z[1])
 
 
 @dataclass(frozen=True)
@@ -157,7 +96,7 @@ class LagVariance:
         return _LagState()
 
 
-class _LagState(_FrozenState):
+class _LagState(FrozenState):
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         key = run.observed.per_layer[Signal.LAG_KEY].astype(np.float64)
         value = run.observed.per_layer[Signal.LAG_VALUE].astype(np.float64)
@@ -175,19 +114,26 @@ class CumulativeAttention:
     ----------
     from_later_blocks : bool
         Count only queries outside the token's own block (ArborKV's ``A_i(t)``, sum over u > b_i).
+    up_to_constant : bool
+        The sums may all be too low by the same number, which no ranking notices: sparse rows are
+        then summed in the time of what they list.
     """
 
     from_later_blocks: bool = setting(False, "count only queries outside the token's block")
+    up_to_constant: bool = False
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
 
     def start(self, layers: int) -> ScoreState:
-        return _CumulativeState(self.from_later_blocks)
+        return _CumulativeState(self.from_later_blocks, self.up_to_constant)
 
 
 class _CumulativeState:
-    def __init__(self, from_later_blocks: bool) -> None:
+    def __init__(self, from_later_blocks: bool, up_to_constant: bool) -> None:
         self._from_later_blocks = from_later_blocks
+        self._up_to_constant = up_to_constant and not from_later_blocks
         self._sums = GrowingArray(np.float64)
+        self._sparse = SparseSums()
+        self._only_listed = False
         self._rows: Iterator[np.ndarray] = iter(())
         self._now = self._sums.values
         self._leaves: list[tuple[np.ndarray | None, int]] = []
@@ -198,8 +144,8 @@ class _CumulativeState:
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         self._sums.extend(np.zeros(run.num_tokens))
-        assert run.observed.attention is not None, "the reader was not asked for attention"
-        self._rows = iter(run.observed.attention)
+        rows = run.observed.attention
+        assert rows is not None, "the reader was not asked for attention"
         self._now = self._sums.values
         self._leaves = []
         for leaf in run.leaves:
@@ -207,8 +153,19 @@ class _CumulativeState:
             straight = int(path[-1]) == len(path) - 1  # ids rise, so this means 0, 1, 2, ...
             own = tree.num_node_tokens(leaf) - run.steps
             self._leaves.append((None if straight else path, own))
+        alone = len(self._leaves) == 1 and self._leaves[0][0] is None
+        self._only_listed = self._up_to_constant and alone and isinstance(rows, SparseRows)
+        if self._only_listed:
+            assert isinstance(rows, SparseRows)
+            self._sparse.begin(rows, self._now)
+            return
+        self._sparse.settle(self._now[: len(self._now) - run.num_tokens])
+        self._rows = iter(rows)
 
     def observe(self, step: int) -> None:
+        if self._only_listed:
+            self._sparse.add(step)
+            return
         for path, own in self._leaves:
             row = next(self._rows)
             if self._from_later_blocks:
@@ -218,6 +175,14 @@ class _CumulativeState:
                 received += row  # in place: `self._now[...] += row` would copy it once more
             else:
                 self._now[path[: len(row)]] += row
+
+    def observe_all(self, first: int, last: int) -> None:
+        """Observe iterations ``first`` to ``last``; the same bits as one by one."""
+        if self._only_listed:
+            self._sparse.add_many(first, last)
+            return
+        for step in range(first, last):
+            self.observe(step)
 
 
 class ScoreBook:
@@ -237,6 +202,16 @@ class ScoreBook:
             for state in states:
                 state.observe(step)
             yield step
+
+    def skip(self, count: int) -> None:
+        """Observe `count` iterations after which nobody decides."""
+        for state in self._states.values():
+            together = getattr(state, "observe_all", None)
+            if together is not None:
+                together(0, count)
+                continue
+            for step in range(count):
+                state.observe(step)
 
     def values(self) -> dict[str, np.ndarray]:
         """Score arrays by name; views that stay current until the next `begin`."""

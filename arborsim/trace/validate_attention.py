@@ -54,17 +54,22 @@ def check_attention(
 
 def _check_sparse(attention: SparseRows, token_rows: np.ndarray, where: Where) -> None:
     index, offsets, lengths = attention.index, attention.offsets, attention.lengths
-    row = np.repeat(np.arange(len(lengths)), np.diff(offsets))
-
-    def per_value(wrong: np.ndarray, what: str) -> None:
-        where.check(
-            wrong, lambda i: f"attention_index {index[i]} {what}", token_rows[row]
-        ) if wrong.any() else None
-
-    per_value((index < 0) | (index >= lengths[row]), "lies beyond the token's own position")
-    falls = np.zeros(len(index), dtype=bool)
-    falls[1:] = (index[1:] <= index[:-1]) & (row[1:] == row[:-1])
-    per_value(falls, "is not above the one before it")
+    falls = np.empty(len(index), dtype=bool)
+    falls[:1] = False
+    np.less_equal(index[1:], index[:-1], out=falls[1:])
+    held = np.flatnonzero(np.diff(offsets))
+    falls[offsets[held]] = False  # the first of a row may be below the last of the row before
+    first, last = index[offsets[held]], index[offsets[held + 1] - 1]
+    if falls.any() or (first < 0).any() or (last >= lengths[held]).any():
+        row = np.repeat(np.arange(len(lengths)), np.diff(offsets))
+        beyond = (index < 0) | (index >= lengths[row])
+        for wrong, what in (
+            (beyond, "lies beyond the token's own position"),
+            (falls, "is not above the one before it"),
+        ):
+            where.check(
+                wrong, lambda i, what=what: f"attention_index {index[i]} {what}", token_rows[row]
+            )
     rest = attention.rest
     where.check(
         ~((rest >= 0) & (rest <= _SUM_HIGH)),
