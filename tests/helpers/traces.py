@@ -101,6 +101,7 @@ def random_trace_columns(
     block: tuple[int, int] = (2, 10),
     width: int = 4,
     rewards: bool = True,
+    coarse: bool = False,
 ) -> dict[str, Any]:
     """Columns of one random episode, as `TraceWriter.write_episode` takes them.
 
@@ -121,6 +122,8 @@ def random_trace_columns(
         Most leaves in a batch.
     rewards : bool
         Whether boundaries carry a reward.
+    coarse : bool
+        Round signals so much that many tokens tie.
     """
     structure, signals = rng.spawn(2)
     rows = _structure(structure, info, kind, prompt, nodes, block, width, rewards)
@@ -128,7 +131,7 @@ def random_trace_columns(
     if info.capture is Capture.TREE:
         columns["entropy"] = [None] * len(columns["kind"])
         return columns
-    _add_signals(columns, rows, signals, info)
+    _add_signals(columns, rows, signals, info, coarse)
     return columns
 
 
@@ -146,6 +149,7 @@ def make_trace(
     block: tuple[int, int] = (2, 10),
     width: int = 4,
     rewards: bool = True,
+    coarse: bool = False,
     info: TraceInfo | None = None,
     **others: Any,
 ) -> Path:
@@ -158,7 +162,7 @@ def make_trace(
     with TraceWriter(Path(path), info) as writer:
         for _ in range(episodes):
             writer.write_episode(
-                random_trace_columns(rng, info, kind, prompt, nodes, block, width, rewards)
+                random_trace_columns(rng, info, kind, prompt, nodes, block, width, rewards, coarse)
             )
     return Path(path)
 
@@ -267,12 +271,20 @@ def _choose_leaves(
 
 
 def _add_signals(
-    columns: dict[str, Any], rows: Rows, rng: np.random.Generator, info: TraceInfo
+    columns: dict[str, Any],
+    rows: Rows,
+    rng: np.random.Generator,
+    info: TraceInfo,
+    coarse: bool,
 ) -> None:
     tokens, layers = len(rows.path_of_token), info.geometry.layers
+
+    def vectors(drawn: np.ndarray) -> np.ndarray:
+        return (np.round(drawn) if coarse else drawn).astype(np.float16)
+
     for signal in PER_LAYER:
-        columns[signal.value] = rng.lognormal(0.0, 0.5, (tokens, layers)).astype(np.float16)
-    columns["key_sketch"] = rng.normal(size=(tokens, SKETCH_SIZE)).astype(np.float16)
+        columns[signal.value] = vectors(rng.lognormal(0.0, 0.5, (tokens, layers)))
+    columns["key_sketch"] = vectors(rng.normal(size=(tokens, SKETCH_SIZE)))
     columns["embedding"] = [
         rng.normal(size=EMBEDDING_SIZE).astype(np.float16) if kind == Kind.BOUNDARY else None
         for kind in columns["kind"]
@@ -280,6 +292,8 @@ def _add_signals(
     # Attention as models show it: a sink, a taste for the recent, and a few heavy hitters.
     weight = rng.gamma(0.3, 3.0, tokens)
     dense = [_attention_row(weight[ids], rng) for ids in rows.path_of_token]
+    if coarse:
+        dense = [_coarse_row(row) for row in dense]
     if info.attention == "dense":
         columns["attention"] = dense
     elif info.attention == "sparse":
@@ -294,8 +308,7 @@ def _add_signals(
     if info.capture is Capture.QKV:
         captured = len(info.qkv_layers)
         for name, width in (("queries", heads), ("keys", kv_heads), ("values", kv_heads)):
-            vectors = rng.normal(size=(tokens, captured * width * size))
-            columns[name] = vectors.astype(np.float16)
+            columns[name] = vectors(rng.normal(size=(tokens, captured * width * size)))
 
 
 def _token_number(kinds: list[int]) -> list[int]:
@@ -307,6 +320,13 @@ def _attention_row(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     score = weight * rng.uniform(0.5, 1.5, len(weight)) + 4.0 / (1 + age) + 0.01
     score[0] += 3.0
     return (score / score.sum()).astype(np.float16)
+
+
+def _coarse_row(row: np.ndarray) -> np.ndarray:
+    """The row in steps of 1/32; what rounding takes away goes to the newest position."""
+    steps = np.floor(row.astype(np.float64) * 32) / 32
+    steps[-1] += 1 - steps.sum()
+    return steps.astype(np.float16)
 
 
 def sparse_columns(dense: list[np.ndarray], top: int) -> dict[str, list[Any]]:

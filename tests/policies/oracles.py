@@ -135,7 +135,7 @@ class SlowEpiKV(SlowStream):
     def contrast(self, world: SlowWorld, token: int, leaf: int) -> float:
         change = world.episode.per_layer[Signal.HIDDEN_CHANGE]
         generated = [t for t in world.path(leaf) if world.prompt <= t <= token]
-        window = generated[-64:]
+        window = generated[-64:][::-1]  # summed newest first, so that ties are ties to the last bit
         if len(window) < 2:
             return 0.0
         z = []
@@ -143,8 +143,8 @@ class SlowEpiKV(SlowStream):
             layer = min(round(share * world.layers), world.layers - 1)
             values = [float(change[t, layer]) for t in window]
             mean = sum(values) / len(values)
-            std = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-            z.append((values[-1] - mean) / (std + 1e-6))
+            std = math.sqrt(sum((v - mean) * (v - mean) for v in values) / len(values))
+            z.append((values[0] - mean) / (std + 1e-6))
         return z[0] - z[1]
 
     def score(self, world: SlowWorld, token: int) -> float:

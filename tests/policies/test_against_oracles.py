@@ -20,15 +20,15 @@ from arborsim.policies.hierarchy import Hierarchy
 from arborsim.policies.lag_kv import LagKV
 from arborsim.policies.random import Random
 from arborsim.policies.streaming_llm import StreamingLLM
+from arborsim.replay import num_groups
 from arborsim.signals.observations import Signal
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import VECTORS
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.slow_world import SlowWorld
 from tests.helpers.traces import make_trace
-from tests.policies import arbor_oracle, oracles
-
-READ = (Signal.ATTENTION, Signal.HIDDEN_CHANGE, Signal.LAG_KEY, Signal.LAG_VALUE)
+from tests.policies import arbor_oracle, oracles, oracles_attention, oracles_heads
 
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "full": (Full(), oracles.Nothing),
@@ -46,6 +46,26 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
         lambda: oracles.SlowHierarchy(3, 4, r=0.2, total=True, quantised=0.5)),
     **arbor_oracle.PAIRS,
 }  # fmt: skip
+PAIRS.update(oracles_attention.PAIRS)
+PAIRS.update(oracles_heads.PAIRS)
+
+# Pairs that may find nothing to do at the budgets tried on the shipped traces.
+MAY_REST = ("full", "snapkv")
+
+
+def signals_read(policy: Policy) -> list[Signal]:
+    """What the policy and its oracle look at."""
+    return sorted(policy.reads() | {Signal.ATTENTION})
+
+
+def trace_for(policy: Policy, path: Path, **shape: Any) -> Path:
+    """A random trace that holds what the policy reads."""
+    reads = policy.reads()
+    if reads & set(VECTORS):
+        shape |= {"capture": "qkv", "layers": 3, "qkv_layers": (0, 1, 2)}
+    if Signal.LAYER_ATTENTION in reads:
+        shape["attention_layer_ids"] = (0, 1, 2)
+    return make_trace(path, **shape)
 
 
 def fast(policy: Policy, episode: Episode, budget: int, steps: int | None) -> Any:
@@ -56,12 +76,16 @@ def fast(policy: Policy, episode: Episode, budget: int, steps: int | None) -> An
         return "infeasible"
 
 
-def slow_moves(snapshots: list[list[int]]) -> list[tuple[int, int]]:
-    """(token, tier) changes from snapshot to snapshot, in order of token within each."""
+def slow_moves(snapshots: list[list[int]], groups: int) -> list[tuple[int, int, int]]:
+    """(group, token, tier) changes from snapshot to snapshot."""
     changes = []
     for before, after in zip([[], *snapshots[:-1]], snapshots, strict=True):
-        padded = before + [0] * (len(after) - len(before))
-        changes += [(t, b) for t, (a, b) in enumerate(zip(padded, after, strict=True)) if a != b]
+        old, new = len(before) // groups, len(after) // groups
+        for group in range(groups):
+            padded = before[group * old : (group + 1) * old] + [0] * (new - old)
+            now = after[group * new : (group + 1) * new]
+            pairs = enumerate(zip(padded, now, strict=True))
+            changes += [(group, t, b) for t, (a, b) in pairs if a != b]
     return changes
 
 
@@ -75,11 +99,13 @@ def test_same_decisions_as_the_literal_oracle(
     kind = data.draw(st.sampled_from(["linear", "tree"]), label="kind")
     seed = data.draw(st.integers(0, 10_000), label="seed")
     share = data.draw(st.floats(0.3, 1.0), label="share")
-    path = make_trace(
-        tmp_path_factory.mktemp("t") / "x.parquet", seed=seed, episodes=1, kind=kind, prompt=12,
-        nodes=14, block=(2, 14),
+    coarse = data.draw(st.booleans(), label="coarse")
+    path = trace_for(
+        policy, tmp_path_factory.mktemp("t") / "x.parquet", seed=seed, episodes=1, kind=kind,
+        prompt=12, nodes=14, block=(2, 14), coarse=coarse,
     )  # fmt: skip
-    episode = next(iter(TraceReader(path).episodes(READ)))
+    episode = next(iter(TraceReader(path).episodes(signals_read(policy))))
+    groups = num_groups(policy, episode.info)
     budget = max(2, int(share * episode.num_tokens))
     stepwise = fast(policy, episode, budget, 1)
     runwise = fast(policy, episode, budget, None)
@@ -87,10 +113,10 @@ def test_same_decisions_as_the_literal_oracle(
     if stepwise == "infeasible":
         return
     assert np.array_equal(stepwise[1], runwise[1]), "decide_run differs from decide"
-    snapshots = SlowWorld(episode, budget).run(oracle())
+    snapshots = SlowWorld(episode, budget, groups).run(oracle())
     assert stepwise[0][-1] == snapshots[-1]
-    fast_changes = [(int(t), int(to)) for _, _, t, to in stepwise[1]]
-    assert sorted(fast_changes) == sorted(slow_moves(snapshots))
+    fast_changes = [(max(0, int(g)), int(t), int(to)) for _, g, t, to in stepwise[1]]
+    assert sorted(fast_changes) == sorted(slow_moves(snapshots, groups))
     assert stepwise[0] == snapshots[: len(stepwise[0])]
 
 
@@ -103,12 +129,15 @@ TRACES = Path(__file__).parents[2] / "traces"
 def test_same_kept_sets_on_the_shipped_traces(name: str, trace: str) -> None:
     policy, oracle = PAIRS[name]
     reader = TraceReader(TRACES / f"{trace}.parquet")
+    if not all(reader.has(signal) for signal in policy.reads()):
+        pytest.skip(f"{trace} holds no {', '.join(policy.reads())}")
     # the smallest ones, because the oracle walks them token by token
     smallest = sorted(range(reader.num_episodes), key=lambda i: reader.metadata(i).num_rows)[:3]
     for chosen in smallest:
-        episode = next(iter(reader.episodes(READ, start=chosen)))
+        episode = next(iter(reader.episodes(signals_read(policy), start=chosen)))
         budget = int({"game24-tot": 0.8, "chain-linear": 0.65, "chain-tree": 0.7}[trace]
                      * episode.num_tokens)  # fmt: skip
         tiers, moves = decide_all(policy, episode, budget)
-        assert name == "full" or len(moves)
-        assert tiers[-1] == SlowWorld(episode, budget).run(oracle())[-1]
+        assert name.startswith(MAY_REST) or len(moves)
+        groups = num_groups(policy, episode.info)
+        assert tiers[-1] == SlowWorld(episode, budget, groups).run(oracle())[-1]
