@@ -56,7 +56,7 @@ class H2O(StreamPolicy):
 
     def scores(self) -> dict[str, Score]:
         if self.per == "shared":
-            return {"attention": CumulativeAttention()}
+            return {"attention": CumulativeAttention(up_to_constant=True)}
         return {"attention": HeadCumulativeAttention(self.per)}
 
     def protection(self, budget_tokens: int) -> Protection:
