@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,22 +19,24 @@ from arborsim.memory.moves import Plan, RunPlan
 from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
+from arborsim.replay import num_groups
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all
-from tests.helpers.traces import make_trace
+from tests.helpers.traces import make_trace, trace_for
 
 # Small traces need small windows.
 SMALL = {"hierarchy": {"interval": "4", "recent": "6"}, "arborkv": {"margin": "2"}}
-NEEDS = frozenset().union(*(policy.needs for policy in available().values()))
 
 
-def an_episode(folder: object, kind: str, seed: int) -> Episode:
-    path = make_trace(
-        folder / "x.parquet", seed=seed, episodes=1, kind=kind, prompt=12, nodes=16, block=(3, 16)
-    )  # type: ignore[operator]
-    return next(iter(TraceReader(path).episodes(sorted(NEEDS))))
+def an_episode(policy: Policy, folder: Path, kind: str, seed: int) -> Episode:
+    """A random search, with what the policy reads."""
+    path = trace_for(
+        policy, folder / "x.parquet", seed=seed, episodes=1, kind=kind, prompt=12, nodes=16,
+        block=(3, 16),
+    )  # fmt: skip
+    return next(iter(TraceReader(path).episodes(sorted(policy.reads()))))
 
 
 @pytest.mark.parametrize("name", list(available()))
@@ -43,11 +46,14 @@ def test_invariants(
     name: str, tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float
 ) -> None:
     policy = build(name, SMALL.get(name))
-    episode = an_episode(tmp_path_factory.mktemp("t"), kind, seed)
+    episode = an_episode(policy, tmp_path_factory.mktemp("t"), kind, seed)
     budget = max(2, int(share * episode.num_tokens))
-    executor = PlainExecutor()
-    controller = Controller(policy, executor, budget_tokens=budget, layers=6, vocabulary=128)
-    before = np.empty((1, 0), dtype=np.int8)
+    groups = num_groups(policy, episode.info)
+    executor = PlainExecutor(groups)
+    controller = Controller(
+        policy, executor, budget_tokens=budget, layers=episode.info.geometry.layers, vocabulary=128
+    )
+    before = np.empty((groups, 0), dtype=np.int8)
     try:
         for event in play(episode, max_steps=1):
             controller.handle(event)
@@ -67,22 +73,23 @@ def test_invariants(
 
 @pytest.mark.parametrize("name", list(available()))
 @pytest.mark.parametrize("kind", ["linear", "tree"])
-def test_the_whole_budget_is_full_retention(name: str, kind: str, tmp_path: object) -> None:
+def test_the_whole_budget_is_full_retention(name: str, kind: str, tmp_path: Path) -> None:
     settings_ = {"hbm_ratio": "1.0", "evict_ratio": "0"} if name == "hierarchy" else {}
     if name == "arborkv":  # shrinks off-path blocks at every transition, budget or not
         settings_ = {"r_min": "1.0"}
-    episode = an_episode(tmp_path, kind, seed=3)
+    policy = build(name, settings_)
+    episode = an_episode(policy, tmp_path, kind, seed=3)
     # room for what may arrive before the next decision, with every leaf of a batch decoding
     budget = episode.num_tokens + 64 * 10
-    _, moves = decide_all(build(name, settings_), episode, budget)
+    _, moves = decide_all(policy, episode, budget)
     assert len(moves) == 0
 
 
 @pytest.mark.parametrize("name", list(available()))
-def test_a_decision_is_a_pure_function_of_view_and_event(name: str, tmp_path: object) -> None:
-    episode = an_episode(tmp_path, "tree", seed=8)
-    budget = int(0.8 * episode.num_tokens)
+def test_a_decision_is_a_pure_function_of_view_and_event(name: str, tmp_path: Path) -> None:
     policy = build(name, SMALL.get(name))
+    episode = an_episode(policy, tmp_path, "tree", seed=8)
+    budget = int(0.8 * episode.num_tokens)
     seen: list[tuple[Plan | None, Plan | None]] = []
 
     @dataclass(frozen=True)
@@ -92,7 +99,8 @@ def test_a_decision_is_a_pure_function_of_view_and_event(name: str, tmp_path: ob
             seen.append((first, second))
             return first
 
-    decide_all(Twice(**asdict(policy)), episode, budget, max_steps=1)
+    values = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    decide_all(Twice(**values), episode, budget, max_steps=1)
     assert seen
     for first, second in seen:
         assert (first is None) == (second is None)
@@ -159,19 +167,20 @@ class Rogue(Policy):
         ("run-budget", "budget"),
     ],
 )
-def test_a_policy_that_breaks_a_rule_is_stopped(rule: str, says: str, tmp_path: object) -> None:
+def test_a_policy_that_breaks_a_rule_is_stopped(rule: str, says: str, tmp_path: Path) -> None:
     path = make_trace(
         tmp_path / "x.parquet", seed=1, episodes=1, kind="linear", prompt=4, nodes=1, block=(30, 30)
-    )  # type: ignore[operator]
+    )
     episode = next(iter(TraceReader(path).episodes()))
     with pytest.raises(PlanError, match=says):
         decide_all(Rogue(rule=rule), episode, budget_tokens=20 if rule == "run-budget" else 99)
 
 
-def test_a_budget_below_the_floor_says_what_is_needed(tmp_path: object) -> None:
-    episode = an_episode(tmp_path, "linear", seed=1)
+def test_a_budget_below_the_floor_says_what_is_needed(tmp_path: Path) -> None:
+    policy = build("epikv")
+    episode = an_episode(policy, tmp_path, "linear", seed=1)
     with pytest.raises(BudgetInfeasible, match=r"prompt 12 .* > budget 10 tokens"):
-        decide_all(build("epikv"), episode, budget_tokens=10)
+        decide_all(policy, episode, budget_tokens=10)
 
 
 def test_view_of_a_policy_cannot_outlive_its_frozen_fields() -> None:

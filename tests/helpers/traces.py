@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.trace.schema import PER_LAYER, Capture, Geometry, Kind, TraceInfo
+from arborsim.policies.base import Policy
+from arborsim.signals.observations import Signal
+from arborsim.trace.schema import PER_LAYER, VECTORS, Capture, Geometry, Kind, TraceInfo
 from arborsim.trace.writer import TraceWriter
 
 EMBEDDING_SIZE = 8
@@ -165,6 +167,16 @@ def make_trace(
                 random_trace_columns(rng, info, kind, prompt, nodes, block, width, rewards, coarse)
             )
     return Path(path)
+
+
+def trace_for(policy: Policy, path: Path, **shape: Any) -> Path:
+    """A random trace that holds what the policy reads."""
+    reads = policy.reads()
+    if reads & set(VECTORS):
+        shape |= {"capture": "qkv", "layers": 3, "qkv_layers": (0, 1, 2)}
+    if Signal.LAYER_ATTENTION in reads:
+        shape["attention_layer_ids"] = (0, 1, 2)
+    return make_trace(path, **shape)
 
 
 def _structure(

@@ -24,10 +24,9 @@ from arborsim.replay import num_groups
 from arborsim.signals.observations import Signal
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import VECTORS
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.slow_world import SlowWorld
-from tests.helpers.traces import make_trace
+from tests.helpers.traces import trace_for
 from tests.policies import arbor_oracle, oracles, oracles_attention, oracles_heads
 
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
@@ -56,16 +55,6 @@ MAY_REST = ("full", "snapkv")
 def signals_read(policy: Policy) -> list[Signal]:
     """What the policy and its oracle look at."""
     return sorted(policy.reads() | {Signal.ATTENTION})
-
-
-def trace_for(policy: Policy, path: Path, **shape: Any) -> Path:
-    """A random trace that holds what the policy reads."""
-    reads = policy.reads()
-    if reads & set(VECTORS):
-        shape |= {"capture": "qkv", "layers": 3, "qkv_layers": (0, 1, 2)}
-    if Signal.LAYER_ATTENTION in reads:
-        shape["attention_layer_ids"] = (0, 1, 2)
-    return make_trace(path, **shape)
 
 
 def fast(policy: Policy, episode: Episode, budget: int, steps: int | None) -> Any:
