@@ -44,10 +44,12 @@ class Node:
 
 
 class GrowingArray:
-    """A NumPy array that appends in amortised constant time."""
+    """A NumPy array that appends in amortised constant time; `row` is the shape of one entry."""
 
-    def __init__(self, dtype: type | np.dtype[np.generic], capacity: int = 64) -> None:
-        self._data = np.empty(capacity, dtype=dtype)
+    def __init__(
+        self, dtype: type | np.dtype[np.generic], capacity: int = 64, row: tuple[int, ...] = ()
+    ) -> None:
+        self._data = np.empty((capacity, *row), dtype=dtype)
         self._n = 0
 
     def __len__(self) -> int:
@@ -61,7 +63,8 @@ class GrowingArray:
     def extend(self, values: np.ndarray) -> None:
         end = self._n + len(values)
         if end > len(self._data):
-            grown = np.empty(max(end, 2 * len(self._data)), dtype=self._data.dtype)
+            capacity = max(end, 2 * len(self._data))
+            grown = np.empty((capacity, *self._data.shape[1:]), dtype=self._data.dtype)
             grown[: self._n] = self._data[: self._n]
             self._data = grown
         self._data[self._n : end] = values

@@ -32,27 +32,54 @@ def rolling_mean_std(
     mean, std, count : float64 ``[n]``
         For each new value; `count` is the number of values in its window.
     """
-    history = history[max(0, len(history) - (window - 1)) :]
-    missing = window - 1 - len(history)
-    padded = np.concatenate([np.zeros(missing), history, new])
-    count = np.minimum(len(history) + 1 + np.arange(len(new)), window).astype(np.float64)
-    # Row `lag` holds, for every output, the value that many tokens back.
-    by_lag = np.lib.stride_tricks.sliding_window_view(padded, len(new))[::-1]
-    if len(new) < _SHORT * window:  # few calls matter more than memory
-        known = np.arange(window)[:, None] < count  # else the window reaches back too far
-        mean = _sum_in_order(by_lag) / count
-        squares = np.where(known, by_lag - mean, 0.0) ** 2
+    by_lag, count, known = _windows(history, new, window)
+    mean = _mean(by_lag, count)
+    if _is_short(by_lag):
+        full = np.arange(window)[:, None] < count  # else the window reaches back too far
+        squares = np.where(full, by_lag - mean, 0.0) ** 2
         return mean, np.sqrt(_sum_in_order(squares) / count), count
-    mean = np.zeros(len(new))
-    for values in by_lag:
-        mean += values
-    mean /= count
     total = np.zeros(len(new))
     for lag, values in enumerate(by_lag):
         square = (values - mean) ** 2
-        square[: max(0, lag - len(history))] = 0.0  # the window reaches back too far here
+        square[: max(0, lag - known)] = 0.0  # the window reaches back too far here
         total += square
     return mean, np.sqrt(total / count), count
+
+
+def rolling_mean(history: np.ndarray, new: np.ndarray, window: int) -> np.ndarray:
+    """The mean alone, float64 ``[n]``; parameters as in `rolling_mean_std`."""
+    by_lag, count, _ = _windows(history, new, window)
+    return _mean(by_lag, count)
+
+
+def _windows(
+    history: np.ndarray, new: np.ndarray, window: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The values of every window, how many are known, and how many came before the new ones.
+
+    Row ``lag`` of the table ``[window, n]`` holds, for every output, the value that many tokens
+    back; 0 where there is none.
+    """
+    history = history[max(0, len(history) - (window - 1)) :]
+    padded = np.concatenate([np.zeros(window - 1 - len(history)), history, new])
+    count = np.minimum(len(history) + 1 + np.arange(len(new)), window).astype(np.float64)
+    by_lag = np.lib.stride_tricks.sliding_window_view(padded, len(new))[::-1]
+    return by_lag, count, len(history)
+
+
+def _is_short(by_lag: np.ndarray) -> bool:
+    """Whether few calls matter more than memory."""
+    return bool(by_lag.shape[1] < _SHORT * len(by_lag))
+
+
+def _mean(by_lag: np.ndarray, count: np.ndarray) -> np.ndarray:
+    if _is_short(by_lag):
+        return np.asarray(_sum_in_order(by_lag) / count)
+    mean = np.zeros(by_lag.shape[1])
+    for values in by_lag:
+        mean += values
+    mean /= count
+    return mean
 
 
 def _sum_in_order(by_lag: np.ndarray) -> np.ndarray:
