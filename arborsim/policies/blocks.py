@@ -38,6 +38,28 @@ def lowest(scores: np.ndarray, count: int) -> np.ndarray:
     return np.flatnonzero(chosen)
 
 
+def lowest_of(mask: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` lowest scores where `mask` is set, ascending.
+
+    Parameters
+    ----------
+    mask : bool ``[n]``
+    scores : float64 ``[n]``
+        Ordered from oldest to newest token.
+    count : int
+
+    Returns
+    -------
+    int64 ``[min(count, set entries)]``
+    """
+    if count == 1:  # what a policy asks at every iteration: no index array is made
+        one = int(np.where(mask, scores, np.inf).argmin())
+        if mask[one]:
+            return np.asarray([one])
+    among = np.flatnonzero(mask)
+    return np.asarray(among[lowest(scores[among], count)])
+
+
 def highest(scores: np.ndarray, count: int) -> np.ndarray:
     """Indices of the `count` highest scores, ascending; the latest first among equals."""
     keep = np.ones(len(scores), dtype=bool)

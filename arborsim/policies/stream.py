@@ -24,7 +24,7 @@ from arborsim.policies.blocks import (
     ChangingPool,
     FrozenPool,
     least_recently_active,
-    lowest,
+    lowest_of,
 )
 from arborsim.policies.settings import setting
 
@@ -86,12 +86,16 @@ class StreamPolicy(Policy):
     ) -> None:
         """In each group, evict as many of the stream's tokens as it is over budget."""
         rank = np.broadcast_to(self.rank(view), tiers.shape)
-        candidates = stream[~self.protected(view)[stream]]
+        eligible = ~self.protected(view)
+        if len(stream) < view.num_tokens:
+            in_stream = np.zeros(view.num_tokens, dtype=bool)
+            in_stream[stream] = True
+            eligible &= in_stream
         for group in np.flatnonzero(over > 0):
-            free = candidates[tiers[group, candidates] <= Tier.HBM_QUANTISED]
-            if len(free) < over[group]:
-                raise self._infeasible(view, len(free), int(over[group]))
-            doomed = free[lowest(rank[group, free], int(over[group]))]
+            free = eligible & (tiers[group] <= Tier.HBM_QUANTISED)
+            doomed = lowest_of(free, rank[group], int(over[group]))
+            if len(doomed) < over[group]:
+                raise self._infeasible(view, len(doomed), int(over[group]))
             tiers[group, doomed] = Tier.EVICTED
 
     def plans_runs(self, view: CacheView) -> bool:
