@@ -27,7 +27,19 @@ from tests.helpers.plain_executor import PlainExecutor, decide_all
 from tests.helpers.traces import make_trace, trace_for
 
 # Small traces need small windows.
-SMALL = {"hierarchy": {"interval": "4", "recent": "6"}, "arborkv": {"margin": "2"}}
+SMALL = {
+    "hierarchy": {"interval": "4", "recent": "6"},
+    "arborkv": {"margin": "2"},
+    "arbor-epi": {"schedule.slack": "2", "protect.recent": "6"},
+    "staircase": {"schedule.iterations": "4", "protect.recent": "6"},
+}
+# What these policies give up, or quantise, at tree events or intervals, budget or not.
+KEEP_ALL = {
+    "hierarchy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
+    "arborkv": {"r_min": "1.0"},
+    "arbor-epi": {"allocate.r_min": "1.0"},
+    "staircase": {"place.hbm_quantised": "0"},
+}
 
 
 def an_episode(policy: Policy, folder: Path, kind: str, seed: int) -> Episode:
@@ -74,10 +86,7 @@ def test_invariants(
 @pytest.mark.parametrize("name", list(available()))
 @pytest.mark.parametrize("kind", ["linear", "tree"])
 def test_the_whole_budget_is_full_retention(name: str, kind: str, tmp_path: Path) -> None:
-    settings_ = {"hbm_ratio": "1.0", "evict_ratio": "0"} if name == "hierarchy" else {}
-    if name == "arborkv":  # shrinks off-path blocks at every transition, budget or not
-        settings_ = {"r_min": "1.0"}
-    policy = build(name, settings_)
+    policy = build(name, KEEP_ALL.get(name))
     episode = an_episode(policy, tmp_path, kind, seed=3)
     # room for what may arrive before the next decision, with every leaf of a batch decoding
     budget = episode.num_tokens + 64 * 10

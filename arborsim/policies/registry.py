@@ -1,46 +1,60 @@
-"""Finding policies by name.
+"""Finding policies by name, and what can be set on them.
 
-A policy is found because its file lies in this package, because a wheel registers it under the
-entry-point group ``arborsim.policies``, or because the user names its class: ``package.mod:Class``.
+A policy is found because its file lies in this package (a Python file, or a composition in
+``compositions/*.toml``), because a wheel registers it under the entry-point group
+``arborsim.policies``, or because the user names its class, ``package.mod:Class``, or its file,
+``path/to/file.toml``.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from arborsim.errors import UnknownName, UsageError
 from arborsim.policies.base import Policy
+from arborsim.policies.settings import Setting, default_of, settings_of
 
 
 @cache
 def available() -> dict[str, type[Policy]]:
     """All policies by name: those of this package, then those of installed wheels."""
+    from arborsim.policies.composition_file import read_composition
+
     package = importlib.import_module("arborsim.policies")
     found: dict[str, type[Policy]] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
         for item in vars(importlib.import_module(f"arborsim.policies.{module}")).values():
             if isinstance(item, type) and issubclass(item, Policy) and item.name:
                 found[item.name] = item
+    for file in sorted((Path(__file__).parent / "compositions").glob("*.toml")):
+        composed = read_composition(file)
+        found[composed.name] = composed
     for point in entry_points(group="arborsim.policies"):
         found.setdefault(point.name, point.load())
     return found
 
 
 def find(name: str) -> type[Policy]:
-    """The policy class called `name`, or at ``package.module:Class``.
+    """The policy class called `name`, at ``package.module:Class``, or composed in ``file.toml``.
 
     Raises
     ------
     UnknownName
         No policy has that name; the message names the nearest.
     UsageError
-        The module or class cannot be imported, or is no policy.
+        The module or class cannot be imported, or is no policy; the file is missing or wrong.
     """
+    if name.endswith(".toml"):
+        from arborsim.policies.composition_file import read_composition
+
+        return read_composition(name)
     if ":" not in name:
         try:
             return available()[name]
@@ -56,24 +70,84 @@ def find(name: str) -> type[Policy]:
     return item
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """One thing that can be set: a field of a policy, or ``block.field`` of a composition.
+
+    Attributes
+    ----------
+    name : str
+        As in ``--set name=value``.
+    kind : type
+    default : object
+    setting : Setting
+        Meaning, unit and range.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    setting: Setting
+
+
+def parameters(kind: type[Policy]) -> dict[str, Parameter]:
+    """What can be set on a policy, by name; the fields of a composition's blocks are dotted."""
+    return {each.name: each for each in _parameters(kind, "")}
+
+
+def _parameters(kind: type, prefix: str) -> Iterator[Parameter]:
+    types = get_type_hints(kind)
+    for field, made in settings_of(kind):
+        default = default_of(field)
+        if is_dataclass(default):
+            assert not isinstance(default, type)
+            for each in _parameters(type(default), f"{field.name}."):
+                value = getattr(default, each.name.removeprefix(f"{field.name}."))
+                yield replace(each, default=value)
+        else:
+            yield Parameter(prefix + field.name, types[field.name], default, made)
+
+
+def values_of(policy: Policy) -> dict[str, Any]:
+    """The values that a policy has, by the names of `parameters`."""
+    values: dict[str, Any] = {}
+    for field in fields(policy):
+        value = getattr(policy, field.name)
+        if is_dataclass(value):
+            for inner in fields(value):
+                values[f"{field.name}.{inner.name}"] = getattr(value, inner.name)
+        else:
+            values[field.name] = value
+    return values
+
+
 def build(name: str, settings: dict[str, str] | None = None) -> Policy:
-    """The policy called `name` with hyper-parameters set from text, e.g. ``{"sinks": "8"}``.
+    """The policy called `name` with parameters set from text, e.g. ``{"sinks": "8"}``.
+
+    Parameters of a composition are dotted: ``{"allocate.alpha": "2"}``.
 
     Raises
     ------
     UsageError
         A value has the wrong type or the policy refuses it.
     UnknownName
-        No such policy or hyper-parameter.
+        No such policy or parameter.
     """
     kind = find(name)
-    types = get_type_hints(kind)
-    known = {field.name: types[field.name] for field in fields(kind)}
+    known = parameters(kind)
     values: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
     for key, text in (settings or {}).items():
         if key not in known:
             raise UnknownName(f"parameter of {name}", key, known)
-        values[key] = _parse(name, key, known[key], text)
+        value = _parse(name, key, known[key].kind, text)
+        block, dot, field = key.partition(".")
+        if dot:
+            inner.setdefault(block, {})[field] = value
+        else:
+            values[key] = value
+    for block, changed in inner.items():
+        values[block] = replace(getattr(kind, block), **changed)
     return kind(**values)
 
 

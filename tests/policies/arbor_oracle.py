@@ -25,6 +25,7 @@ class SlowArborKV(oracles.Nothing):
     rehydrate = keep_prompt = True
     boundary_trims_path = False
     retain, relief, sinks = "sinks+tail+heavy", "alpha", 4
+    out = EVICTED
 
     def __init__(self, **settings: Any) -> None:
         for name, value in settings.items():
@@ -32,7 +33,7 @@ class SlowArborKV(oracles.Nothing):
             setattr(self, name, value)
 
     def held(self, world: SlowWorld, node: int) -> int:
-        return sum(world.tier[t] != EVICTED for t in world.block(node))
+        return sum(world.tier[t] == HBM for t in world.block(node))
 
     def scores(self, world: SlowWorld) -> list[float]:
         nodes = range(len(world.parent))
@@ -97,15 +98,18 @@ class SlowArborKV(oracles.Nothing):
     def evict(self, world: SlowWorld, node: int, keep: int) -> None:
         """Protected first, then the tail, then by attention (or age); of equals the newest."""
         block = world.block(node)
-        alive = [t for t in block if world.tier[t] != EVICTED]
+        alive = [t for t in block if world.tier[t] == HBM]
 
         def precious(token: int) -> tuple[bool, bool, float, int]:
             tail = token in block[-self.tail :]
-            heavy = world.attended_later[token] if self.retain.endswith("heavy") else 0.0
+            heavy = self.heavy(world, token) if self.retain.endswith("heavy") else 0.0
             return token in self.safe(world, node), tail, 0.0 if tail else heavy, token
 
         for token in sorted(alive, key=precious)[: len(alive) - keep]:
-            world.tier[token] = EVICTED
+            world.tier[token] = self.out
+
+    def heavy(self, world: SlowWorld, token: int) -> float:
+        return world.attended_later[token]
 
     def boundary(self, world: SlowWorld, node: int) -> None:
         weights = self.weight(world)

@@ -27,7 +27,13 @@ from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.slow_world import SlowWorld
 from tests.helpers.traces import trace_for
-from tests.policies import arbor_oracle, oracles, oracles_attention, oracles_heads
+from tests.policies import (
+    arbor_oracle,
+    composition_oracles,
+    oracles,
+    oracles_attention,
+    oracles_heads,
+)
 
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "full": (Full(), oracles.Nothing),
@@ -44,6 +50,7 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
         Hierarchy(interval=3, recent=4, evict="of-total", evict_ratio=0.2, quantised_ratio=0.5),
         lambda: oracles.SlowHierarchy(3, 4, r=0.2, total=True, quantised=0.5)),
     **arbor_oracle.PAIRS,
+    **composition_oracles.PAIRS,
 }  # fmt: skip
 PAIRS.update(oracles_attention.PAIRS)
 PAIRS.update(oracles_heads.PAIRS)

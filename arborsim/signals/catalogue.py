@@ -1,0 +1,58 @@
+"""Scores by name, for policies that are composed in a file: ``[score] use = "hidden-contrast"``.
+
+A score listed here gives one number per token, shared by all layers and heads.  To add one, add a
+line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.events import TokenRun
+from arborsim.signals.hidden_scores import HiddenChangeContrast
+from arborsim.signals.observations import Signal
+from arborsim.signals.scores import (
+    CumulativeAttention,
+    LagVariance,
+    Score,
+    ScoreState,
+    SeededUniform,
+)
+from arborsim.tree import ThoughtTree
+
+
+@dataclass(frozen=True)
+class Position:
+    """The order of arrival: what is oldest ranks lowest."""
+
+    needs: ClassVar[frozenset[Signal]] = frozenset()
+
+    def start(self, layers: int) -> ScoreState:
+        return _PositionState()
+
+
+class _PositionState:
+    def __init__(self) -> None:
+        self._tokens = 0
+
+    @property
+    def values(self) -> np.ndarray:
+        return np.arange(self._tokens, dtype=np.float64)
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._tokens += run.num_tokens
+
+    def observe(self, step: int) -> None:
+        pass
+
+
+SCORES: dict[str, type[Score]] = {
+    "cumulative-attention": CumulativeAttention,
+    "hidden-contrast": HiddenChangeContrast,
+    "lag-variance": LagVariance,
+    "position": Position,
+    "random": SeededUniform,
+}
