@@ -29,6 +29,8 @@ from tests.helpers.traces import make_trace, trace_for
 # Small traces need small windows.
 SMALL = {
     "hierarchy": {"interval": "4", "recent": "6"},
+    "redundancy": {"interval": "4", "recent": "6"},
+    "attn-val-redundancy": {"interval": "4", "recent": "6"},
     "arborkv": {"margin": "2"},
     "arbor-epi": {"schedule.slack": "2", "protect.recent": "6"},
     "staircase": {"schedule.iterations": "4", "protect.recent": "6"},
@@ -36,6 +38,8 @@ SMALL = {
 # What these policies give up, or quantise, at tree events or intervals, budget or not.
 KEEP_ALL = {
     "hierarchy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
+    "redundancy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
+    "attn-val-redundancy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
     "arborkv": {"r_min": "1.0"},
     "arbor-epi": {"allocate.r_min": "1.0"},
     "staircase": {"place.hbm_quantised": "0"},

@@ -77,6 +77,21 @@ class Hierarchy(Policy):
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(prompt=True, sinks=self.sinks, recent=self.recent)
 
+    def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
+        """How much each candidate matters: the lowest goes first.
+
+        Parameters
+        ----------
+        view : CacheView
+        candidates : int64 ``[n]``
+            Readable tokens of the active paths that are not protected, oldest first.
+
+        Returns
+        -------
+        float64 ``[n]``
+        """
+        return np.asarray(view.scores["attention"][candidates])
+
     def next_decision(self, view: CacheView) -> int:
         scheduled = self.interval - view.iterations % self.interval
         until_full = max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
@@ -89,17 +104,18 @@ class Hierarchy(Policy):
         if not scheduled and view.in_hbm <= view.budget_tokens:
             return None
         tiers = view.tier.copy()
-        score = view.scores["attention"]
         readable = view.path[view.tier[0, view.path] != Tier.EVICTED]
         protected = self.protected(view)
         candidates = readable[~protected[readable]]
+        importance = self.importance(view, candidates)
         if scheduled:
-            doomed = candidates[lowest(score[candidates], self._num_doomed(view, candidates))]
-            tiers[:, doomed] = Tier.EVICTED
-            candidates = candidates[tiers[0, candidates] != Tier.EVICTED]
+            doomed = lowest(importance, self._num_doomed(view, candidates))
+            tiers[:, candidates[doomed]] = Tier.EVICTED
+            candidates = np.delete(candidates, doomed)
+            importance = np.delete(importance, doomed)
         # What a search comes back to may lie in DDR: its protected part returns to HBM.
         tiers[:, readable[protected[readable]]] = Tier.HBM
-        self._place(view, tiers, candidates, int(protected[readable].sum()))
+        self._place(view, tiers, candidates, importance, int(protected[readable].sum()))
         return Plan(tiers)
 
     def _num_doomed(self, view: CacheView, candidates: np.ndarray) -> int:
@@ -109,7 +125,12 @@ class Hierarchy(Policy):
         return max(0, int(self.evict_ratio * (len(candidates) + gone)) - gone)
 
     def _place(
-        self, view: CacheView, tiers: np.ndarray, candidates: np.ndarray, pinned: int
+        self,
+        view: CacheView,
+        tiers: np.ndarray,
+        candidates: np.ndarray,
+        importance: np.ndarray,
+        pinned: int,
     ) -> None:
         """Give each candidate its tier in `tiers`, moving off-path blocks to DDR if need be."""
         spare = view.budget_tokens - pinned
@@ -129,9 +150,8 @@ class Hierarchy(Policy):
             tiers[:, block] = Tier.DDR
             elsewhere -= len(block)
         in_hbm = min(wanted, room - elsewhere)
-        score = view.scores["attention"][candidates]
-        cold = candidates[lowest(score, len(candidates) - in_hbm)]
+        cold = lowest(importance, len(candidates) - in_hbm)
         tiers[:, candidates] = Tier.HBM
-        tiers[:, cold] = Tier.DDR
-        coldest = lowest(view.scores["attention"][cold], int(self.quantised_ratio * len(cold)))
-        tiers[:, cold[coldest]] = Tier.DDR_QUANTISED
+        tiers[:, candidates[cold]] = Tier.DDR
+        coldest = cold[lowest(importance[cold], int(self.quantised_ratio * len(cold)))]
+        tiers[:, candidates[coldest]] = Tier.DDR_QUANTISED

@@ -245,3 +245,47 @@ class _RemainingState(MeanRowState):
         # The difference, not a running subtraction: both sums have the same bits at the end, so
         # that what is never read again has exactly 0 left.
         remaining[at] = total[at] - received[at]
+
+
+@dataclass(frozen=True)
+class PromptAttention:
+    """Attention from the last prompt queries, summed, mean over layers and heads.
+
+    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1) in one ranking for the whole model;
+    generated tokens have 0.
+
+    Parameters
+    ----------
+    window : int
+        Prompt queries that count; a shorter prompt counts whole.
+    """
+
+    window: int = 64
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
+
+    def start(self, layers: int) -> ScoreState:
+        return _PromptState(self.window)
+
+
+class _PromptState(MeanRowState):
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self._window = window
+        self._table = GrowingTable()
+        self._steps = range(0)
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._table.values
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        super().begin(run, tree, generated)
+        self._table.extend(1, run.num_tokens)
+        self._steps = range(0) if generated else range(run.steps)[-self._window :]
+
+    def observe(self, step: int) -> None:
+        if step in self._steps:
+            super().observe(step)
+
+    def _take(self, at: Places, row: np.ndarray) -> None:
+        self._table.values[0, at] += row

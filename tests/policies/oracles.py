@@ -183,6 +183,9 @@ class SlowHierarchy(Nothing):
     def transition(self, world: SlowWorld) -> None:
         self.manage(world, scheduled=False)
 
+    def importance(self, world: SlowWorld, tokens: list[int]) -> dict[int, float]:
+        return {t: world.attended[t] for t in tokens}
+
     def manage(self, world: SlowWorld, scheduled: bool) -> None:
         if not scheduled and world.in_hbm() <= world.budget:
             return
@@ -193,7 +196,8 @@ class SlowHierarchy(Nothing):
             safe |= set(path[: world.prompt + self.sinks]) | set(path[-share:])
         path_tokens = world.active_tokens()
         free = [t for t in path_tokens if t not in safe and world.tier[t] != EVICTED]
-        free.sort(key=lambda t: (world.attended[t], t))
+        importance = self.importance(world, free)
+        free.sort(key=lambda t: (importance[t], t))
         if scheduled:
             gone = sum(world.tier[t] == EVICTED for t in path_tokens)
             doomed = int(self.r * len(free))

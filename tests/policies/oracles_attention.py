@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
 from arborsim.policies.base import Policy
+from arborsim.policies.oracle import Oracle
+from arborsim.policies.raas import Raas
+from arborsim.policies.redundancy import AttnValRedundancy, Redundancy
+from arborsim.policies.snapkv import SnapKV
 from arborsim.policies.thinkv import ThinKV
+from arborsim.policies.tova import Tova
+from arborsim.policies.vatp import Vatp
+from arborsim.signals.observations import Signal
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
-from tests.policies.oracles import SlowStream
+from tests.policies.oracles import Nothing, SlowHierarchy, SlowStream
 
 
 class SlowAttention(SlowStream):
@@ -57,9 +65,17 @@ class SlowAttention(SlowStream):
 
 
 class SlowThinKV(SlowAttention):
-    def __init__(self, segment: int, keeps: tuple[int, int, int], adaptation: str = "path") -> None:
+    def __init__(
+        self, segment: int, keeps: tuple[int, int, int], adaptation: str = "path", layers: int = 0
+    ) -> None:
         super().__init__(adaptation)
-        self.segment, self.keeps = segment, keeps
+        self.segment, self.keeps, self.layers = segment, keeps, layers
+
+    def row(self, world: SlowWorld, token: int) -> list[list[float]]:
+        if not self.layers:
+            return super().row(world, token)
+        captured = world.episode.attention_layers.of(token)
+        return [means.tolist() for means, _ in captured[-self.layers :]]
 
     def head(self, world: SlowWorld) -> int:
         return 0
@@ -107,10 +123,279 @@ class SlowThinKV(SlowAttention):
         return round(total / len(self.newest), 9)
 
 
+class SlowTova(SlowStream):
+    """Group by group: the candidate with the least attention from the newest query goes."""
+
+    def __init__(self, per: str, adaptation: str = "path") -> None:
+        super().__init__(adaptation)
+        self.per = per
+        self.groups: list[SlowAttention] = []
+
+    def watch(self, world: SlowWorld) -> None:
+        if not self.groups:
+            kinds = range(world.groups)
+            self.groups = [SlowGroupRow(self.per, g) for g in kinds]
+        for group in self.groups:
+            group.watch(world)
+
+    def prefill(self, world: SlowWorld) -> None:
+        self.watch(world)
+        super().prefill(world)
+
+    def step(self, world: SlowWorld) -> None:
+        self.watch(world)
+        super().step(world)
+
+    def protected(self, world: SlowWorld) -> set[int]:
+        return set()
+
+    def shrink(self, world: SlowWorld) -> None:
+        shrink_groups(self, world, lambda group, t: self.groups[group].newest[0][t])
+
+
+def shrink_groups(stream: SlowStream, world: SlowWorld, score: Callable[[int, int], float]) -> None:
+    """`SlowStream.shrink` for each group on its own."""
+    for group, tier in enumerate(world.tiers):
+        if stream.adaptation == "path":
+            for node in world.off_path_order():
+                if world.in_hbm(group) <= world.budget:
+                    break
+                for token in world.block(node):
+                    tier[token] = EVICTED
+        path = stream.adaptation == "path"
+        tokens = world.active_tokens() if path else range(len(tier))
+        safe = stream.protected(world)
+        while world.in_hbm(group) > world.budget:
+            free = [t for t in tokens if tier[t] in (HBM, HBM_Q) and t not in safe]
+            tier[min(free, key=lambda t: (score(group, t), t))] = EVICTED
+
+
+def group_row(world: SlowWorld, token: int, per: str, group: int) -> list[float]:
+    """Attention of a token's query, mean over the query heads of one group."""
+    if per == "shared":
+        return [float(x) for x in world.episode.attention.row(token)]
+    heads = world.episode.head_attention.row(token)
+    geometry = world.episode.info.geometry
+    layer, first, count = group, 0, geometry.heads
+    if per == "head":
+        layer, kv_head = divmod(group, geometry.kv_heads)
+        count = geometry.heads // geometry.kv_heads
+        first = kv_head * count
+    row = []
+    for position in range(heads.shape[2]):
+        total = 0.0
+        for head in range(first, first + count):
+            total += float(heads[layer, head, position])
+        row.append(total / count)
+    return row
+
+
+class SlowGroupRow(SlowAttention):
+    def __init__(self, per: str, group: int) -> None:
+        super().__init__()
+        self.per, self.group = per, group
+
+    def row(self, world: SlowWorld, token: int) -> list[list[float]]:
+        return [group_row(world, token, self.per, self.group)]
+
+
+class SlowVatp(SlowStream):
+    def __init__(self, per: str, adaptation: str = "path") -> None:
+        super().__init__(adaptation)
+        self.per = per
+        self.received: list[list[float]] = []
+        self.seen = 0
+
+    def head(self, world: SlowWorld) -> int:
+        return min(20, world.budget // 4)
+
+    def recent(self, world: SlowWorld) -> int:
+        return max(1, world.budget // 2)
+
+    def shrink(self, world: SlowWorld) -> None:
+        self.received += [[] for _ in range(world.groups - len(self.received))]
+        for group, received in enumerate(self.received):
+            received += [0.0] * (len(world.tier) - len(received))
+            for token in range(self.seen, len(world.tier)):
+                row = group_row(world, token, self.per, group)
+                for at, weight in zip(world.path(world.node[token]), row, strict=False):
+                    received[at] += weight
+        self.seen = len(world.tier)
+        shrink_groups(self, world, lambda g, t: self.received[g][t] * self.size(world, g, t))
+
+    def size(self, world: SlowWorld, group: int, token: int) -> float:
+        if self.per == "shared":
+            norms = world.episode.per_layer[Signal.VALUE_NORM][token].tolist()
+            return sum(norms) / len(norms)
+        values = world.episode.values[token]
+        if self.per == "head":
+            layer, head = divmod(group, values.shape[1])
+            return sum(abs(x) for x in values[layer, head].tolist())
+        sizes = [sum(abs(x) for x in head) for head in values[group].tolist()]
+        return sum(sizes) / len(sizes)
+
+
+class SlowRaas(SlowStream):
+    def __init__(self, page: int = 0, threshold: float = 0.0, adaptation: str = "path") -> None:
+        super().__init__(adaptation)
+        self.page, self.threshold = page, threshold
+        self.used: list[int] = []
+
+    def head(self, world: SlowWorld) -> int:
+        return world.prompt
+
+    def recent(self, world: SlowWorld) -> int:
+        return 1
+
+    def score(self, world: SlowWorld, token: int) -> float:
+        return self.used[token]
+
+    def prefill(self, world: SlowWorld) -> None:
+        self.used = [0] * world.prompt
+        super().prefill(world)
+
+    def step(self, world: SlowWorld) -> None:
+        fresh = range(len(self.used), len(world.tier))
+        self.used += [world.iterations] * len(fresh)
+        for token in fresh:
+            path = world.path(world.node[token])
+            row = world.episode.attention.row(token).tolist()
+            paid = dict(zip(path[world.prompt :], row[world.prompt :], strict=True))
+            if not self.page:
+                middle = statistics.median(paid.values())
+                again = [t for t, weight in paid.items() if weight >= middle]
+            else:
+                again = []
+                tokens = list(paid)
+                for start in range(0, len(tokens), self.page):
+                    page = tokens[start : start + self.page]
+                    if token in page or any(paid[t] > self.threshold for t in page):
+                        again += page
+            for t in again:
+                self.used[t] = world.iterations
+        super().step(world)
+
+
+class SlowSnapKV(Nothing):
+    def __init__(self, per: str, window: int, kernel: int) -> None:
+        self.per, self.window, self.kernel = per, window, kernel
+
+    def prefill(self, world: SlowWorld) -> None:
+        before = world.prompt - min(self.window, world.budget)
+        for group, tier in enumerate(world.tiers):
+            votes = [0.0] * world.prompt
+            for token in range(world.prompt)[-self.window :]:
+                for at, weight in enumerate(group_row(world, token, self.per, group)):
+                    votes[at] += weight
+            pooled = []
+            for centre in range(before):
+                total = 0.0
+                for at in range(centre - self.kernel // 2, centre + self.kernel // 2 + 1):
+                    total += votes[at] if 0 <= at < before else 0.0
+                pooled.append(total / self.kernel)
+            worst_first = sorted(range(before), key=lambda t: (pooled[t], t))
+            for token in worst_first[: max(0, world.prompt - world.budget)]:
+                tier[token] = EVICTED
+
+
+class SlowRedundancy(SlowHierarchy):
+    """Attention (times value norm), minus the mean cosine to the neighbours' keys."""
+
+    reach, weight, values = 8, 1.0, False
+
+    def importance(self, world: SlowWorld, tokens: list[int]) -> dict[int, float]:
+        attention = {t: world.attended[t] * self.size(world, t) for t in tokens}
+        largest = max(attention.values(), default=0.0) or 1.0
+        direction = {t: self.direction(world, t) for t in tokens}
+        found = {}
+        for i, token in enumerate(tokens):
+            near = []
+            for lag in range(1, self.reach + 1):  # nearest first, the older of two first
+                near += [tokens[i - lag]] if i - lag >= 0 else []
+                near += [tokens[i + lag]] if i + lag < len(tokens) else []
+            total = 0.0
+            for other in near:
+                total += self.cosine(direction[token], direction[other])
+            similar = total / max(1, len(near))
+            found[token] = attention[token] / largest - self.weight * similar
+        return found
+
+    def size(self, world: SlowWorld, token: int) -> float:
+        if not self.values:
+            return 1.0
+        norms = world.episode.per_layer[Signal.VALUE_NORM][token].tolist()
+        return sum(norms) / len(norms)
+
+    def direction(self, world: SlowWorld, token: int) -> list[float]:
+        sketch = world.episode.per_layer[Signal.KEY_SKETCH][token].tolist()
+        length = math.sqrt(self.cosine(sketch, sketch)) or 1.0
+        return [x / length for x in sketch]
+
+    def cosine(self, a: list[float], b: list[float]) -> float:
+        total = 0.0
+        for x, y in zip(a, b, strict=True):
+            total += x * y
+        return total
+
+
+class SlowValueRedundancy(SlowRedundancy):
+    values = True
+
+
+class SlowOracle(SlowStream):
+    """Knows how much attention every token will have received in the end."""
+
+    def __init__(self, prompt: bool = False, recent: int = 1, adaptation: str = "flat") -> None:
+        super().__init__(adaptation)
+        self.prompt, self.newest = prompt, recent
+        self.total: list[float] = []
+
+    def prefill(self, world: SlowWorld) -> None:
+        ahead = SlowWorld(world.episode, 1 << 60)
+        ahead.run(Nothing())
+        self.total = ahead.attended
+        super().prefill(world)
+
+    def head(self, world: SlowWorld) -> int:
+        return world.prompt if self.prompt else 0
+
+    def recent(self, world: SlowWorld) -> int:
+        return self.newest
+
+    def score(self, world: SlowWorld, token: int) -> float:
+        return self.total[token] - world.attended[token]
+
+
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "thinkv": (
         ThinKV(segment=8, keep_r=6, keep_e=3, keep_t=1), lambda: SlowThinKV(8, (6, 3, 1))),
     "thinkv-flat": (
         ThinKV(segment=5, keep_r=4, keep_e=2, keep_t=0, adaptation="flat"),
         lambda: SlowThinKV(5, (4, 2, 0), "flat")),
+    "thinkv-layers": (
+        ThinKV(segment=8, keep_r=6, keep_e=3, keep_t=1, rows="layers", layers=2),
+        lambda: SlowThinKV(8, (6, 3, 1), layers=2)),
+    "tova": (Tova(), lambda: SlowTova("layer")),
+    "tova-head-flat": (Tova(per="head", adaptation="flat"), lambda: SlowTova("head", "flat")),
+    "tova-shared": (Tova(per="shared"), lambda: SlowTova("shared")),
+    "tova-shared-flat": (
+        Tova(per="shared", adaptation="flat"), lambda: SlowTova("shared", "flat")),
+    "vatp": (Vatp(), lambda: SlowVatp("head")),
+    "vatp-layer-flat": (Vatp(per="layer", adaptation="flat"), lambda: SlowVatp("layer", "flat")),
+    "vatp-shared": (Vatp(per="shared"), lambda: SlowVatp("shared")),
+    "raas": (Raas(), SlowRaas),
+    "raas-flat": (Raas(adaptation="flat"), lambda: SlowRaas(adaptation="flat")),
+    "raas-pages": (
+        Raas(variant="pages", page=4, threshold=0.06), lambda: SlowRaas(4, 0.06)),
+    "snapkv": (SnapKV(window=4, kernel=3), lambda: SlowSnapKV("head", 4, 3)),
+    "snapkv-layer": (SnapKV(per="layer", window=2), lambda: SlowSnapKV("layer", 2, 5)),
+    "snapkv-shared": (SnapKV(per="shared", window=3), lambda: SlowSnapKV("shared", 3, 5)),
+    "redundancy": (Redundancy(interval=4, recent=6), lambda: SlowRedundancy(4, 6)),
+    "attn-val-redundancy": (
+        AttnValRedundancy(interval=3, recent=4, evict_ratio=0.2, quantised_ratio=0.5),
+        lambda: SlowValueRedundancy(3, 4, r=0.2, quantised=0.5)),
+    "oracle": (Oracle(), SlowOracle),
+    "oracle-path": (
+        Oracle(adaptation="path", keep_prompt=True, recent=3),
+        lambda: SlowOracle(True, 3, "path")),
 }  # fmt: skip

@@ -1,0 +1,106 @@
+"""The memory hierarchy with other scores: the ablations of its Table 12."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.policies.base import CacheView, Method
+from arborsim.policies.hierarchy import Hierarchy
+from arborsim.policies.settings import setting
+from arborsim.signals.attention_scores import ValueWeightedAttention
+from arborsim.signals.observations import Signal
+from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.value_scores import KeyDirection
+
+_DEVIATIONS = (
+    "the paper prints no formula: attention is divided by its largest value among the candidates, "
+    "and redundancy is the mean cosine to the nearest candidates on either side",
+    "cosines come from a random projection of the keys of all layers and heads",
+    *Hierarchy.method.deviations,
+)
+
+
+def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
+    """Mean scalar product of each column with up to `reach` columns on either side.
+
+    Parameters
+    ----------
+    direction : float64 ``[size, n]``
+        Columns of length 1.
+    reach : int
+
+    Returns
+    -------
+    float64 ``[n]``
+        0 for a column without neighbours.
+    """
+    number = direction.shape[1]
+    total, count = np.zeros(number), np.zeros(number)
+    for lag in range(1, min(reach, number - 1) + 1):
+        products = direction[:, lag:] * direction[:, :-lag]
+        cosine = np.add.accumulate(products, axis=0)[-1]  # added in order: equal keys tie
+        total[lag:] += cosine
+        total[:-lag] += cosine
+        count[lag:] += 1
+        count[:-lag] += 1
+    return np.asarray(total / np.maximum(count, 1))
+
+
+@dataclass(frozen=True)
+class Redundancy(Hierarchy):
+    """The hierarchy that ranks by attention minus the similarity of a key to its neighbours."""
+
+    weight: float = setting(1.0, "weight of the redundancy", low=0)
+    reach: int = setting(8, "neighbours compared on either side", unit="tokens", low=1)
+
+    name: ClassVar[str] = "redundancy"
+    paper: ClassVar[str] = "semantics-aware memory hierarchy, Table 12"
+    summary: ClassVar[str] = "the hierarchy with a score of attention minus redundancy"
+    method: ClassVar[Method] = Method(
+        "s(i) = A(i) / max A - w R(i); A(i) = sum over queries t of a_t(i), R(i) = mean cosine of "
+        "key i to the 8 nearest candidates on either side (Table 12)",
+        score="cumulative attention - redundancy of the key",
+        allocate=Hierarchy.method.allocate,
+        place=Hierarchy.method.place,
+        schedule=Hierarchy.method.schedule,
+        recover=Hierarchy.method.recover,
+        tiers=Hierarchy.method.tiers,
+        deviations=_DEVIATIONS,
+    )
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.KEY_SKETCH})
+
+    def scores(self) -> dict[str, Score]:
+        return {"attention": CumulativeAttention(), "direction": KeyDirection()}
+
+    def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
+        attention = view.scores["attention"][candidates]
+        largest = attention.max(initial=0.0)
+        similar = neighbour_cosine(view.scores["direction"][:, candidates], self.reach)
+        return np.asarray(attention / (largest or 1.0) - self.weight * similar)
+
+
+@dataclass(frozen=True)
+class AttnValRedundancy(Redundancy):
+    """The hierarchy that ranks by attention times value norm, minus redundancy."""
+
+    name: ClassVar[str] = "attn-val-redundancy"
+    summary: ClassVar[str] = "the hierarchy with attention x value norm - redundancy"
+    method: ClassVar[Method] = Method(
+        "s(i) = A(i) |v_i| / max A |v| - w R(i); A(i) = sum over queries t of a_t(i), |v_i| the L1 "
+        "norm of the value, R(i) = mean cosine of key i to the 8 nearest candidates on either "
+        "side (Table 12)",
+        score="cumulative attention x value norm - redundancy of the key",
+        allocate=Hierarchy.method.allocate,
+        place=Hierarchy.method.place,
+        schedule=Hierarchy.method.schedule,
+        recover=Hierarchy.method.recover,
+        tiers=Hierarchy.method.tiers,
+        deviations=_DEVIATIONS,
+    )
+    needs: ClassVar[frozenset[Signal]] = Redundancy.needs | {Signal.VALUE_NORM}
+
+    def scores(self) -> dict[str, Score]:
+        return {"attention": ValueWeightedAttention(), "direction": KeyDirection()}
