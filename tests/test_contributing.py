@@ -24,3 +24,19 @@ def test_a_policy_of_ones_own(
     command = f"replay {trace} --policy my_policies:LateMover --budget 0.7 --set recent=8"
     assert main(command.split()) == 0
     assert "late-mover" in capsys.readouterr().out
+
+
+def test_a_policy_from_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = re.search(r"<!-- example: composition -->\n```toml\n(.*?)```", TEXT, re.DOTALL)
+    assert text
+    file = tmp_path / "my-mix.toml"
+    file.write_text(text.group(1))
+    trace = make_trace(tmp_path / "x.parquet", kind="tree", prompt=20, nodes=12)
+    command = (
+        f"replay {trace} --policy {file},arborkv --budget 0.8 --set my-mix.allocate.alpha=1.5 "
+        "--set margin=4 --set my-mix.schedule.slack=4 --set protect.recent=8"
+    )
+    assert main(command.split()) == 0
+    assert "my-mix" in capsys.readouterr().out
+    assert main(["policies", str(file)]) == 0
+    assert "allocate.alpha" in capsys.readouterr().out

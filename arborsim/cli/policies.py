@@ -37,10 +37,11 @@ def policies(
 
 
 def _explain(console: Console, kind: type[Policy]) -> None:
-    from dataclasses import fields
     from inspect import cleandoc
+
+    from arborsim.policies.registry import parameters
 
     console.print(f"[bold]{kind.name}[/bold]  ({kind.paper})\n")
     console.print(cleandoc(kind.__doc__ or ""), markup=False)
-    if values := [f"{field.name}={field.default}" for field in fields(kind)]:
+    if values := [f"{each.name}={each.default}" for each in parameters(kind).values()]:
         console.print("\n[bold]--set[/bold] " + "  ".join(values), markup=True)

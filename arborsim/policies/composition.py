@@ -108,11 +108,12 @@ class Composition(Policy):
         if not self._due(view, event):
             return None
         protected, reachable = self.protected(view), self._reachable(view, event)
+        score = view.scores["token"]
         at = Situation(
             who=self.name,
             view=view,
             event=event,
-            score=view.scores["token"],
+            score=score if score.ndim == 1 else score.mean(axis=0),
             protected=protected,
             reachable=reachable,
             room=self.schedule.room(view, int(np.count_nonzero(protected & reachable))),

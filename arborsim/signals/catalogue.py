@@ -1,7 +1,7 @@
 """Scores by name, for policies that are composed in a file: ``[score] use = "hidden-contrast"``.
 
-A score listed here gives one number per token, shared by all layers and heads.  To add one, add a
-line.
+A score that has a row per layer is averaged over them, since a composition makes one plan for the
+whole model.  To add a score, add a line: its fields are the settings of the block.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.events import TokenRun
+from arborsim.signals.attention_scores import NewestAttention, ValueWeightedAttention
 from arborsim.signals.hidden_scores import HiddenChangeContrast
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import (
@@ -53,6 +54,8 @@ SCORES: dict[str, type[Score]] = {
     "cumulative-attention": CumulativeAttention,
     "hidden-contrast": HiddenChangeContrast,
     "lag-variance": LagVariance,
+    "newest-attention": NewestAttention,
     "position": Position,
     "random": SeededUniform,
+    "value-weighted-attention": ValueWeightedAttention,
 }

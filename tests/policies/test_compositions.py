@@ -36,14 +36,14 @@ from arborsim.policies.lag_kv import LagKV
 from arborsim.policies.random import Random
 from arborsim.policies.registry import available, build, find, parameters, values_of
 from arborsim.policies.streaming_llm import StreamingLLM
-from arborsim.signals.catalogue import Position
+from arborsim.signals.catalogue import SCORES, Position
 from arborsim.signals.hidden_scores import HiddenChangeContrast
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import CumulativeAttention, LagVariance, SeededUniform
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
-from tests.helpers.traces import make_trace
+from tests.helpers.traces import make_trace, trace_for
 
 READ = (Signal.ATTENTION, Signal.HIDDEN_CHANGE, Signal.LAG_KEY, Signal.LAG_VALUE)
 SHIPPED = Path(__file__).parents[2] / "arborsim" / "policies" / "compositions"
@@ -128,6 +128,18 @@ def test_the_papers_are_made_of_these_blocks(
     assert outcomes[0] == outcomes[1]
     assert named.reads() == composed.reads()
     assert named.fused == composed.fused
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_of_the_catalogue_can_be_composed(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text(f"name = 'one'\n[score]\nuse = '{name}'\n[protect]\nrecent = 4\n")
+    policy = build(str(file))
+    path = trace_for(policy, tmp_path / "x.parquet", seed=2, episodes=1, kind="tree", prompt=12)
+    episode = next(iter(TraceReader(path).episodes(sorted(policy.reads()))))
+    tiers, _ = decide_all(policy, episode, int(0.6 * episode.num_tokens), max_steps=1)
+    assert Tier.EVICTED in tiers[-1]
+    assert policy.method.score == name
 
 
 def test_shipped_compositions_are_found_by_name() -> None:
