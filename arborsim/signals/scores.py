@@ -110,6 +110,8 @@ class _LagState(FrozenState):
 class CumulativeAttention:
     """Attention a token has received so far, mean over layers and heads, summed over queries.
 
+    A row that is not a number tells nothing and is left out.
+
     Parameters
     ----------
     from_later_blocks : bool
@@ -168,6 +170,8 @@ class _CumulativeState:
             return
         for path, own in self._leaves:
             row = next(self._rows)
+            if row[0] != row[0]:  # not a number throughout: a softmax that overflowed
+                continue
             if self._from_later_blocks:
                 row = row[: len(row) - (own + step + 1)]
             if path is None:

@@ -27,10 +27,12 @@ class SparseSums:
         self._bounds: list[int] = []
 
     def begin(self, rows: SparseRows, sums: np.ndarray) -> None:
-        """Take the rows of a run; its tokens are the last of `sums`, float64 ``[tokens]``, all 0."""
+        """Take the rows of a run; `sums`, float64 ``[tokens]``, ends with its tokens, all 0."""
         listed = np.diff(rows.offsets)
         others = rows.lengths - listed
-        share = np.where(others > 0, rows.rest / np.maximum(others, 1), 0.0)
+        # A row that is not a number tells nothing: neither its share nor what it lists counts.
+        rest = np.where(np.isnan(rows.rest), 0.0, rows.rest)
+        share = np.where(others > 0, rest / np.maximum(others, 1), 0.0)
         constant = np.cumsum(np.concatenate([[self.constant], share]))
         sums[len(sums) - len(rows) :] = -constant[:-1]
         self.constant = float(constant[-1])
@@ -42,6 +44,7 @@ class SparseSums:
             self._extra.reshape(-1, width)[...] -= share[:, None]
         else:
             self._extra -= np.repeat(share, listed)
+        self._extra[np.isnan(self._extra)] = 0.0
         self._bounds = (rows.offsets - a).tolist()
         self._sums = sums
 

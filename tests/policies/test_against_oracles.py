@@ -33,6 +33,8 @@ from tests.policies import (
     oracles,
     oracles_attention,
     oracles_heads,
+    oracles_hidden,
+    oracles_scores,
 )
 
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
@@ -53,7 +55,9 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     **composition_oracles.PAIRS,
 }  # fmt: skip
 PAIRS.update(oracles_attention.PAIRS)
+PAIRS.update(oracles_scores.PAIRS)
 PAIRS.update(oracles_heads.PAIRS)
+PAIRS.update(oracles_hidden.PAIRS)
 
 # Pairs that may find nothing to do at the budgets tried on the shipped traces.
 MAY_REST = ("full", "snapkv")

@@ -1,0 +1,141 @@
+"""Literal re-implementations of RaaS, the redundancy ablations and the offline bound."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from arborsim.policies.base import Policy
+from arborsim.policies.oracle import Oracle
+from arborsim.policies.raas import Raas
+from arborsim.policies.redundancy import AttnValRedundancy, Redundancy
+from arborsim.signals.observations import Signal
+from tests.helpers.slow_world import SlowWorld
+from tests.policies.oracles import Nothing, SlowHierarchy, SlowStream
+
+
+class SlowRaas(SlowStream):
+    def __init__(self, page: int = 0, threshold: float = 0.0, adaptation: str = "path") -> None:
+        super().__init__(adaptation)
+        self.page, self.threshold = page, threshold
+        self.used: list[int] = []
+
+    def head(self, world: SlowWorld) -> int:
+        return world.prompt
+
+    def recent(self, world: SlowWorld) -> int:
+        return 1
+
+    def score(self, world: SlowWorld, token: int) -> float:
+        return self.used[token]
+
+    def prefill(self, world: SlowWorld) -> None:
+        self.used = [0] * world.prompt
+        super().prefill(world)
+
+    def step(self, world: SlowWorld) -> None:
+        fresh = range(len(self.used), len(world.tier))
+        self.used += [world.iterations] * len(fresh)
+        for token in fresh:
+            path = world.path(world.node[token])
+            row = world.episode.attention.row(token).tolist()
+            paid = dict(zip(path[world.prompt :], row[world.prompt :], strict=True))
+            if not self.page:
+                middle = statistics.median(paid.values())
+                again = [t for t, weight in paid.items() if weight >= middle]
+            else:
+                again = []
+                tokens = list(paid)
+                for start in range(0, len(tokens), self.page):
+                    page = tokens[start : start + self.page]
+                    if token in page or any(paid[t] > self.threshold for t in page):
+                        again += page
+            for t in again:
+                self.used[t] = world.iterations
+        super().step(world)
+
+
+class SlowRedundancy(SlowHierarchy):
+    """Attention (times value norm), minus the mean cosine to the neighbours' keys."""
+
+    reach, weight, values = 8, 1.0, False
+
+    def importance(self, world: SlowWorld, tokens: list[int]) -> dict[int, float]:
+        attention = {t: world.attended[t] * self.size(world, t) for t in tokens}
+        largest = max(attention.values(), default=0.0) or 1.0
+        direction = {t: self.direction(world, t) for t in tokens}
+        found = {}
+        for i, token in enumerate(tokens):
+            near = []
+            for lag in range(1, self.reach + 1):  # nearest first, the older of two first
+                near += [tokens[i - lag]] if i - lag >= 0 else []
+                near += [tokens[i + lag]] if i + lag < len(tokens) else []
+            total = 0.0
+            for other in near:
+                total += self.cosine(direction[token], direction[other])
+            similar = total / max(1, len(near))
+            found[token] = attention[token] / largest - self.weight * similar
+        return found
+
+    def size(self, world: SlowWorld, token: int) -> float:
+        if not self.values:
+            return 1.0
+        norms = world.episode.per_layer[Signal.VALUE_NORM][token].tolist()
+        return sum(norms) / len(norms)
+
+    def direction(self, world: SlowWorld, token: int) -> list[float]:
+        sketch = world.episode.per_layer[Signal.KEY_SKETCH][token].tolist()
+        length = math.sqrt(self.cosine(sketch, sketch)) or 1.0
+        return [x / length for x in sketch]
+
+    def cosine(self, a: list[float], b: list[float]) -> float:
+        total = 0.0
+        for x, y in zip(a, b, strict=True):
+            total += x * y
+        return total
+
+
+class SlowValueRedundancy(SlowRedundancy):
+    values = True
+
+
+class SlowOracle(SlowStream):
+    """Knows how much attention every token will have received in the end."""
+
+    def __init__(self, prompt: bool = False, recent: int = 1, adaptation: str = "flat") -> None:
+        super().__init__(adaptation)
+        self.prompt, self.newest = prompt, recent
+        self.total: list[float] = []
+
+    def prefill(self, world: SlowWorld) -> None:
+        ahead = SlowWorld(world.episode, 1 << 60)
+        ahead.run(Nothing())
+        self.total = ahead.attended
+        super().prefill(world)
+
+    def head(self, world: SlowWorld) -> int:
+        return world.prompt if self.prompt else 0
+
+    def recent(self, world: SlowWorld) -> int:
+        return self.newest
+
+    def score(self, world: SlowWorld, token: int) -> float:
+        return self.total[token] - world.attended[token]
+
+
+PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
+    "raas": (Raas(), SlowRaas),
+    "raas-flat": (Raas(adaptation="flat"), lambda: SlowRaas(adaptation="flat")),
+    "raas-pages": (
+        Raas(variant="pages", page=4, threshold=0.06), lambda: SlowRaas(4, 0.06)),
+    "redundancy": (Redundancy(interval=4, recent=6), lambda: SlowRedundancy(4, 6)),
+    "attn-val-redundancy": (
+        AttnValRedundancy(interval=3, recent=4, evict_ratio=0.2, quantised_ratio=0.5),
+        lambda: SlowValueRedundancy(3, 4, r=0.2, quantised=0.5)),
+    "oracle": (Oracle(), SlowOracle),
+    "oracle-path": (
+        Oracle(adaptation="path", keep_prompt=True, recent=3),
+        lambda: SlowOracle(True, 3, "path")),
+}  # fmt: skip
