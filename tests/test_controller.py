@@ -34,6 +34,8 @@ SMALL = {
     "arborkv": {"margin": "2"},
     "arbor-epi": {"schedule.slack": "2", "protect.recent": "6"},
     "staircase": {"schedule.iterations": "4", "protect.recent": "6"},
+    "lag-kv-official": {"sinks": "2", "lag": "5"},
+    "segment-hs": {"segment": "8", "keep_r": "6", "keep_e": "3", "keep_t": "1"},
 }
 # What these policies give up, or quantise, at tree events or intervals, budget or not.
 KEEP_ALL = {
@@ -43,6 +45,7 @@ KEEP_ALL = {
     "arborkv": {"r_min": "1.0"},
     "arbor-epi": {"allocate.r_min": "1.0"},
     "staircase": {"place.hbm_quantised": "0"},
+    "lag-kv-official": {"ratio": "1.0"},
 }
 
 

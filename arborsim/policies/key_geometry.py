@@ -1,0 +1,110 @@
+"""What keys alone tell: their norm and their direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.memory.tiers import Tier
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.settings import setting
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.observations import Signal
+from arborsim.signals.scores import Score
+from arborsim.signals.vector_scores import KeyDirections, KeyLength, sum_in_order
+
+PER = ("shared", "layer", "head")
+
+
+@dataclass(frozen=True)
+class KeyPolicy(StreamPolicy):
+    """What both policies share: groups by choice, and the newest tokens stay."""
+
+    per: str = setting(
+        "head",
+        "ranking: one for the whole model, one per captured layer, or one per captured layer and "
+        "KV head (as published); only the shared one runs on traces without vectors",
+        choices=PER,
+    )
+    recent: int = setting(
+        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+    )
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
+
+    @property
+    def grouping(self) -> str:
+        return self.per
+
+    def reads(self) -> frozenset[Signal]:
+        return frozenset().union(*(score.needs for score in self.scores().values()))
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(recent=max(1, min(self.recent, budget_tokens // 4)))
+
+
+@dataclass(frozen=True)
+class KeyNorm(KeyPolicy):
+    """Keep the tokens whose keys are shortest: they are the ones that get attention."""
+
+    name: ClassVar[str] = "key-norm"
+    paper: ClassVar[str] = "Devoto et al. 2024, arXiv:2406.11430"
+    summary: ClassVar[str] = "keep the tokens with the shortest keys"
+    method: ClassVar[Method] = Method(
+        "s(t) = -||k_t||_2",
+        score="key norm",
+        allocate="the same number for every layer and KV head",
+        deviations=(
+            "the newest tokens are protected",
+            "all captured layers are compressed (the paper leaves out the first two, where the "
+            "correlation of norm and attention is weak)",
+            "per=layer and per=shared average the norms over heads (and layers)",
+        ),
+    )
+
+    def scores(self) -> dict[str, Score]:
+        return {"norm": KeyLength(self.per)}
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return -view.scores["norm"]
+
+
+@dataclass(frozen=True)
+class KeyDiff(KeyPolicy):
+    """Keep the keys that point least in the mean direction of all keys in the cache.
+
+    The mean changes with every token that comes or goes, so ranks are computed at each decision
+    over what the cache holds then.
+    """
+
+    name: ClassVar[str] = "keydiff"
+    paper: ClassVar[str] = "Park et al. 2025, arXiv:2504.15364"
+    summary: ClassVar[str] = "keep the keys least like the mean key"
+    method: ClassVar[Method] = Method(
+        "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||",
+        score="cosine to the mean key",
+        allocate="the same number for every layer and KV head",
+        deviations=(
+            "the newest tokens are protected",
+            "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
+            "approximation; per=layer joins the keys of a layer's heads into one vector",
+            "on a tree, the mean is over the tokens held on the active paths",
+        ),
+    )
+    each_iteration: ClassVar[bool] = False
+
+    def scores(self) -> dict[str, Score]:
+        return {"direction": KeyDirections(self.per)}
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        """Minus the product with the sum of all directions: the order of minus the cosine."""
+        stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
+        rank = np.zeros(view.tier.shape)
+        for group, directions in enumerate(view.scores["direction"]):
+            held = stream[view.tier[group, stream] <= Tier.HBM_QUANTISED]
+            if len(held):
+                keys = directions[held]
+                rank[group, held] = -sum_in_order(keys * sum_in_order(keys, axis=0))
+        return rank
