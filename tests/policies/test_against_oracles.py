@@ -126,7 +126,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", ["game24-tot", "chain-linear", "chain-tree"])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [name for name in PAIRS if "," not in name])  # no ablations
 def test_same_kept_sets_on_the_shipped_traces(name: str, trace: str) -> None:
     policy, oracle = PAIRS[name]
     reader = TraceReader(TRACES / f"{trace}.parquet")
