@@ -41,6 +41,7 @@ class UnknownName(UsageError):
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        self.what = what
         self.name = name
         self.known = sorted(known)
         self.nearest: list[str] = []
@@ -54,6 +55,9 @@ class UnknownName(UsageError):
             else f"known: {', '.join(self.known)}"
         )
         super().__init__(f"unknown {what} '{name}': {hint}")
+
+    def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, list[str]]]:
+        return UnknownName, (self.what, self.name, self.known)  # so that workers can raise it
 
 
 class TraceError(ArborsimError):
@@ -90,3 +94,7 @@ class BudgetInfeasible(ArborsimError):
             f"budget infeasible for {policy}: {made_of} = {needed_tokens} tokens "
             f"> budget {budget_tokens} tokens"
         )
+
+    def __reduce__(self) -> tuple[type[BudgetInfeasible], tuple[str, int, int, str]]:
+        arguments = (self.policy, self.needed_tokens, self.budget_tokens, self.made_of)
+        return BudgetInfeasible, arguments  # so that workers can raise it

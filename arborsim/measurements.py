@@ -76,6 +76,8 @@ class Measurements:
     peak_hbm_kv_tokens : int
         Largest number of tokens whose KV was in HBM (the hardware-independent figure).
     peak_ddr_bytes : int
+    peak_quantised_bytes : int
+        Largest size of what is held quantised, in HBM (tokens, not pages) and DDR together.
     evicted_tokens, offloaded_tokens, quantised_tokens, rehydrated_tokens : float
         Moves into those tiers, in tokens (a token moved in half of the groups counts 0.5);
         a token may count several times.
@@ -100,6 +102,7 @@ class Measurements:
     peak_hbm_kv_bytes: int = 0
     peak_hbm_kv_tokens: int = 0
     peak_ddr_bytes: int = 0
+    peak_quantised_bytes: int = 0
     evicted_tokens: float = 0.0
     offloaded_tokens: float = 0.0
     quantised_tokens: float = 0.0

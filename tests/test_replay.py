@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +17,17 @@ from arborsim.hardware.lookup import load_geometry, load_profile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.replay import Machine, Replay
+from arborsim.report.aggregate import aggregate
+from arborsim.report.export import to_json
 from arborsim.report.results import EpisodeResult, ReplayResult
-from arborsim.report.table import to_json
 from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_trace
 
 SMALL = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
+#: Every kind of move: none, eviction by run and by decision, to DDR and to 8 bits, rehydration.
+MOVERS = ("full", "random", "h2o", "hierarchy", "arborkv", "staircase")
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +46,30 @@ def linear(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-def policies() -> list[Policy]:
-    return [build(name, SMALL.get(name)) for name in available()]
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace with the vectors of all layers."""
+    return make_trace(
+        tmp_path_factory.mktemp("t") / "vectors.parquet", kind="linear", prompt=24, nodes=10,
+        block=(8, 12), episodes=1, capture="qkv", layers=3, qkv_layers=(0, 1, 2),
+    )  # fmt: skip
+
+
+def policies(names: Iterable[str] | None = None) -> list[Policy]:
+    return [build(name, SMALL.get(name)) for name in names or available()]
 
 
 def replay(
-    path: Path, chosen: list[Policy], budget: str = "0.7", machine: Machine | None = None
+    path: Path,
+    chosen: list[Policy],
+    budget: str = "0.7",
+    machine: Machine | None = None,
+    **options: Any,
 ) -> ReplayResult:
     machine = machine or Machine(load_profile("h100"), load_geometry("llama-3.1-8b"))
-    return Replay([path], chosen, [Budget.parse(budget)], machine).run()
+    optional = frozenset(options.pop("optional", ()))
+    budgets = [Budget.parse(text) for text in budget.split(",")]
+    return Replay([path], chosen, budgets, machine, optional=optional, **options).run()
 
 
 def by_policy(result: ReplayResult, episode: int = 0) -> dict[str, EpisodeResult]:
@@ -80,8 +100,8 @@ def test_closed_form_and_event_by_event_agree(
         load_profile("h100"), load_geometry("llama-3.1-8b"), recall, page_tokens=page_tokens
     )
     for path in (tree, linear):
-        closed = replay(path, policies(), machine=machine)
-        events = replay(path, policies(), machine=replace(machine, event_by_event=True))
+        closed = replay(path, policies(MOVERS), machine=machine)
+        events = replay(path, policies(MOVERS), machine=replace(machine, event_by_event=True))
         for a, b in zip(closed.episodes, events.episodes, strict=True):
             figures, others = asdict(a.measured), asdict(b.measured)
             figures.pop("series"), others.pop("series")
@@ -91,20 +111,94 @@ def test_closed_form_and_event_by_event_agree(
 
 
 def test_two_runs_are_byte_identical(tree: Path) -> None:
-    assert to_json(replay(tree, policies())) == to_json(replay(tree, policies()))
+    first, second = (replay(tree, policies(), optional=available(), count=1) for _ in range(2))
+    assert to_json(first) == to_json(second)
+
+
+def test_workers_change_nothing(tree: Path, linear: Path) -> None:
+    """Results, pictures, and what is left out under the smaller budget."""
+    one, two = (
+        Replay(
+            [tree, linear], policies(MOVERS), [Budget.parse("0.2"), Budget.parse("0.7")],
+            Machine(load_profile("h100")), pictures=True, optional=frozenset(MOVERS),
+            workers=workers,
+        ).run()
+        for workers in (1, 2)
+    )  # fmt: skip
+    assert to_json(one) == to_json(two)
+    assert one.left_out
+    assert one.left_out == two.left_out
+    for a, b in zip(one.token_maps, two.token_maps, strict=True):
+        assert (a.policy, a.budget, a.trace) == (b.policy, b.budget, b.trace)
+        assert np.array_equal(a.cells, b.cells)
+
+
+def test_an_error_in_a_worker_is_the_same_error(linear: Path) -> None:
+    said = []
+    for workers in (1, 2):
+        with pytest.raises(ArborsimError) as caught:
+            replay(linear, policies(["epikv"]), "0.05", workers=workers)
+        said.append((type(caught.value), str(caught.value)))
+    assert said[0] == said[1]
+
+
+def test_what_a_trace_cannot_serve_is_left_out_if_optional(tmp_path: Path) -> None:
+    path = make_trace(tmp_path / "plain.parquet", kind="linear", prompt=40)
+    result = replay(path, policies(), "0.9", optional=available())
+    by_name = {each.policy: each for each in result.left_out if each.remedy}
+    reader = TraceReader(path)
+    lacking = {p.name for p in policies() if not all(map(reader.has, p.reads()))}
+    assert set(by_name) == lacking
+    assert "keydiff" in lacking
+    assert by_name["keydiff"].remedy == "--capture qkv --qkv-layers all"
+    assert not lacking & {r.policy for r in result.episodes}
+
+
+def test_no_policy_that_only_evicts_beats_the_oracle(linear: Path) -> None:
+    """On one sequence, where its rule is exact but for what it must protect."""
+    chosen = policies(["oracle", "random", "streaming-llm", "h2o", "epikv", "lag-kv"])
+    for result in aggregate(replay(linear, chosen, "0.6,0.8").episodes):
+        assert result.oracle_gap >= -1e-9, result.policy
+
+
+def test_output_error_is_nothing_for_full_retention_and_more_for_less(vectors: Path) -> None:
+    chosen = policies(["full", "random"])
+    found = {r.budget: r for r in replay(vectors, chosen, "0.5,0.8").episodes}
+    assert found["1.0"].output_error == 0
+    assert 0 < found["0.8"].output_error < found["0.5"].output_error
+
+
+def test_the_peak_of_quantised_bytes_is_that_of_the_tiers(tree: Path) -> None:
+    result = by_policy(replay(tree, policies(["full", "staircase"]), "0.6"))
+    assert result["full"].measured.peak_quantised_bytes == 0
+    measured = result["staircase"].measured
+    assert measured.peak_quantised_bytes > 0
+    assert measured.peak_quantised_bytes <= measured.peak_hbm_kv_bytes + measured.peak_ddr_bytes
+
+
+def test_two_traces_of_one_name_stay_apart(tmp_path: Path) -> None:
+    paths = [
+        make_trace(tmp_path / folder / "x.parquet", kind="linear", prompt=8, episodes=1)
+        for folder in ("a", "b")
+        if (tmp_path / folder).mkdir() is None
+    ]
+    job = Replay(paths, policies(["full"]), [Budget.parse("1")], Machine(load_profile("h100")))
+    assert [r.trace for r in job.run().episodes] == [str(path) for path in paths]
 
 
 def test_attention_kept_equals_a_literal_sum(tree: Path) -> None:
-    result = by_policy(replay(tree, policies(), "0.8"))
-    episode = next(
-        iter(TraceReader(tree).episodes(sorted(frozenset().union(*(p.needs for p in policies())))))
-    )
+    reader = TraceReader(tree)
+    served = [p for p in policies() if all(map(reader.has, p.reads())) and p.grouping == "shared"]
+    assert len(served) > 10
+    result = by_policy(replay(tree, served, "0.8"))
+    needs = frozenset().union(*(p.reads() for p in served))
+    episode = next(iter(reader.episodes(sorted(needs))))
     assert episode.attention is not None
     budget = int(0.8 * episode.num_tokens)
     node_of = [int(episode.node[row]) for row in episode.token_rows]
     parent = {int(n): int(p) for n, p in zip(episode.node, episode.parent, strict=True)}
     generated = [t for t, row in enumerate(episode.token_rows) if episode.kind[row] == 1]
-    for policy in policies():
+    for policy in served:
         tiers, _ = decide_all(policy, episode, budget, max_steps=1)
         # tiers after each event: the row of a token sees the last event before its iteration
         shapes = [len(t) for t in tiers]
@@ -153,8 +247,8 @@ def test_recall_modes_differ_in_place_and_time_not_in_quality(linear: Path) -> N
 def test_geometry_transplant_changes_bytes_not_decisions(linear: Path) -> None:
     own = Machine(load_profile("h100"))
     theirs = Machine(load_profile("h100"), load_geometry("qwen2.5-7b"))
-    a = by_policy(replay(linear, policies(), machine=own))
-    b = by_policy(replay(linear, policies(), machine=theirs))
+    a = by_policy(replay(linear, policies(MOVERS), machine=own))
+    b = by_policy(replay(linear, policies(MOVERS), machine=theirs))
     for name, result in a.items():
         other = b[name]
         assert result.measured.evicted_tokens == other.measured.evicted_tokens
@@ -184,9 +278,10 @@ def test_an_infeasible_cell_can_be_left_out(linear: Path) -> None:
     result = job.run()
     cells = {(r.policy, r.budget) for r in result.episodes}
     assert cells == {("full", "1.0"), ("epikv", "0.7"), ("h2o", "0.1"), ("h2o", "0.7")}
-    [(name, why)] = [(k, v) for k, v in result.settings.items() if k.startswith("left out")]
-    assert name == "left out: epikv at 0.1 on linear.parquet"
-    assert "prompt 40" in why
+    [left_out] = result.left_out
+    assert (left_out.policy, left_out.budget, left_out.trace) == ("epikv", "0.1", "linear.parquet")
+    assert "prompt 40" in left_out.detail
+    assert left_out.least in left_out.detail
 
 
 def test_only_the_columns_needed_are_read(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +295,4 @@ def test_only_the_columns_needed_are_read(linear: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(TraceReader, "episodes", spy)
     machine = Machine(load_profile("h100"))
     Replay([linear], [build("epikv")], [Budget.parse("0.7")], machine, quality=False).run()
-    assert asked == [[Signal.HIDDEN_CHANGE]]
+    assert asked == [[Signal.HIDDEN_CHANGE]] * 2, "once per episode"

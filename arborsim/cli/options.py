@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,42 +18,88 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def build_policies(text: str, settings: list[str]) -> list[Policy]:
-    """The policies named in `text` (``"all"``: every one), with ``--set`` values applied.
-
-    Parameters
-    ----------
-    text : str
-        Comma-separated names.
-    settings : list of str
-        ``name=value`` for every policy that has such a parameter, or ``policy.name=value``.
-    """
-    from dataclasses import fields
-
-    from arborsim.policies.registry import available, build, find
+def chosen_names(text: str) -> list[str]:
+    """The policies of ``--policy``; ``"all"`` is every one."""
+    from arborsim.policies.registry import available
 
     chosen = list(available()) if text.strip() == "all" else names(text)
     if not chosen:
         raise UsageError("--policy names no policy")
+    return chosen
+
+
+def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, dict[str, str]]:
+    """What ``--set`` gives to each of the chosen policies.
+
+    Parameters
+    ----------
+    chosen : sequence of str
+        Names, files or classes, as in ``--policy``.
+    given : iterable of str
+        ``parameter=value`` for every chosen policy that has the parameter, or
+        ``policy.parameter=value``.  Parameters of composed policies have a dot themselves
+        (``allocate.alpha``), so a policy is meant only if one of that name was chosen.
+
+    Returns
+    -------
+    dict
+        Parameters as text, by policy; in the form that `arborsim.policies.registry.build` takes.
+    """
+    from arborsim.policies.registry import available, build, find
+
+    kinds = {name: find(name) for name in chosen}
     values: dict[str, dict[str, str]] = {name: {} for name in chosen}
-    for setting in settings:
+    for setting in given:
         key, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting}: expected name=value or policy.name=value")
-        policy, dot, parameter = key.rpartition(".")
-        if dot:
-            if policy not in values:
-                raise UsageError(
-                    f"--set {setting}: policy {policy} is not among {', '.join(chosen)}"
-                )
-            values[policy][parameter] = value
-            continue
-        having = [name for name in chosen if key in {f.name for f in fields(find(name))}]
-        if not having:
+        meant, parameter = _meant(key, kinds)
+        if not meant:
+            head = key.partition(".")[0]
+            if head in available() and head != key:
+                raise UsageError(f"--set {setting}: policy {head} is not among {', '.join(chosen)}")
             build(chosen[0], {key: value})  # raises, naming the nearest parameters
-        for name in having:
-            values[name][key] = value
-    return [build(name, values[name]) for name in chosen]
+        for name in meant:
+            values[name][parameter] = value
+    return values
+
+
+def _meant(key: str, kinds: Mapping[str, type[Policy]]) -> tuple[list[str], str]:
+    """The policies that a key of ``--set`` is for, and the parameter."""
+    for name, kind in kinds.items():
+        for prefix in (f"{name}.", f"{kind.name}."):
+            if key.startswith(prefix):
+                return [name], key.removeprefix(prefix)
+    return [name for name, kind in kinds.items() if _takes(kind, key)], key
+
+
+def _takes(kind: type[Policy], key: str) -> bool:
+    """Whether a policy has the parameter; ``block.setting`` is one of a block."""
+    from dataclasses import fields, is_dataclass
+
+    from arborsim.policies.settings import default_of
+
+    head, dot, rest = key.partition(".")
+    for each in fields(kind):
+        if each.name == head:
+            block = default_of(each)
+            return not dot or (
+                is_dataclass(block) and rest in {field.name for field in fields(block)}
+            )
+    return False
+
+
+def build_policies(settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:
+    """The policies with their settings; each must have a name of its own, which tables go by."""
+    from arborsim.policies.registry import build
+
+    policies: dict[str, Policy] = {}
+    for name, values in settings.items():
+        made = build(name, dict(values))
+        if made.name in policies:
+            raise UsageError(f"--policy {name}: there is another policy called {made.name}")
+        policies[made.name] = made
+    return list(policies.values())
 
 
 def check_output(path: Path | None, what: str) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from arborsim.errors import UsageError
+from arborsim.report.aggregate import BASELINE, ORACLE
 
 if TYPE_CHECKING:
+    from arborsim.policies.base import Policy
     from arborsim.replay import Replay
     from arborsim.trace.reader import TraceReader
 
@@ -38,6 +40,9 @@ def replay(
     set_: Annotated[
         list[str], typer.Option("--set", help="name=value or policy.name=value; repeatable.")
     ] = [],  # noqa: B006 (typer copies defaults)
+    calibration: Annotated[
+        list[str], typer.Option(help="Settings from a calibration: a file or name; repeatable.")
+    ] = [],  # noqa: B006
     first: Annotated[int, typer.Option(help="First episode.", min=0)] = 0,
     episodes: Annotated[int, typer.Option(help="Episodes per trace [default: all].", min=0)] = 0,
     quality: Annotated[
@@ -49,10 +54,19 @@ def replay(
             "--skip-infeasible", help="Leave out a policy whose budget is too small for a trace."
         ),
     ] = False,
+    oracle: Annotated[
+        bool, typer.Option(help="Also replay the offline optimum, and show the gap to it.")
+    ] = True,
+    workers: Annotated[
+        int, typer.Option(help="Processes that share the episodes; same results.", min=1)
+    ] = 1,
     event_by_event: Annotated[
         bool, typer.Option(help="One simulated event per decode iteration (slow check).")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Write results to this Parquet file.")] = None,
+    view: Annotated[
+        str, typer.Option(help="table (all figures), matrix (a line per policy) or auto.")
+    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
 ) -> None:
@@ -62,19 +76,27 @@ def replay(
     the share of attention kept, all against full retention.
     """
     from arborsim.budget import Budget
-    from arborsim.cli.options import build_policies, names
+    from arborsim.cli.options import build_policies, chosen_names, names, policy_settings
     from arborsim.cli.progress import PatientProgress
     from arborsim.errors import UnknownName
     from arborsim.hardware.lookup import load_geometry, load_profile
     from arborsim.replay import Machine, Replay
-    from arborsim.report.table import print_tables, to_frame, to_json
+    from arborsim.report.export import to_frame, to_json
+    from arborsim.report.table import VIEWS, print_tables
 
     if recall not in RECALLS:
         raise UnknownName("recall mode", recall, RECALLS)
+    if view not in VIEWS:
+        raise UnknownName("view", view, VIEWS)
     _check_outputs(traces, out, report)
-    policies = build_policies(policy, set_)
-    if all(p.name != "full" for p in policies):
-        policies = [*build_policies("full", []), *policies]
+    chosen = chosen_names(policy)
+    if policy.strip() == "all" and not oracle:
+        chosen = [name for name in chosen if name != ORACLE]
+    optional = set(chosen) if policy.strip() == "all" else {ORACLE} - set(chosen)
+    settings = policy_settings(chosen, set_)
+    if calibration:
+        settings = _calibrated(settings, calibration, traces)
+    policies = _with_references(build_policies(settings), traces, bound=oracle and quality)
     budgets = [Budget.parse(text) for text in names(budget)]
     if not budgets:
         raise UsageError("--budget names no budget")
@@ -96,7 +118,9 @@ def replay(
         first=first,
         count=episodes or None,
         pictures=report is not None,
+        optional=frozenset(optional),
         skip_infeasible=skip_infeasible,
+        workers=workers,
     )
     readers = job.open()
     job.settings = _settings(job, readers)
@@ -115,13 +139,38 @@ def replay(
     if json:
         typer.echo(to_json(result))
         return
-    print_tables(result)
+    print_tables(result, view=view)
     for name, why in result.settings.items():
-        if name.startswith(("left out", "does not fit")):
+        if name.startswith("does not fit"):
             typer.echo(f"{name}: {why}")
     for path in (out, report):
         if path is not None:
             typer.echo(f"wrote {path}")
+
+
+def _calibrated(
+    settings: dict[str, dict[str, str]], calibrations: list[str], traces: list[Path]
+) -> dict[str, dict[str, str]]:
+    """Settings from calibrations, where the user has not set others."""
+    from arborsim.calibration.load import apply, read_calibration
+    from arborsim.trace.reader import TraceReader
+
+    layers = {str(path): TraceReader(path).info.geometry.layers for path in traces}
+    return apply(settings, [read_calibration(name) for name in calibrations], layers)
+
+
+def _with_references(policies: list[Policy], traces: list[Path], bound: bool) -> list[Policy]:
+    """Full retention leads, to compare with; the oracle follows if a trace can serve it."""
+    from arborsim.policies.registry import available, build
+    from arborsim.signals.observations import Signal
+    from arborsim.trace.reader import TraceReader
+
+    names = {policy.name for policy in policies}
+    first = [] if BASELINE in names else [build(BASELINE)]
+    wanted = bound and ORACLE in available() and ORACLE not in names
+    if wanted and any(TraceReader(path).has(Signal.ATTENTION) for path in traces):
+        first.append(build(ORACLE))
+    return [*first, *policies]
 
 
 def _check_outputs(traces: list[Path], out: Path | None, report: Path | None) -> None:

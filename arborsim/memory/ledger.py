@@ -32,7 +32,7 @@ class RunProfile:
     Attributes
     ----------
     hbm_tokens_before, hbm_tokens_after, quantised_tokens_after, ddr_tokens_after : array
-    hbm_page_bytes_before, hbm_page_bytes_after, ddr_bytes_after : array
+    hbm_page_bytes_before, hbm_page_bytes_after, ddr_bytes_after, quantised_bytes_after : array
     changes : Changes
         What the moves of the run changed.
     """
@@ -44,6 +44,7 @@ class RunProfile:
     hbm_page_bytes_before: np.ndarray
     hbm_page_bytes_after: np.ndarray
     ddr_bytes_after: np.ndarray
+    quantised_bytes_after: np.ndarray
     changes: Changes
 
 
@@ -130,6 +131,11 @@ class Ledger:
         return int((self.counts.sum(axis=0) * self.bytes_by_tier)[_IN_DDR].sum())
 
     @property
+    def quantised_bytes(self) -> int:
+        """Bytes of the quantised tokens, in HBM and DDR."""
+        return int((self.counts.sum(axis=0) * self.bytes_by_tier)[_QUANTISED].sum())
+
+    @property
     def _page_bytes(self) -> np.ndarray:
         assert self._pages is not None
         return self.bytes_by_tier[:2] * self._pages.page_tokens
@@ -212,6 +218,7 @@ class Ledger:
             hbm_page_bytes_before=pages_before,
             hbm_page_bytes_after=pages_after,
             ddr_bytes_after=self._bytes(after, _IN_DDR),
+            quantised_bytes_after=self._bytes(after, _QUANTISED),
             changes=changes,
         )
 

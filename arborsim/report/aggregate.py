@@ -10,6 +10,7 @@ from arborsim.measurements import TimeSplit
 from arborsim.report.results import EpisodeResult
 
 BASELINE = "full"
+ORACLE = "oracle"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class Row:
     """One policy under one budget, over all searches of a trace.
 
     Peaks are the largest over searches (`mean_*`: the mean); times, tokens, moves and traffic are
-    summed; `attention_kept` is weighted by generated tokens (NaN if unknown for all searches).
+    summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if unknown for
+    all searches).  `oracle_gap` is what the oracle keeps under the same budget, less what this
+    policy keeps: a share, NaN if there is no oracle; negative for policies that lose less than
+    evicting must, because they quantise, offload or recompute.
     """
 
     trace: str
@@ -45,6 +49,7 @@ class Row:
     mean_peak_hbm_kv_bytes: float
     peak_hbm_kv_tokens: int
     peak_ddr_bytes: int
+    peak_quantised_bytes: int
     mean_peak_ddr_bytes: float
     evicted_tokens: float
     offloaded_tokens: float
@@ -56,6 +61,8 @@ class Row:
     decisions: int
     time: TimeSplit
     attention_kept: float
+    output_error: float
+    oracle_gap: float = math.nan
     relative: Relative = field(default_factory=Relative)
 
     @property
@@ -77,9 +84,18 @@ class Row:
         return self.policy == BASELINE
 
     @property
+    def is_oracle(self) -> bool:
+        return self.policy == ORACLE
+
+    @property
     def budget_label(self) -> str:
         """The budget for people: full retention has none."""
         return "all" if self.is_baseline else self.budget
+
+
+def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str], float]:
+    """Attention that the oracle keeps, by trace, episode and budget."""
+    return {(r.trace, r.episode, r.budget): r.attention_kept for r in results if r.policy == ORACLE}
 
 
 def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
@@ -101,10 +117,13 @@ def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
         )
     )
     baselines = {row.trace: row for row in reversed(rows) if row.is_baseline}
+    bounds = {(row.trace, row.budget): row.attention_kept for row in rows if row.is_oracle}
     return tuple(
-        replace(row, relative=_relative(row, baselines[row.trace]))
-        if row.trace in baselines
-        else row
+        replace(
+            row,
+            oracle_gap=bounds.get((row.trace, row.budget), math.nan) - row.attention_kept,
+            relative=_relative(row, baselines[row.trace]) if row.trace in baselines else Relative(),
+        )
         for row in rows
     )
 
@@ -119,8 +138,6 @@ def _row(results: list[EpisodeResult]) -> Row:
             for part in fields(TimeSplit)
         }
     )
-    known = [r for r in results if not math.isnan(r.attention_kept)]
-    kept = math.fsum(r.attention_kept * r.measured.generated_tokens for r in known)
     return Row(
         trace=first.trace,
         policy=first.policy,
@@ -133,6 +150,7 @@ def _row(results: list[EpisodeResult]) -> Row:
         mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / n,
         peak_hbm_kv_tokens=max(m.peak_hbm_kv_tokens for m in measured),
         peak_ddr_bytes=max(m.peak_ddr_bytes for m in measured),
+        peak_quantised_bytes=max(m.peak_quantised_bytes for m in measured),
         mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / n,
         evicted_tokens=math.fsum(m.evicted_tokens for m in measured),
         offloaded_tokens=math.fsum(m.offloaded_tokens for m in measured),
@@ -143,7 +161,8 @@ def _row(results: list[EpisodeResult]) -> Row:
         from_ddr_bytes=sum(m.from_ddr_bytes for m in measured),
         decisions=sum(m.decisions for m in measured),
         time=time,
-        attention_kept=_ratio(kept, sum(r.measured.generated_tokens for r in known)),
+        attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
+        output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
     )
 
 
@@ -155,6 +174,13 @@ def _relative(row: Row, full: Row) -> Relative:
         tokens_per_s=_ratio(row.tokens_per_s, full.tokens_per_s),
         attention_kept=_ratio(row.attention_kept, full.attention_kept),
     )
+
+
+def _mean(weighted: Iterable[tuple[float, int]]) -> float:
+    """Mean of (value, weight) pairs whose value is known."""
+    known = [(value, weight) for value, weight in weighted if not math.isnan(value)]
+    total = math.fsum(value * weight for value, weight in known)
+    return _ratio(total, sum(weight for _, weight in known))
 
 
 def _ratio(value: float, base: float) -> float:

@@ -50,10 +50,13 @@ MEMORY: tuple[Column, ...] = (
            "Peak KV in HBM relative to full retention on the same trace."),
     Column("peak_ddr", ("DDR", "peak"), "DDR peak", "bytes", "memory",
            lambda r: r.peak_ddr_bytes, "Largest KV footprint in host memory of any search."),
+    Column("peak_quantised", ("quan-", "tised"), "Quantised peak", "bytes", "memory",
+           lambda r: r.peak_quantised_bytes,
+           "Largest size of what is held in 8 bits, in HBM and DDR together (part of both peaks)."),
     Column("evicted", ("evic-", "ted"), "Evicted", "tokens", "moves",
            lambda r: r.evicted_tokens,
            "Tokens whose KV was thrown away, summed over searches; a token can count repeatedly."),
-    Column("quantised", ("quan-", "tised"), "Quantised", "tokens", "moves",
+    Column("quantised", ("to 8", "bits"), "Quantised", "tokens", "moves",
            lambda r: r.quantised_tokens, "Tokens whose KV was quantised."),
     Column("offloaded", ("off-", "loaded"), "Offloaded", "tokens", "moves",
            lambda r: r.offloaded_tokens, "Tokens whose KV was moved to DDR."),
@@ -86,6 +89,21 @@ TIME: tuple[Column, ...] = (
            lambda r: r.attention_kept,
            "Share of the recorded attention that fell on readable tokens, over generated tokens. "
            "It says how much of what the model looked at was still there; it is not accuracy."),
+    Column("gap", ("gap to", "oracle"), "Gap to oracle", "points", "gap",
+           lambda r: r.oracle_gap,
+           "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
+           "percentage points. The oracle evicts what the recorded future reads least: it bounds "
+           "policies that only evict, and those that quantise, offload or recompute can beat it."),
+    Column("error", ("output", "error"), "Output error", "percent", "error",
+           lambda r: r.output_error,
+           "Relative error of the output of attention on the captured layers, mean over layers and "
+           "generated tokens; queries are the recorded ones."),
+)  # fmt: skip
+
+
+REHYDRATIONS = Column(
+    "rehydrations", ("rehy-", "drations"), "Rehydrations", "count", "rehydrations",
+    lambda r: r.rehydrations, "Prefill passes that brought evicted tokens back.",
 )  # fmt: skip
 
 
@@ -95,7 +113,11 @@ def shown(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Column, ...]:
     if all(math.isnan(r.relative.peak_hbm) and math.isnan(r.relative.time) for r in rows):
         silent |= {column.key for column in columns if column.key.endswith("vs_full")}
     if not any(r.quantised_tokens for r in rows):
-        silent.add("quantised")
+        silent |= {"quantised", "peak_quantised"}
+    if all(math.isnan(r.output_error) for r in rows):
+        silent.add("error")
+    if all(math.isnan(r.oracle_gap) for r in rows):
+        silent.add("gap")
     return tuple(column for column in columns if column.key not in silent)
 
 

@@ -20,9 +20,9 @@ from arborsim.errors import UsageError
 from arborsim.report import figures, forest
 from arborsim.report.aggregate import BASELINE, Row, aggregate
 from arborsim.report.columns import MEMORY, TIME, Column, scales, shown
+from arborsim.report.export import strict, to_frame
 from arborsim.report.results import EpisodeResult, ReplayResult, TreePicture
 from arborsim.report.summary import headline, summarise
-from arborsim.report.table import strict, to_frame
 from arborsim.report.units import Scale
 
 #: Points over all memory series of a page, most and fewest points per series.

@@ -6,11 +6,13 @@ Everything that is shown is derived from these records by the pure functions of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from arborsim.measurements import Measurements
+from arborsim.report.token_map import TokenMap
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class EpisodeResult:
         Share of the recorded attention that fell on readable tokens; NaN if unknown.
     kv_bytes_per_token : int
         Keys and values of one token over all layers; 0 if unknown.  Draws the budget in bytes.
+    output_error : float
+        Relative error of the attention output on the captured layers; NaN if unknown.
     """
 
     trace: str
@@ -42,6 +46,33 @@ class EpisodeResult:
     measured: Measurements
     attention_kept: float
     kv_bytes_per_token: int = 0
+    output_error: float = math.nan
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A policy that a trace cannot serve, under one budget or under any.
+
+    Attributes
+    ----------
+    trace, policy : str
+    budget : str
+        Empty if no budget would do.
+    remedy : str
+        Options of ``arborsim record`` that supply what the trace lacks; empty if that is not the
+        reason, but a budget that is too small.
+    least : str
+        The budget that would do, as far as is known; empty if there is none.
+    detail : str
+        The whole story in one line.
+    """
+
+    trace: str
+    policy: str
+    budget: str = ""
+    remedy: str = ""
+    least: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,9 +142,13 @@ class ReplayResult:
         GPU, model geometry, recall mode, page size, traces with their sha256, versions, seeds.
     assumed : tuple of str
         Numbers of the hardware profile that nobody measured.
+    left_out : tuple of LeftOut
+    token_maps : tuple of TokenMap
     """
 
     episodes: tuple[EpisodeResult, ...]
     pictures: tuple[TreePicture, ...]
     settings: dict[str, str]
     assumed: tuple[str, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    token_maps: tuple[TokenMap, ...] = ()

@@ -17,6 +17,8 @@ UNITS: dict[str, tuple[tuple[str, float], ...]] = {
     "rate": (("tok/s", 1.0), ("k tok/s", 1e3), ("M tok/s", 1e6)),
     "percent": (("%", 1e-2),),
     "factor": (("x", 1.0),),
+    "points": (("pp", 1e-2),),  # percentage points
+    "count": (("", 1.0),),
 }
 #: Below this many of a unit the next smaller one is taken; tokens stay whole for longer.
 _LEAST = {"tokens": 10.0, "rate": 100.0}
@@ -38,6 +40,8 @@ class Scale:
             return "-"
         scaled = value / self.size
         least = 10.0**-self.decimals
+        if -least / 2 < scaled < 0:
+            return f">-{least:.{self.decimals}f}"
         if 0 < scaled < least / 2:
             return f"<{least:.{self.decimals}f}"
         if self.unit == "%" and 100 - least / 2 <= scaled < 100:
@@ -50,6 +54,8 @@ def scale_for(kind: str, values: Iterable[float]) -> Scale:
     largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
     if kind == "percent":
         return Scale("%", 1e-2, 1)
+    if kind in ("points", "count"):
+        return Scale(*UNITS[kind][0], 2 if kind == "points" else 0)
     if kind == "factor":
         return Scale("x", 1.0, 2 if largest < 100 else 0)
     units = UNITS[kind]

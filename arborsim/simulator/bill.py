@@ -69,6 +69,7 @@ class Bill:
         m.peak_hbm_kv_bytes = gauge.peak_bytes
         m.peak_hbm_kv_tokens = gauge.peak_tokens
         m.peak_ddr_bytes = gauge.peak_ddr_bytes
+        m.peak_quantised_bytes = gauge.peak_quantised_bytes
         m.peak_staging_bytes = gauge.peak_staging_bytes
         m.weight_bytes = cost.geometry.weight_bytes
         m.workspace_bytes = self._workspace_bytes

@@ -24,7 +24,7 @@ class MemoryGauge:
         Buffers that hold recalled tokens while they live in DDR.
     in_flight_bytes : int
         Pages whose tokens have left for DDR but whose copy is not finished.
-    peak_bytes, peak_tokens, peak_ddr_bytes, peak_staging_bytes : int
+    peak_bytes, peak_tokens, peak_ddr_bytes, peak_quantised_bytes, peak_staging_bytes : int
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -33,6 +33,7 @@ class MemoryGauge:
         self.peak_bytes = 0
         self.peak_tokens = 0
         self.peak_ddr_bytes = 0
+        self.peak_quantised_bytes = 0
         self.peak_staging_bytes = 0
         self._ledger = ledger
         self._samples: list[_Sample] = []
@@ -45,6 +46,7 @@ class MemoryGauge:
             (time_s, kv_bytes, self.staging_bytes, self.in_flight_bytes, ddr_bytes),
             self._ledger.hbm_tokens,
         )
+        self._note_quantised(self._ledger.quantised_bytes)
 
     def observe_run(self, time_s: np.ndarray, run: RunProfile, staging: np.ndarray) -> None:
         """Take in a run with nothing in flight; arrays ``[steps]``, times of iterations' ends.
@@ -68,6 +70,7 @@ class MemoryGauge:
             self._sample(self._after(i, time_s, run, staging))
         self.peak_ddr_bytes = max(self.peak_ddr_bytes, int(run.ddr_bytes_after.max()))
         self.peak_staging_bytes = max(self.peak_staging_bytes, int(staging.max()))
+        self._note_quantised(int(run.quantised_bytes_after.max()))
         self.staging_bytes = int(staging[-1])
 
     def series(self) -> MemorySeries:
@@ -95,6 +98,9 @@ class MemoryGauge:
         self.peak_ddr_bytes = max(self.peak_ddr_bytes, sample[4])
         self.peak_staging_bytes = max(self.peak_staging_bytes, sample[2])
         self._sample(sample)
+
+    def _note_quantised(self, held_bytes: int) -> None:
+        self.peak_quantised_bytes = max(self.peak_quantised_bytes, held_bytes)
 
     def _sample(self, sample: _Sample) -> None:
         self._samples.append(sample)

@@ -44,8 +44,8 @@ def test_json_parquet_and_report(
     assert main(command) == 0
     data = json.loads(capsys.readouterr().out)
     frame = pd.read_parquet(out)
-    assert set(frame["policy"]) == {"full", "h2o"}
-    assert len(frame) == 6  # three episodes under two policies
+    assert set(frame["policy"]) == {"full", "oracle", "h2o"}
+    assert len(frame) == 9  # three episodes under three policies
     assert (frame["peak_hbm_kv_bytes"] > 0).all()
     assert data
     html = page.read_text()

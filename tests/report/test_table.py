@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from arborsim.report.export import to_frame, to_json
 from arborsim.report.results import ReplayResult
-from arborsim.report.table import print_tables, to_frame, to_json
+from arborsim.report.table import print_tables
 from tests.report.synthetic import result
 
 GOLDEN = Path(__file__).parent / "golden_80.txt"

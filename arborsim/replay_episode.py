@@ -1,0 +1,214 @@
+"""Replaying one episode of a trace under any number of policies and budgets.
+
+The unit of work of `arborsim.replay`: it can run in a process of its own, so everything that goes
+in and comes out can be pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from arborsim.budget import Budget
+from arborsim.controller import Controller, Executor, Meter
+from arborsim.errors import BudgetInfeasible
+from arborsim.meters import AttentionKept
+from arborsim.output_error import OutputError
+from arborsim.policies.base import Policy
+from arborsim.report.film import TreeFilm, node_records
+from arborsim.report.results import EpisodeResult, TreePicture
+from arborsim.report.token_map import TokenMap, TokenMapper
+from arborsim.signals.observations import Signal
+from arborsim.trace.play import play
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from arborsim.hardware.profile import HardwareProfile
+    from arborsim.trace.episode import Episode
+    from arborsim.trace.schema import Geometry, TraceInfo
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the searches are replayed on.
+
+    Attributes
+    ----------
+    profile : HardwareProfile
+    geometry : Geometry or None
+        Model whose bytes and seconds are charged; None for the recorded model's own.
+    recall : {"stage", "stream", "near"}
+        How tokens in DDR take part in attention.
+    page_tokens : int
+        KV slots per page.
+    tree_attention : bool
+        Whether shared ancestors are read once per batch, or once per branch.
+    event_by_event : bool
+        Simulate every decode iteration as an event of its own (slower, the same to rounding).
+    """
+
+    profile: HardwareProfile
+    geometry: Geometry | None = None
+    recall: str = "stage"
+    page_tokens: int = 1
+    tree_attention: bool = True
+    event_by_event: bool = False
+
+    def executor(self, policy: Policy, recorded: TraceInfo) -> Executor:
+        """A simulated machine for one search of a trace under `policy`."""
+        from arborsim.simulator.executor import SimulatedExecutor
+
+        return SimulatedExecutor(
+            self.geometry or recorded.geometry,
+            self.profile,
+            groups=num_groups(policy, recorded),
+            page_tokens=self.page_tokens,
+            recall=self.recall,
+            fused=policy.fused,
+            tree_attention=self.tree_attention,
+            event_by_event=self.event_by_event,
+        )
+
+
+def num_groups(policy: Policy, recorded: TraceInfo) -> int:
+    """Cache groups that the plans of `policy` tell apart on a trace: see `Policy.grouping`."""
+    layers = len(recorded.qkv_layers)
+    return {"shared": 1, "layer": layers, "head": layers * recorded.geometry.kv_heads}[
+        policy.grouping
+    ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy under one budget."""
+
+    policy: Policy
+    budget: Budget
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One episode of a trace, and what to replay it under.
+
+    Attributes
+    ----------
+    name : str
+        What the trace is called in results.
+    trace : Path
+    episode : int
+    cells : tuple of Cell
+    needs : tuple of Signal
+        What to read from the trace: for policies, and for quality.
+    machine : Machine
+    attention_kept, output_error : bool
+        Which quality figures to take.
+    pictures : bool
+        Take pictures for the report.
+    """
+
+    name: str
+    trace: Path
+    episode: int
+    cells: tuple[Cell, ...]
+    needs: tuple[Signal, ...]
+    machine: Machine
+    attention_kept: bool
+    output_error: bool
+    pictures: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one cell: a result (with pictures if asked for), or an infeasible budget.
+
+    `rows` and `tokens` are those of the episode.
+    """
+
+    trace: str
+    episode: int
+    rows: int
+    tokens: int
+    cell: Cell
+    result: EpisodeResult | None = None
+    picture: TreePicture | None = None
+    token_map: TokenMap | None = None
+    infeasible: BudgetInfeasible | None = None
+
+
+def play_unit(unit: Unit, advance: Callable[[str, int], None] | None = None) -> list[Outcome]:
+    """Replay the unit's episode under each of its cells, in their order.
+
+    Parameters
+    ----------
+    unit : Unit
+    advance : callable, optional
+        Called with what was done and its number of rows, after each cell.
+    """
+    reader = TraceReader(unit.trace)
+    (episode,) = reader.episodes(unit.needs, start=unit.episode, stop=unit.episode + 1)
+    outcomes = []
+    for cell in unit.cells:
+        nothing = Outcome(unit.name, episode.index, episode.num_rows, episode.num_tokens, cell)
+        try:
+            outcomes.append(_play(unit, episode, nothing))
+        except BudgetInfeasible as error:
+            outcomes.append(replace(nothing, infeasible=error))
+        if advance:
+            advance(f"{unit.name} {cell.policy.name}", episode.num_rows)
+    return outcomes
+
+
+def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
+    """Fill in the outcome of its cell."""
+    cell = outcome.cell
+    kept = AttentionKept() if unit.attention_kept else None
+    error = OutputError() if unit.output_error else None
+    iterations = len(np.unique(episode.iteration[episode.kind == Kind.TOKEN]))
+    mapper = TokenMapper(episode.num_tokens, iterations) if unit.pictures else None
+    film = TreeFilm() if unit.pictures else None
+    meters: tuple[Meter | None, ...] = (kept, error, mapper)
+    geometry = episode.info.geometry
+    executor = unit.machine.executor(cell.policy, episode.info)
+    budget_tokens = cell.budget.in_tokens(episode.num_tokens)
+    controller = Controller(
+        cell.policy,
+        executor,
+        budget_tokens=budget_tokens,
+        layers=geometry.layers,
+        vocabulary=geometry.vocab,
+        meters=[meter for meter in meters if meter is not None],
+    )
+    for event in play(episode):
+        controller.handle(event)
+        if film:
+            film.take(event, controller)
+    name, text = cell.policy.name, cell.budget.text
+    result = EpisodeResult(
+        unit.name,
+        episode.index,
+        name,
+        text,
+        budget_tokens,
+        executor.measurements(),
+        kept.share if kept else math.nan,
+        (unit.machine.geometry or geometry).kv_bytes_per_token,
+        error.error if error else math.nan,
+    )
+    if not film or not mapper:
+        return replace(outcome, result=result)
+    nodes = node_records(controller.tree)
+    where = (name, text, unit.name, episode.index)
+    return replace(
+        outcome,
+        result=result,
+        picture=TreePicture(*where, nodes, film.frames(len(nodes))),
+        token_map=TokenMap(
+            *where, mapper.first_tokens, mapper.iterations, mapper.finish(executor.tier)
+        ),
+    )

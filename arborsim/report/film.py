@@ -1,0 +1,69 @@
+"""Filming a search: where each thought block's tokens live, at the turns of the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from arborsim.controller import Controller
+from arborsim.events import Answer, Boundary, Event, Transition
+from arborsim.memory.tiers import NUM_TIERS
+from arborsim.report.results import Frame, NodeRecord
+from arborsim.tree import ThoughtTree
+
+MAX_FRAMES = 40
+
+
+class TreeFilm:
+    """Takes a frame at every `Transition`, `Boundary` and `Answer`.
+
+    Tokens are counted by tier in the first cache group.
+    """
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+
+    def take(self, event: Event, controller: Controller) -> None:
+        """A frame after `event` was handled, if it is one of those that are filmed."""
+        match event:
+            case Transition(turned, _):
+                more = " ..." if len(turned) > 4 else ""
+                label = f"turn to {', '.join(map(str, turned[:4]))}{more}"
+            case Boundary(node, _, _):
+                label = f"block {node} complete"
+            case Answer():
+                label = "answer"
+            case _:
+                return
+        tree, executor = controller.tree, controller.executor
+        cell = tree.node_of_token.values * NUM_TIERS + executor.tier[0].astype(np.int64)
+        table = np.bincount(cell, minlength=len(tree) * NUM_TIERS).reshape(-1, NUM_TIERS)
+        self._frames.append(Frame(executor.clock(), label, controller.view().leaves, table))
+
+    def frames(self, nodes: int) -> tuple[Frame, ...]:
+        """At most `MAX_FRAMES` of them, each with a row for every one of `nodes`."""
+        return tuple(_padded(frame, nodes) for frame in _thinned(self._frames))
+
+
+def node_records(tree: ThoughtTree) -> tuple[NodeRecord, ...]:
+    """The blocks as they are now."""
+    return tuple(
+        NodeRecord(n.parent, n.depth, tree.num_node_tokens(i), n.reward, n.pruned, n.closed)
+        for i, n in enumerate(tree.nodes)
+    )
+
+
+def _thinned(frames: list[Frame]) -> Iterator[Frame]:
+    """At most `MAX_FRAMES`, evenly spread, first and last included."""
+    if len(frames) <= MAX_FRAMES:
+        return iter(frames)
+    return (frames[i] for i in np.linspace(0, len(frames) - 1, MAX_FRAMES).round().astype(int))
+
+
+def _padded(frame: Frame, nodes: int) -> Frame:
+    """The same frame with a (zero) row for nodes that were opened later."""
+    table = np.zeros((nodes, NUM_TIERS), dtype=np.int64)
+    table[: len(frame.tokens_by_tier)] = frame.tokens_by_tier
+    return replace(frame, tokens_by_tier=table)
