@@ -13,7 +13,7 @@ from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import Score
-from arborsim.signals.vector_scores import KeyDirections, KeyLength, sum_in_order
+from arborsim.signals.vector_scores import KeyDirections, KeyLength
 
 PER = ("shared", "layer", "head")
 
@@ -90,6 +90,7 @@ class KeyDiff(KeyPolicy):
             "the newest tokens are protected",
             "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
             "approximation; per=layer joins the keys of a layer's heads into one vector",
+            "unit keys are rounded to steps of 2**-16, so that no sum depends on its order",
             "on a tree, the mean is over the tokens held on the active paths",
         ),
     )
@@ -104,7 +105,6 @@ class KeyDiff(KeyPolicy):
         rank = np.zeros(view.tier.shape)
         for group, directions in enumerate(view.scores["direction"]):
             held = stream[view.tier[group, stream] <= Tier.HBM_QUANTISED]
-            if len(held):
-                keys = directions[held]
-                rank[group, held] = -sum_in_order(keys * sum_in_order(keys, axis=0))
+            keys = directions[held]
+            rank[group, held] = -(keys @ keys.sum(axis=0))
         return rank

@@ -121,9 +121,17 @@ class _NormState(_GroupedState):
         return np.asarray(sum_in_order(by_head) / by_head.shape[-1])
 
 
+_LENGTH = 2.0**16
+"""Length of a direction.  Float16 keys have 11 bits, so rounding loses little; and products with the
+sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any order of adding."""
+
+
 @dataclass(frozen=True)
 class KeyDirections:
-    """Keys scaled to length 1; float64 ``[groups, tokens, size]``.  A zero key stays zero.
+    """Keys scaled to length 2**16 and rounded to whole numbers; float64 ``[groups, tokens, size]``.
+
+    Products with sums of directions are exact, so matrix products give the same bits on every
+    machine and however a sum was built up.  A zero key stays zero.
 
     Parameters
     ----------
@@ -152,7 +160,7 @@ class _DirectionState(_GroupedState):
     def _compute(self, observed: Observations) -> np.ndarray:
         keys = vectors_per_group(observed, self._signal, self._per).astype(np.float64)
         length = norms(keys)[..., None]
-        return np.asarray(keys / np.where(length > 0, length, 1.0))
+        return np.asarray(np.rint(keys / np.where(length > 0, length, 1.0) * _LENGTH))
 
 
 @dataclass(frozen=True)

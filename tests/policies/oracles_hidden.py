@@ -153,13 +153,13 @@ class SlowKeyDiff(SlowKeys):
         path = self.adaptation == "path"
         stream = world.active_tokens() if path else range(len(world.node))
         held = [t for t in stream if world.tiers[group][t] in (HBM, HBM_Q)]
-        direction = {}
+        direction = {}  # in whole steps: Python's integers are exact
         for t in held:
             key = group_vector(world, group, t, self.per, "keys")
             size = length(key) or 1.0
-            direction[t] = [x / size for x in key]
-        mean = [add(column) for column in zip(*direction.values(), strict=True)]
-        like = {t: add(a * b for a, b in zip(direction[t], mean, strict=True)) for t in free}
+            direction[t] = [round(x / size * 65536) for x in key]
+        mean = [sum(column) for column in zip(*direction.values(), strict=True)]
+        like = {t: sum(a * b for a, b in zip(direction[t], mean, strict=True)) for t in free}
         order = sorted(free, key=lambda t: (-like[t], t))
         for victim in order[: world.in_hbm(group) - world.budget]:
             world.tiers[group][victim] = EVICTED
