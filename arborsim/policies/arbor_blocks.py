@@ -14,7 +14,7 @@ from arborsim.policies.base import CacheView
 
 _TAIL = np.finfo(np.float64).max
 """Key of a block's tail: above every score, below what is protected (infinity)."""
-_TABLE_TOKENS = 1 << 15
+_TABLE_TOKENS = 1 << 16
 """Tokens that are sorted together: larger tables only wait for memory."""
 
 
@@ -91,13 +91,15 @@ def tokens_that_leave(
 
 
 def _similar(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices of blocks whose lengths differ by less than 2 times, few enough for the CPU cache."""
-    size_class = np.frexp(lengths.astype(np.float64))[1]
-    for chosen in np.unique(size_class):
-        rows = np.flatnonzero(size_class == chosen)
-        step = max(1, _TABLE_TOKENS >> int(chosen))
-        for first in range(0, len(rows), step):
-            yield rows[first : first + step]
+    """Indices of blocks of similar length, few enough at a time for the CPU cache."""
+    order = np.argsort(lengths, kind="stable")
+    rising = lengths[order]
+    first = 0
+    while first < len(order):
+        table = np.arange(1, len(order) - first + 1) * rising[first:]
+        last = first + max(1, int(np.searchsorted(table, _TABLE_TOKENS, side="right")))
+        yield order[first:last]
+        first = last
 
 
 def _lift_tails(key: np.ndarray, lengths: np.ndarray, tail: int) -> None:
