@@ -133,10 +133,21 @@ class Masking:
 
 @dataclass(frozen=True)
 class MaskingRequest:
-    """Blocks to hide, one at a time; `split` is where the problems come from."""
+    """Blocks to hide, one at a time.
+
+    Attributes
+    ----------
+    choice : ModelChoice
+    split : str
+        Where the problems come from.
+    recorded : str
+        Full name of the model that decoded the blocks.
+    items : sequence of Masking
+    """
 
     choice: ModelChoice
     split: str
+    recorded: str
     items: Sequence[Masking]
 
 
@@ -146,12 +157,10 @@ class Maskings:
 
     Attributes
     ----------
-    model : str
     whole, masked : bool ``[items]``
         After the end of each block, with all keys and values readable, and without the block's.
     """
 
-    model: str
     whole: np.ndarray
     masked: np.ndarray
 

@@ -135,9 +135,16 @@ def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
     )  # fmt: skip
     a, b = choose_layers(mean)
     return Bands(
-        layers, a, b, run_around(mean, a), run_around(-mean, b), share, mixed, len(everything),
+        layers,
+        a,
+        b,
+        run_around(mean, a, b),
+        run_around(-mean, b, a),
+        share,
+        mixed,
+        len(everything),
         _contrast(traces, labels, rho, seed),
-    )  # fmt: skip
+    )
 
 
 def choose_layers(mean: np.ndarray) -> tuple[int, int]:
@@ -146,16 +153,19 @@ def choose_layers(mean: np.ndarray) -> tuple[int, int]:
     return FIRST_LAYER + int(np.argmax(usable)), FIRST_LAYER + int(np.argmin(usable))
 
 
-def run_around(mean: np.ndarray, layer: int) -> tuple[int, int]:
+def run_around(mean: np.ndarray, layer: int, other: int) -> tuple[int, int]:
     """First and last layer of the longest run around `layer` in which `mean` is positive.
 
-    Without a positive value at `layer` itself, the run is that layer alone.
+    Without a positive value at `layer` itself, the run is that layer alone.  It never takes in
+    the layer `other`, which is the other band's.
     """
     first = last = layer
     if mean[layer] > 0:
-        while first > FIRST_LAYER and mean[first - 1] > 0:
+        joins = mean > 0
+        joins[:FIRST_LAYER], joins[other] = False, False
+        while joins[first - 1]:
             first -= 1
-        while last + 1 < len(mean) and mean[last + 1] > 0:
+        while last + 1 < len(mean) and joins[last + 1]:
             last += 1
     return first, last
 

@@ -8,6 +8,7 @@ import sys
 import typer
 
 from arborsim import __version__
+from arborsim.cli.calibrate import calibrate
 from arborsim.cli.inspect import inspect
 from arborsim.cli.policies import policies
 from arborsim.cli.record import record
@@ -30,6 +31,7 @@ app.command()(replay)
 app.command()(record)
 app.command()(inspect)
 app.command()(policies)
+app.add_typer(calibrate, name="calibrate")
 
 
 def _version(shown: bool) -> None:

@@ -97,9 +97,14 @@ def mask(request: MaskingRequest, on_progress: OnProgress) -> Maskings:
     Raises
     ------
     UsageError
-        A prompt is not that of the task's problem of this number.
+        The blocks were recorded on another model, or on other problems.
     """
     loaded, task = _load(request.choice)
+    if loaded.name != request.recorded:
+        raise UsageError(
+            f"the trace was recorded on {request.recorded}, --model {request.choice.model} is "
+            f"{loaded.name}"
+        )
     problems = [_problem(task, request.split, item) for item in request.items]
     found = {lost: np.zeros(len(problems), dtype=bool) for lost in (False, True)}
     key = lambda i: (len(problems[i].prompt), len(request.items[i].path),  # noqa: E731
@@ -124,7 +129,7 @@ def mask(request: MaskingRequest, on_progress: OnProgress) -> Maskings:
                     right[i] = answer_line(task, generation.tokens) == truth
             done += len(part)
             on_progress("masking blocks", done, len(problems))
-    return Maskings(loaded.name, found[False], found[True])
+    return Maskings(found[False], found[True])
 
 
 def answer_line(task: ChainTask, generated: Sequence[int]) -> tuple[int, ...] | None:
