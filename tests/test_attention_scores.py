@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from arborsim.events import TokenRun
 from arborsim.signals.attention_scores import (
@@ -16,7 +19,7 @@ from arborsim.signals.attention_scores import (
     ValueWeightedAttention,
 )
 from arborsim.signals.observations import DenseRows, Observations, Signal, SparseRows
-from arborsim.signals.refresh import LastAttended, fresh_pages
+from arborsim.signals.refresh import LastAttended, fresh_pages, median
 from arborsim.signals.scores import CumulativeAttention, Score, ScoreBook
 from arborsim.tree import ThoughtTree
 
@@ -147,6 +150,11 @@ def test_a_token_that_two_leaves_see_gets_the_mean() -> None:
     state.begin(TokenRun((1, 2), 1, np.zeros(2, np.int32), pair), tree, generated=True)
     state.observe(0)
     assert state.values.tolist() == [[0.25, 0.5, 0.25, 0.25]]
+
+
+@given(values=st.lists(st.floats(0, 1, width=16), min_size=1, max_size=40))
+def test_the_median_is_that_of_the_standard_library(values: list[float]) -> None:
+    assert median(np.array(values)) == statistics.median(values)
 
 
 def test_pages_are_fresh_together() -> None:
