@@ -33,6 +33,12 @@ TRACES = {
         "--model chain --search dpts --set steps=150 --temperature 0.9 --noise 0.15 "
         "--dead-penalty 0.8 --attention sparse --attention-top 64 --lines 96 --episodes 8",
     ),
+    "chain-vectors": (
+        "short chains with queries, keys and values of all layers: for policies that rank per "
+        "layer and KV head, and for the exact error of the attention output",
+        "--model chain --search linear --lines 16 --episodes 2 --capture qkv --qkv-layers all "
+        "--attention dense --attention-layers all",
+    ),
     "game24-tot": (
         "Game of 24 on held-out puzzles: tree of thoughts, breadth first, own value estimate",
         "--model game24 --search tot-bfs --temperature 1 --episodes 80",
