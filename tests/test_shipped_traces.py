@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture, Kind
 
@@ -22,14 +23,14 @@ def test_all_of_traces_is_small() -> None:
     assert sum(f.stat().st_size for f in TRACES.rglob("*") if f.is_file()) < 25e6
 
 
-@pytest.mark.parametrize("name", ["chain-linear", "chain-tree", "game24-tot"])
+@pytest.mark.parametrize("name", ["chain-linear", "chain-tree", "chain-vectors", "game24-tot"])
 def test_manifest(name: str) -> None:
     path, entry = TRACES / f"{name}.parquet", MANIFEST[name]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
     reader = TraceReader(path)
     assert reader.num_episodes == entry["episodes"]
     assert reader.info.seed == entry["seed"]
-    assert reader.info.capture is Capture.SIGNALS
+    assert reader.info.capture is (Capture.QKV if name == "chain-vectors" else Capture.SIGNALS)
     assert f"{name}.parquet" in reader.info.command
 
 
@@ -40,6 +41,18 @@ def test_chains_are_long() -> None:
     ]
     assert len(lengths) >= 8
     assert min(lengths) >= 800
+
+
+def test_vectors_give_back_the_recorded_attention() -> None:
+    """The mean over layers and heads of rows made from queries and keys is the recorded row."""
+    reader = TraceReader(TRACES / "chain-vectors.parquet")
+    assert reader.info.qkv_layers == tuple(range(reader.info.geometry.layers))
+    for episode in reader.episodes([Signal.ATTENTION, Signal.HEAD_ATTENTION]):
+        assert episode.attention is not None
+        assert episode.head_attention is not None
+        for t in range(0, episode.num_tokens, 7):
+            made = episode.head_attention.row(t).mean((0, 1))
+            np.testing.assert_allclose(made, episode.attention.row(t), atol=2e-3)
 
 
 def test_trees_backtrack() -> None:
@@ -86,6 +99,7 @@ def test_recorded_answers_are_what_the_verifier_says() -> None:
         ("game24-tot", "game24"),
         ("chain-tree", "chain"),
         ("chain-linear", "chain"),
+        ("chain-vectors", "chain"),
     ):
         reader = TraceReader(TRACES / f"{name}.parquet")
         parameters = reader.info.search_parameters
