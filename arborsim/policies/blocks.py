@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 
@@ -65,6 +66,18 @@ def highest(scores: np.ndarray, count: int) -> np.ndarray:
     keep = np.ones(len(scores), dtype=bool)
     keep[lowest(scores, len(scores) - max(0, count))] = False
     return np.flatnonzero(keep)
+
+
+class Pool(Protocol):
+    """Candidates of a stream for eviction."""
+
+    def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
+        ...
+
+    def pop(self) -> int | None:
+        """Position of the candidate to evict, removed; None if there is none."""
+        ...
 
 
 class FrozenPool:

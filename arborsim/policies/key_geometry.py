@@ -9,6 +9,7 @@ import numpy as np
 
 from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import Pool
 from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.observations import Signal
@@ -94,13 +95,14 @@ class KeyDiff(KeyPolicy):
             "on a tree, the mean is over the tokens held on the active paths",
         ),
     )
-    each_iteration: ClassVar[bool] = False
+    frozen_rank: ClassVar[bool] = False
 
     def scores(self) -> dict[str, Score]:
         return {"direction": KeyDirections(self.per)}
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Minus the product with the sum of all directions: the order of minus the cosine."""
+        # Directions are whole numbers, so these products are exact however they are summed.
         stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
         rank = np.zeros(view.tier.shape)
         for group, directions in enumerate(view.scores["direction"]):
@@ -108,3 +110,68 @@ class KeyDiff(KeyPolicy):
             keys = directions[held]
             rank[group, held] = -(keys @ keys.sum(axis=0))
         return rank
+
+    def candidates(
+        self, view: CacheView, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+    ) -> Pool:
+        recent = self.protection(view.budget_tokens).recent
+        return LikenessPool(view.scores["direction"][0][ids], alive, start, stop, recent)
+
+
+class LikenessPool:
+    """Candidates of one group, of which the one most like the sum of all held directions goes.
+
+    The sum is carried along: directions are whole numbers, so nothing is lost by it.
+
+    Parameters
+    ----------
+    directions : float64 ``[positions, size]``
+    alive : bool ``[positions]``
+    start, stop : int
+        Positions that are candidates at first.
+    recent : int
+        Positions behind `stop` that are held, too, but no candidates.
+    """
+
+    def __init__(
+        self, directions: np.ndarray, alive: np.ndarray, start: int, stop: int, recent: int
+    ) -> None:
+        self._directions = directions
+        self._alive: list[bool] = alive.tolist()
+        self._recent = recent
+        self._stop = max(start, stop)
+        self._arrived = stop + recent
+        held = directions[: self._arrived][alive[: self._arrived]]
+        self._total = held.sum(axis=0)
+        at = np.flatnonzero(alive[start : self._stop]) + start
+        # In no order: a new candidate takes the place of the last one evicted.
+        self._at = np.concatenate([at, np.empty(len(alive) - len(at), dtype=np.int64)])
+        self._key = np.empty_like(directions)
+        self._count = len(at)
+        self._key[: self._count] = directions[at]
+
+    def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
+        while self._arrived < stop + self._recent:
+            self._total = self._total + self._directions[self._arrived]
+            self._arrived += 1
+        while self._stop < stop:
+            if self._alive[self._stop]:
+                self._at[self._count] = self._stop
+                self._key[self._count] = self._directions[self._stop]
+                self._count += 1
+            self._stop += 1
+
+    def pop(self) -> int | None:
+        """Position of the candidate to evict, removed; None if there is none."""
+        count = self._count
+        if not count:
+            return None
+        likeness = self._key[:count] @ self._total
+        alike = np.flatnonzero(likeness == likeness.max())
+        place = int(alike[self._at[alike].argmin()])  # of equals the oldest
+        position, last = int(self._at[place]), count - 1
+        self._at[place], self._key[place] = self._at[last], self._key[last]
+        self._count = last
+        self._total = self._total - self._directions[position]
+        return position

@@ -23,6 +23,7 @@ from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.blocks import (
     ChangingPool,
     FrozenPool,
+    Pool,
     least_recently_active,
     lowest_of,
 )
@@ -102,17 +103,21 @@ class StreamPolicy(Policy):
         alone = len(view.leaves) == 1 and view.tier.shape[0] == 1
         return self.each_iteration and alone and self.adaptation == "path"
 
+    def candidates(
+        self, view: CacheView, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+    ) -> Pool:
+        """What a run may evict, ranked; the parameters are those of `ChangingPool`."""
+        if self.frozen_rank:
+            return FrozenPool(self.rank(view)[ids], alive, start, stop)
+        return ChangingPool(self.rank(view), ids, alive, start, stop)
+
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
         protection = self.protection(view.budget_tokens)
         ids = view.path
         first_length = len(ids) - run.steps + 1
         alive = view.tier[0, ids] <= Tier.HBM_QUANTISED
         head = protection.head(view.prompt_tokens)
-        pool: FrozenPool | ChangingPool
-        if self.frozen_rank:
-            pool = FrozenPool(self.rank(view)[ids], alive, head, first_length - protection.recent)
-        else:
-            pool = ChangingPool(self.rank(view), ids, alive, head, first_length - protection.recent)
+        pool = self.candidates(view, ids, alive, head, first_length - protection.recent)
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
         evicted: list[int] = []

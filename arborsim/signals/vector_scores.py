@@ -122,7 +122,7 @@ class _NormState(_GroupedState):
 
 
 _LENGTH = 2.0**16
-"""Length of a direction.  Float16 keys have 11 bits, so rounding loses little; and products with the
+"""Length of a direction.  Float16 keys have 11 bits, so rounding loses little; products with the
 sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any order of adding."""
 
 
