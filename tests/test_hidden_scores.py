@@ -1,0 +1,77 @@
+"""Scores of bands of layers and of vectors, where observations are odd."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborsim.errors import UsageError
+from arborsim.policies.epikv import BandAdaptive
+from arborsim.policies.lag_kv_official import lag_score
+from arborsim.signals.hidden_scores import Band, layer_mean
+from arborsim.signals.observations import Observations, Signal
+from arborsim.signals.rolling import rolling_mean, rolling_mean_std
+from arborsim.signals.vector_scores import vectors_per_group
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_layers_that_are_no_numbers_are_left_out_of_the_mean() -> None:
+    values = np.array([[1, 2, 6], [NAN, 2, 6], [INF, NAN, NAN]], dtype=np.float16)
+    assert layer_mean(values, 0, 2).tolist() == [3.0, 4.0, 0.0]
+    assert layer_mean(values, 1, 2).tolist() == [4.0, 4.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("depth", "band_a", "band_b", "whole"),
+    [(32, (7, 13), (18, 25), (0, 31)), (1, (0, 0), (0, 0), (0, 0)), (8, (2, 3), (4, 6), (0, 7))],
+)
+def test_bands_scale_with_depth(
+    depth: int, band_a: tuple[int, int], band_b: tuple[int, int], whole: tuple[int, int]
+) -> None:
+    assert Band(7 / 32, 13 / 32).layers(depth) == band_a
+    assert Band(18 / 32, 25 / 32).layers(depth) == band_b
+    assert Band(0.0, 1.0).layers(depth) == whole
+
+
+def test_a_band_that_ends_before_it_begins_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"band-adaptive: b_first \(0.8\) lies behind b_last"):
+        BandAdaptive(b_first=0.8, b_last=0.5)
+
+
+@given(
+    values=st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=60),
+    window=st.integers(1, 9),
+    cuts=st.lists(st.integers(0, 60), max_size=4),
+)
+def test_the_mean_alone_has_the_bits_of_mean_and_deviation(
+    values: list[float], window: int, cuts: list[int]
+) -> None:
+    sequence = np.array(values)
+    expected = rolling_mean_std(sequence[:0], sequence, window)[0]
+    bounds = sorted({0, len(values), *(min(c, len(values)) for c in cuts)})
+    parts = [rolling_mean(sequence[:a], sequence[a:b], window) for a, b in pairwise(bounds)]
+    assert np.array_equal(np.concatenate(parts), expected)
+
+
+def test_a_channel_that_is_constant_in_the_reference_is_only_shifted() -> None:
+    vectors = np.array([[5, 1], [5, 3]], dtype=np.float16)
+    reference = np.array([[5, 1], [5, 5]], dtype=np.float16)
+    # normalised (0, 0) and (0, 0.5): deviations 0 and sqrt(0.125)
+    odds = np.exp(np.sqrt(0.125))
+    assert lag_score(vectors, reference) == pytest.approx([1 / (1 + odds), odds / (1 + odds)])
+
+
+def test_groups_are_ordered_layer_by_layer() -> None:
+    keys = np.arange(2 * 3 * 2 * 4, dtype=np.float16).reshape(2, 3, 2, 4)
+    observed = Observations(2, keys=keys)
+    by_head = vectors_per_group(observed, Signal.KEYS, "head")
+    by_layer = vectors_per_group(observed, Signal.KEYS, "layer")
+    assert by_head.shape == (2, 6, 4)
+    assert by_layer.shape == (2, 3, 8)
+    assert np.array_equal(by_head[1, 2 * 2 + 1], keys[1, 2, 1])
+    assert np.array_equal(by_layer[1, 2], np.concatenate([keys[1, 2, 0], keys[1, 2, 1]]))
