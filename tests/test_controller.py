@@ -28,6 +28,10 @@ from tests.helpers.traces import make_trace, trace_for
 
 # Small traces need small windows.
 SMALL = {
+    "arkv": {"window": "4"},
+    "arkv-origin": {"window": "4"},
+    "arkv-quant": {"window": "4"},
+    "rkv": {"interval": "4", "window": "3"},
     "hierarchy": {"interval": "4", "recent": "6"},
     "redundancy": {"interval": "4", "recent": "6"},
     "attn-val-redundancy": {"interval": "4", "recent": "6"},

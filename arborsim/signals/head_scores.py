@@ -95,7 +95,7 @@ class GroupedState:
         self._rows = run.observed.head_attention
         assert self._rows is not None, "the reader was not asked for the attention of heads"
         groups = num_row_groups(self._rows.row(0), self._rows.kv_heads, self._per)
-        self._extend(groups, run.num_tokens)
+        self._table.extend(groups, run.num_tokens)
         self._paths = [tree.path(leaf) for leaf in run.leaves]
 
     def observe(self, step: int) -> None:
@@ -106,9 +106,6 @@ class GroupedState:
             row = grouped_row(self._rows.row(step * width + w), self._rows.kv_heads, self._per)
             seen.append((path[: row.shape[1]], row))
         self._take(seen)
-
-    def _extend(self, groups: int, count: int) -> None:
-        self._table.extend(groups, count)
 
     def _take(self, seen: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Take in the iteration's rows: for each leaf its path's tokens and float64 row."""
@@ -155,10 +152,12 @@ class HeadNewestAttention:
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
 
     def start(self, layers: int) -> ScoreState:
-        return _NewestState(self.per)
+        return NewestState(self.per)
 
 
-class _NewestState(GroupedState):
+class NewestState(GroupedState):
+    """Follows the newest query of every path."""
+
     def _take(self, seen: list[tuple[np.ndarray, np.ndarray]]) -> None:
         values = self.values
         queries = np.zeros(values.shape[1])

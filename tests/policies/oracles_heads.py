@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import statistics
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from arborsim.policies.arkv import ARKV, ARKVOrigin, ARKVQuant
 from arborsim.policies.base import Policy
 from arborsim.policies.h2o import H2O
+from arborsim.policies.rkv import RKV
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 
@@ -20,8 +24,16 @@ def group_rows(world: SlowWorld, token: int) -> list[list[float]]:
     rows = []
     for group in range(world.groups):
         mine = flat[group * per_group : (group + 1) * per_group]
-        rows.append([sum(column) / per_group for column in zip(*mine, strict=True)])
+        rows.append([plain_sum(column) / per_group for column in zip(*mine, strict=True)])
     return rows
+
+
+def plain_sum(values: Iterable[float]) -> float:
+    """Added one after the other; from Python 3.12 on `sum` is more exact than that."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
 
 
 class SlowGroups(SlowStream):
@@ -101,8 +113,213 @@ class SlowHeadH2O(SlowGroups):
         return self.received[group, token]
 
 
+class SlowARKV(SlowGroups):
+    """Cut to 0.75 (C - W); by kind, all, none or the layer's share of it at full precision."""
+
+    taus, gamma, slack = (7.7744, 5.4070, 5.5277), 263.811, 0.75
+
+    def __init__(
+        self, kind: str, window: int, adaptation: str = "path", cumulative: bool = False,
+        published: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(adaptation)
+        self.kind, self.window = kind, window
+        self.cumulative, self.published = cumulative, published
+        self.raw: dict[int, list[list[list[float]]]] = {}  # rows of a token, by layer and head
+        self.newest: dict[tuple[int, int], list[float]] = {}  # by group and token, of every leaf
+
+    def head(self, world: SlowWorld) -> int:
+        return 0
+
+    def recent(self, world: SlowWorld) -> int:
+        return self.window
+
+    def watch(self, world: SlowWorld) -> None:
+        batch = list(range(self.seen, len(world.node)))
+        super().watch(world)
+        for token in batch:
+            self.raw[token] = world.episode.head_attention.row(token).tolist()
+        if len(world.node) == world.prompt:
+            return  # the prompt is rated by its last queries
+        latest: dict[tuple[int, int], list[float]] = {}
+        for token in batch:
+            path = world.path(world.node[token])
+            for group, row in enumerate(group_rows(world, token)):
+                for weight, at in zip(row, path, strict=True):
+                    latest.setdefault((group, at), []).append(weight)
+        self.newest.update(latest)
+
+    def step(self, world: SlowWorld) -> None:
+        self.watch(world)
+        if self.published and self.kind != "origin":
+            safe = self.protected(world)
+            for tier in world.tiers:
+                for token, place in enumerate(tier):
+                    if place == HBM_Q and token not in safe:
+                        tier[token] = EVICTED
+        self.shrink(world)
+
+    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+        over = world.in_hbm(group) - world.budget
+        room = world.budget - self.window
+        only_prompt = len(world.node) == world.prompt
+        cut = self.published and only_prompt and self.kind != "origin"
+        keeps = min(room if cut else int(self.slack * room), len(free) - over)
+        heavy = [0.0, 0.0, *(self.heaviness(world, group, t) for t in free), 0.0, 0.0]
+        pooled = {t: plain_sum(heavy[i : i + 5]) / 5 for i, t in enumerate(free)}
+        best_first = sorted(free, key=lambda t: (pooled[t], t), reverse=True)
+        full = {"origin": keeps, "quant": 0}.get(self.kind, -1)
+        if full < 0:
+            full = keeps if cut else self.original(world, group, room)
+        for place, token in enumerate(best_first):
+            if place >= keeps:
+                world.tiers[group][token] = EVICTED
+            elif place >= full:
+                world.tiers[group][token] = HBM_Q
+
+    def heaviness(self, world: SlowWorld, group: int, token: int) -> float:
+        if not self.cumulative and len(world.node) > world.prompt:
+            rows = self.newest[group, token]
+            return plain_sum(rows) / len(rows) if len(rows) > 1 else rows[0]
+        queries = [q for q in self.raw if q >= max(token, world.prompt - self.window)]
+        queries = [q for q in queries if token in world.path(world.node[q])]
+        at = world.path(world.node[token]).index(token)
+        heads = [
+            self.spread([self.raw[q][layer][head][at] for q in queries])
+            for layer in range(world.layers)
+            for head in range(len(self.raw[0][0]))
+        ]
+        size = len(heads) // world.groups
+        return plain_sum(heads[group * size : (group + 1) * size]) / size
+
+    def spread(self, weights: list[float]) -> float:
+        """Mean plus gamma times the unbiased variance."""
+        mean = squares = 0.0
+        for n, weight in enumerate(weights, start=1):
+            deviation = weight - mean
+            mean += deviation / n
+            squares += deviation * (weight - mean)
+        return mean + self.gamma * (squares / max(1, len(weights) - 1))
+
+    def original(self, world: SlowWorld, group: int, room: int) -> int:
+        oq = [self.sensitivity(world, layer) for layer in range(world.layers)]
+        mine = oq[group * world.layers // world.groups]
+        count = round(mine / max(oq) * room) if max(oq) > 0 else room
+        count = max(0, min(count, room))
+        if self.published:
+            count = max(0, min(count, world.prompt - self.window) - self.window)
+        return count
+
+    def sensitivity(self, world: SlowWorld, layer: int) -> float:
+        keys, queries = world.prompt - self.window, range(world.prompt - self.window, world.prompt)
+        entropy = variance = kurtosis = 0.0
+        for head in range(len(self.raw[0][layer])):
+            for key in range(keys):
+                a = [self.raw[q][layer][head][key] for q in queries]
+                mean = sum(a) / len(a)
+                m2 = sum((x - mean) ** 2 for x in a) / len(a)
+                m4 = sum((x - mean) ** 4 for x in a) / len(a)
+                entropy -= sum(x * math.log(x + 1e-10) for x in a)
+                variance += statistics.variance(a)
+                kurtosis += m4 / max(m2, 1e-8) ** 2
+        t1, t2, t3 = self.taus
+        return max(entropy, 0.0) ** (1 / t1) * variance ** (1 / t2) * kurtosis ** (1 / t3)
+
+
+class SlowRKV(SlowGroups):
+    """R-KV with every cosine and every logit computed on its own."""
+
+    mix, threshold = 0.07, 0.5
+
+    def __init__(self, interval: int, window: int, kernel: int, adaptation: str = "path") -> None:
+        super().__init__(adaptation)
+        self.interval, self.window, self.kernel = interval, window, kernel
+
+    def head(self, world: SlowWorld) -> int:
+        return 0
+
+    def recent(self, world: SlowWorld) -> int:
+        return self.window
+
+    def step(self, world: SlowWorld) -> None:
+        if world.iterations % self.interval == 0:
+            self.shrink(world)
+
+    def transition(self, world: SlowWorld) -> None:
+        pass
+
+    def key(self, world: SlowWorld, group: int, token: int) -> list[float]:
+        of_layer = world.episode.keys[token].tolist()
+        return of_layer[group // len(of_layer[0])][group % len(of_layer[0])]
+
+    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+        tier = world.tiers[group]
+        stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
+        held = [t for t in stream if tier[t] in (HBM, HBM_Q)]
+        repeated = self.redundancy([self.key(world, group, t) for t in held])
+        rated = self.importance(world, group, free)
+        z = {}
+        for i, token in enumerate(free):
+            near = rated[max(0, i - self.kernel // 2) : i + self.kernel // 2 + 1]
+            z[token] = self.mix * max(near) - (1 - self.mix) * repeated[held.index(token)]
+        for _ in range(world.in_hbm(group) - world.budget):
+            victim = min(free, key=lambda t: (z[t], t))
+            free.remove(victim)
+            tier[victim] = EVICTED
+
+    def importance(self, world: SlowWorld, group: int, free: list[int]) -> list[float]:
+        total, seen = [0.0] * len(free), [0] * len(free)
+        for query in sorted(self.protected(world)):
+            path = world.path(world.node[query])
+            keys = [i for i, t in enumerate(free) if t in path and t < query]
+            if not keys:
+                continue
+            of_layer = world.episode.head_attention.query(query).tolist()
+            kv_heads = world.groups // len(of_layer)
+            layer, size = group // kv_heads, len(of_layer[0]) // kv_heads
+            heads = of_layer[layer][group % kv_heads * size :][:size]
+            logit = {i: max(self.dot(h, self.key(world, group, free[i])) for h in heads)
+                     for i in keys}  # fmt: skip
+            top = max(logit.values())
+            mass = sum(math.exp(x - top) for x in logit.values())
+            for i in keys:
+                total[i] += math.exp(logit[i] - top) / mass
+                seen[i] += 1
+        return [x / max(1, n) for x, n in zip(total, seen, strict=True)]
+
+    def redundancy(self, keys: list[list[float]]) -> list[float]:
+        length = [math.sqrt(sum(x * x for x in key)) or 1.0 for key in keys]
+        unit = [[x / n for x in key] for key, n in zip(keys, length, strict=True)]
+        cosine = [[0.0 if i == j else self.dot(a, b) for j, b in enumerate(unit)]
+                  for i, a in enumerate(unit)]  # fmt: skip
+        for row in cosine:
+            similar = [j for j, c in enumerate(row) if c > self.threshold]
+            if similar:
+                row[similar[-1]] = 0.0
+        mean = [plain_sum(column) / len(keys) for column in zip(*cosine, strict=True)]
+        weight = [math.exp(m - max(mean)) for m in mean]
+        return [w / sum(weight) for w in weight]
+
+    def dot(self, a: list[float], b: list[float]) -> float:
+        return round(sum(x * y for x, y in zip(a, b, strict=True)), 9)
+
+
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "h2o-head": (H2O(per="head"), SlowHeadH2O),
     "h2o-layer": (H2O(per="layer"), SlowHeadH2O),
     "h2o-head-flat": (H2O(per="head", adaptation="flat"), lambda: SlowHeadH2O("flat")),
-}
+    "rkv": (RKV(interval=7, window=3, kernel=3), lambda: SlowRKV(7, 3, 3)),
+    "rkv-flat": (
+        RKV(interval=16, window=5, kernel=7, adaptation="flat"), lambda: SlowRKV(16, 5, 7, "flat")),
+    "arkv": (ARKV(window=4), lambda: SlowARKV("mix", 4)),
+    "arkv-layer-flat": (
+        ARKV(window=3, per="layer", adaptation="flat"), lambda: SlowARKV("mix", 3, "flat")),
+    "arkv-cumulative": (
+        ARKV(window=5, cumulative=True), lambda: SlowARKV("mix", 5, cumulative=True)),
+    "arkv-as-published": (
+        ARKV(window=3, as_published=True), lambda: SlowARKV("mix", 3, published=True)),
+    "arkv-origin": (ARKVOrigin(window=4), lambda: SlowARKV("origin", 4)),
+    "arkv-quant": (ARKVQuant(window=4), lambda: SlowARKV("quant", 4)),
+    "arkv-quant-as-published": (
+        ARKVQuant(window=4, as_published=True), lambda: SlowARKV("quant", 4, published=True)),
+}  # fmt: skip

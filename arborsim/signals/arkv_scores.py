@@ -1,0 +1,209 @@
+"""What ARKV reads from attention: how sensitive a layer is, and how much a token is worth.
+
+The paper's text lost its equations on the way to HTML; these follow its public code
+(Large-scale-Sustainable-Computing-LSC/ARKV), sections IV-C to IV-E.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.events import TokenRun
+from arborsim.signals.head_scores import GrowingTable, NewestState, num_row_groups
+from arborsim.signals.observations import Signal
+from arborsim.signals.scores import ScoreState
+from arborsim.tree import ThoughtTree
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """ARKV's OQ score (Eqs. 3-6): ``Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3)`` of each layer.
+
+    Taken once, from the attention of the last `window` prompt queries to the keys before them, not
+    renormalised; see `layer_statistics`.  The same number for every token of a layer's groups; 0
+    for all if the prompt is not longer than the window.
+
+    Parameters
+    ----------
+    per : {"layer", "head"}
+    window : int
+    tau1, tau2, tau3 : float
+        Temperatures.
+    """
+
+    per: str = "head"
+    window: int = 32
+    tau1: float = 7.7744
+    tau2: float = 5.4070
+    tau3: float = 5.5277
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+
+    def start(self, layers: int) -> ScoreState:
+        return _SensitivityState(self)
+
+    def combine(self, statistics: np.ndarray) -> np.ndarray:
+        """Float64 ``[layers]`` of entropy, variance and kurtosis ``[layers, 3]``.
+
+        A negative entropy (``-A ln(A + 1e-10)`` of a weight of 1) counts as 0, and 0 to any power
+        is 0: a layer whose window looks at nothing before it has no claim to full precision.
+        """
+        exponents = 1.0 / np.array([self.tau1, self.tau2, self.tau3])
+        return np.asarray(np.prod(np.maximum(statistics, 0.0) ** exponents, axis=1))
+
+
+def layer_statistics(attention: np.ndarray) -> np.ndarray:
+    """Entropy, variance and kurtosis of one layer (Eqs. 3-5), summed over its heads and keys.
+
+    Parameters
+    ----------
+    attention : float64 ``[heads, queries, keys]``
+        Of at least two queries; a head with a NaN is left out.
+
+    Returns
+    -------
+    float64 ``[3]``
+        ``-sum A ln(A + 1e-10)``, the unbiased variance over the queries, and
+        ``m4 / max(m2, 1e-8)^2`` with the biased central moments over the queries.
+    """
+    a = attention[~np.isnan(attention).any(axis=(1, 2))]
+    deviation = a - a.mean(axis=1, keepdims=True)
+    second, fourth = (deviation**2).mean(axis=1), (deviation**4).mean(axis=1)
+    queries = a.shape[1]
+    return np.array(
+        [
+            -(a * np.log(a + 1e-10)).sum(),
+            second.sum() * queries / (queries - 1),
+            (fourth / np.maximum(second, 1e-8) ** 2).sum(),
+        ]
+    )
+
+
+class _SensitivityState:
+    def __init__(self, spec: LayerSensitivity) -> None:
+        self._spec = spec
+        self._sensitivity = np.zeros(0)  # of each group
+        self._tokens = 0
+
+    @property
+    def values(self) -> np.ndarray:
+        """Float64 ``[groups, tokens]``, the same for all tokens; not to be written to."""
+        shape = (len(self._sensitivity), self._tokens)
+        return np.broadcast_to(self._sensitivity[:, None], shape)
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._tokens += run.num_tokens
+        if generated:
+            return
+        rows = run.observed.head_attention
+        assert rows is not None, "the reader was not asked for the attention of heads"
+        layers, window = len(rows.row(0)), self._spec.window
+        keys = run.steps - window
+        sensitivity = np.zeros(layers)
+        if keys > 0:
+            queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
+            attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
+            of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
+            sensitivity = self._spec.combine(np.stack(of_layer))
+        groups = num_row_groups(rows.row(0), rows.kv_heads, self._spec.per)
+        self._sensitivity = np.repeat(sensitivity, groups // layers)
+
+    def observe(self, step: int) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class HeavyHitters:
+    """ARKV's token score before pooling (Eq. 9): ``mean_q A + gamma Var_q A``, mean over the group.
+
+    After the prompt, ``q`` runs over its last `window` queries.  From then on the score is the
+    attention of the newest query, as the public code has it (one query has no variance); leaves
+    that decode in one iteration are averaged.  With `cumulative`, ``q`` runs over all queries since
+    the window instead.
+
+    Parameters
+    ----------
+    per : {"layer", "head"}
+    window : int
+    gamma : float
+        Weight of the unbiased variance.
+    cumulative : bool
+    """
+
+    per: str = "head"
+    window: int = 32
+    gamma: float = 263.811
+    cumulative: bool = False
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+
+    def start(self, layers: int) -> ScoreState:
+        return _HeavyHitterState(self)
+
+
+class _HeavyHitterState(NewestState):
+    def __init__(self, spec: HeavyHitters) -> None:
+        super().__init__(spec.per)
+        self._spec = spec
+        self._spread = Spread()
+        self._first = 0  # iteration of the run from which queries count
+        self._by_spread = True
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        super().begin(run, tree, generated)
+        self._first = 0 if generated else run.steps - self._spec.window
+        self._by_spread = self._spec.cumulative or not generated
+        if self._by_spread:
+            assert self._rows is not None
+            layers, heads, _ = self._rows.row(0).shape
+            self._spread.extend(layers * heads, run.num_tokens)
+
+    def observe(self, step: int) -> None:
+        if not self._by_spread:
+            super().observe(step)
+        elif step >= self._first:
+            assert self._rows is not None
+            for w, path in enumerate(self._paths):
+                row = self._rows.row(step * len(self._paths) + w)
+                tokens = path[: row.shape[2]]
+                self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
+                self.values[:, tokens] = self._spread.heaviness(
+                    tokens, len(self.values), self._spec.gamma
+                )
+
+
+class Spread:
+    """Mean and variance of the attention to each token, per query head, one query after the other.
+
+    Welford's updates, so that the bits do not depend on how queries arrive in runs.
+    """
+
+    def __init__(self) -> None:
+        self._queries, self._mean, self._squares = GrowingTable(), GrowingTable(), GrowingTable()
+
+    def extend(self, heads: int, count: int) -> None:
+        """Make room for `count` more tokens."""
+        for table in (self._queries, self._mean, self._squares):
+            table.extend(heads, count)
+
+    def add(self, tokens: np.ndarray, row: np.ndarray) -> None:
+        """Take in one query's float64 row ``[heads, tokens]``; heads with a NaN are left out."""
+        heads = np.flatnonzero(~np.isnan(row).any(axis=1))
+        at = np.ix_(heads, tokens)
+        queries, mean, squares = self._queries.values, self._mean.values, self._squares.values
+        queries[at] += 1
+        deviation = row[heads] - mean[at]
+        mean[at] += deviation / queries[at]
+        squares[at] += deviation * (row[heads] - mean[at])
+
+    def heaviness(self, tokens: np.ndarray, groups: int, gamma: float) -> np.ndarray:
+        """Float64 ``[groups, tokens]``: mean + gamma variance, mean over the heads of a group."""
+        queries = self._queries.values[:, tokens]
+        variance = self._squares.values[:, tokens] / np.maximum(queries - 1, 1)
+        heavy = (self._mean.values[:, tokens] + gamma * variance).reshape(groups, -1, len(tokens))
+        heads = np.count_nonzero(queries.reshape(heavy.shape), axis=1)
+        total = np.zeros((groups, len(tokens)))
+        for i in range(heavy.shape[1]):  # one after the other: the same bits everywhere
+            total += heavy[:, i]
+        return np.asarray(total / np.maximum(heads, 1))
