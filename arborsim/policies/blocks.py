@@ -7,7 +7,7 @@ rise with age, so in an array ordered by id the earlier entry is evicted first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -26,17 +26,29 @@ def lowest(scores: np.ndarray, count: int) -> np.ndarray:
     -------
     int64 ``[min(count, n)]``
     """
-    if count <= 0:
-        return np.empty(0, dtype=np.int64)
-    if count >= len(scores):
-        return np.arange(len(scores))
-    if count == 1:
+    if count == 1 and len(scores):
         return np.asarray([int(scores.argmin())])
-    threshold = np.partition(scores, count - 1)[count - 1]
-    chosen = scores < threshold
-    ties = np.flatnonzero(scores == threshold)
-    chosen[ties[: count - int(chosen.sum())]] = True
-    return np.flatnonzero(chosen)
+    return lowest_of_each(scores, [count])[0]
+
+
+def lowest_of_each(scores: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+    """`lowest` for several counts at the price of one partition."""
+    inner = [count for count in counts if 0 < count < len(scores)]
+    parted = np.partition(scores, [count - 1 for count in inner]) if inner else scores
+    found = []
+    for count in counts:
+        if count <= 0:
+            found.append(np.empty(0, dtype=np.int64))
+            continue
+        if count >= len(scores):
+            found.append(np.arange(len(scores)))
+            continue
+        threshold = parted[count - 1]
+        chosen = scores < threshold
+        ties = np.flatnonzero(scores == threshold)
+        chosen[ties[: count - np.count_nonzero(chosen)]] = True
+        found.append(np.flatnonzero(chosen))
+    return found
 
 
 def lowest_of(mask: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from arborsim.events import Boundary, Event, Prefill, Pressure, Prune, Transitio
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Method, Policy, Protection
-from arborsim.policies.blocks import lowest
+from arborsim.policies.blocks import lowest_of_each
 from arborsim.policies.settings import setting
 from arborsim.policies.stream import off_path_blocks
 from arborsim.signals.observations import Signal
@@ -72,7 +72,7 @@ class Hierarchy(Policy):
     fused: ClassVar[bool] = False
 
     def scores(self) -> dict[str, Score]:
-        return {"attention": CumulativeAttention()}
+        return {"attention": CumulativeAttention(up_to_constant=True)}
 
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(prompt=True, sinks=self.sinks, recent=self.recent)
@@ -103,36 +103,43 @@ class Hierarchy(Policy):
         scheduled = view.iterations % self.interval == 0 and not isinstance(event, Transition)
         if not scheduled and view.in_hbm <= view.budget_tokens:
             return None
-        tiers = view.tier.copy()
-        readable = view.path[view.tier[0, view.path] != Tier.EVICTED]
-        protected = self.protected(view)
-        candidates = readable[~protected[readable]]
-        importance = self.importance(view, candidates)
+        # Everything is by position on the path; a path that is the whole tree needs no gathers.
+        whole = len(view.path) == view.num_tokens
+        path = slice(None) if whole else view.path
+        here = view.tier[0, path].copy()
+        readable = here != Tier.EVICTED
+        pinned = readable & self.protected(view)[path]
+        at = np.flatnonzero(readable & ~pinned)
+        importance = self.importance(view, at if whole else view.path[at])
+        doomed = 0
         if scheduled:
-            doomed = lowest(importance, self._num_doomed(view, candidates))
-            tiers[:, candidates[doomed]] = Tier.EVICTED
-            candidates = np.delete(candidates, doomed)
-            importance = np.delete(importance, doomed)
-        # What a search comes back to may lie in DDR: its protected part returns to HBM.
-        tiers[:, readable[protected[readable]]] = Tier.HBM
-        self._place(view, tiers, candidates, importance, int(protected[readable].sum()))
+            doomed = self._num_doomed(len(at), int(np.count_nonzero(~readable)))
+        tiers = view.tier.copy()
+        in_hbm = self._make_room(view, tiers, len(at) - doomed, int(np.count_nonzero(pinned)))
+        cold = len(at) - doomed - in_hbm
+        # Down the rungs: each holds the lowest of the ranking that no lower rung claims.  What a
+        # search comes back to may lie in DDR: its protected part returns to HBM.
+        here[readable] = Tier.HBM
+        small = int(self.quantised_ratio * cold)
+        down = lowest_of_each(importance, [doomed + cold, doomed + small if small else 0, doomed])
+        for tier, lost in zip((Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED), down, strict=True):
+            here[at[lost]] = tier
+        tiers[:, path] = here
         return Plan(tiers)
 
-    def _num_doomed(self, view: CacheView, candidates: np.ndarray) -> int:
+    def _num_doomed(self, candidates: int, gone: int) -> int:
         if self.evict == "of-candidates":
-            return int(self.evict_ratio * len(candidates))
-        gone = int((view.tier[0, view.path] == Tier.EVICTED).sum())
-        return max(0, int(self.evict_ratio * (len(candidates) + gone)) - gone)
+            return int(self.evict_ratio * candidates)
+        return max(0, int(self.evict_ratio * (candidates + gone)) - gone)
 
-    def _place(
-        self,
-        view: CacheView,
-        tiers: np.ndarray,
-        candidates: np.ndarray,
-        importance: np.ndarray,
-        pinned: int,
-    ) -> None:
-        """Give each candidate its tier in `tiers`, moving off-path blocks to DDR if need be."""
+    def _make_room(self, view: CacheView, tiers: np.ndarray, candidates: int, pinned: int) -> int:
+        """How many candidates may stay in HBM; moves off-path blocks to DDR in `tiers` if need be.
+
+        Raises
+        ------
+        BudgetInfeasible
+            The pinned tokens alone exceed the budget.
+        """
         spare = view.budget_tokens - pinned
         if spare < 0:
             raise BudgetInfeasible(
@@ -141,7 +148,7 @@ class Hierarchy(Policy):
         # Room for what arrives before the next decision, but no more than half of what there is:
         # a budget too small for all of it only makes decisions more frequent.
         room = spare - min(self.interval * len(view.leaves), spare // 2)
-        wanted = int(self.hbm_ratio * len(candidates))
+        wanted = int(self.hbm_ratio * candidates)
         off_path = off_path_blocks(view)
         elsewhere = sum(len(block) for block in off_path)
         for block in off_path:
@@ -149,9 +156,4 @@ class Hierarchy(Policy):
                 break
             tiers[:, block] = Tier.DDR
             elsewhere -= len(block)
-        in_hbm = min(wanted, room - elsewhere)
-        cold = lowest(importance, len(candidates) - in_hbm)
-        tiers[:, candidates] = Tier.HBM
-        tiers[:, candidates[cold]] = Tier.DDR
-        coldest = cold[lowest(importance[cold], int(self.quantised_ratio * len(cold)))]
-        tiers[:, candidates[coldest]] = Tier.DDR_QUANTISED
+        return min(wanted, room - elsewhere)

@@ -63,13 +63,16 @@ def _check_sparse(attention: SparseRows, token_rows: np.ndarray, where: Where) -
     if falls.any() or (first < 0).any() or (last >= lengths[held]).any():
         row = np.repeat(np.arange(len(lengths)), np.diff(offsets))
         beyond = (index < 0) | (index >= lengths[row])
-        for wrong, what in (
-            (beyond, "lies beyond the token's own position"),
-            (falls, "is not above the one before it"),
-        ):
-            where.check(
-                wrong, lambda i, what=what: f"attention_index {index[i]} {what}", token_rows[row]
-            )
+        where.check(
+            beyond,
+            lambda i: f"attention_index {index[i]} lies beyond the token's own position",
+            token_rows[row],
+        )
+        where.check(
+            falls,
+            lambda i: f"attention_index {index[i]} is not above the one before it",
+            token_rows[row],
+        )
     rest = attention.rest
     where.check(
         ~((rest >= 0) & (rest <= _SUM_HIGH)),
