@@ -64,6 +64,8 @@ class Searches:
     blocks : tuple of Block
     right, all : int
         Searches that found the right answer, and all that were read.
+    recordings : mapping of str to mapping
+        By file name: the search, its parameters and how many searches there are.
     """
 
     model: str
@@ -71,6 +73,7 @@ class Searches:
     blocks: tuple[Block, ...]
     right: int
     all: int
+    recordings: Mapping[str, Mapping[str, Any]]
 
 
 def mask_searches(
@@ -127,9 +130,19 @@ def mask_searches(
             "so there is no block to hide"
         )
     return Searches(
-        infos[0].model, infos[0].geometry.layers, tuple(blocks), right,
+        infos[0].model,
+        infos[0].geometry.layers,
+        tuple(blocks),
+        right,
         sum(reader.num_episodes for reader in readers),
-    )  # fmt: skip
+        {reader.path.name: _recording(reader) for reader in readers},
+    )
+
+
+def _recording(reader: TraceReader) -> dict[str, Any]:
+    info = reader.info
+    about = {"search": info.search, "searches": reader.num_episodes, "seed": info.seed}
+    return about | info.search_parameters
 
 
 def _task_options(parameters: Mapping[str, Any]) -> dict[str, Any]:

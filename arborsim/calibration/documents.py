@@ -101,6 +101,7 @@ def msve_calibration(
             "features": "as read when the search ends",
             "ridge": ridge,
             "interval": "95%, bootstrap over traces",
+            "recordings": searches.recordings,
         },
         versions=software("numpy", "scipy", "torch", "transformers"),
         evidence={name: _rounded(value) for name, value in asdict(msve).items() if name != "theta"},
