@@ -17,6 +17,7 @@ from arborsim.budget import Budget
 from arborsim.errors import ArborsimError, UsageError
 from arborsim.policies.base import Policy
 from arborsim.replay_episode import Cell, Machine, Outcome, Unit, num_groups, play_unit
+from arborsim.report.aggregate import ANY
 from arborsim.report.results import EpisodeResult, LeftOut, ReplayResult
 from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader, recording_options
@@ -92,7 +93,7 @@ class Replay:
     def cells(self, reader: TraceReader) -> list[Cell]:
         """Budgets x the policies that a trace serves; those that ignore budgets are played once."""
         served = [p for p in self.policies if not _missing(p, reader)]
-        always = Budget("1.0", share=1.0)
+        always = Budget(ANY, share=1.0)
         return [Cell(policy, always) for policy in served if not policy.uses_budget] + [
             Cell(policy, budget)
             for budget in self.budgets

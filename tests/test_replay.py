@@ -155,7 +155,7 @@ def test_what_a_trace_cannot_serve_is_left_out_if_optional(tmp_path: Path) -> No
 
 
 def test_no_policy_that_only_evicts_beats_the_oracle(linear: Path) -> None:
-    """On one sequence, where its rule is exact but for what it must protect."""
+    """Its rule is greedy, so this is no theorem; on one sequence it comes close enough."""
     chosen = policies(["oracle", "random", "streaming-llm", "h2o", "epikv", "lag-kv"])
     for result in aggregate(replay(linear, chosen, "0.6,0.8").episodes):
         assert result.oracle_gap >= -1e-9, result.policy
@@ -164,7 +164,7 @@ def test_no_policy_that_only_evicts_beats_the_oracle(linear: Path) -> None:
 def test_output_error_is_nothing_for_full_retention_and_more_for_less(vectors: Path) -> None:
     chosen = policies(["full", "random"])
     found = {r.budget: r for r in replay(vectors, chosen, "0.5,0.8").episodes}
-    assert found["1.0"].output_error == 0
+    assert found["any"].output_error == 0
     assert 0 < found["0.8"].output_error < found["0.5"].output_error
 
 
@@ -277,7 +277,7 @@ def test_an_infeasible_cell_can_be_left_out(linear: Path) -> None:
                  skip_infeasible=True)  # fmt: skip
     result = job.run()
     cells = {(r.policy, r.budget) for r in result.episodes}
-    assert cells == {("full", "1.0"), ("epikv", "0.7"), ("h2o", "0.1"), ("h2o", "0.7")}
+    assert cells == {("full", "any"), ("epikv", "0.7"), ("h2o", "0.1"), ("h2o", "0.7")}
     [left_out] = result.left_out
     assert (left_out.policy, left_out.budget, left_out.trace) == ("epikv", "0.1", "linear.parquet")
     assert "prompt 40" in left_out.detail

@@ -11,6 +11,8 @@ from arborsim.report.results import EpisodeResult
 
 BASELINE = "full"
 ORACLE = "oracle"
+#: The budget of policies that do not know budgets.
+ANY = "any"
 
 
 @dataclass(frozen=True)

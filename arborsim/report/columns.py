@@ -92,8 +92,8 @@ TIME: tuple[Column, ...] = (
     Column("gap", ("gap to", "oracle"), "Gap to oracle", "points", "gap",
            lambda r: r.oracle_gap,
            "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
-           "percentage points. The oracle evicts what the recorded future reads least: it bounds "
-           "policies that only evict, and those that quantise, offload or recompute can beat it."),
+           "percentage points. The oracle evicts what the recorded future reads least: (nearly) a "
+           "bound for policies that only evict; other tiers and recomputing can beat it."),
     Column("error", ("output", "error"), "Output error", "percent", "error",
            lambda r: r.output_error,
            "Relative error of the output of attention on the captured layers, mean over layers and "

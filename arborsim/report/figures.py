@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import html
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +22,6 @@ from arborsim.report.units import scale_for
 
 Figure = dict[str, Any]
 
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon",
-            "triangle-down", "x", "pentagon")  # fmt: skip
-_HUES = 8
 _PARTS = (
     ("Prefill", "prefill_s", "prefill"),
     ("Decode", "decode_s", "decode"),
@@ -44,60 +40,6 @@ _LAYERS = (
 def label(text: str) -> str:
     """`text` so that Plotly shows it and does not read it as markup."""
     return html.escape(text, quote=False)
-
-
-def tradeoff(rows: Sequence[Row], policies: Sequence[str], against: str) -> Figure:
-    """Peak HBM against ``"kept"`` (attention) or ``"time"``: one line per policy.
-
-    Parameters
-    ----------
-    rows : sequence of Row
-        Of one trace.
-    policies : sequence of str
-        All policies of the report, so that each keeps its colour and symbol between traces.
-    against : {"kept", "time"}
-    """
-    scale = scale_for("bytes", [row.peak_hbm_kv_bytes for row in rows])
-    relative = any(not math.isnan(row.relative.time) for row in rows)
-    seconds = scale_for("seconds", [row.time.total_s for row in rows])
-    data = []
-    for number, policy in enumerate(policies):
-        own = sorted((r for r in rows if r.policy == policy), key=lambda r: r.peak_hbm_kv_bytes)
-        if not own:
-            continue
-        if against == "kept":
-            y = [100 * row.attention_kept for row in own]
-        elif relative:
-            y = [row.relative.time for row in own]
-        else:
-            y = [row.time.total_s / seconds.size for row in own]
-        colour = f"var(--c{number % _HUES})"
-        data.append({
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": label(policy),
-            "x": [row.peak_hbm_kv_bytes / scale.size for row in own],
-            "y": y,
-            "customdata": [label(row.budget_label) for row in own],
-            "line": {"color": colour, "width": 1.5, "dash": "dot"},
-            "marker": {"color": colour, "size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)],
-                       "line": {"width": 1, "color": "var(--card)"}},
-            "hovertemplate": f"<b>{label(policy)}</b>, budget %{{customdata}}<br>"
-            f"peak HBM %{{x:.4g}} {scale.unit}<br>"
-            + {"kept": "attention kept %{y:.1f} %", "time": "%{y:.3f} times full retention"
-               if relative else f"%{{y:.4g}} {seconds.unit}"}[against] + "<extra></extra>",
-        })  # fmt: skip
-    title = {
-        "kept": "attention kept (%)",
-        "time": "time relative to full" if relative else f"total time ({seconds.unit})",
-    }[against]
-    layout = {
-        "xaxis": {"title": {"text": f"peak KV in HBM ({scale.unit})"}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": title}},
-        "hovermode": "closest",
-        "height": 400,
-    }
-    return {"data": data, "layout": layout}
 
 
 def time_split(rows: Sequence[Row]) -> Figure:
@@ -204,7 +146,10 @@ def thinned(series: MemorySeries, points: int) -> np.ndarray:
     return np.array(sorted(kept))
 
 
-def packed(values: np.ndarray) -> dict[str, str]:
-    """Single-precision numbers the way plotly.js reads them: half the size of decimal digits."""
-    raw = np.ascontiguousarray(values, dtype="<f4").tobytes()
-    return {"dtype": "f4", "bdata": base64.b64encode(raw).decode("ascii")}
+def packed(values: np.ndarray, dtype: str = "f4") -> dict[str, str]:
+    """Numbers the way plotly.js reads them: half the size of decimal digits.
+
+    `dtype` is ``"f4"`` (single precision) or ``"u2"`` (whole numbers below 65536).
+    """
+    raw = np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()
+    return {"dtype": dtype, "bdata": base64.b64encode(raw).decode("ascii")}

@@ -72,14 +72,17 @@ def _rows(nodes: Sequence[NodeRecord]) -> tuple[list[float], int]:
     return rows, max(taken, 1)
 
 
-def frames(picture: TreePicture) -> list[dict[str, Any]]:
-    """The frames of a picture; each lists only the nodes whose tokens moved since the one before.
+def frames(picture: TreePicture, most: int = 1 << 30) -> list[dict[str, Any]]:
+    """At most `most` frames of a picture, evenly spread, the first and the last among them.
+
+    Each lists only the nodes whose tokens moved since the one before.
 
     ``changed`` is flat: node, then its tokens in the five tiers, and so on.
     """
     shown = []
     before = np.zeros((len(picture.nodes), 5), dtype=np.int64)
-    for frame in picture.frames:
+    picked = np.linspace(0, len(picture.frames) - 1, min(most, len(picture.frames)))
+    for frame in (picture.frames[i] for i in picked.round().astype(int)):
         table = np.asarray(frame.tokens_by_tier, dtype=np.int64)
         moved = np.flatnonzero((table != before).any(axis=1))
         changed = np.concatenate([moved[:, None], table[moved]], axis=1)

@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.errors import UsageError
-from arborsim.report import figures, forest
-from arborsim.report.aggregate import BASELINE, Row, aggregate
+from arborsim.report.aggregate import Row, aggregate
 from arborsim.report.columns import MEMORY, TIME, Column, scales, shown
-from arborsim.report.export import strict, to_frame
-from arborsim.report.results import EpisodeResult, ReplayResult, TreePicture
-from arborsim.report.summary import headline, summarise
+from arborsim.report.export import strict
+from arborsim.report.page_data import page_data
+from arborsim.report.results import LeftOut, ReplayResult
+from arborsim.report.summary import summarise
 from arborsim.report.units import Scale
 
-#: Points over all memory series of a page, most and fewest points per series.
-_ALL_POINTS, _MOST_POINTS, _FEWEST_POINTS = 200_000, 600, 120
 #: What decides comes first: it must be in sight on a narrow page.
-_LEADING = ("peak_hbm", "hbm_vs_full", "kept", "total", "time_vs_full", "tokens_per_s")
+_LEADING = (
+    "peak_hbm", "hbm_vs_full", "kept", "gap", "error", "total", "time_vs_full", "tokens_per_s",
+)  # fmt: skip
+_SCRIPTS = ("report.js", "compare.js", "map.js", "tree.js")
 
 
 def write_report(result: ReplayResult, path: str | Path) -> None:
@@ -53,7 +54,7 @@ def render(result: ReplayResult) -> str:
 
     rows = aggregate(result.episodes)
     columns = _ordered(shown((*MEMORY, *TIME), rows))
-    data, note = _data(result, rows)
+    data, note = page_data(result, rows)
     parts = {
         "style": _asset("report.css"),
         "subtitle": _subtitle(result, rows),
@@ -64,9 +65,10 @@ def render(result: ReplayResult) -> str:
         "definitions": _pairs({_title(c): c.about for c in columns}),
         "settings": _pairs(result.settings),
         "assumed": _list(result.assumed),
+        "left_out": _list([_left_out(each) for each in result.left_out]),
         "data": _in_script(data),
         "plotly": get_plotlyjs(),
-        "script": _asset("report.js") + "\n" + _asset("tree.js"),
+        "script": "\n".join(map(_asset, _SCRIPTS)),
     }
     # One pass: what is put in is never searched for placeholders again.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
@@ -125,6 +127,11 @@ def _caveat(result: ReplayResult, rows: Sequence[Row]) -> str:
             f"{'are' if count > 1 else 'is'} assumed, not measured (see below)."
         )
     return " ".join(notes)
+
+
+def _left_out(each: LeftOut) -> str:
+    at = f" at budget {each.budget}" if each.budget else ""
+    return f"{each.policy}{at} on {each.trace}: {each.detail}"
 
 
 def _title(column: Column) -> str:
@@ -197,73 +204,3 @@ def _list(items: Sequence[str]) -> str:
     if not items:
         return ""
     return f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>"
-
-
-def _data(result: ReplayResult, rows: Sequence[Row]) -> tuple[dict[str, Any], str]:
-    """What the scripts draw, and a note on what was left out."""
-    traces = _traces(rows)
-    policies = list(dict.fromkeys(row.policy for row in rows))
-    by_trace = {trace: [row for row in rows if row.trace == trace] for trace in traces}
-    kept, note = _worth_drawing(result.episodes)
-    points = max(_FEWEST_POINTS, min(_MOST_POINTS, _ALL_POINTS // max(len(kept), 1)))
-    known = [t for t in traces if not all(math.isnan(r.attention_kept) for r in by_trace[t])]
-    best = headline(by_trace[traces[0]])
-    data = {
-        "traces": traces,
-        "kept": {t: figures.tradeoff(by_trace[t], policies, "kept") for t in known},
-        "slow": {t: figures.tradeoff(by_trace[t], policies, "time") for t in traces},
-        "time": {t: figures.time_split(by_trace[t]) for t in traces},
-        "memory": [{**_who(e), "figure": figures.memory(e, points)} for e in kept],
-        "trees": _trees(result),
-        "start": _cell(best.policy, best.budget) if best else "",
-        "csv": to_frame(result).to_csv(index=False, lineterminator="\n"),
-    }
-    return data, note
-
-
-def _who(shown: EpisodeResult | TreePicture) -> dict[str, str]:
-    """Labels by which a search under a policy is picked."""
-    return {
-        "search": f"{shown.trace}, search {shown.episode}",
-        "cell": _cell(shown.policy, shown.budget),
-    }
-
-
-def _cell(policy: str, budget: str) -> str:
-    return policy if policy == BASELINE else f"{policy}, budget {budget}"
-
-
-def _worth_drawing(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], str]:
-    """Memory series up to the page's number of points: whole searches, evenly over traces."""
-    with_series = [e for e in episodes if e.measured.series.time_s]
-    order = {
-        (trace, episode): i
-        for trace in dict.fromkeys(e.trace for e in with_series)
-        for i, episode in enumerate(
-            dict.fromkeys(e.episode for e in with_series if e.trace == trace)
-        )
-    }
-    most = _ALL_POINTS // _FEWEST_POINTS
-    depth = 1 + max(order.values(), default=0)
-    while depth > 1 and sum(order[e.trace, e.episode] < depth for e in with_series) > most:
-        depth -= 1
-    kept = [e for e in with_series if order[e.trace, e.episode] < depth]
-    if len(kept) == len(with_series):
-        return kept, ""
-    return kept, f"Of each trace, the first {depth} searches can be shown here."
-
-
-def _trees(result: ReplayResult) -> dict[str, Any]:
-    """Trees once per search, films once per policy and budget."""
-    places: dict[tuple[str, int], int] = {}
-    layouts: list[dict[str, Any]] = []
-    films = []
-    for picture in result.pictures:
-        if not picture.nodes or not picture.frames:
-            continue
-        key = (picture.trace, picture.episode)
-        if key not in places:
-            places[key] = len(layouts)
-            layouts.append({**forest.layout(picture.nodes), **forest.facts(picture.nodes)})
-        films.append({**_who(picture), "layout": places[key], "frames": forest.frames(picture)})
-    return {"layouts": layouts, "films": films}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from arborsim.report.results import LeftOut
+
+_NONE = "more than any"
 
 
 def paragraph(left_out: Iterable[LeftOut]) -> list[str]:
@@ -20,11 +23,7 @@ def paragraph(left_out: Iterable[LeftOut]) -> list[str]:
     ]
     small = _too_small(items)
     if small:
-        lines.append(
-            "Left out for budgets too small, with the budget needed as far as is known: "
-            + "; ".join(small)
-            + "."
-        )
+        lines.append(f"Left out where the budget is below what is needed: {'; '.join(small)}.")
     return lines
 
 
@@ -41,19 +40,25 @@ def _lacking(items: Iterable[LeftOut]) -> dict[tuple[tuple[str, ...], str], list
 
 
 def _too_small(items: Iterable[LeftOut]) -> list[str]:
-    """``"at 0.1 of x.parquet: h2o, epikv (0.15), arborkv (0.26)"``, and so on."""
-    needs: dict[tuple[str, str], dict[str, list[str]]] = {}  # (budget, trace) -> least -> policies
+    """``"on x.parquet 0.15 by h2o, epikv and 0.26 by arborkv"``: what is known to be needed."""
+    needs: dict[str, dict[str, str]] = {}  # trace -> policy -> least
     for each in items:
         if not each.remedy:
-            by_least = needs.setdefault((each.budget, each.trace), {})
-            by_least.setdefault(each.least or "more than all", []).append(each.policy)
+            policies = needs.setdefault(each.trace, {})
+            known = policies.get(each.policy, "0")
+            policies[each.policy] = max(known, each.least or _NONE, key=_size)
     return [
-        f"at {budget} of {trace}: "
-        + ", ".join(
-            f"{', '.join(policies)} ({least})" for least, policies in sorted(by_least.items())
+        f"on {trace} "
+        + _listed(
+            f"{least} by {', '.join(policy for policy, one in policies.items() if one == least)}"
+            for least in sorted(set(policies.values()), key=_size)
         )
-        for (budget, trace), by_least in needs.items()
+        for trace, policies in needs.items()
     ]
+
+
+def _size(least: str) -> float:
+    return math.inf if least == _NONE else float(least)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from arborsim.report.aggregate import Row
+from arborsim.report.aggregate import ANY, Row
 from arborsim.report.columns import MEMORY, REHYDRATIONS, TIME, Column, scales, shown
 from arborsim.report.terminal import plain
 from arborsim.report.units import Scale
@@ -63,45 +63,50 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
 
     The oracle comes first, then policies by the attention they keep, most first.
     """
-    full = [row for row in rows if row.is_baseline]
-    others = [row for row in rows if not row.is_baseline]
-    if not others:
-        return _alone(full)
     columns = _columns(rows)
+    units = _units(columns, rows)
+    always = [_always(row, columns, units) for row in rows if row.budget == ANY]
+    above = [*always, ""] if always else []
+    others = [row for row in rows if row.budget != ANY]
+    if not others:
+        return above
     budgets = list(dict.fromkeys(row.budget for row in others))
     names = _ranked(others, budgets)
-    units = _units(columns, rows)
     choices = [columns]
     for key in _RELATIVE:
         choices.append([column for column in choices[-1] if column.key != key])
     for some, air in itertools.product(choices[1:], (2, 1)):
         blocks = [_block(others, names, b, some, units) for b in budgets]
         lines = _beside([_names(names), *(block.lines(air) for block in blocks)])
-        if len(lines[1]) <= width:
-            return [*_alone(full), *lines, ""]
-    lines = _alone(full)
+        if max(map(len, lines)) <= width:
+            return [*above, *lines, ""]
+    lines = above
     for budget in budgets:
         own = _ranked([row for row in others if row.budget == budget], [budget])
         for some, air in itertools.product(choices, (2, 1)):
             block = _block(others, own, budget, some, units)
             part = _beside([_names(own, _name_width(names)), block.lines(air)], " " * air)
-            if len(part[1]) <= width:
+            if max(map(len, part)) <= width:
                 break
         lines += [*part, ""]
     return lines
 
 
-def _alone(full: Sequence[Row]) -> list[str]:
-    """Full retention, which every line is to be compared with."""
-    if not full:
-        return []
-    units = scales((_BY_KEY["peak_hbm"], _BY_KEY["total"]), full)
-    peak, total = units["peak_hbm"], units["total"]
-    return [
-        f"full retention: {peak.show(full[0].peak_hbm_kv_bytes)} {peak.unit} of KV in HBM, "
-        f"{total.show(full[0].time.total_s)} {total.unit}",
-        "",
+def _always(row: Row, columns: Sequence[Column], units: dict[str, Scale]) -> str:
+    """A policy that does not know budgets, full retention above all: said once."""
+    told = {
+        "kept": "kept",
+        "error": "error",
+        "peak_hbm": "in HBM",
+        "peak_ddr": "in DDR",
+        "total": "",
+    }
+    parts = [
+        f"{units[c.key].show(c.value(row))} {units[c.key].unit} {told[c.key]}".strip()
+        for c in columns
+        if c.key in told and c.value(row)
     ]
+    return f"{_fitted(row.policy)}, whatever the budget: {', '.join(parts)}"
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:

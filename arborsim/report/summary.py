@@ -20,7 +20,7 @@ def summarise(rows: Sequence[Row]) -> list[str]:
     what loses nothing, what is smallest, and what the slowest one spends its time on.
     """
     full = next((row for row in rows if row.is_baseline), None)
-    others = [row for row in rows if not row.is_baseline]
+    others = _real(rows)
     if not others:
         return [] if full is None else [_alone(full)]
     found: list[tuple[Row, str]] = []
@@ -33,16 +33,33 @@ def summarise(rows: Sequence[Row]) -> list[str]:
         best = min(others, key=_rank)
         claim = f"{_name(best)} needs the least HBM: {_memory(best, full)}; {_time(best, full)}."
         found.append((best, f"{claim} How much attention it keeps was not measured."))
-    return [sentence for _, sentence in found] + _slowest(others, full, found[0][0])
+    sentences = [sentence for _, sentence in found]
+    return sentences + _against_oracle(found[0][0]) + _slowest(others, full, found[0][0])
 
 
 def headline(rows: Sequence[Row]) -> Row | None:
     """The row that the first sentence is about; None if only full retention was replayed."""
-    others = [row for row in rows if not row.is_baseline]
+    others = _real(rows)
     known = [row for row in others if not math.isnan(row.attention_kept)]
     if known:
         return _best(known, None)[0]
     return min(others, key=_rank, default=None)
+
+
+def _real(rows: Sequence[Row]) -> list[Row]:
+    """What one could choose: full retention is there to compare with, the oracle to bound."""
+    return [row for row in rows if not (row.is_baseline or row.is_oracle)]
+
+
+def _against_oracle(row: Row) -> list[str]:
+    gap = row.oracle_gap
+    if math.isnan(gap):
+        return []
+    kept = f"{gap + row.attention_kept:.2%}"
+    bound = f"At that budget, the oracle, which knows the future and only evicts, keeps {kept}"
+    if abs(gap) < 5e-5:
+        return [f"{bound}: as much."]
+    return [f"{bound}: {abs(100 * gap):.2f} percentage points {'more' if gap > 0 else 'less'}."]
 
 
 def _alone(full: Row) -> str:

@@ -7,7 +7,9 @@ import math
 import numpy as np
 
 from arborsim.measurements import Measurements, MemorySeries, TimeSplit
+from arborsim.memory.tiers import Tier
 from arborsim.report.results import EpisodeResult, Frame, NodeRecord, ReplayResult, TreePicture
+from arborsim.report.token_map import NOT_BORN, TokenMap, TokenMapper
 
 KV_BYTES = 131_072
 #: name: (attention lost at half budget, host s per decision, eager factor, offloads, rehydrates)
@@ -21,6 +23,12 @@ POLICIES = {
     "arborkv": (0.01, 5e-5, 1.0, True, True),
     "random": (0.35, 1e-6, 1.0, False, False),
 }
+#: Not among the policies by default.
+OTHERS = {
+    "oracle": (0.02, 1e-6, 1.0, False, False),
+    **{f"method-{i:02}": (0.01 * (i + 3), 1e-5, 1.0, i % 7 == 3, i % 9 == 4) for i in range(26)},
+}
+_HABITS = POLICIES | OTHERS
 
 
 def result(
@@ -29,18 +37,20 @@ def result(
     policies: tuple[str, ...] = tuple(POLICIES),
     episodes: int = 3,
     pictures: bool = True,
+    errors: bool = False,
 ) -> ReplayResult:
     """A `ReplayResult` as `arborsim replay --report` would make it."""
-    found, films = [], []
+    found, films, maps = [], [], []
     for trace in traces:
         for episode in range(episodes):
             linear = "linear" in trace
             nodes = chain() if linear else tree(np.random.default_rng(episode))
             for policy in policies:
-                for budget in budgets if policy != "full" else ("1.0",):
-                    found.append(_search(trace, episode, policy, budget, nodes))
+                for budget in budgets if policy != "full" else ("any",):
+                    found.append(_search(trace, episode, policy, budget, nodes, errors))
                     if pictures and episode == 0:
                         films.append(film(trace, episode, policy, budget, nodes))
+                        maps.append(token_map(trace, episode, policy, budget, nodes))
     settings = {
         "GPU": "h100",
         "model geometry": "llama-3.1-8b",
@@ -52,8 +62,9 @@ def result(
            for trace in traces},
     }  # fmt: skip
     return ReplayResult(
-        tuple(found), tuple(films), settings, ("PCIe latency 8 us", "decode overhead 30 us/layer")
-    )
+        tuple(found), tuple(films), settings, ("PCIe latency 8 us", "decode overhead 30 us/layer"),
+        token_maps=tuple(maps),
+    )  # fmt: skip
 
 
 def tree(rng: np.random.Generator, most: int = 46) -> tuple[NodeRecord, ...]:
@@ -85,9 +96,14 @@ def _share(policy: str, budget: str) -> float:
 
 
 def _search(
-    trace: str, episode: int, policy: str, budget: str, nodes: tuple[NodeRecord, ...]
+    trace: str,
+    episode: int,
+    policy: str,
+    budget: str,
+    nodes: tuple[NodeRecord, ...],
+    errors: bool,
 ) -> EpisodeResult:
-    lost, host_s, eager, offloads, rehydrates = POLICIES[policy]
+    lost, host_s, eager, offloads, rehydrates = _HABITS[policy]
     share = _share(policy, budget)
     prompt = nodes[0].tokens
     total = sum(node.tokens for node in nodes)
@@ -119,8 +135,9 @@ def _search(
         series=_series(total, prompt, share, time.total_s, offloads, episode),
     )
     kept = 1 - lost * 2 * (1 - share)
+    error = 0.4 * (1 - kept) if errors else math.nan
     return EpisodeResult(
-        trace, episode, policy, budget, int(total * share), measured, kept, KV_BYTES
+        trace, episode, policy, budget, int(total * share), measured, kept, KV_BYTES, error
     )
 
 
@@ -147,11 +164,26 @@ def _series(
     )
 
 
+def token_map(
+    trace: str, episode: int, policy: str, budget: str, nodes: tuple[NodeRecord, ...]
+) -> TokenMap:
+    """Tokens are born one by one; what is older than the budget's share leaves."""
+    prompt, total = nodes[0].tokens, sum(node.tokens for node in nodes)
+    mapper = TokenMapper(total, total - prompt)
+    born = prompt + mapper.iterations[:, None]
+    age = born - mapper.first_tokens[None, :]
+    gone = Tier.DDR if _HABITS[policy][3] else Tier.EVICTED
+    cells = np.where(age > _share(policy, budget) * total, gone, Tier.HBM)
+    cells[age <= 0] = NOT_BORN
+    return TokenMap(policy, budget, trace, episode, mapper.first_tokens, mapper.iterations,
+                    cells.astype(np.uint8))  # fmt: skip
+
+
 def film(
     trace: str, episode: int, policy: str, budget: str, nodes: tuple[NodeRecord, ...]
 ) -> TreePicture:
     """Nodes open one after another; what leaves the active path moves down a tier."""
-    offloads = POLICIES[policy][3]
+    offloads = _HABITS[policy][3]
     frames = []
     step = max(1, len(nodes) // 38)
     for last in range(0, len(nodes), step):

@@ -13,11 +13,12 @@ import pytest
 
 from arborsim.errors import UsageError
 from arborsim.measurements import MemorySeries
-from arborsim.report import figures, forest
+from arborsim.report import figures, forest, pareto
 from arborsim.report.aggregate import aggregate
+from arborsim.report.heat import heat
 from arborsim.report.html import render, write_report
-from arborsim.report.results import NodeRecord, ReplayResult
-from tests.report.synthetic import chain, result, tree
+from arborsim.report.results import LeftOut, NodeRecord, ReplayResult
+from tests.report.synthetic import OTHERS, POLICIES, chain, result, tree
 
 VOID = {"meta", "input", "link", "br", "hr", "img"}
 EVIL = "</script><script>window.broken=1</script><img src=x onerror='window.broken=1'>&\u2028"
@@ -70,7 +71,7 @@ def test_elements_nest_and_ids_are_unique(text):
     assert not page.open
     ids = [value for _, name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
-    for name in ("comparison", "kept", "slow", "time", "memory", "tree-box"):
+    for name in ("comparison", "pareto", "heat", "time", "memory", "map", "tree-box"):
         assert name in ids
 
 
@@ -101,7 +102,12 @@ def evil() -> ReplayResult:
     pictures = [
         replace(p, frames=tuple(replace(f, label=EVIL + "f") for f in p.frames)) for p in pictures
     ]
-    return ReplayResult(tuple(episodes), tuple(pictures), {EVIL + "k": EVIL + "v"}, (EVIL + "a",))
+    maps = [renamed(m) for m in replay.token_maps if m.policy in keep and m.budget != "0.5"]
+    left_out = (LeftOut(EVIL + "t", EVIL + "q", "", "", "", EVIL + "d"),)
+    return ReplayResult(
+        tuple(episodes), tuple(pictures), {EVIL + "k": EVIL + "v"}, (EVIL + "a",), left_out,
+        tuple(maps),
+    )  # fmt: skip
 
 
 def test_names_from_files_stay_text():
@@ -109,7 +115,7 @@ def test_names_from_files_stay_text():
     assert not page.open
     assert page.scripts == 3
     assert not [a for a in page.attributes if a[0] == "img" or a[1].startswith("on")]
-    for end in "tpbkva":
+    for end in "tpbkvaqd":
         assert EVIL + end in page.text
     data = json.loads(page.data)
     assert data["traces"] == [EVIL + "t"]
@@ -124,7 +130,7 @@ def test_placeholders_in_names_are_not_filled():
 def test_labels_for_plotly_are_escaped():
     name = "<a href='http://x'>p</a>"
     rows = aggregate(replace(e, policy=name) for e in result(policies=("h2o",)).episodes)
-    for figure in (figures.tradeoff(rows, [name], "kept"), figures.time_split(rows)):
+    for figure in (pareto.figure(rows, pareto.KEPT)["figure"], figures.time_split(rows)):
         assert "<a" not in json.dumps(figure)
 
 
@@ -133,8 +139,7 @@ def test_figures_are_what_plotly_expects():
 
     replay = result()
     rows = aggregate(replay.episodes)
-    policies = list(dict.fromkeys(row.policy for row in rows))
-    drawn = [figures.tradeoff(rows, policies, against) for against in ("kept", "time")]
+    drawn = [pareto.figure(rows, metric)["figure"] for metric in (pareto.KEPT, pareto.TIMES)]
     drawn += [figures.time_split(rows), *(figures.memory(e, 100) for e in replay.episodes)]
     for figure in drawn:
         go.Figure(figure)  # raises on unknown or malformed properties
@@ -143,7 +148,7 @@ def test_figures_are_what_plotly_expects():
 
 
 def test_every_colour_is_in_the_style_sheet(text):
-    used = set(re.findall(r"var\((--[\w-]+)\)", text)) - {"--share"}  # set on each cell
+    used = set(re.findall(r"var\((--[\w-]+)\)", text)) - {"--share", "--shade"}  # on cells
     style = text[text.index("<style>") : text.index("</style>")]
     assert used <= set(re.findall(r"(--[\w-]+):", style))
 
@@ -215,7 +220,67 @@ def test_many_searches_stay_within_reason():
     replay = result(episodes=80, pictures=False, budgets=("0.1", "0.25", "0.5"))
     text = render(replay)
     assert len(text) < 20e6
-    assert "searches can be shown here" in text
+    assert "can be shown here" in text
+
+
+def test_many_policies_on_three_traces_stay_within_reason():
+    """35 policies, 3 budgets and 3 traces, of which plotly.js is 4.6 MB."""
+    replay = result(
+        traces=("a.parquet", "b-linear.parquet", "c.parquet"), budgets=("0.1", "0.25", "0.5"),
+        policies=(*POLICIES, *OTHERS), episodes=1,
+    )  # fmt: skip
+    assert len(render(replay)) < 12e6
+
+
+def test_the_oracle_is_no_choice():
+    rows = aggregate(result(policies=("full", "h2o", "oracle", "random")).episodes)
+    best = pareto.efficient(rows, pareto.KEPT)
+    assert [(row.policy, row.budget) for row in best] == [
+        ("h2o", "0.25"), ("h2o", "0.5"), ("full", "any")]  # fmt: skip
+    drawn = pareto.figure(rows, pareto.KEPT)
+    assert "oracle" not in drawn["policies"]
+    assert any(trace["name"].startswith("oracle") for trace in drawn["figure"]["data"])
+    assert drawn["efficient"][0].startswith("h2o at budget 0.25: 25.0% of full retention's memory")
+
+
+@pytest.mark.parametrize("metric", [pareto.KEPT, pareto.TIMES, pareto.ERROR])
+def test_efficient_settings_are_those_that_nothing_beats(metric):
+    """Against the definition, pair by pair, up to what counts as equal memory."""
+    rows = aggregate(result(policies=(*POLICIES, *OTHERS), errors=True).episodes)
+    able = [row for row in rows if not row.is_oracle]
+    sign = -1 if metric.higher else 1
+    best = pareto.efficient(rows, metric)
+    for row in best:
+        assert not any(
+            other.peak_hbm_kv_bytes <= row.peak_hbm_kv_bytes
+            and sign * metric.value(other) < sign * metric.value(row) - 1e-9
+            for other in able
+        )
+    for row in (row for row in able if row not in best):
+        assert any(
+            other.peak_hbm_kv_bytes <= 1.01 * row.peak_hbm_kv_bytes
+            and sign * metric.value(other) <= sign * metric.value(row) + 1e-9
+            for other in best
+        )
+
+
+def test_heat_shades_run_from_worst_to_best():
+    rows = aggregate(result(policies=("full", "h2o", "oracle", "random")).episodes)
+    kept, time, peak = heat(rows)["metrics"]
+    assert [policy["name"] for policy in kept["policies"]] == ["oracle", "h2o", "random"]
+    assert kept["policies"][0]["shade"][1] == 1
+    assert kept["policies"][2]["shade"][0] == 0
+    assert peak["policies"][0]["shade"] == [1, 0], "less memory is better"
+    assert time["unit"] == "times full retention"
+
+
+def test_cells_that_were_left_out_have_no_shade():
+    replay = result(policies=("full", "h2o", "random"))
+    some = [e for e in replay.episodes if (e.policy, e.budget) != ("random", "0.25")]
+    (kept, *_) = heat(aggregate(some))["metrics"]
+    h2o, random = kept["policies"]
+    assert None not in h2o["shade"]
+    assert (random["name"], random["shade"][0], random["text"][0]) == ("random", None, "")
 
 
 def test_errors_are_for_users(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from arborsim.report.html import write_report
-from tests.report.synthetic import result
+from tests.report.synthetic import OTHERS, POLICIES, result
 from tests.report.test_html import EVIL, evil
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -80,12 +80,15 @@ def test_it_draws_and_fits(opened, report, tmp_path, width, height, scheme):
     page = opened(report, width, height, scheme)
     page.screenshot(path=tmp_path / f"{width}-{scheme}.png", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for name in ("kept", "slow", "time", "memory"):
+    for name in ("pareto", "time", "memory", "map"):
         assert page.locator(f"#{name} .main-svg").count() >= 1
         box = page.locator(f"#{name}").bounding_box()
         svg = page.locator(f"#{name} .main-svg").first.bounding_box()
         assert svg["width"] <= box["width"] + 1
-    assert page.locator("#kept .scatterlayer .trace").count() == 8
+    assert page.locator("#pareto .scatterlayer .trace").count() > 5
+    assert page.locator("#pareto-efficient li").count() >= 1
+    assert page.locator("#heat tbody tr").count() == 7
+    assert page.locator("#map .heatmaplayer image").count() == 1
     assert page.locator("#tree-box .node").count() > 20
     ink = page.evaluate("getComputedStyle(document.body).color")
     drawn = page.evaluate("getComputedStyle(document.querySelector('#time .xtick text')).fill")
@@ -140,7 +143,31 @@ def test_pickers_choose_policy_search_and_trace(opened, report):
     sync_api.expect(page.locator("#time")).not_to_have_text(ticks)
 
 
-def test_a_figure_without_data_says_so_and_comes_back(opened, tmp_path):
+def test_buttons_switch_and_a_policy_can_be_highlighted(opened, report):
+    page = opened(report)
+    heat = page.inner_text("#heat tbody")
+    page.click("#heat-metric >> text=Peak HBM")
+    assert page.inner_text("#heat tbody") != heat
+    assert page.get_attribute("#heat-metric >> text=Peak HBM", "aria-pressed") == "true"
+    traces = page.locator("#pareto .scatterlayer .trace").count()
+    page.select_option("#pareto-policy", "random")
+    sync_api.expect(page.locator("#pareto .scatterlayer .trace")).to_have_count(traces + 1)
+    page.click("#pareto-metric >> text=Time")
+    assert page.eval_on_selector("#pareto-policy", "s => s.value") == "random"
+    assert "×" in page.inner_text("#pareto-efficient")
+
+
+def test_many_policies_are_shown_budget_by_budget(opened, tmp_path):
+    replay = result(policies=(*POLICIES, *OTHERS), budgets=("0.1", "0.25", "0.5"), episodes=1)
+    write_report(replay, tmp_path / "many.html")
+    page = opened(tmp_path / "many.html", 390, 844)
+    assert page.locator("#heat tbody tr").count() == len(POLICIES) + len(OTHERS) - 1
+    page.select_option("#time-budget", "0.5")
+    sync_api.expect(page.locator("#time .yaxislayer-above text").nth(1)).to_contain_text("0.5")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_figure_without_data_goes_and_comes_back(opened, tmp_path):
     replay = result(traces=("a.parquet", "b.parquet"), episodes=1)
     episodes = tuple(
         replace(e, attention_kept=math.nan) if e.trace == "b.parquet" else e
@@ -150,8 +177,9 @@ def test_a_figure_without_data_says_so_and_comes_back(opened, tmp_path):
     page = opened(tmp_path / "partly.html")
     for trace, drawn in (("b.parquet", False), ("a.parquet", True), ("b.parquet", False)):
         page.select_option("#trace", trace)
-        sync_api.expect(page.locator("#kept .empty")).to_have_count(int(not drawn))
-        sync_api.expect(page.locator("#kept .xaxislayer-above")).to_have_count(int(drawn))
+        metrics = page.locator("#pareto-metric button").all_inner_texts()
+        assert metrics == (["Attention kept", "Time"] if drawn else ["Time"])
+        sync_api.expect(page.locator("#pareto .xaxislayer-above")).to_have_count(1)
 
 
 def test_pointing_at_a_node_tells_what_it_holds(opened, report):

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from arborsim.report.aggregate import aggregate
 from arborsim.report.export import to_frame, to_json
-from arborsim.report.results import ReplayResult
+from arborsim.report.left_out import paragraph
+from arborsim.report.results import LeftOut, ReplayResult
 from arborsim.report.table import print_tables
-from tests.report.synthetic import result
+from tests.report.synthetic import OTHERS, POLICIES, result
 
 GOLDEN = Path(__file__).parent / "golden_80.txt"
 
 
-def printed(replay: ReplayResult, width: int) -> str:
+def printed(replay: ReplayResult, width: int, view: str = "auto") -> str:
     out = io.StringIO()
-    print_tables(replay, Console(file=out, width=width, highlight=False, color_system=None))
+    print_tables(replay, Console(file=out, width=width, highlight=False, color_system=None), view)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -61,6 +63,74 @@ def test_the_longest_row_fits_80_columns():
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
     assert "quan-" in shown
+
+
+MANY = {"policies": (*POLICIES, *OTHERS), "budgets": ("0.1", "0.25", "0.5"), "errors": True}
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_matrix_as_agreed(width):
+    """To accept a change on purpose: write `printed(...)` to the golden file and look at it."""
+    shown = printed(result(traces=("chain-tree.parquet",), **MANY), width)
+    assert shown == (GOLDEN.parent / f"matrix_{width}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
+def test_the_matrix_fits_and_has_every_policy_at_every_budget(width):
+    replay = result(**MANY)
+    quantised = tuple(
+        replace(e, measured=replace(e.measured, peak_quantised_bytes=123_456_789))
+        for e in replay.episodes
+    )
+    shown = printed(replace(replay, episodes=quantised), width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert [shown.count(f"budget {b} ") for b in MANY["budgets"]] == [1, 1, 1]
+    blocks = 1 if "│" in shown else 3
+    for name in (*OTHERS, *(p for p in POLICIES if p != "full")):
+        assert sum(line.startswith(f"{name} ") for line in shown.splitlines()) == blocks
+
+
+def test_the_matrix_is_sorted_and_led_by_the_oracle():
+    replay = result(policies=("full", "random", "oracle", "h2o"), budgets=("0.25",))
+    lines = [line.split()[0] for line in printed(replay, 80, "matrix").splitlines() if line]
+    first = lines.index("oracle")
+    assert lines[first : first + 3] == ["oracle", "h2o", "random"]
+
+
+def test_what_a_budget_left_out_is_blank():
+    replay = result(policies=("full", "h2o", "random"))
+    some = [e for e in replay.episodes if (e.policy, e.budget) != ("random", "0.25")]
+    shown = printed(replace(replay, episodes=tuple(some)), 160, "matrix")
+    (line,) = (line for line in shown.splitlines() if line.startswith("random"))
+    first, second = line.split("│")[1:]
+    assert not first.strip()
+    assert second.strip()
+
+
+def test_the_gap_is_in_points_and_may_be_negative():
+    replay = result(policies=("full", "oracle", "h2o", "hierarchy"), budgets=("0.25",))
+    rows = {row.policy: row for row in aggregate(replay.episodes)}
+    assert rows["h2o"].oracle_gap == pytest.approx(0.03)
+    assert rows["hierarchy"].oracle_gap == pytest.approx(-0.03)
+    shown = printed(replay, 80)
+    assert " 3.00" in shown
+    assert "-3.00" in shown
+    assert "nearly" in shown
+    assert to_frame(replay).query("policy == 'h2o'")["oracle_gap"].iloc[0] == pytest.approx(0.03)
+
+
+def test_what_was_left_out_takes_a_few_lines():
+    names = [f"policy-{i:02}" for i in range(20)]
+    lacking = [LeftOut(t, n, remedy="--capture qkv") for n in names for t in ("a", "b")]
+    small = [LeftOut("a", n, "0.1", least="0.15" if n < "policy-10" else "0.3") for n in names]
+    small += [LeftOut("a", n, "0.25", least="0.3") for n in names[10:]]
+    first, second = paragraph([*lacking, *small])
+    assert first.endswith("a and b do not hold what they read; record with --capture qkv.")
+    assert all(name in first for name in names)
+    assert second.count("policy-19") == 1
+    assert "on a 0.15 by policy-00" in second
+    assert " and 0.3 by policy-10" in second
+    assert paragraph([]) == []
 
 
 def test_names_cannot_steer_the_terminal():

@@ -1,0 +1,61 @@
+// Every token's life as a column of colours: one search under one policy.
+(() => {
+  const NAMES = ["HBM", "HBM, 8 bits", "DDR", "DDR, 8 bits", "evicted", "not born yet"];
+  const COLOURS = ["hbm", "quantised", "ddr", "ddr-quantised", "evicted", "card"].map((name) => `var(--${name})`);
+  const { axes, items } = DATA.maps;
+  if (!items.length) {
+    byId("map-section").hidden = true;
+    return;
+  }
+
+  // Columns come as runs: 8 times the length, plus the tier.
+  function unpack({ bdata }, rows, columns) {
+    const bytes = Uint8Array.from(atob(bdata), (character) => character.charCodeAt(0));
+    const view = new DataView(bytes.buffer);
+    const cells = Array.from({ length: rows }, () => new Uint8Array(columns));
+    let at = 0;
+    for (let i = 0; i < bytes.length; i += 2) {
+      const run = view.getUint16(i, true);
+      for (let left = run >> 3; left > 0; left -= 1, at += 1) cells[at % rows][Math.floor(at / rows)] = run & 7;
+    }
+    return cells;
+  }
+
+  function figure(item) {
+    const { tokens, iterations } = axes[item.axes];
+    const z = unpack(item.runs, iterations.length, tokens.length);
+    return {
+      data: [{
+        type: "heatmap", x: tokens, y: iterations, z, zmin: -0.5, zmax: NAMES.length - 0.5, showscale: false,
+        colorscale: COLOURS.flatMap((colour, i) => [[i / NAMES.length, colour], [(i + 1) / NAMES.length, colour]]),
+        text: z.map((row) => Array.from(row, (cell) => NAMES[cell])),
+        hovertemplate: "token %{x}, iteration %{y}: %{text}<extra></extra>",
+      }],
+      layout: {
+        xaxis: { title: { text: "token, in order of birth" }, showgrid: false, zeroline: false },
+        yaxis: { title: { text: "decode iteration" }, autorange: "reversed", showgrid: false, zeroline: false },
+        height: 460,
+      },
+    };
+  }
+
+  function legend(z) {
+    const there = new Set(z.flatMap((row) => [...new Set(row)]));
+    byId("map-legend").replaceChildren(
+      ...NAMES.flatMap((name, tier) => {
+        if (!there.has(tier)) return [];
+        const item = document.createElement("li");
+        const swatch = document.createElement("i");
+        swatch.className = `tier${tier}`;
+        item.append(swatch, name);
+        return [item];
+      }),
+    );
+  }
+
+  picker("map", items, (item) => {
+    const made = figure(item);
+    legend(made.data[0].z);
+    draw("map", made);
+  });
+})();
