@@ -135,11 +135,11 @@ def mask_searches(
         tuple(blocks),
         right,
         sum(reader.num_episodes for reader in readers),
-        {reader.path.name: _recording(reader) for reader in readers},
+        {reader.path.name: recording(reader) for reader in readers},
     )
 
 
-def _recording(reader: TraceReader) -> dict[str, Any]:
+def recording(reader: TraceReader) -> dict[str, Any]:
     info = reader.info
     about = {"search": info.search, "searches": reader.num_episodes, "seed": info.seed}
     return about | info.search_parameters

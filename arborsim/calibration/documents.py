@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from arborsim.calibration.arkv import Tuning
 from arborsim.calibration.backend import OcclusionRequest, Occlusions
 from arborsim.calibration.bands import FIRST_LAYER, ROLLING, Bands
-from arborsim.calibration.blocks import Searches
+from arborsim.calibration.blocks import Searches, recording
 from arborsim.calibration.document import Calibration, software
 from arborsim.calibration.msve import FEATURES, Msve
+from arborsim.trace.reader import TraceReader
 
 _DIGITS = 6
 
@@ -105,6 +109,48 @@ def msve_calibration(
         },
         versions=software("numpy", "scipy", "torch", "transformers"),
         evidence={name: _rounded(value) for name, value in asdict(msve).items() if name != "theta"},
+    )
+
+
+def arkv_calibration(
+    tuning: Tuning,
+    traces: Sequence[Path],
+    tuned_on: int,
+    held_out: int,
+    budgets: Sequence[str],
+    seed: int,
+    command: str,
+) -> Calibration:
+    """ARKV's temperatures and gamma; `tuned_on` and `held_out` count episodes."""
+    readers = [TraceReader(path) for path in traces]
+    before, after = tuning.held_out if held_out else tuning.tuned_on
+    where = "held out" if held_out else "tuned on"
+    return Calibration(
+        kind="arkv",
+        model=readers[0].info.model,
+        layers=readers[0].info.geometry.layers,
+        traces=tuned_on,
+        tokens=sum(each.num_tokens for reader in readers for each in reader.episodes()),
+        seed=seed,
+        command=command,
+        policies={"arkv": {name: _rounded(value) for name, value in tuning.values.items()}},
+        finding=(
+            f"output error {after:.4f} against {before:.4f} with the published values, "
+            f"on the episodes {where}"
+        ),
+        protocol={
+            "objective": "relative error of the attention output, mean over budgets and episodes",
+            "budgets": list(budgets),
+            "trials": len(tuning.errors),
+            "episodes_held_out": held_out,
+            "recordings": {reader.path.name: recording(reader) for reader in readers},
+        },
+        versions=software("numpy", "optuna"),
+        evidence={
+            "tuned_on": _rounded(tuning.tuned_on),
+            "held_out": _rounded(tuning.held_out),
+            "errors": _rounded(tuning.errors),
+        },
     )
 
 

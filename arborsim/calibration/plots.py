@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from arborsim.calibration.arkv import Tuning
 from arborsim.calibration.bands import Bands
 from arborsim.calibration.msve import FEATURES, Msve
 from arborsim.errors import UsageError
@@ -83,6 +84,23 @@ def msve_figure(msve: Msve, title: str) -> Figure:
     )
     figure.add_vline(x=0, line_color=_OTHER)
     figure.update_xaxes(title="theta, as a share of the far end of its 95% interval")
+    return _styled(figure, title)
+
+
+def arkv_figure(tuning: Tuning, title: str) -> Figure:
+    """Error of every trial, and the least so far."""
+    from plotly.graph_objects import Figure, Scatter
+
+    trials = list(range(1, len(tuning.errors) + 1))
+    figure = Figure(
+        Scatter(x=trials, y=tuning.errors, mode="markers", marker={"color": _OTHER}, name="trial")
+    )
+    least = np.minimum.accumulate(tuning.errors)
+    figure.add_trace(
+        Scatter(x=trials, y=least, mode="lines", line={"color": _A}, name="least so far")
+    )
+    figure.update_xaxes(title="trial (1: published values)")
+    figure.update_yaxes(title="relative error of the attention output")
     return _styled(figure, title)
 
 

@@ -155,6 +155,43 @@ def msve(
     return 0
 
 
+@calibrate.command()
+def arkv(
+    traces: Annotated[
+        list[Path], typer.Argument(help="Traces of --capture qkv.", show_default=False)
+    ],
+    out: OutOption,
+    budget: Annotated[str, typer.Option(help="Budgets to tune for, as of replay.")] = "0.25,0.5",
+    trials: Annotated[int, typer.Option(min=1, help="The published values included.")] = 40,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0,
+    plot: PlotOption = None,
+) -> int:
+    """ARKV's temperatures and gamma: least error of the attention output in replays.
+
+    Tunes on every second episode, by Optuna, and checks on the others.  Needs no model.
+    """
+    from arborsim.calibration.arkv import RANGES, episodes_of, replay_error, tune
+    from arborsim.calibration.documents import arkv_calibration
+    from arborsim.calibration.plots import arkv_figure
+    from arborsim.cli.options import names
+
+    plot = _outputs(out, plot)
+    own, others = episodes_of(traces, odd=False), episodes_of(traces, odd=True)
+    budgets = names(budget)
+    with _interruptible(), Stages() as stages:
+        held_out = replay_error(others, budgets) if others else None
+        found = tune(replay_error(own, budgets), held_out, trials, seed, stages)
+    made = arkv_calibration(found, traces, len(own), len(others), budgets, seed, _command())
+    rows = [
+        [name, f"{found.published[name]:.4g}", f"{found.values[name]:.4g}", f"{low:g} .. {high:g}"]
+        for name, (low, high) in RANGES.items()
+    ]
+    _table(("setting", "published", "found", "searched"), rows)
+    notes = [f"{trials} trials on {len(own)} episodes; {len(others)} others held out"]
+    _finish(made, out, arkv_figure(found, made.finding), plot, notes)
+    return 0
+
+
 class Stages:
     """A patient bar for each stage of the work (`arborsim.calibration.backend.OnProgress`)."""
 
