@@ -32,6 +32,7 @@ SMALL = {
     "arkv-origin": {"window": "4"},
     "arkv-quant": {"window": "4"},
     "rkv": {"interval": "4", "window": "3"},
+    "thinkv-paper": {"segment": "12", "low": "0.4", "high": "0.6", "most": "8", "least": "2"},
     "hierarchy": {"interval": "4", "recent": "6"},
     "redundancy": {"interval": "4", "recent": "6"},
     "attn-val-redundancy": {"interval": "4", "recent": "6"},
@@ -43,6 +44,7 @@ SMALL = {
 }
 # What these policies give up, or quantise, at tree events or intervals, budget or not.
 KEEP_ALL = {
+    "thinkv-paper": {"segment": "1000"},
     "hierarchy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
     "redundancy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
     "attn-val-redundancy": {"hbm_ratio": "1.0", "evict_ratio": "0"},

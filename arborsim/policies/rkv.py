@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import Decode, Event, Prefill
+from arborsim.events import Decode, Event
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Method, Protection
@@ -48,9 +48,9 @@ class RKV(StreamPolicy):
             "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
             "a row without a cosine > 0.5 loses nothing (the code then sets the row's first entry "
             "to 0, which favours the oldest token)",
-            "decisions come with iterations 128, 256, ... and with a prompt over budget, whatever "
-            "boundaries a search sets; with several leaves W is shared, and a query rates only "
-            "keys on its own path",
+            "decisions come with iterations 128, 256, ... of the search, whatever blocks it sets; as "
+            "in the public code none follows the prefill itself",
+            "with several leaves W is shared, and a query rates only keys on its own path",
         ),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS})
@@ -73,7 +73,7 @@ class RKV(StreamPolicy):
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         due = isinstance(event, Decode) and view.iterations % self.interval == 0
-        return super().decide(view, event) if due or isinstance(event, Prefill) else None
+        return super().decide(view, event) if due else None
 
     def _evict_lowest(
         self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray

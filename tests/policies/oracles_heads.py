@@ -10,7 +10,6 @@ from typing import Any
 from arborsim.policies.arkv import ARKV, ARKVOrigin, ARKVQuant
 from arborsim.policies.base import Policy
 from arborsim.policies.h2o import H2O
-from arborsim.policies.rkv import RKV
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 
@@ -226,91 +225,10 @@ class SlowARKV(SlowGroups):
         return max(entropy, 0.0) ** (1 / t1) * variance ** (1 / t2) * kurtosis ** (1 / t3)
 
 
-class SlowRKV(SlowGroups):
-    """R-KV with every cosine and every logit computed on its own."""
-
-    mix, threshold = 0.07, 0.5
-
-    def __init__(self, interval: int, window: int, kernel: int, adaptation: str = "path") -> None:
-        super().__init__(adaptation)
-        self.interval, self.window, self.kernel = interval, window, kernel
-
-    def head(self, world: SlowWorld) -> int:
-        return 0
-
-    def recent(self, world: SlowWorld) -> int:
-        return self.window
-
-    def step(self, world: SlowWorld) -> None:
-        if world.iterations % self.interval == 0:
-            self.shrink(world)
-
-    def transition(self, world: SlowWorld) -> None:
-        pass
-
-    def key(self, world: SlowWorld, group: int, token: int) -> list[float]:
-        of_layer = world.episode.keys[token].tolist()
-        return of_layer[group // len(of_layer[0])][group % len(of_layer[0])]
-
-    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
-        tier = world.tiers[group]
-        stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
-        held = [t for t in stream if tier[t] in (HBM, HBM_Q)]
-        repeated = self.redundancy([self.key(world, group, t) for t in held])
-        rated = self.importance(world, group, free)
-        z = {}
-        for i, token in enumerate(free):
-            near = rated[max(0, i - self.kernel // 2) : i + self.kernel // 2 + 1]
-            z[token] = self.mix * max(near) - (1 - self.mix) * repeated[held.index(token)]
-        for _ in range(world.in_hbm(group) - world.budget):
-            victim = min(free, key=lambda t: (z[t], t))
-            free.remove(victim)
-            tier[victim] = EVICTED
-
-    def importance(self, world: SlowWorld, group: int, free: list[int]) -> list[float]:
-        total, seen = [0.0] * len(free), [0] * len(free)
-        for query in sorted(self.protected(world)):
-            path = world.path(world.node[query])
-            keys = [i for i, t in enumerate(free) if t in path and t < query]
-            if not keys:
-                continue
-            of_layer = world.episode.head_attention.query(query).tolist()
-            kv_heads = world.groups // len(of_layer)
-            layer, size = group // kv_heads, len(of_layer[0]) // kv_heads
-            heads = of_layer[layer][group % kv_heads * size :][:size]
-            logit = {i: max(self.dot(h, self.key(world, group, free[i])) for h in heads)
-                     for i in keys}  # fmt: skip
-            top = max(logit.values())
-            mass = sum(math.exp(x - top) for x in logit.values())
-            for i in keys:
-                total[i] += math.exp(logit[i] - top) / mass
-                seen[i] += 1
-        return [x / max(1, n) for x, n in zip(total, seen, strict=True)]
-
-    def redundancy(self, keys: list[list[float]]) -> list[float]:
-        length = [math.sqrt(sum(x * x for x in key)) or 1.0 for key in keys]
-        unit = [[x / n for x in key] for key, n in zip(keys, length, strict=True)]
-        cosine = [[0.0 if i == j else self.dot(a, b) for j, b in enumerate(unit)]
-                  for i, a in enumerate(unit)]  # fmt: skip
-        for row in cosine:
-            similar = [j for j, c in enumerate(row) if c > self.threshold]
-            if similar:
-                row[similar[-1]] = 0.0
-        mean = [plain_sum(column) / len(keys) for column in zip(*cosine, strict=True)]
-        weight = [math.exp(m - max(mean)) for m in mean]
-        return [w / sum(weight) for w in weight]
-
-    def dot(self, a: list[float], b: list[float]) -> float:
-        return round(sum(x * y for x, y in zip(a, b, strict=True)), 9)
-
-
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "h2o-head": (H2O(per="head"), SlowHeadH2O),
     "h2o-layer": (H2O(per="layer"), SlowHeadH2O),
     "h2o-head-flat": (H2O(per="head", adaptation="flat"), lambda: SlowHeadH2O("flat")),
-    "rkv": (RKV(interval=7, window=3, kernel=3), lambda: SlowRKV(7, 3, 3)),
-    "rkv-flat": (
-        RKV(interval=16, window=5, kernel=7, adaptation="flat"), lambda: SlowRKV(16, 5, 7, "flat")),
     "arkv": (ARKV(window=4), lambda: SlowARKV("mix", 4)),
     "arkv-layer-flat": (
         ARKV(window=3, per="layer", adaptation="flat"), lambda: SlowARKV("mix", 3, "flat")),

@@ -34,6 +34,7 @@ from tests.policies import (
     oracles_attention,
     oracles_heads,
     oracles_hidden,
+    oracles_keys,
     oracles_scores,
 )
 
@@ -57,6 +58,7 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
 PAIRS.update(oracles_attention.PAIRS)
 PAIRS.update(oracles_scores.PAIRS)
 PAIRS.update(oracles_heads.PAIRS)
+PAIRS.update(oracles_keys.PAIRS)
 PAIRS.update(oracles_hidden.PAIRS)
 
 # Pairs that may find nothing to do at the budgets tried on the shipped traces.

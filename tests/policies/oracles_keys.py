@@ -1,0 +1,195 @@
+"""Literal re-implementations of the policies that compare keys, per KV head (see `oracles`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arborsim.policies.base import Policy
+from arborsim.policies.rkv import RKV
+from arborsim.policies.thinkv_paper import ThinKVPaper
+from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
+from tests.policies.oracles_heads import SlowGroups, plain_sum
+
+
+class SlowRKV(SlowGroups):
+    """R-KV with every cosine and every logit computed on its own."""
+
+    mix, threshold = 0.07, 0.5
+
+    def __init__(self, interval: int, window: int, kernel: int, adaptation: str = "path") -> None:
+        super().__init__(adaptation)
+        self.interval, self.window, self.kernel = interval, window, kernel
+
+    def head(self, world: SlowWorld) -> int:
+        return 0
+
+    def recent(self, world: SlowWorld) -> int:
+        return self.window
+
+    def prefill(self, world: SlowWorld) -> None:
+        pass
+
+    def step(self, world: SlowWorld) -> None:
+        if world.iterations % self.interval == 0:
+            self.shrink(world)
+
+    def transition(self, world: SlowWorld) -> None:
+        pass
+
+    def key(self, world: SlowWorld, group: int, token: int) -> list[float]:
+        of_layer = world.episode.keys[token].tolist()
+        return of_layer[group // len(of_layer[0])][group % len(of_layer[0])]
+
+    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+        tier = world.tiers[group]
+        stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
+        held = [t for t in stream if tier[t] in (HBM, HBM_Q)]
+        repeated = self.redundancy([self.key(world, group, t) for t in held])
+        rated = self.importance(world, group, free)
+        z = {}
+        for i, token in enumerate(free):
+            near = rated[max(0, i - self.kernel // 2) : i + self.kernel // 2 + 1]
+            z[token] = self.mix * max(near) - (1 - self.mix) * repeated[held.index(token)]
+        for _ in range(world.in_hbm(group) - world.budget):
+            victim = min(free, key=lambda t: (z[t], t))
+            free.remove(victim)
+            tier[victim] = EVICTED
+
+    def importance(self, world: SlowWorld, group: int, free: list[int]) -> list[float]:
+        total, seen = [0.0] * len(free), [0] * len(free)
+        for query in sorted(self.protected(world)):
+            path = world.path(world.node[query])
+            keys = [i for i, t in enumerate(free) if t in path and t < query]
+            if not keys:
+                continue
+            of_layer = world.episode.head_attention.query(query).tolist()
+            kv_heads = world.groups // len(of_layer)
+            layer, size = group // kv_heads, len(of_layer[0]) // kv_heads
+            heads = of_layer[layer][group % kv_heads * size :][:size]
+            logit = {i: max(self.dot(h, self.key(world, group, free[i])) for h in heads)
+                     for i in keys}  # fmt: skip
+            top = max(logit.values())
+            mass = sum(math.exp(x - top) for x in logit.values())
+            for i in keys:
+                total[i] += math.exp(logit[i] - top) / mass
+                seen[i] += 1
+        return [x / max(1, n) for x, n in zip(total, seen, strict=True)]
+
+    def redundancy(self, keys: list[list[float]]) -> list[float]:
+        length = [math.sqrt(sum(x * x for x in key)) or 1.0 for key in keys]
+        unit = [[x / n for x in key] for key, n in zip(keys, length, strict=True)]
+        cosine = [[0.0 if i == j else self.dot(a, b) for j, b in enumerate(unit)]
+                  for i, a in enumerate(unit)]  # fmt: skip
+        for row in cosine:
+            similar = [j for j, c in enumerate(row) if c > self.threshold]
+            if similar:
+                row[similar[-1]] = 0.0
+        mean = [plain_sum(column) / len(keys) for column in zip(*cosine, strict=True)]
+        weight = [math.exp(m - max(mean)) for m in mean]
+        return [w / sum(weight) for w in weight]
+
+    def dot(self, a: list[float], b: list[float]) -> float:
+        return round(sum(x * y for x, y in zip(a, b, strict=True)), 9)
+
+
+class SlowThinKVPaper(SlowGroups):
+    """Segments as lists of tokens, k-means as a person would do it."""
+
+    low, high = 0.4, 0.6
+
+    def __init__(self, segment: int, rungs: list[int], adaptation: str = "path") -> None:
+        super().__init__(adaptation)
+        self.segment, self.rungs = segment, rungs
+        self.sparsity: list[float] = []
+
+    def head(self, world: SlowWorld) -> int:
+        return world.prompt
+
+    def recent(self, world: SlowWorld) -> int:
+        return max(1, min(128, world.budget // 4))
+
+    def see(self, world: SlowWorld, token: int) -> None:
+        rows = [head for layer in world.episode.head_attention.row(token) for head in layer]
+        small = sum(int(w < np.float32(0.01) * max(row)) for row in rows for w in row)
+        self.sparsity.append(small / sum(len(row) for row in rows))
+
+    def shrink(self, world: SlowWorld) -> None:
+        stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
+        generated = [t for t in stream if t >= world.prompt]
+        whole = len(generated) // self.segment
+        segments = [generated[j * self.segment :][: self.segment] for j in range(whole)]
+        mean = [round(plain_sum(self.sparsity[t] for t in s) / self.segment, 9) for s in segments]
+        kind = ["T" if m >= self.high else "E" if m < self.low else "R" for m in mean]
+        safe = self.protected(world)
+        settled = [j for j in range(whole) if not safe & set(segments[j])]
+        order = sorted(settled, key=lambda j: ("TER".index(kind[j]), j))
+        for group, tier in enumerate(world.tiers):
+            for j in settled:
+                for token in segments[j]:
+                    if tier[token] == HBM:
+                        tier[token] = HBM_Q
+                later = kind[j + 1 :].count("T")
+                if later:
+                    keep = self.rungs[min(later, len(self.rungs)) - 1]
+                    self.thin(world, group, segments[j], keep)
+            if self.adaptation == "path":
+                for node in world.off_path_order():
+                    for token in world.block(node) if world.in_hbm(group) > world.budget else ():
+                        tier[token] = EVICTED
+            moved = True
+            while moved:
+                moved = False
+                for j in order:
+                    held = sum(tier[t] != EVICTED for t in segments[j])
+                    below = [rung for rung in self.rungs if rung < held]
+                    if below and world.in_hbm(group) > world.budget:
+                        self.thin(world, group, segments[j], below[0])
+                        moved = True
+            for token in stream:
+                if world.in_hbm(group) > world.budget and token not in safe:
+                    tier[token] = EVICTED
+
+    def thin(self, world: SlowWorld, group: int, tokens: list[int], keep: int) -> None:
+        held = [t for t in tokens if world.tiers[group][t] != EVICTED]
+        if len(held) <= keep:
+            return
+        of_layers = [world.episode.keys[t].tolist() for t in held]
+        keys = [[head for layer in token for head in layer][group] for token in of_layers]
+        means = [keys[i * len(held) // keep] for i in range(keep)]
+        owner: list[int] = []
+        for _ in range(10):
+            nearest = [min(range(keep), key=lambda c: (self.away(key, means[c]), c))
+                       for key in keys]  # fmt: skip
+            if nearest == owner:
+                break
+            owner = nearest
+            for cluster in set(owner):
+                mine = [key for key, c in zip(keys, owner, strict=True) if c == cluster]
+                means[cluster] = [round(sum(x) / len(mine), 9) for x in zip(*mine, strict=True)]
+        chosen: list[int] = []
+        for mean in means:
+            free = [i for i in range(len(held)) if i not in chosen]
+            chosen.append(min(free, key=lambda i: (self.away(keys[i], mean), -i)))
+        for i, token in enumerate(held):
+            if i not in chosen:
+                world.tiers[group][token] = EVICTED
+
+    def away(self, a: list[float], b: list[float]) -> float:
+        return round(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)), 9)
+
+
+PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
+    "rkv": (RKV(interval=7, window=3, kernel=3), lambda: SlowRKV(7, 3, 3)),
+    "rkv-flat": (
+        RKV(interval=16, window=5, kernel=7, adaptation="flat"), lambda: SlowRKV(16, 5, 7, "flat")),
+    "thinkv-paper": (
+        ThinKVPaper(segment=12, low=0.4, high=0.6, most=8, least=2),
+        lambda: SlowThinKVPaper(12, [8, 4, 2])),
+    "thinkv-paper-flat": (
+        ThinKVPaper(segment=9, low=0.4, high=0.6, most=6, least=1, adaptation="flat"),
+        lambda: SlowThinKVPaper(9, [6, 3, 1], "flat")),
+}  # fmt: skip
