@@ -121,7 +121,7 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 def _styled(figure: Figure, title: str) -> Figure:
     figure.update_layout(
-        title={"text": title, "font": {"size": 15}},
+        title={"text": title.replace("; ", "<br>"), "font": {"size": 14}},
         template="plotly_white",
         legend={"orientation": "h", "y": -0.2},
         margin={"t": 60, "r": 20},
