@@ -66,27 +66,13 @@ def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, di
 
 def _meant(key: str, kinds: Mapping[str, type[Policy]]) -> tuple[list[str], str]:
     """The policies that a key of ``--set`` is for, and the parameter."""
+    from arborsim.policies.registry import parameters
+
     for name, kind in kinds.items():
         for prefix in (f"{name}.", f"{kind.name}."):
             if key.startswith(prefix):
                 return [name], key.removeprefix(prefix)
-    return [name for name, kind in kinds.items() if _takes(kind, key)], key
-
-
-def _takes(kind: type[Policy], key: str) -> bool:
-    """Whether a policy has the parameter; ``block.setting`` is one of a block."""
-    from dataclasses import fields, is_dataclass
-
-    from arborsim.policies.settings import default_of
-
-    head, dot, rest = key.partition(".")
-    for each in fields(kind):
-        if each.name == head:
-            block = default_of(each)
-            return not dot or (
-                is_dataclass(block) and rest in {field.name for field in fields(block)}
-            )
-    return False
+    return [name for name, kind in kinds.items() if key in parameters(kind)], key
 
 
 def build_policies(settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:

@@ -190,10 +190,10 @@ def _check_outputs(traces: list[Path], out: Path | None, report: Path | None) ->
 def _settings(job: Replay, readers: list[TraceReader]) -> dict[str, str]:
     """Everything that determines the result, for the report's appendix."""
     import hashlib
-    from dataclasses import asdict
     from importlib.metadata import version
 
     from arborsim import __version__
+    from arborsim.policies.registry import values_of
 
     machine = job.machine
     geometry = machine.geometry or readers[0].info.geometry
@@ -220,6 +220,6 @@ def _settings(job: Replay, readers: list[TraceReader]) -> dict[str, str]:
             f"sha256 {digest.hexdigest()[:16]}"
         )
     for policy in job.policies:
-        values = ", ".join(f"{key} {value}" for key, value in asdict(policy).items())
+        values = ", ".join(f"{key} {value}" for key, value in values_of(policy).items())
         settings[f"policy {policy.name}"] = values or "no parameters"
     return settings

@@ -62,6 +62,17 @@ CASES = {
     "parameter of nobody": ("replay good.parquet --policy full --set epikv.x=4", "not among"),
     "parameter out of range": (
         "replay good.parquet --policy hierarchy --set evict_ratio=7", "[0, 1]"),
+    "policy given twice": (
+        "replay good.parquet --policy h2o,arborsim.policies.h2o:H2O", "another policy called h2o"),
+    "policy file that is not there": ("replay good.parquet --policy no.toml", "no.toml"),
+    "policy file that is no TOML": ("replay good.parquet --policy bad.toml", "bad.toml"),
+    "policy class that is not there": ("replay good.parquet --policy no.mod:C", "no.mod"),
+    "unknown view": ("replay good.parquet --view matirx", "did you mean matrix"),
+    "no workers": ("replay good.parquet --workers 0", "workers"),
+    "unknown calibration": (
+        "replay good.parquet --policy epikv --calibration no.toml", "no such calibration"),
+    "a calibration that is none": (
+        "replay good.parquet --policy epikv --calibration bad.toml", "not a calibration"),
     "bad page size": ("replay good.parquet --page-size 0", "page-size"),
     "output nowhere": ("replay good.parquet --out no/where.parquet", "no directory"),
     "unknown option": ("replay good.parquet --polciy h2o", "--polciy"),

@@ -14,7 +14,7 @@ from arborsim.cli import calibrate
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
 
-BANDS = "calibrate bands --traces 2 --lines 5 --window 6 --stride 6 --regenerate rest --out b.toml"
+BANDS = "calibrate bands --traces 2 --lines 5 --window 9 --stride 9 --regenerate rest --out b.toml"
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,54 @@ def test_tables_fit_the_terminal(
     assert "…" not in text, "a cell was cut"
 
 
+def test_the_matrix_on_request_and_what_cannot_be_replayed(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = ["replay", str(trace), "--policy", "all", "--budget", "0.3,0.9", "--episodes", "1"]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "─ budget 0.3 ─" in shown
+    assert "record with --capture qkv --qkv-layers all" in shown
+    assert "Left out where the budget is below what is needed: on x.parquet" in shown
+    assert main([*command[:3], "h2o", *command[4:], "--view", "matrix"]) == 0
+    assert "─ budget 0.9 ─" in capsys.readouterr().out
+
+
+def test_the_oracle_can_be_left_out(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", str(trace), "--policy", "h2o", "--budget", "0.8", "--episodes", "1"]
+    for options, there in (([], True), (["--no-oracle"], False), (["--no-quality"], False)):
+        assert main([*command, *options]) == 0
+        assert ("oracle" in capsys.readouterr().out) is there
+
+
+def test_workers_give_the_same_json(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for workers in ("1", "2"):
+        command = ["replay", str(trace), "--policy", "h2o,arbor-epi", "--budget", "0.9", "--json"]
+        assert main([*command, "--workers", workers]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
+def test_composed_policies_and_their_parameters(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file and a class stand beside names; a parameter of a block has a dot of its own."""
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\n[score]\nuse = "position"\n[protect]\nrecent = 4\n')
+    command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.h2o:H2O", "--budget",
+               "0.9", "--episodes", "1", "--set", "protect.recent=7", "--set", "h2o.sinks=2",
+               "--set", "mine.protect.sinks=3", "--report", str(tmp_path / "r.html")]  # fmt: skip
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "mine" in shown
+    assert "h2o" in shown
+    page = (tmp_path / "r.html").read_text()
+    assert "protect.sinks 3, protect.recent 7" in page
+    assert "sinks 2" in page
+
+
 def test_json_parquet_and_report(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,13 +121,6 @@ def test_results_do_not_depend_on_the_process(trace: Path, tmp_path: Path) -> No
         )  # fmt: skip
         pages.append(page.read_bytes())
     assert pages[0] == pages[1]
-
-
-def test_policies_are_listed_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["policies"]) == 0
-    assert "streaming-llm" in capsys.readouterr().out
-    assert main(["policies", "hierarchy"]) == 0
-    assert "evict_ratio=0.03" in capsys.readouterr().out
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
