@@ -113,9 +113,13 @@ class SlowThinKVPaper(SlowGroups):
         return max(1, min(128, world.budget // 4))
 
     def see(self, world: SlowWorld, token: int) -> None:
-        rows = [head for layer in world.episode.head_attention.row(token) for head in layer]
-        small = sum(int(w < np.float32(0.01) * max(row)) for row in rows for w in row)
-        self.sparsity.append(small / sum(len(row) for row in rows))
+        small = entries = 0
+        for layer in world.episode.head_attention.row(token):
+            for head in layer:
+                limit = float(np.float32(0.01) * head.max())
+                small += sum(weight < limit for weight in head.tolist())
+                entries += len(head)
+        self.sparsity.append(small / entries)
 
     def shrink(self, world: SlowWorld) -> None:
         stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
