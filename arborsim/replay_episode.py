@@ -84,6 +84,19 @@ def num_groups(policy: Policy, recorded: TraceInfo) -> int:
     ]
 
 
+def foresee(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
+    """The episode with what `policy` may know of its future under this budget, if anything."""
+    if Signal.EVICTION_TIME not in policy.reads():
+        return episode
+    from arborsim.trace.offline import with_eviction_times
+
+    protected = policy.protection(budget_tokens)
+    prompt_tokens = int(np.count_nonzero(episode.kind == Kind.PREFILL))
+    return with_eviction_times(
+        episode, budget_tokens, protected.head(prompt_tokens), protected.recent
+    )
+
+
 @dataclass(frozen=True)
 class Cell:
     """One policy under one budget."""
@@ -184,7 +197,7 @@ def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
         vocabulary=geometry.vocab,
         meters=[meter for meter in meters if meter is not None],
     )
-    for event in play(episode):
+    for event in play(foresee(cell.policy, episode, budget_tokens)):
         controller.handle(event)
         if film:
             film.take(event, controller)

@@ -44,7 +44,7 @@ from arborsim.trace.schema import PER_LAYER
 BUDGET = "2048"
 LONG, SHORT = 32_768, 2_000
 COLUMNS = (*PER_LAYER, Signal.KEY_SKETCH)
-ATTENTION = {Signal.ATTENTION, Signal.FUTURE_ATTENTION}
+ATTENTION = {Signal.ATTENTION, Signal.EVICTION_TIME}
 
 
 def variants() -> dict[str, Policy]:

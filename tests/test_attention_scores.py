@@ -15,7 +15,6 @@ from arborsim.events import TokenRun
 from arborsim.signals.attention_scores import (
     NewestAttention,
     PromptAttention,
-    RemainingAttention,
     ValueWeightedAttention,
 )
 from arborsim.signals.observations import DenseRows, Observations, Signal, SparseRows
@@ -67,7 +66,6 @@ def chain(rows: list[np.ndarray], form: Callable[[list[np.ndarray]], object]) ->
         form(rows),  # type: ignore[arg-type]
         {Signal.VALUE_NORM: norms},
         layer_attention=Layers(rows),
-        future_attention=np.full(count, 10.0),
     )
 
 
@@ -103,7 +101,6 @@ SCORES: dict[str, Score] = {
     "newest": NewestAttention(),
     "newest of layers": NewestAttention(layers=2),
     "prompt": PromptAttention(window=2),
-    "remaining": RemainingAttention(),
     "value-weighted": ValueWeightedAttention(),
     "used": LastAttended(),
     "pages used": LastAttended(page=2),

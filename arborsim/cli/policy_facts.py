@@ -37,7 +37,7 @@ _SIGNALS = {
     Signal.HEAD_ATTENTION: "heads' attention",
     Signal.KEYS: "keys",
     Signal.VALUES: "values",
-    Signal.FUTURE_ATTENTION: "future",
+    Signal.EVICTION_TIME: "future",
 }
 
 

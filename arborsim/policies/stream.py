@@ -101,7 +101,10 @@ class StreamPolicy(Policy):
 
     def plans_runs(self, view: CacheView) -> bool:
         alone = len(view.leaves) == 1 and view.tier.shape[0] == 1
-        return self.each_iteration and alone and self.adaptation == "path"
+        if not (self.each_iteration and alone):
+            return False
+        # A single chain is the same pool either way.
+        return self.adaptation == "path" or len(view.path) == view.num_tokens
 
     def candidates(
         self, view: CacheView, ids: np.ndarray, alive: np.ndarray, start: int, stop: int

@@ -212,42 +212,6 @@ class _ValueWeightedState(MeanRowState):
 
 
 @dataclass(frozen=True)
-class RemainingAttention:
-    """Attention a token has yet to receive before the search ends; replays alone know it."""
-
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.FUTURE_ATTENTION})
-
-    def start(self, layers: int) -> ScoreState:
-        return _RemainingState()
-
-
-class _RemainingState(MeanRowState):
-    def __init__(self) -> None:
-        super().__init__()
-        self._table = GrowingTable()  # remaining, received, total
-
-    @property
-    def values(self) -> np.ndarray:
-        return np.asarray(self._table.values[0])
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        super().begin(run, tree, generated)
-        total = run.observed.future_attention
-        assert total is not None, "the reader was not asked for the future"
-        self._table.extend(3, run.num_tokens)
-        remaining, _, totals = self._table.values
-        remaining[len(remaining) - run.num_tokens :] = total
-        totals[len(totals) - run.num_tokens :] = total
-
-    def _take(self, at: Places, row: np.ndarray) -> None:
-        remaining, received, total = self._table.values
-        received[at] += row
-        # The difference, not a running subtraction: both sums have the same bits at the end, so
-        # that what is never read again has exactly 0 left.
-        remaining[at] = total[at] - received[at]
-
-
-@dataclass(frozen=True)
 class PromptAttention:
     """Attention from the last prompt queries, summed, mean over layers and heads.
 

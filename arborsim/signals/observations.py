@@ -44,8 +44,8 @@ class Signal(StrEnum):
     """Post-RoPE keys of the captured layers."""
     VALUES = "values"
     """Values of the captured layers."""
-    FUTURE_ATTENTION = "future_attention"
-    """Attention a token will have received when the search ends; known to replays only."""
+    EVICTION_TIME = "eviction_time"
+    """Iteration after which the offline optimum evicts the token; known to replays only."""
     ENTROPY = "entropy"
     """Entropy of the next-token distribution, nats."""
     REWARD = "reward"
@@ -211,12 +211,10 @@ class Observations:
     attention : AttentionRows or None
     per_layer : mapping of Signal to float16 ``[num_tokens, layers]``
         The signals that have one value per token and layer; the key sketch
-        ``[num_tokens, sketch size]`` is here too.
+        ``[num_tokens, sketch size]`` and eviction times, float64 ``[num_tokens]``, are here too.
     layer_attention : LayerAttentionRows or None
     head_attention : HeadRows or None
     keys, values : float16 ``[num_tokens, captured layers, KV heads, head_dim]`` or None
-    future_attention : float64 ``[num_tokens]`` or None
-        Attention the token will have received when the search ends.
     """
 
     num_tokens: int
@@ -226,7 +224,6 @@ class Observations:
     head_attention: HeadRows | None = None
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
-    future_attention: np.ndarray | None = None
 
     def slice(self, start: int, stop: int) -> Observations:
         """The same observations for the run's tokens ``start`` to ``stop``."""
@@ -239,5 +236,4 @@ class Observations:
             None if self.head_attention is None else self.head_attention[span],
             None if self.keys is None else self.keys[span],
             None if self.values is None else self.values[span],
-            None if self.future_attention is None else self.future_attention[span],
         )

@@ -106,7 +106,7 @@ def _decode(
     # Structure first: a wrong kind or position would make the signals look wrong.
     validate(bare, where)
     attention = None
-    if needs & {Signal.ATTENTION, Signal.FUTURE_ATTENTION}:
+    if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
         attention = _attention(table, token_rows, bare.position, where)
         check_attention(attention, bare.position, token_rows, where)
         attention = attention.widened() if isinstance(attention, DenseRows) else attention

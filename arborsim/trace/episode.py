@@ -37,7 +37,8 @@ class Episode:
     attention : AttentionRows or None
         One row per token; only if it was asked for when reading.
     per_layer : mapping of Signal to float16 ``[tokens, layers]``
-        Only the signals that were asked for; the key sketch ``[tokens, sketch size]`` among them.
+        Only the signals that were asked for; the key sketch ``[tokens, sketch size]`` and the
+        offline optimum's eviction times, float64 ``[tokens]``, are among them.
     text : tuple of (str or None) or None
         One per row, only if it was asked for.
     embedding_rows, embedding : int64 ``[k]``, float16 ``[k, size]``, or None
@@ -47,8 +48,6 @@ class Episode:
     head_attention : HeadRows or None
         Rows of single query heads of the captured layers; only if asked for.
     keys, values : float16 ``[tokens, captured layers, KV heads, head_dim]`` or None
-    future_attention : float64 ``[tokens]`` or None
-        Attention each token has received when the search ends; only if asked for.
     """
 
     index: int
@@ -74,7 +73,6 @@ class Episode:
     head_attention: HeadRows | None = None
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
-    future_attention: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -94,5 +92,4 @@ class Episode:
             self.head_attention,
             self.keys,
             self.values,
-            self.future_attention,
         ).slice(start, stop)

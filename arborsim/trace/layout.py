@@ -68,7 +68,7 @@ def columns_for(
         names += ["keys"]
     if Signal.VALUES in needs:
         names += ["values"]
-    if needs & {Signal.ATTENTION, Signal.FUTURE_ATTENTION}:
+    if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
         sparse = ("attention_index", "attention_value", "attention_rest")
         names += sparse if info.attention == "sparse" else ("attention",)
     names += ["text"] if text else []

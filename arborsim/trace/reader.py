@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,6 @@ from arborsim.errors import MissingSignal, TraceError, UsageError
 from arborsim.signals.observations import Signal
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import Episode
-from arborsim.trace.future import total_attention
 from arborsim.trace.layout import check_columns, columns_for
 from arborsim.trace.opening import make_one, must_exist, one_line, open_parquet_file
 from arborsim.trace.parts import part_files
@@ -166,10 +164,7 @@ class TraceReader:
         last = self.num_episodes if stop is None else min(stop, self.num_episodes)
         for index in range(start, last):
             table = self.table(index, names)
-            episode = decode_episode(table, self.info, str(self.path), index, wanted, **extra)
-            if Signal.FUTURE_ATTENTION in wanted:
-                episode = replace(episode, future_attention=total_attention(episode))
-            yield episode
+            yield decode_episode(table, self.info, str(self.path), index, wanted, **extra)
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
         """One episode as it is stored, not validated; all columns by default.
@@ -204,7 +199,7 @@ class TraceReader:
 
 def signal_column(signal: Signal, info: TraceInfo) -> str:
     """The column that tells whether a trace holds `signal`."""
-    if signal in (Signal.ATTENTION, Signal.FUTURE_ATTENTION):
+    if signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
         return "attention_value" if info.attention == "sparse" else "attention"
     return signal.value
 
@@ -222,7 +217,7 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
         else:
             if info.capture is Capture.TREE:
                 options.append("--capture signals")
-            elif signal in (Signal.ATTENTION, Signal.FUTURE_ATTENTION):
+            elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
                 options.append("--attention dense or --attention sparse")
             else:
                 options.append("--capture signals by this version of arborsim")

@@ -10,7 +10,7 @@ from arborsim.measurements import Measurements
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.meters import MoveLog
 from arborsim.policies.base import Policy
-from arborsim.replay import num_groups
+from arborsim.replay_episode import foresee, num_groups
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.tree import ThoughtTree
@@ -81,7 +81,7 @@ def decide_all(
     )
     tiers = []
     event: Event
-    for event in play(episode, max_steps=max_steps):
+    for event in play(foresee(policy, episode, budget_tokens), max_steps=max_steps):
         controller.handle(event)
         tiers.append(executor.tier.reshape(-1).tolist())
     return tiers, log.rows

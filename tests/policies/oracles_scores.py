@@ -1,4 +1,4 @@
-"""Literal re-implementations of RaaS, the redundancy ablations and the offline bound."""
+"""Literal re-implementations of RaaS and the redundancy ablations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from arborsim.policies.base import Policy
-from arborsim.policies.oracle import Oracle
 from arborsim.policies.raas import Raas
 from arborsim.policies.redundancy import AttnValRedundancy, Redundancy
 from arborsim.signals.observations import Signal
 from tests.helpers.slow_world import SlowWorld
-from tests.policies.oracles import Nothing, SlowHierarchy, SlowStream
+from tests.policies.oracles import SlowHierarchy, SlowStream
 
 
 class SlowRaas(SlowStream):
@@ -101,30 +100,6 @@ class SlowValueRedundancy(SlowRedundancy):
     values = True
 
 
-class SlowOracle(SlowStream):
-    """Knows how much attention every token will have received in the end."""
-
-    def __init__(self, prompt: bool = False, recent: int = 1, adaptation: str = "flat") -> None:
-        super().__init__(adaptation)
-        self.prompt, self.newest = prompt, recent
-        self.total: list[float] = []
-
-    def prefill(self, world: SlowWorld) -> None:
-        ahead = SlowWorld(world.episode, 1 << 60)
-        ahead.run(Nothing())
-        self.total = ahead.attended
-        super().prefill(world)
-
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt if self.prompt else 0
-
-    def recent(self, world: SlowWorld) -> int:
-        return self.newest
-
-    def score(self, world: SlowWorld, token: int) -> float:
-        return self.total[token] - world.attended[token]
-
-
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "raas": (Raas(), SlowRaas),
     "raas-flat": (Raas(adaptation="flat"), lambda: SlowRaas(adaptation="flat")),
@@ -134,8 +109,4 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "attn-val-redundancy": (
         AttnValRedundancy(interval=3, recent=4, evict_ratio=0.2, quantised_ratio=0.5),
         lambda: SlowValueRedundancy(3, 4, r=0.2, quantised=0.5)),
-    "oracle": (Oracle(), SlowOracle),
-    "oracle-path": (
-        Oracle(adaptation="path", keep_prompt=True, recent=3),
-        lambda: SlowOracle(True, 3, "path")),
 }  # fmt: skip
