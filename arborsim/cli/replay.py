@@ -161,13 +161,13 @@ def _calibrated(
 
 def _with_references(policies: list[Policy], traces: list[Path], bound: bool) -> list[Policy]:
     """Full retention leads, to compare with; the oracle follows if a trace can serve it."""
-    from arborsim.policies.registry import available, build
+    from arborsim.policies.registry import build
     from arborsim.signals.observations import Signal
     from arborsim.trace.reader import TraceReader
 
     names = {policy.name for policy in policies}
     first = [] if BASELINE in names else [build(BASELINE)]
-    wanted = bound and ORACLE in available() and ORACLE not in names
+    wanted = bound and ORACLE not in names
     if wanted and any(TraceReader(path).has(Signal.ATTENTION) for path in traces):
         first.append(build(ORACLE))
     return [*first, *policies]

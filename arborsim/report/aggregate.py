@@ -37,7 +37,7 @@ class Row:
     summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if unknown for
     all searches).  `oracle_gap` is what the oracle keeps under the same budget, less what this
     policy keeps: a share, NaN if there is no oracle; negative for policies that lose less than
-    evicting must, because they quantise, offload or recompute.
+    evicting the same tokens everywhere must: they quantise, offload, recompute or choose per head.
     """
 
     trace: str

@@ -92,8 +92,9 @@ TIME: tuple[Column, ...] = (
     Column("gap", ("gap to", "oracle"), "Gap to oracle", "points", "gap",
            lambda r: r.oracle_gap,
            "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
-           "percentage points. The oracle evicts what the recorded future reads least: (nearly) a "
-           "bound for policies that only evict; other tiers and recomputing can beat it."),
+           "percentage points. The oracle knows the future and loses the least that "
+           "evicting the same tokens everywhere can; other tiers, recomputing or a choice per head "
+           "can beat it."),
     Column("error", ("output", "error"), "Output error", "percent", "error",
            lambda r: r.output_error,
            "Relative error of the output of attention on the captured layers, mean over layers and "

@@ -138,8 +138,8 @@ def _notes(console: Console, result: ReplayResult, rows: Sequence[Row]) -> None:
     if any(not math.isnan(row.oracle_gap) for row in rows):
         notes.append(
             "gap: what the oracle keeps at the same budget, less the policy's, in percentage "
-            "points. It knows the future and only evicts, which bounds (nearly) what evicting can "
-            "keep; tokens in DDR or 8 bits, or recomputed, can beat it."
+            "points. It knows the future, and bounds what evicting the same tokens in all heads "
+            "can keep; DDR, 8 bits, recomputing, or a choice per head can beat it (below zero)."
         )
     notes.append("Peaks are the largest of any search; tokens moved and times are sums.")
     if result.assumed:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from arborsim.calibration.load import read_calibration
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
 
@@ -87,8 +88,19 @@ def test_json_parquet_and_report(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, page = tmp_path / "r.parquet", tmp_path / "r.html"
-    command = ["replay", str(trace), "--policy", "h2o", "--budget", "0.8", "--json",
-               "--out", str(out), "--report", str(page)]  # fmt: skip
+    command = [
+        "replay",
+        str(trace),
+        "--policy",
+        "h2o",
+        "--budget",
+        "0.8",
+        "--json",
+        "--out",
+        str(out),
+        "--report",
+        str(page),
+    ]
     assert main(command) == 0
     data = json.loads(capsys.readouterr().out)
     frame = pd.read_parquet(out)
@@ -138,3 +150,30 @@ def test_the_core_never_imports_torch() -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_calibrated_settings_yield_to_set(trace: Path, tmp_path: Path) -> None:
+    """The shipped bands are for six layers, as the trace is."""
+    page = tmp_path / "r.html"
+    command = [
+        "replay",
+        str(trace),
+        "--policy",
+        "epikv",
+        "--budget",
+        "0.9",
+        "--episodes",
+        "1",
+        "--calibration",
+        "chain-bands",
+        "--set",
+        "layer_b=0.25",
+        "--report",
+        str(page),
+    ]
+    assert main(command) == 0
+    found = read_calibration("chain-bands").policies["epikv"]
+    assert found["layer_b"] != 0.25
+    shown = page.read_text()
+    assert f"layer_a {found['layer_a']}" in shown
+    assert "layer_b 0.25" in shown
