@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.cli.policy_facts import PolicyFacts, facts_of
+from arborsim.policies.registry import available
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -24,6 +26,31 @@ def test_the_table_is_what_the_command_above_it_prints(
     assert main(shown.group(1).split()) == 0
     printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.strip().splitlines())
     assert printed == shown.group(2)
+
+
+def recorded_for(facts: PolicyFacts) -> str:
+    """The column of the policy table: what must have been recorded."""
+    if {"queries", "keys", "values"} & set(facts.reads):
+        return "queries, keys, values"
+    if {"attention", "attention_layers"} & set(facts.reads):
+        return "attention rows"
+    return "structure and cheap signals"
+
+
+def test_the_policy_table_names_every_policy_where_it_belongs() -> None:
+    table = re.search(r"<!-- policies -->\n(.*?)\n\n", README, re.DOTALL)
+    assert table
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.group(1).split("\n")
+    ]
+    shown = sorted(
+        (name, row[0], column)
+        for row in rows
+        for column, cell in zip(head[1:], row[1:], strict=True)
+        for name in re.findall("`(.*?)`", cell)
+    )
+    every = [facts_of(name) for name in available()]
+    assert shown == sorted((facts.name, facts.family, recorded_for(facts)) for facts in every)
 
 
 def test_accuracy_figures_are_those_beside_the_weights() -> None:
@@ -62,6 +89,7 @@ def test_speed_figures_are_those_of_the_benchmark() -> None:
 
 
 def test_every_local_link_leads_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    for page in (*pages, *sorted((ROOT / "docs").glob("*.md"))):
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name}: {link}"

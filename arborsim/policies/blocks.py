@@ -170,6 +170,45 @@ class ChangingPool:
         return position
 
 
+class RisingPool:
+    """Candidates whose scores may rise, of which few do from one iteration to the next.
+
+    A heap holds what each score was when it was last looked at, which is never above what it is
+    now; the lowest entry is brought up to date until the lowest is.  The parameters are those of
+    `ChangingPool`.
+    """
+
+    def __init__(
+        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+    ) -> None:
+        self._scores = scores
+        self._ids: list[int] = ids.tolist()
+        self._alive: list[bool] = alive.tolist()
+        self._stop = max(start, stop)
+        at = np.flatnonzero(alive[start : self._stop]) + start
+        self._heap = list(zip(scores[ids[at]].tolist(), at.tolist(), strict=True))
+        heapq.heapify(self._heap)
+
+    def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
+        while self._stop < stop:
+            at = self._stop
+            if self._alive[at]:
+                heapq.heappush(self._heap, (self._scores.item(self._ids[at]), at))
+            self._stop = at + 1
+
+    def pop(self) -> int | None:
+        """Position of the candidate with the lowest score, removed; None if there is none."""
+        heap = self._heap
+        while heap:
+            known, at = heap[0]
+            score = self._scores.item(self._ids[at])
+            if score == known:
+                return heapq.heappop(heap)[1]
+            heapq.heapreplace(heap, (score, at))
+        return None
+
+
 def least_recently_active(
     last_active: list[int], depth: list[int], candidates: Iterator[int]
 ) -> list[int]:

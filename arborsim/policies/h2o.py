@@ -46,6 +46,7 @@ class H2O(StreamPolicy):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     fused: ClassVar[bool] = False
     frozen_rank: ClassVar[bool] = False
+    rising_rank: ClassVar[bool] = True
 
     @property
     def grouping(self) -> str:

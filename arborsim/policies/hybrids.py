@@ -40,12 +40,13 @@ class AttnHS(RollingPolicy):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.HIDDEN_CHANGE})
     fused: ClassVar[bool] = False
     frozen_rank: ClassVar[bool] = False
+    rising_rank: ClassVar[bool] = True
 
     def score(self) -> Score:
         turns = RollingBands(
             Signal.HIDDEN_CHANGE, (Band(self.layer_a, self.layer_a),), window=self.window
         )
-        return Sum(turns, CumulativeAttention())
+        return Sum(turns, CumulativeAttention(up_to_constant=True))
 
 
 @dataclass(frozen=True)

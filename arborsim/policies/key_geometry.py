@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from arborsim.events import TokenRun
 from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.blocks import Pool
@@ -112,7 +113,13 @@ class KeyDiff(KeyPolicy):
         return rank
 
     def candidates(
-        self, view: CacheView, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+        self,
+        view: CacheView,
+        run: TokenRun,
+        ids: np.ndarray,
+        alive: np.ndarray,
+        start: int,
+        stop: int,
     ) -> Pool:
         recent = self.protection(view.budget_tokens).recent
         return LikenessPool(view.scores["direction"][0][ids], alive, start, stop, recent)

@@ -24,10 +24,12 @@ from arborsim.policies.blocks import (
     ChangingPool,
     FrozenPool,
     Pool,
+    RisingPool,
     least_recently_active,
     lowest_of,
 )
 from arborsim.policies.settings import setting
+from arborsim.signals.observations import SparseRows
 
 ADAPTATIONS = ("path", "flat")
 
@@ -44,6 +46,8 @@ class StreamPolicy(Policy):
 
     frozen_rank: ClassVar[bool] = True
     """Whether a token's rank is fixed at its birth; decides how runs are planned."""
+    rising_rank: ClassVar[bool] = False
+    """Whether a rank that is not frozen never falls (up to a constant that all tokens share)."""
     each_iteration: ClassVar[bool] = True
     """False for policies that override `next_decision`, so that runs are not planned at once."""
 
@@ -107,11 +111,19 @@ class StreamPolicy(Policy):
         return self.adaptation == "path" or len(view.path) == view.num_tokens
 
     def candidates(
-        self, view: CacheView, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+        self,
+        view: CacheView,
+        run: TokenRun,
+        ids: np.ndarray,
+        alive: np.ndarray,
+        start: int,
+        stop: int,
     ) -> Pool:
-        """What a run may evict, ranked; the parameters are those of `ChangingPool`."""
+        """What `run` may evict, ranked; the other parameters are those of `ChangingPool`."""
         if self.frozen_rank:
             return FrozenPool(self.rank(view)[ids], alive, start, stop)
+        if self.rising_rank and isinstance(run.observed.attention, SparseRows):
+            return RisingPool(self.rank(view), ids, alive, start, stop)
         return ChangingPool(self.rank(view), ids, alive, start, stop)
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
@@ -120,7 +132,7 @@ class StreamPolicy(Policy):
         first_length = len(ids) - run.steps + 1
         alive = view.tier[0, ids] <= Tier.HBM_QUANTISED
         head = protection.head(view.prompt_tokens)
-        pool = self.candidates(view, ids, alive, head, first_length - protection.recent)
+        pool = self.candidates(view, run, ids, alive, head, first_length - protection.recent)
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
         evicted: list[int] = []

@@ -6,7 +6,7 @@ that is not a number (a softmax that overflowed) tells nothing and is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,19 +51,18 @@ class MeanRowState:
     """
 
     def __init__(self) -> None:
-        self._rows: AttentionRows | None = None
+        self._rows: Iterator[np.ndarray] = iter(())
         self._paths: LeafPaths | None = None
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._rows = run.observed.attention
+        assert run.observed.attention is not None, "the reader was not asked for attention"
+        self._rows = iter(run.observed.attention)
         self._paths = LeafPaths(run, tree)
 
     def observe(self, step: int) -> None:
-        assert self._rows is not None, "the reader was not asked for attention"
         assert self._paths is not None
-        width = len(self._paths)
-        for w in range(width):
-            row = self._rows.row(step * width + w)
+        for w in range(len(self._paths)):
+            row = next(self._rows)
             if is_number(row):
                 self._take(self._paths.places(w, len(row)), row)
 
@@ -207,6 +206,11 @@ class _ValueWeightedState(MeanRowState):
 
     def _take(self, at: Places, row: np.ndarray) -> None:
         product, received, norm = self._table.values
+        if isinstance(at, slice):
+            received = received[at]
+            received += row
+            np.multiply(received, norm[at], out=product[at])
+            return
         received[at] += row
         product[at] = received[at] * norm[at]
 

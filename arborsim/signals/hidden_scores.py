@@ -18,7 +18,7 @@ from arborsim.events import TokenRun
 from arborsim.policies.settings import setting
 from arborsim.signals.observations import Signal
 from arborsim.signals.rolling import rolling_mean, rolling_z
-from arborsim.signals.scores import FrozenState, Score, ScoreState
+from arborsim.signals.scores import observe_all, FrozenState, Score, ScoreState
 from arborsim.tree import GrowingArray, ThoughtTree
 
 EPSILON = 1e-6
@@ -213,3 +213,7 @@ class _SumState:
 
     def observe(self, step: int) -> None:
         self._sum.observe(step)
+
+    def observe_all(self, first: int, last: int) -> None:
+        """Observe iterations ``first`` to ``last``."""
+        observe_all(self._sum, first, last)

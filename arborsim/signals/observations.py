@@ -103,6 +103,7 @@ class LayerAttentionRows(Protocol):
 # all policies and meters that read it.
 _BLOCK_VALUES = 1 << 22
 _WIDEN_VALUES = 1 << 23
+_LISTED_VALUES = 1 << 16  # listed positions of sparse rows: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -180,15 +181,37 @@ class SparseRows:
         return dense
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        bounds, lengths = self.offsets.tolist(), self.lengths.tolist()
-        others = np.maximum(self.lengths - np.diff(self.offsets), 1)
-        shares = np.where(self.lengths > np.diff(self.offsets), self.rest / others, 0.0).tolist()
-        for i, n in enumerate(lengths):
-            a, b = bounds[i], bounds[i + 1]
+        for n, index, value, share in self.listed():
             dense = np.empty(n)
-            dense.fill(shares[i])
-            dense[self.index[a:b]] = self.value[a:b]
+            dense.fill(share)
+            dense[index] = value
             yield dense
+
+    def listed(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, float]]:
+        """Each row as it is stored, in types that NumPy computes with fast.
+
+        Yields
+        ------
+        length : int
+        index : int64 ``[listed]``
+        value : float64 ``[listed]``
+        share : float
+            Weight of every position that is not listed.
+        """
+        listed = np.diff(self.offsets)
+        others = np.maximum(self.lengths - listed, 1)
+        shares = np.where(self.lengths > listed, self.rest / others, 0.0).tolist()
+        lengths, first = self.lengths.tolist(), 0
+        while first < len(self):
+            start = self.offsets[first]
+            last = int(np.searchsorted(self.offsets, start + _LISTED_VALUES, side="right")) - 1
+            last = min(max(last, first + 1), len(self))
+            index = self.index[start : self.offsets[last]].astype(np.int64)
+            value = self.value[start : self.offsets[last]].astype(np.float64)
+            bounds = (self.offsets[first : last + 1] - start).tolist()
+            for i, (a, b) in enumerate(pairwise(bounds), first):
+                yield lengths[i], index[a:b], value[a:b], shares[i]
+            first = last
 
     def __getitem__(self, tokens: slice) -> SparseRows:
         start, stop, _ = tokens.indices(len(self))

@@ -74,13 +74,19 @@ class _LastAttendedState(MeanRowState):
             fresh = paid >= median(paid)
         else:
             fresh = fresh_pages(paid, self._spec.page, self._spec.threshold)
-        stamps[self._prompt_tokens :][fresh] = self._iteration
-        self.values[at] = stamps
+        np.copyto(stamps[self._prompt_tokens :], self._iteration, where=fresh)
+        if not isinstance(at, slice):
+            self.values[at] = stamps
 
 
 def median(values: np.ndarray) -> float:
     """The median; mean of the two middle values of an even number (`numpy.median` is slower)."""
     middle = len(values) // 2
+    # Most positions of a sparse row share one value, which then is the median: two passes show it.
+    common = sorted(values[[len(values) // 4, middle, (3 * len(values)) // 4]].tolist())[1]
+    below = np.count_nonzero(values < common)
+    if below <= (len(values) - 1) // 2 and np.count_nonzero(values <= common) > middle:
+        return float(common)
     if len(values) % 2:
         return float(np.partition(values, middle)[middle])
     parts = np.partition(values, (middle - 1, middle))

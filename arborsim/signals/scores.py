@@ -189,6 +189,16 @@ class _CumulativeState:
             self.observe(step)
 
 
+def observe_all(state: ScoreState, first: int, last: int) -> None:
+    """Bring a state up to date with many iterations, at once if it can."""
+    together = getattr(state, "observe_all", None)
+    if together is not None:
+        together(first, last)
+        return
+    for step in range(first, last):
+        state.observe(step)
+
+
 class ScoreBook:
     """The scores of one search that a policy asked for, kept up to date together."""
 
@@ -210,12 +220,7 @@ class ScoreBook:
     def skip(self, count: int) -> None:
         """Observe `count` iterations after which nobody decides."""
         for state in self._states.values():
-            together = getattr(state, "observe_all", None)
-            if together is not None:
-                together(0, count)
-                continue
-            for step in range(count):
-                state.observe(step)
+            observe_all(state, 0, count)
 
     def values(self) -> dict[str, np.ndarray]:
         """Score arrays by name; views that stay current until the next `begin`."""

@@ -16,7 +16,7 @@ from arborsim.signals.observations import SparseRows
 class SparseSums:
     """Adds rows to an array of sums, leaving out what all existing tokens receive alike.
 
-    ``sums + constant`` are the true sums of all tokens that exist.
+    ``sums + constant`` are the true sums of all tokens that exist; `sums` never fall.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,9 @@ class SparseSums:
             self._extra.reshape(-1, width)[...] -= share[:, None]
         else:
             self._extra -= np.repeat(share, listed)
-        self._extra[np.isnan(self._extra)] = 0.0
+        # What is listed has the larger weights; rounding to float16 may say less.  Not so here: a
+        # sum never falls below that of a token that nobody lists.
+        np.fmax(self._extra, 0.0, out=self._extra)
         self._bounds = (rows.offsets - a).tolist()
         self._sums = sums
 
