@@ -10,7 +10,6 @@ from arborsim.memory.tiers import Tier
 from arborsim.signals.observations import AttentionRows, SparseRows
 from arborsim.tree import ThoughtTree
 
-
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 

@@ -48,8 +48,8 @@ class RKV(StreamPolicy):
             "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
             "a row without a cosine > 0.5 loses nothing (the code then sets the row's first entry "
             "to 0, which favours the oldest token)",
-            "decisions come with iterations 128, 256, ... of the search, whatever blocks it sets; as "
-            "in the public code none follows the prefill itself",
+            "decisions come with iterations 128, 256, ... of the search, whatever blocks it sets; "
+            "as in the public code none follows the prefill itself",
             "with several leaves W is shared, and a query rates only keys on its own path",
         ),
     )

@@ -18,7 +18,7 @@ from arborsim.events import TokenRun
 from arborsim.policies.settings import setting
 from arborsim.signals.observations import Signal
 from arborsim.signals.rolling import rolling_mean, rolling_z
-from arborsim.signals.scores import observe_all, FrozenState, Score, ScoreState
+from arborsim.signals.scores import FrozenState, Score, ScoreState, observe_all
 from arborsim.tree import GrowingArray, ThoughtTree
 
 EPSILON = 1e-6

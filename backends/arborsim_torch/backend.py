@@ -18,8 +18,8 @@ from arborsim.backends import LayerChoice, RecordProgress, RecordRequest
 from arborsim.calibration.backend import (
     MaskingRequest,
     Maskings,
-    Occlusions,
     OcclusionRequest,
+    Occlusions,
     OnProgress,
 )
 from arborsim.errors import UsageError
