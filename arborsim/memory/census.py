@@ -89,6 +89,10 @@ class Census:
             self.now = after[:, :, -1].copy()
             return after, after
         before = after.copy()
+        if steps == 1:  # a decision: one table is cheaper than a pass per tier
+            after[:, :, 0] += self._net(row, changes, weight)
+            self.now = after[:, :, 0].copy()
+            return before, after
         size = len(self.now) * steps
         cell = row * steps + changes.step
         for tier in _tiers_of(changes):  # seldom more than two: cheaper than a table of all
@@ -100,6 +104,13 @@ class Census:
             before[:, tier] += total - moved
         self.now = after[:, :, -1].copy()
         return before, after
+
+    def _net(self, row: np.ndarray, changes: Changes, weight: np.ndarray | None) -> np.ndarray:
+        """What changes add to each count, int64 ``[rows, tiers]``."""
+        first, size = row * NUM_TIERS, self.now.size
+        gained = np.bincount(first + changes.target, weight, size)
+        gained -= np.bincount(first + changes.source, weight, size)
+        return gained.astype(np.int64).reshape(self.now.shape)
 
 
 def _tiers_of(changes: Changes) -> list[int]:
