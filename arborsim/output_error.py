@@ -89,7 +89,7 @@ def _token_error(
     row = rows.row(i)
     at = path[: row.shape[-1]]
     held = tier[:, at]
-    if not held.any():  # all of it in HBM at full precision
+    if not ((held != Tier.HBM) & (held != Tier.DDR)).any():  # all of it there at full precision
         return 0.0
     layers, kv_heads = vectors.values.shape[1:3]
     # Tiers are [1 or layers, 1 or KV heads, 1, positions], masses [layers, KV heads, queries, ...]

@@ -166,6 +166,21 @@ def test_moves_inside_a_run_count_from_the_next_token_on(tmp_path: Path) -> None
     assert measured(StreamingLLM(), episode, 10**6, 1).error == 0
 
 
+@dataclass(frozen=True)
+class ToDDR(Scatter):
+    """Moves everything to DDR, where nothing is lost."""
+
+    name: ClassVar[str] = "to-ddr"
+
+    def decide(self, view: CacheView, event: Event) -> Plan:
+        return Plan(np.full_like(view.tier, Tier.DDR))
+
+
+def test_full_precision_in_ddr_is_no_error_at_all(tmp_path: Path) -> None:
+    episode, _ = vector_episode(tmp_path, 3, "tree")
+    assert measured(ToDDR(), episode, 10**6, 1).error == 0
+
+
 @given(st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=20))
 def test_fp8_rounds_as_torch_does(values: list[float]) -> None:
     torch = pytest.importorskip("torch")
