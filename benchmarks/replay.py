@@ -5,7 +5,7 @@ Run on one core: ``python benchmarks/replay.py [--quick] [--out reports/benchmar
 - every policy that reads no attention: 1,000,000 tokens in episodes of 32k;
 - every policy that reads attention: 200,000 tokens in episodes of 2k with dense rows, and 1,000,000
   in episodes of 32k with sparse rows, against the time pyarrow alone needs to decode the columns
-  that are read (median ratio of three rounds, each with its own decoding);
+  that are read, measured right before (a share of these tokens by default);
 - peak memory with few and with many episodes;
 - start-up time of the command line.
 
@@ -88,7 +88,7 @@ def signals_of(policy: Policy) -> tuple[str, ...]:
 
 
 def against_decoding(
-    path: Path, policies: dict[str, Policy], attention: str, budget: str, rounds: int = 3
+    path: Path, policies: dict[str, Policy], attention: str, budget: str, rounds: int
 ) -> dict[str, object]:
     """Replay time of each policy over pyarrow's decoding time, without and with the meter."""
     figures: dict[str, object] = {}
@@ -156,6 +156,14 @@ def help_s() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of the tokens")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of the policies that read attention; the median"
+    )
+    parser.add_argument(
+        "--attention-share", type=float, default=0.1,
+        help="share of the tokens that policies that read attention replay: cost per token is the "
+        "same for every episode",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     parser.add_argument("--peak", nargs=2, metavar=("TRACE", "EPISODES"), help=argparse.SUPPRESS)
     parser.add_argument("policies", nargs="*", help="names; all that the traces serve by default")
@@ -193,16 +201,18 @@ def main() -> None:
             for n in sorted({1, long_episodes // 4, long_episodes}) if n
         }  # fmt: skip
         path.unlink()
+        short_episodes = max(1, round(options.attention_share * short_episodes))
+        long_episodes = max(1, round(options.attention_share * long_episodes))
         path = generate(Path(folder) / "short.parquet", short_episodes, SHORT, "dense", signals)
         figures["dense"] = {
             "tokens": short_episodes * SHORT, "budget": "0.25",
-            "policies": against_decoding(path, readers, "dense", "0.25"),
+            "policies": against_decoding(path, readers, "dense", "0.25", options.rounds),
         }  # fmt: skip
         path.unlink()
         path = generate(Path(folder) / "sparse.parquet", long_episodes, LONG, "sparse", signals)
         figures["sparse"] = {
             "tokens": long_episodes * LONG, "budget": BUDGET,
-            "policies": against_decoding(path, readers, "sparse", BUDGET),
+            "policies": against_decoding(path, readers, "sparse", BUDGET, options.rounds),
         }  # fmt: skip
     figures["help_s"] = round(help_s(), 3)
     text = json.dumps(figures, indent=2)
