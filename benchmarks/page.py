@@ -1,0 +1,134 @@
+"""Write ``docs/performance.md`` from the figures in ``reports/benchmarks``.
+
+``python benchmarks/page.py``, after ``python benchmarks/replay.py --out
+reports/benchmarks/replay.json`` and ``python benchmarks/decisions.py --out
+reports/benchmarks/decisions.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "reports" / "benchmarks"
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def page(replay: dict[str, Any], decisions: dict[str, Any]) -> str:
+    """The whole page as Markdown."""
+    return "\n".join([*_head(replay), *_free(replay), *_attention(replay), *_decisions(decisions)])
+
+
+def _head(replay: dict[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in replay["versions"].items())
+    return [
+        "# Performance",
+        "",
+        "Made by `python benchmarks/page.py` from `reports/benchmarks/*.json`, which",
+        "`python benchmarks/replay.py --out reports/benchmarks/replay.json` and",
+        "`python benchmarks/decisions.py --out reports/benchmarks/decisions.json` write.",
+        f"One core, Python {replay['python']}, {versions}; generated traces on Llama-3.1-8B's",
+        "geometry, H100 profile. The machine is shared: compare ratios, not seconds.",
+        "",
+    ]
+
+
+def _free(replay: dict[str, Any]) -> list[str]:
+    rows = sorted(replay["attention_free"].items(), key=lambda item: -item[1]["tokens_per_s"])
+    tokens = rows[0][1]["tokens"]
+    peaks = ", ".join(f"{n} episodes {mib} MiB" for n, mib in replay["peak_mib"].items())
+    return [
+        "## Replaying without attention",
+        "",
+        f"{tokens:,} tokens in episodes of 32,768, budget {replay['budget_tokens']} tokens,",
+        "everything included (reading, decisions, simulated memory and time).",
+        "",
+        "| policy | tokens/s |",
+        "|---|---:|",
+        *(f"| `{name}` | {row['tokens_per_s']:,} |" for name, row in rows),
+        "",
+        "Policies whose rank is fixed at birth plan a whole run of iterations in one call.",
+        "`keydiff` compares every key with a mean that each token changes; compositions and",
+        "policies that move tokens to DDR decide one event at a time, and every transfer is",
+        "simulated.",
+        "",
+        f"Peak memory (`epikv`): {peaks}. `arborsim --help` takes {replay['help_s']} s.",
+        "",
+    ]
+
+
+def _attention(replay: dict[str, Any]) -> list[str]:
+    dense, sparse = replay["dense"], replay["sparse"]
+    names = [name for name in dense["policies"] if "+" not in name]
+    names.sort(key=lambda name: dense["policies"][name]["ratio"])
+
+    def cells(name: str) -> str:
+        found = [
+            kind["policies"].get(label)
+            for kind in (dense, sparse)
+            for label in (name, f"{name}+attention-kept")
+        ]
+        return " | ".join("-" if cell is None else f"{cell['ratio']:.1f}" for cell in found)
+
+    return [
+        "## Replaying with attention",
+        "",
+        "Time of the whole replay over the time pyarrow alone takes to decode the columns that are",
+        f"read. Dense: {dense['tokens']:,} tokens in episodes of 2,000 with whole rows, budget",
+        f"{dense['budget']}; sparse: {sparse['tokens']:,} tokens in episodes of 32,768 with 256",
+        f"positions per row, budget {sparse['budget']}. *kept*: with the attention-kept meter,",
+        " the default of `arborsim replay`.",
+        "",
+        "| policy | dense | dense, kept | sparse | sparse, kept |",
+        "|---|---:|---:|---:|---:|",
+        *(f"| `{name}` | {cells(name)} |" for name in names),
+        "",
+        "`h2o` and `attn-hs` sum what sparse rows list, and nothing else. Those that rank by the",
+        "newest row, by products or by segments look at all 32,768 positions at every iteration;",
+        "the hierarchy and its ablations simulate every transfer.",
+        "",
+    ]
+
+
+def _decisions(decisions: dict[str, Any]) -> list[str]:
+    rows = sorted(decisions["policies"].items(), key=lambda item: item[1]["decision_ms"] or 0.0)
+    transition = decisions["arborkv_transition"]
+    return [
+        f"## One decision over {decisions['tokens']:,} tokens",
+        "",
+        "`Policy.decide` from view to plan, scores already accumulated, all tokens in HBM and one",
+        "more than the budget allows. Policies per layer and KV head decide for 16 cache groups of",
+        "that size each. `-`: nothing to decide on a chain.",
+        "",
+        "| policy | attention | groups | tokens | ms | ms per group |",
+        "|---|---|---:|---:|---:|---:|",
+        *(_decision(name, row) for name, row in rows),
+        "",
+        f"ArborKV, one Transition on {transition['nodes']:,} blocks and {transition['tokens']:,}",
+        f"tokens: {transition['usual_ms']} ms when an earlier one has trimmed the blocks,",
+        f"{transition['every_block_shrinks_ms']} ms when every block shrinks at once.",
+        "",
+    ]
+
+
+def _decision(name: str, row: dict[str, Any]) -> str:
+    reads = "fused" if row["fused"] else "rows"
+    if row["decision_ms"] is None:
+        return f"| `{name}` | {reads} | {row['groups']} | {row['tokens']:,} | - | - |"
+    each = row["decision_ms"] / row["groups"]
+    cost = f"{row['decision_ms']:.3f} | {each:.3f}"
+    return f"| `{name}` | {reads} | {row['groups']} | {row['tokens']:,} | {cost} |"
+
+
+def main() -> None:
+    figures = [
+        json.loads((FIGURES / f"{name}.json").read_text()) for name in ("replay", "decisions")
+    ]
+    PAGE.write_text(page(*figures))
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
