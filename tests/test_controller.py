@@ -19,7 +19,7 @@ from arborsim.memory.moves import Plan, RunPlan
 from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
-from arborsim.replay import num_groups
+from arborsim.replay_episode import foresee, num_groups
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
@@ -80,7 +80,7 @@ def test_invariants(
     )
     before = np.empty((groups, 0), dtype=np.int8)
     try:
-        for event in play(episode, max_steps=1):
+        for event in play(foresee(policy, episode, budget), max_steps=1):
             controller.handle(event)
             after, view = executor.tier, controller.view()
             same = after[:, : before.shape[1]]

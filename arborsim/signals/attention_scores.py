@@ -250,6 +250,8 @@ class _PromptState(MeanRowState):
         super().begin(run, tree, generated)
         self._table.extend(1, run.num_tokens)
         self._steps = range(0) if generated else range(run.steps)[-self._window :]
+        assert run.observed.attention is not None
+        self._rows = iter(run.observed.attention[self._steps.start :])
 
     def observe(self, step: int) -> None:
         if step in self._steps:
