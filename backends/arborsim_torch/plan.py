@@ -1,0 +1,104 @@
+"""What a recording will hold, checked against the model and the problems before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from arborsim.backends import LayerChoice, RecordRequest
+from arborsim.errors import UsageError
+from arborsim.trace.schema import Capture as Level
+from arborsim_torch.capture import middle_layers
+from arborsim_torch.models import LoadedModel, eos_ids
+from arborsim_torch.sources import PromptSource, Source, TaskSource
+
+DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stores whole
+_DEFAULT_EPISODES = 8
+_DEFAULT_MAX_TOKENS = 512  # of plain prompts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from a request once the model is there."""
+
+    source: Source
+    episodes: int
+    max_tokens: int
+    sparse: bool
+    vector_layers: tuple[int, ...]
+    row_layers: tuple[int, ...]
+
+
+def make_plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Plan:
+    """The plan of `request` for a loaded model.
+
+    Raises
+    ------
+    UsageError
+        There are fewer problems, layers or positions than asked for.
+    """
+    source = _source(request, loaded, prompts)
+    available = source.count(request.first)
+    if available == 0:
+        raise UsageError(f"--first {request.first}: there are no problems from that number on")
+    episodes = request.episodes or available or _DEFAULT_EPISODES
+    if request.episodes == 0 and prompts is None:
+        episodes = min(episodes, _DEFAULT_EPISODES)
+    if available is not None and episodes > available:
+        raise UsageError(
+            f"--episodes {episodes}: only {available} problems from number {request.first} on"
+        )
+    numbers = range(request.first, request.first + episodes)
+    longest = max(len(source.problem(i).prompt) for i in numbers)
+    max_tokens = min(request.max_tokens or source.max_tokens, loaded.max_positions - longest)
+    if max_tokens < 1:
+        raise UsageError(
+            f"the longest prompt has {longest} tokens, but {loaded.name} takes "
+            f"{loaded.max_positions} positions: nothing is left to generate"
+        )
+    sparse = request.attention == "sparse" or (
+        request.attention == "auto" and longest + max_tokens > DENSE_UP_TO
+    )
+    layers: tuple[int, ...] = ()
+    if request.capture is Level.QKV:
+        chosen = request.qkv_layers or middle_layers(loaded.model.config.num_hidden_layers)
+        layers = _existing("--qkv-layers", chosen, loaded)
+    row_layers = _row_layers(request, loaded, longest + max_tokens)
+    return Plan(source, episodes, max_tokens, sparse, layers, row_layers)
+
+
+def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -> tuple[int, ...]:
+    layers = _existing("--attention-layers", request.attention_layers, loaded)
+    if layers and request.capture is Level.TREE:
+        raise UsageError("--attention-layers needs --capture signals or --capture qkv")
+    if layers and path_tokens > DENSE_UP_TO:
+        raise UsageError(
+            f"--attention-layers stores whole rows, of paths up to {DENSE_UP_TO} tokens, but these "
+            f"may reach {path_tokens}: lower --max-tokens, or leave it out"
+        )
+    return layers
+
+
+def _existing(option: str, layers: LayerChoice, loaded: LoadedModel) -> tuple[int, ...]:
+    """The layers that were asked for, if the model has them."""
+    count = loaded.model.config.num_hidden_layers
+    if layers == "all":
+        return tuple(range(count))
+    wrong = [layer for layer in layers if not 0 <= layer < count]
+    if wrong:
+        raise UsageError(f"{option} {wrong[0]}: {loaded.name} has layers 0 to {count - 1}")
+    return layers
+
+
+def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Source:
+    if loaded.task is not None:
+        if prompts is not None:
+            raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
+        return TaskSource(
+            loaded.task, request.split, request.noise, request.dead_penalty, request.value_floor
+        )
+    if prompts is None:
+        raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
+    return PromptSource(
+        prompts, loaded.tokenizer, eos_ids(loaded),
+        request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens,
+    )  # fmt: skip
