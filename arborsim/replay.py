@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from arborsim.budget import Budget
 from arborsim.errors import ArborsimError, UsageError
 from arborsim.policies.base import Policy
+from arborsim.policies.registry import parameters
 from arborsim.replay_episode import Cell, Machine, Outcome, Unit, num_groups, play_unit
 from arborsim.report.aggregate import ANY
 from arborsim.report.results import EpisodeResult, LeftOut, ReplayResult
 from arborsim.signals.observations import Signal
+from arborsim.signals.refresh import LastAttended
 from arborsim.trace.reader import TraceReader, recording_options
 from arborsim.trace.schema import VECTORS
 from arborsim.workers import in_order
@@ -140,6 +143,7 @@ class Replay:
             ),
             (*left_out, *infeasible.values()),
             tuple(o.token_map for o in kept if o.token_map),
+            tuple(dict.fromkeys(_cautions(self.policies, readers))),
         )
 
     def _units(
@@ -194,13 +198,39 @@ def _lacking(policies: Iterable[Policy], reader: TraceReader, trace: str) -> Ite
         if missing := _missing(policy, reader):
             options = " ".join(recording_options(missing, reader.info))
             detail = f"reads {' and '.join(missing)}: record the trace with {options}"
-            yield LeftOut(trace, policy.name, remedy=options, detail=detail)
+            instead = _instead(policy, reader)
+            if instead:
+                detail += f", or --set {instead}"
+            yield LeftOut(trace, policy.name, remedy=options, detail=detail, instead=instead)
+
+
+def _instead(policy: Policy, reader: TraceReader) -> str:
+    """The setting that makes one ranking for the whole model, if the trace serves that."""
+    per = parameters(type(policy)).get("per")
+    if per is None or "shared" not in per.setting.choices:
+        return ""
+    changed: dict[str, Any] = {"per": "shared"}
+    return "" if _missing(replace(policy, **changed), reader) else "per=shared"
+
+
+def _cautions(policies: Iterable[Policy], readers: Iterable[TraceReader]) -> Iterator[str]:
+    """Policies that a sparse recording keeps from telling tokens apart."""
+    if not any(reader.info.attention == "sparse" for reader in readers):
+        return
+    for policy in policies:
+        if LastAttended() in policy.scores().values():
+            yield (
+                f"{policy.name}: where attention was recorded sparsely, all tokens but the "
+                "strongest of a row share one value, which is often its median; nearly every token "
+                "then counts as used."
+            )
 
 
 def _remedy(outcome: Outcome) -> tuple[str, str]:
-    """The budget that would have done, and what to try.
+    """The least that is known to be needed, and what to say about it.
 
-    What is needed is known up to this point of the search; later it may be more.
+    It is known for this point of the search and for this budget: later tokens, and floors that are
+    a share of the budget, can need more.
     """
     assert outcome.infeasible is not None
     needed, whole = outcome.infeasible.needed_tokens, outcome.tokens
@@ -208,7 +238,10 @@ def _remedy(outcome: Outcome) -> tuple[str, str]:
         return "", "no budget below full retention does; --skip-infeasible leaves it out"
     share = math.ceil(100 * needed / whole) / 100
     least = f"{needed}" if outcome.cell.budget.share is None else f"{share:g}"
-    return least, f"try --budget {least} or more, or --skip-infeasible to leave it out"
+    return least, (
+        f"it needs at least --budget {least}, and can need more as the search or the budget grows; "
+        "--skip-infeasible leaves it out"
+    )
 
 
 def _not_fitting(results: Iterable[EpisodeResult], machine: Machine) -> dict[str, str]:

@@ -212,6 +212,7 @@ def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
         kept.share if kept else math.nan,
         (unit.machine.geometry or geometry).kv_bytes_per_token,
         error.error if error else math.nan,
+        cell.policy.bounded,
     )
     if not film or not mapper:
         return replace(outcome, result=result)

@@ -151,6 +151,10 @@ def test_what_a_trace_cannot_serve_is_left_out_if_optional(tmp_path: Path) -> No
     assert set(by_name) == lacking
     assert "keydiff" in lacking
     assert by_name["keydiff"].remedy == "--capture qkv --qkv-layers all"
+    assert by_name["keydiff"].instead == "per=shared"
+    assert by_name["arkv"].instead == "", "it has no such choice"
+    served = [build(name, {"per": "shared"}) for name, each in by_name.items() if each.instead]
+    assert {r.policy for r in replay(path, served, "0.9").episodes} == {p.name for p in served}
     assert not lacking & {r.policy for r in result.episodes}
 
 
@@ -282,7 +286,7 @@ def test_an_infeasible_cell_can_be_left_out(linear: Path) -> None:
     [left_out] = result.left_out
     assert (left_out.policy, left_out.budget, left_out.trace) == ("epikv", "0.1", "linear.parquet")
     assert "prompt 40" in left_out.detail
-    assert left_out.least in left_out.detail
+    assert f"needs at least --budget {left_out.least}, and can need more" in left_out.detail
 
 
 def test_only_the_columns_needed_are_read(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,3 +301,19 @@ def test_only_the_columns_needed_are_read(linear: Path, monkeypatch: pytest.Monk
     machine = Machine(load_profile("h100"))
     Replay([linear], [build("epikv")], [Budget.parse("0.7")], machine, quality=False).run()
     assert asked == [[Signal.HIDDEN_CHANGE]] * 2, "once per episode"
+
+
+def test_results_say_who_keeps_to_the_budget(vectors: Path) -> None:
+    result = replay(vectors, policies(["full", "h2o", "rkv"]), "0.7")
+    assert {r.policy: r.bounded for r in result.episodes} == {
+        "full": False, "h2o": True, "rkv": False
+    }  # fmt: skip
+
+
+def test_raas_on_sparse_attention_is_cautioned(linear: Path, tmp_path: Path) -> None:
+    sparse = make_trace(tmp_path / "s.parquet", kind="linear", prompt=40, attention="sparse",
+                        episodes=1)  # fmt: skip
+    (note,) = replay(sparse, policies(["h2o", "raas"]), "0.9").notes
+    assert note.startswith("raas: ")
+    assert replay(sparse, [build("raas", {"variant": "pages"})], "0.9").notes == ()
+    assert replay(linear, policies(["raas"])).notes == ()

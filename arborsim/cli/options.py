@@ -19,10 +19,13 @@ def names(text: str) -> list[str]:
 
 
 def chosen_names(text: str) -> list[str]:
-    """The policies of ``--policy``; ``"all"`` is every one."""
+    """The policies of ``--policy``; ``"all"`` is every one, beside which files may stand."""
     from arborsim.policies.registry import available
 
-    chosen = list(available()) if text.strip() == "all" else names(text)
+    chosen = names(text)
+    if "all" in chosen:
+        others = [name for name in chosen if name != "all" and name not in available()]
+        chosen = [*available(), *others]
     if not chosen:
         raise UsageError("--policy names no policy")
     return chosen

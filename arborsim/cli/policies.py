@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 #: From this width on, the list also tells the paper and what a decision is about.
 _WIDE = 140
+_BUDGET = {
+    (True, True): "kept",
+    (True, False): "used, but not kept: the cache can hold more",
+    (False, True): "ignored",
+    (False, False): "ignored",
+}
 
 
 def policies(
@@ -127,7 +133,7 @@ def _explain(console: Console, facts: PolicyFacts, name: str) -> None:
             "reads": ", ".join(facts.reads) or "nothing but positions and the tree",
             "kernel": "fused attention" if facts.fused else "writes attention rows out (slower)",
             "tiers": ", ".join(tier.lower().replace("_", " ") for tier in facts.tiers),
-            "budget": "kept" if facts.knows_budget else "ignored",
+            "budget": _BUDGET[facts.knows_budget, facts.keeps_budget],
         },
     )
     if facts.parameters:

@@ -74,6 +74,7 @@ class PolicyFacts:
     fused: bool
     tiers: tuple[str, ...]
     knows_budget: bool
+    keeps_budget: bool
     deviations: tuple[str, ...]
     parameters: tuple[ParameterFacts, ...]
 
@@ -143,6 +144,7 @@ def facts_of(name: str) -> PolicyFacts:
         fused=policy.fused,
         tiers=tuple(tier.name for tier in method.tiers),
         knows_budget=policy.uses_budget,
+        keeps_budget=policy.bounded,
         deviations=tuple(method.deviations),
         parameters=tuple(_parameter(each) for each in parameters(kind).values()),
     )

@@ -21,11 +21,13 @@ RECALLS = ("stage", "stream", "near")
 def replay(
     traces: Annotated[list[Path], typer.Argument(help="Trace files.", show_default=False)],
     policy: Annotated[
-        str, typer.Option(help="Policies, comma-separated, or 'all'. `full` is added to compare.")
-    ] = "full",
+        list[str],
+        typer.Option(help="Policies by comma, or 'all'; repeatable. `full` is added to compare."),
+    ] = ["full"],  # noqa: B006 (typer copies defaults)
     budget: Annotated[
-        str, typer.Option(help="Tokens (2048) or share of the full peak (0.25); several by comma.")
-    ] = "0.5",
+        list[str],
+        typer.Option(help="Tokens (2048) or share of the full peak (0.25), by comma; repeatable."),
+    ] = ["0.5"],  # noqa: B006
     gpu: Annotated[str, typer.Option(help="GPU profile: a name or a TOML file.")] = "h100",
     model: Annotated[
         str, typer.Option(help="Geometry to charge bytes and seconds for [default: recorded one].")
@@ -39,7 +41,7 @@ def replay(
     ] = True,
     set_: Annotated[
         list[str], typer.Option("--set", help="name=value or policy.name=value; repeatable.")
-    ] = [],  # noqa: B006 (typer copies defaults)
+    ] = [],  # noqa: B006
     calibration: Annotated[
         list[str], typer.Option(help="Settings from a calibration: a file or name; repeatable.")
     ] = [],  # noqa: B006
@@ -89,15 +91,16 @@ def replay(
     if view not in VIEWS:
         raise UnknownName("view", view, VIEWS)
     _check_outputs(traces, out, report)
-    chosen = chosen_names(policy)
-    if policy.strip() == "all" and not oracle:
+    chosen = chosen_names(",".join(policy))
+    every = "all" in names(",".join(policy))
+    if every and not oracle:
         chosen = [name for name in chosen if name != ORACLE]
-    optional = set(chosen) if policy.strip() == "all" else {ORACLE} - set(chosen)
+    optional = set(chosen) if every else {ORACLE} - set(chosen)
     settings = policy_settings(chosen, set_)
     if calibration:
         settings = _calibrated(settings, calibration, traces)
     policies = _with_references(build_policies(settings), traces, bound=oracle and quality)
-    budgets = [Budget.parse(text) for text in names(budget)]
+    budgets = [Budget.parse(text) for text in names(",".join(budget))]
     if not budgets:
         raise UsageError("--budget names no budget")
     profile = load_profile(gpu)

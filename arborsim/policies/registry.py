@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -60,14 +61,26 @@ def find(name: str) -> type[Policy]:
             return available()[name]
         except KeyError:
             raise UnknownName("policy", name, available()) from None
-    module, _, attribute = name.partition(":")
-    try:
-        item = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"policy '{name}' cannot be imported: {error}") from None
+    item = _imported(name)
     if not (isinstance(item, type) and issubclass(item, Policy)):
         raise UsageError(f"'{name}' is not a subclass of arborsim.policies.base.Policy")
     return item
+
+
+def _imported(name: str) -> Any:
+    """What ``package.module:Class`` stands for; modules of the working directory are found too."""
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise UsageError(f"policy '{name}': expected package.module:Class")
+    here = str(Path.cwd())
+    if here not in sys.path:  # it stays there: worker processes import the class again
+        sys.path.append(here)
+    importlib.invalidate_caches()
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # whatever a module of the user's may raise
+        said = f"{type(error).__name__}: {error}"
+        raise UsageError(f"policy '{name}' cannot be imported: {said}") from None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ BASELINE = "full"
 ORACLE = "oracle"
 #: The budget of policies that do not know budgets.
 ANY = "any"
+#: Follows the name of a policy that does not keep to the budget.
+MARK = "\u2020"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Row:
     summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if unknown for
     all searches).  `oracle_gap` is what the oracle keeps under the same budget, less what this
     policy keeps: a share, NaN if there is no oracle; negative for policies that lose less than
-    evicting the same tokens everywhere must: they quantise, offload, recompute or choose per head.
+    evicting the same tokens everywhere must: they quantise, offload, recompute, choose per head or
+    hold more than the budget (not `bounded`).
     """
 
     trace: str
@@ -64,6 +67,7 @@ class Row:
     time: TimeSplit
     attention_kept: float
     output_error: float
+    bounded: bool = True
     oracle_gap: float = math.nan
     relative: Relative = field(default_factory=Relative)
 
@@ -88,6 +92,11 @@ class Row:
     @property
     def is_oracle(self) -> bool:
         return self.policy == ORACLE
+
+    @property
+    def label(self) -> str:
+        """The policy for people, marked if it does not keep to the budget."""
+        return self.policy if self.bounded or self.is_baseline else self.policy + MARK
 
     @property
     def budget_label(self) -> str:
@@ -165,6 +174,7 @@ def _row(results: list[EpisodeResult]) -> Row:
         time=time,
         attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
         output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
+        bounded=first.bounded,
     )
 
 

@@ -44,7 +44,8 @@ MEMORY: tuple[Column, ...] = (
     Column("peak_hbm", ("HBM", "peak"), "HBM peak", "bytes", "memory",
            lambda r: r.peak_hbm_kv_bytes,
            "Largest KV footprint in HBM of any search: whole pages, staging buffers and pages "
-           "whose copy to DDR has not finished. Weights are not in it."),
+           "whose copy to DDR has not finished. Weights are not in it. It is taken before "
+           "decisions and includes the prefill, so it can exceed the budget."),
     Column("hbm_vs_full", ("of", "full"), "of full", "percent", "hbm_vs_full",
            lambda r: r.relative.peak_hbm,
            "Peak KV in HBM relative to full retention on the same trace."),
@@ -93,8 +94,8 @@ TIME: tuple[Column, ...] = (
            lambda r: r.oracle_gap,
            "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
            "percentage points. The oracle knows the future and loses the least that "
-           "evicting the same tokens everywhere can; other tiers, recomputing or a choice per head "
-           "can beat it."),
+           "evicting the same tokens everywhere can; other tiers, recomputing, a choice per head "
+           "or holding more than the budget can beat it."),
     Column("error", ("output", "error"), "Output error", "percent", "error",
            lambda r: r.output_error,
            "Relative error of the output of attention on the captured layers, mean over layers and "

@@ -49,6 +49,7 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str], float]) -> d
         "attention_kept": result.attention_kept,
         "oracle_gap": bound - result.attention_kept,
         "output_error": result.output_error,
+        "bounded": result.bounded,
     }
 
 
@@ -67,6 +68,7 @@ def to_json(result: ReplayResult) -> str:
             for row in aggregate(result.episodes)
         ],
         "episodes": [_flat(episode, bounds) for episode in result.episodes],
+        "notes": list(result.notes),
         "left_out": [asdict(policy) for policy in result.left_out],
     }  # fmt: skip
     return json.dumps(strict(document), indent=2, sort_keys=True, allow_nan=False)

@@ -47,7 +47,7 @@ def time_split(rows: Sequence[Row]) -> Figure:
     scale = scale_for("seconds", [row.time.total_s for row in rows])
     # Bars are placed by number: two labels that look alike must not fall on one bar.
     places = list(range(len(rows)))
-    names = [label(f"{row.policy}  {row.budget_label}") for row in rows]
+    names = [label(f"{row.label}  {row.budget_label}") for row in rows]
     data = [
         {
             "type": "bar",

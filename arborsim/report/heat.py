@@ -20,8 +20,9 @@ def heat(rows: Sequence[Row]) -> dict[str, Any]:
     -------
     dict
         ``budgets``; ``metrics``: for each that is known ``title``, ``unit`` and ``policies``, best
-        first, each with its ``name``, the ``text`` of its cells and their ``shade``: 1 for the
-        best cell of the map, 0 for the worst, none where a cell was left out.
+        first, but those that do not keep to the budget last.  Each has its ``name``, the ``text``
+        of its cells and their ``shade``: 1 for the best cell of the map, 0 for the worst, none
+        where a cell was left out.
     """
     rows = [row for row in rows if not row.is_baseline]
     budgets = list(dict.fromkeys(row.budget for row in rows))
@@ -46,15 +47,19 @@ def _map(rows: Sequence[Row], budgets: Sequence[str], metric: Metric) -> dict[st
         shades = [shade(cells.get((policy, budget), math.nan)) for budget in budgets]
         return tuple(1.0 if one is None else -one for one in shades)
 
+    labels = {row.policy: row.label for row in rows}
     oracles = {row.policy for row in rows if row.is_oracle}
+    unbounded = {row.policy for row in rows if not row.bounded}
     policies = sorted(
         dict.fromkeys(row.policy for row in rows),
-        key=lambda policy: (policy not in oracles, worst_last(policy), policy),
+        key=lambda p: (p not in oracles, p in unbounded, worst_last(p), p),
     )
     found = []
     for policy in policies:
         own = [cells.get((policy, budget), math.nan) for budget in budgets]
         text = ["" if math.isnan(value) else scale.show(value) for value in own]
-        found.append({"name": policy, "text": text, "shade": [shade(value) for value in own]})
+        found.append(
+            {"name": labels[policy], "text": text, "shade": [shade(value) for value in own]}
+        )
     unit = {"x": "times full retention", "%": "%"}.get(scale.unit, scale.unit)
     return {"title": metric.title, "unit": unit, "higher": metric.higher, "policies": found}

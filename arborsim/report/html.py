@@ -20,6 +20,7 @@ from arborsim.errors import UsageError
 from arborsim.report.aggregate import Row, aggregate
 from arborsim.report.columns import MEMORY, TIME, Column, scales, shown
 from arborsim.report.export import strict
+from arborsim.report.notes import assumed, cautions
 from arborsim.report.page_data import page_data
 from arborsim.report.results import LeftOut, ReplayResult
 from arborsim.report.summary import summarise
@@ -120,13 +121,7 @@ def _caveat(result: ReplayResult, rows: Sequence[Row]) -> str:
     if any(not math.isnan(row.attention_kept) for row in rows):
         notes.append("Attention kept is not accuracy: it says how much of what the recorded model "
                      "looked at was still readable.")  # fmt: skip
-    if result.assumed:
-        count = len(result.assumed)
-        notes.append(
-            f"{count} number{'s' if count > 1 else ''} of the hardware profile "
-            f"{'are' if count > 1 else 'is'} assumed, not measured (see below)."
-        )
-    return " ".join(notes)
+    return " ".join([*notes, *cautions(result, rows), *assumed(result, "see below")])
 
 
 def _left_out(each: LeftOut) -> str:
@@ -169,7 +164,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 
 def _line(row: Row, columns: Sequence[Column], units: dict[str, Scale]) -> str:
-    policy, budget = html.escape(row.policy), html.escape(row.budget_label)
+    policy, budget = html.escape(row.label), html.escape(row.budget_label)
     cells = [
         f'<th scope="row" class="text" data-value="{policy}">{policy}</th>',
         f'<td class="text" data-value="{budget}">{budget}</td>',

@@ -19,12 +19,22 @@ def paragraph(left_out: Iterable[LeftOut]) -> list[str]:
     lines = [
         f"Left out: {', '.join(policies)}. {_listed(traces)} "
         f"{'do' if len(traces) > 1 else 'does'} not hold what they read; record with {remedy}."
+        f"{_instead(policies, items)}"
         for (traces, remedy), policies in _lacking(items).items()
     ]
     small = _too_small(items)
     if small:
         lines.append(f"Left out where the budget is below what is needed: {'; '.join(small)}.")
     return lines
+
+
+def _instead(policies: Iterable[str], items: Iterable[LeftOut]) -> str:
+    """Which of the policies run without a new recording under another setting."""
+    ways: dict[str, dict[str, None]] = {}
+    for each in items:
+        if each.instead and each.policy in policies:
+            ways.setdefault(each.instead, {})[each.policy] = None
+    return "".join(f" Without that, --set {way} runs {_listed(own)}." for way, own in ways.items())
 
 
 def _lacking(items: Iterable[LeftOut]) -> dict[tuple[tuple[str, ...], str], list[str]]:
@@ -40,7 +50,7 @@ def _lacking(items: Iterable[LeftOut]) -> dict[tuple[tuple[str, ...], str], list
 
 
 def _too_small(items: Iterable[LeftOut]) -> list[str]:
-    """``"on x.parquet 0.15 by h2o, epikv and 0.26 by arborkv"``: what is known to be needed."""
+    """``"on x.parquet: at least 0.15 for h2o, epikv and at least 0.26 for arborkv"``."""
     needs: dict[str, dict[str, str]] = {}  # trace -> policy -> least
     for each in items:
         if not each.remedy:
@@ -48,9 +58,10 @@ def _too_small(items: Iterable[LeftOut]) -> list[str]:
             known = policies.get(each.policy, "0")
             policies[each.policy] = max(known, each.least or _NONE, key=_size)
     return [
-        f"on {trace} "
+        f"on {trace}: "
         + _listed(
-            f"{least} by {', '.join(policy for policy, one in policies.items() if one == least)}"
+            f"{least if least == _NONE else f'at least {least}'} for "
+            f"{', '.join(policy for policy, one in policies.items() if one == least)}"
             for least in sorted(set(policies.values()), key=_size)
         )
         for trace, policies in needs.items()

@@ -61,7 +61,8 @@ class _Block:
 def matrix(rows: Sequence[Row], width: int) -> list[str]:
     """Lines for a terminal of `width` columns, from the rows of one trace.
 
-    The oracle comes first, then policies by the attention they keep, most first.
+    The oracle comes first, then policies by the attention they keep, most first; those that do not
+    keep to the budget come last.
     """
     columns = _columns(rows)
     units = _units(columns, rows)
@@ -72,12 +73,13 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
         return above
     budgets = list(dict.fromkeys(row.budget for row in others))
     names = _ranked(others, budgets)
+    labels = _labels(others, names)
     choices = [columns]
     for key in _RELATIVE:
         choices.append([column for column in choices[-1] if column.key != key])
     for some, air in itertools.product(choices[1:], (2, 1)):
         blocks = [_block(others, names, b, some, units) for b in budgets]
-        lines = _beside([_names(names), *(block.lines(air) for block in blocks)])
+        lines = _beside([_names(labels), *(block.lines(air) for block in blocks)])
         if max(map(len, lines)) <= width:
             return [*above, *lines, ""]
     lines = above
@@ -85,7 +87,8 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
         own = _ranked([row for row in others if row.budget == budget], [budget])
         for some, air in itertools.product(choices, (2, 1)):
             block = _block(others, own, budget, some, units)
-            part = _beside([_names(own, _name_width(names)), block.lines(air)], " " * air)
+            shown_names = _names(_labels(others, own), _name_width(labels))
+            part = _beside([shown_names, block.lines(air)], " " * air)
             if max(map(len, part)) <= width:
                 break
         lines += [*part, ""]
@@ -106,7 +109,7 @@ def _always(row: Row, columns: Sequence[Column], units: dict[str, Scale]) -> str
         for c in columns
         if c.key in told and c.value(row)
     ]
-    return f"{_fitted(row.policy)}, whatever the budget: {', '.join(parts)}"
+    return f"{_fitted(row.label)}, whatever the budget: {', '.join(parts)}"
 
 
 def _columns(rows: Sequence[Row]) -> list[Column]:
@@ -128,6 +131,7 @@ def _units(columns: Iterable[Column], rows: Sequence[Row]) -> dict[str, Scale]:
 def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
     """Policies by attention kept under the first budget, then the next; the oracle first.
 
+    Policies that hold more than the budget compare with each other only, and come last.
     Where that is equal or unknown, less HBM comes first; what was left out under a budget follows
     what was not.
     """
@@ -143,9 +147,15 @@ def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
             for row in found
         ]  # fmt: skip
         oracle = any(row is not None and row.is_oracle for row in found)
-        return (not oracle, *itertools.chain(*ranks), policy)
+        unbounded = any(row is not None and not row.bounded for row in found)
+        return (not oracle, unbounded, *itertools.chain(*ranks), policy)
 
     return sorted(dict.fromkeys(row.policy for row in rows), key=key)
+
+
+def _labels(rows: Iterable[Row], names: Iterable[str]) -> list[str]:
+    found = {row.policy: row.label for row in rows}
+    return [found[name] for name in names]
 
 
 def _block(

@@ -133,7 +133,7 @@ def _words(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
     memory = quantity("bytes", row.peak_hbm_kv_bytes)
     if known(PEAK, rows):
         memory = f"{PEAK.show(row, rows)} of full retention's memory ({memory})"
-    name = row.policy if row.is_baseline else f"{row.policy} at budget {row.budget}"
+    name = row.policy if row.is_baseline else f"{row.label} at budget {row.budget}"
     return f"{name}: {memory}, {metric.title.lower()} {metric.show(row, rows)}"
 
 
@@ -142,7 +142,7 @@ def _markers(rows: Sequence[Row], across: Callable[[Row], float], metric: Metric
         "x": [round(across(row), 4) for row in rows],
         "y": [round(metric.value(row), 5) for row in rows],
         "customdata": [
-            label(row.policy if row.is_baseline else f"{row.policy}, budget {row.budget}")
+            label(row.label if row.is_baseline else f"{row.label}, budget {row.budget}")
             for row in rows
         ],
         "hovertemplate": f"<b>%{{customdata}}</b><br>memory %{{x:.4g}}<br>{metric.axis} "

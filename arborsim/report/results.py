@@ -36,6 +36,8 @@ class EpisodeResult:
         Keys and values of one token over all layers; 0 if unknown.  Draws the budget in bytes.
     output_error : float
         Relative error of the attention output on the captured layers; NaN if unknown.
+    bounded : bool
+        Whether the policy keeps the cache within the budget after every decision.
     """
 
     trace: str
@@ -47,6 +49,7 @@ class EpisodeResult:
     attention_kept: float
     kv_bytes_per_token: int = 0
     output_error: float = math.nan
+    bounded: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,11 @@ class LeftOut:
         Options of ``arborsim record`` that supply what the trace lacks; empty if that is not the
         reason, but a budget that is too small.
     least : str
-        The budget that would do, as far as is known; empty if there is none.
+        The least budget that could do, as far as is known; empty if there is none.
     detail : str
         The whole story in one line.
+    instead : str
+        Setting under which the trace serves the policy after all, e.g. ``"per=shared"``.
     """
 
     trace: str
@@ -73,6 +78,7 @@ class LeftOut:
     remedy: str = ""
     least: str = ""
     detail: str = ""
+    instead: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,8 @@ class ReplayResult:
         Numbers of the hardware profile that nobody measured.
     left_out : tuple of LeftOut
     token_maps : tuple of TokenMap
+    notes : tuple of str
+        Cautions about single policies on these traces.
     """
 
     episodes: tuple[EpisodeResult, ...]
@@ -152,3 +160,4 @@ class ReplayResult:
     assumed: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
     token_maps: tuple[TokenMap, ...] = ()
+    notes: tuple[str, ...] = ()

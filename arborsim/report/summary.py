@@ -19,31 +19,50 @@ def summarise(rows: Sequence[Row]) -> list[str]:
     Which setting needs the least HBM at which share of attention kept, what that costs in time,
     what loses nothing, what is smallest, and what the slowest one spends its time on.
     """
-    full = next((row for row in rows if row.is_baseline), None)
+    full = _baseline(rows)
     others = _real(rows)
     if not others:
         return [] if full is None else [_alone(full)]
+    able = _recommendable(others, full)
+    if not able:
+        none = "No setting keeps to its budget and needs less HBM than full retention."
+        return [none, *_slowest(others, full, None)]
     found: list[tuple[Row, str]] = []
-    known = [row for row in others if not math.isnan(row.attention_kept)]
+    known = [row for row in able if not math.isnan(row.attention_kept)]
     if known:
         found.append(_best(known, full))
         found += _lossless(known, full, found[0][0])
         found += _smallest(known, full, [row for row, _ in found])
     else:
-        best = min(others, key=_rank)
+        best = min(able, key=_rank)
         claim = f"{_name(best)} needs the least HBM: {_memory(best, full)}; {_time(best, full)}."
         found.append((best, f"{claim} How much attention it keeps was not measured."))
-    sentences = [sentence for _, sentence in found]
-    return sentences + _against_oracle(found[0][0]) + _slowest(others, full, found[0][0])
+    best, first = found[0]
+    rest = [sentence for _, sentence in found[1:]]
+    return [first, *_against_oracle(best), *rest, *_slowest(others, full, best)]
 
 
 def headline(rows: Sequence[Row]) -> Row | None:
-    """The row that the first sentence is about; None if only full retention was replayed."""
-    others = _real(rows)
-    known = [row for row in others if not math.isnan(row.attention_kept)]
+    """The row that the first sentence is about, else the smallest; None if there is only full."""
+    others, full = _real(rows), _baseline(rows)
+    able = _recommendable(others, full)
+    known = [row for row in able if not math.isnan(row.attention_kept)]
     if known:
-        return _best(known, None)[0]
-    return min(others, key=_rank, default=None)
+        return _best(known, full)[0]
+    return min(able or others, key=_rank, default=None)
+
+
+def _baseline(rows: Sequence[Row]) -> Row | None:
+    return next((row for row in rows if row.is_baseline), None)
+
+
+def _recommendable(others: Sequence[Row], full: Row | None) -> list[Row]:
+    """Settings that hold what they were given and save memory at all."""
+    return [
+        row
+        for row in others
+        if row.bounded and (full is None or row.peak_hbm_kv_bytes < full.peak_hbm_kv_bytes)
+    ]
 
 
 def _real(rows: Sequence[Row]) -> list[Row]:
@@ -56,10 +75,14 @@ def _against_oracle(row: Row) -> list[str]:
     if math.isnan(gap):
         return []
     kept = f"{gap + row.attention_kept:.2%}"
-    bound = f"At that budget, the oracle, which knows the future and only evicts, keeps {kept}"
+    bound = (
+        f"At budget {row.budget_label}, the oracle, which knows the future and only evicts, "
+        f"keeps {kept}"
+    )
     if abs(gap) < 5e-5:
-        return [f"{bound}: as much."]
-    return [f"{bound}: {abs(100 * gap):.2f} percentage points {'more' if gap > 0 else 'less'}."]
+        return [f"{bound}: as much as {row.policy}."]
+    more = "more" if gap > 0 else "less"
+    return [f"{bound}: {abs(100 * gap):.2f} percentage points {more} than {row.policy}."]
 
 
 def _alone(full: Row) -> str:
@@ -81,10 +104,13 @@ def _best(known: Sequence[Row], full: Row | None) -> tuple[Row, str]:
                 f"with {_kept(best)} of the attention kept; {_time(best, full)}."
             )
             return best, claim
-    best = max(known, key=lambda row: row.attention_kept)
+    most = max(row.attention_kept for row in known)
+    equal = [row for row in known if most - row.attention_kept < 1e-12]
+    best = min(equal, key=_rank)
+    alike = f", like {len(equal) - 1} more," if len(equal) > 1 else ""
     claim = (
-        f"No setting keeps {LEVELS[-1]:.0%} of the attention. {_name(best)} comes nearest with "
-        f"{best.attention_kept:.1%}: {_memory(best, full)}; {_time(best, full)}."
+        f"No setting keeps {LEVELS[-1]:.0%} of the attention. {_name(best)}{alike} comes "
+        f"nearest with {best.attention_kept:.1%}: {_memory(best, full)}; {_time(best, full)}."
     )
     return best, claim
 
@@ -114,7 +140,7 @@ def _smallest(known: Sequence[Row], full: Row | None, said: Sequence[Row]) -> li
     return [(best, claim)]
 
 
-def _slowest(others: Sequence[Row], full: Row | None, said: Row) -> list[str]:
+def _slowest(others: Sequence[Row], full: Row | None, said: Row | None) -> list[str]:
     slowest = max(others, key=lambda row: row.time.total_s / max(row.generated_tokens, 1))
     total = slowest.time.total_s
     if not total or (full is not None and slowest.relative.time < 1.005):

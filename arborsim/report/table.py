@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from arborsim.report.aggregate import Row, aggregate
 from arborsim.report.columns import MEMORY, TIME, Column, scales, shown
 from arborsim.report.left_out import paragraph
 from arborsim.report.matrix import matrix
+from arborsim.report.notes import notes
 from arborsim.report.results import ReplayResult
 from arborsim.report.terminal import plain
 
@@ -54,7 +54,8 @@ def print_tables(result: ReplayResult, console: Console | None = None, view: str
         else:
             _detailed(console, of_trace)
     if rows:
-        _notes(console, result, rows)
+        for note in notes(result, rows):
+            console.print(plain(note), style="dim", markup=False)
     else:
         console.print("Nothing was replayed.")
     for line in paragraph(result.left_out):
@@ -109,7 +110,7 @@ def _table(title: str, rows: Sequence[Row], columns: Sequence[Column], padding: 
     )
     table.add_column(
         "policy", vertical="bottom", overflow="fold", max_width=_LONGEST_NAME,
-        min_width=min(_LONGEST_NAME, max(len(plain(row.policy)) for row in rows)),
+        min_width=min(_LONGEST_NAME, max(len(plain(row.label)) for row in rows)),
     )  # fmt: skip
     table.add_column("bud-\nget", vertical="bottom", justify="right", no_wrap=True)
     units = scales(columns, rows)
@@ -124,29 +125,5 @@ def _table(title: str, rows: Sequence[Row], columns: Sequence[Column], padding: 
             table.add_section()
         before = row.budget_label
         cells = [units[column.key].show(column.value(row)) for column in columns]
-        table.add_row(Text(plain(row.policy)), row.budget_label, *cells)
+        table.add_row(Text(plain(row.label)), row.budget_label, *cells)
     return table
-
-
-def _notes(console: Console, result: ReplayResult, rows: Sequence[Row]) -> None:
-    """What a reader needs in order not to misread the numbers."""
-    notes = []
-    if any(not math.isnan(row.attention_kept) for row in rows):
-        notes.append("attn. kept: recorded attention that fell on readable tokens; not accuracy.")
-    else:
-        notes.append("attn. kept is n/a: not measured, or the trace holds no attention.")
-    if any(not math.isnan(row.oracle_gap) for row in rows):
-        notes.append(
-            "gap: what the oracle keeps at the same budget, less the policy's, in percentage "
-            "points. It knows the future, and bounds what evicting the same tokens in all heads "
-            "can keep; DDR, 8 bits, recomputing, or a choice per head can beat it (below zero)."
-        )
-    notes.append("Peaks are the largest of any search; tokens moved and times are sums.")
-    if result.assumed:
-        count = len(result.assumed)
-        notes.append(
-            f"{count} number{'s' if count > 1 else ''} of the hardware profile "
-            f"{'are' if count > 1 else 'is'} assumed, not measured (see --report)."
-        )
-    for note in notes:
-        console.print(note, style="dim", markup=False)

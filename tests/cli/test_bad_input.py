@@ -31,6 +31,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     muddled = table.replace_schema_metadata({**table.schema.metadata, METADATA_KEY: b"{"})
     pq.write_table(muddled, folder / "muddled.parquet")
     (folder / "bad.toml").write_text("hbm_bytes = 'many'")
+    (folder / "cut_short.py").write_text("class Mine(:\n")
+    (folder / "raising.py").write_text("1 / 0\n")
+    (folder / "leaving.py").write_text("raise SystemExit(3)\n")
     (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n')
     (folder / "broken.jsonl").write_text('{"prompt": "one"}\n{"prompt": }\n')
     (folder / "folder.parquet").mkdir()
@@ -67,6 +70,15 @@ CASES = {
     "policy file that is not there": ("replay good.parquet --policy no.toml", "no.toml"),
     "policy file that is no TOML": ("replay good.parquet --policy bad.toml", "bad.toml"),
     "policy class that is not there": ("replay good.parquet --policy no.mod:C", "no.mod"),
+    "policy class without a module": (
+        "replay good.parquet --policy :X", "expected package.module:Class"),
+    "policy class of a relative module": (
+        "replay good.parquet --policy ..a:X", "expected package.module:Class"),
+    "policy module with a syntax error": (
+        "replay good.parquet --policy cut_short:Mine", "SyntaxError"),
+    "policy module that raises": (
+        "replay good.parquet --policy raising:Mine", "ZeroDivisionError"),
+    "policy module that exits": ("policies leaving:Mine", "SystemExit: 3"),
     "unknown view": ("replay good.parquet --view matirx", "did you mean matrix"),
     "no workers": ("replay good.parquet --workers 0", "workers"),
     "unknown calibration": (

@@ -74,3 +74,14 @@ def test_a_policy_of_ones_own_can_be_explained(
     file.write_text('name = "mine"\nsummary = "a summary"\n')
     assert main(["policies", str(file)]) == 0
     assert "a summary" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("h2o", "kept"), ("rkv", "used, but not kept"), ("lag-kv-official", "ignored")],
+)
+def test_whether_a_budget_is_kept(name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", name]) == 0
+    (line,) = (s for s in capsys.readouterr().out.splitlines() if s.startswith("  budget "))
+    assert line.split(maxsplit=1)[1].startswith(says)
+    assert facts_of(name).keeps_budget is (name == "h2o")

@@ -45,6 +45,7 @@ def test_the_matrix_on_request_and_what_cannot_be_replayed(
     shown = capsys.readouterr().out
     assert "─ budget 0.3 ─" in shown
     assert "record with --capture qkv --qkv-layers all" in shown
+    assert "--set per=shared runs key-norm, keydiff" in " ".join(shown.split())
     assert "Left out where the budget is below what is needed: on x.parquet" in shown
     assert main([*command[:3], "h2o", *command[4:], "--view", "matrix"]) == 0
     assert "─ budget 0.9 ─" in capsys.readouterr().out
@@ -82,6 +83,28 @@ def test_composed_policies_and_their_parameters(
     page = (tmp_path / "r.html").read_text()
     assert "protect.sinks 3, protect.recent 7" in page
     assert "sinks 2" in page
+
+
+def test_a_class_in_the_working_directory(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "found_here.py").write_text(
+        "from arborsim.policies.h2o import H2O\nclass Mine(H2O):\n    name = 'of-my-own'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    command = ["replay", str(trace), "--policy", "found_here:Mine", "--budget", "0.9"]
+    assert main([*command, "--workers", "2"]) == 0
+    assert "of-my-own" in capsys.readouterr().out
+
+
+def test_options_of_lists_add_up(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", str(trace), "--policy", "h2o", "--policy", "random,epikv", "--episodes",
+               "1", "--budget", "0.8", "--budget", "0.9", "--json", "--no-oracle"]  # fmt: skip
+    assert main(command) == 0
+    cells = {(r["policy"], r["budget"]) for r in json.loads(capsys.readouterr().out)["rows"]}
+    both = {(name, budget) for name in ("h2o", "random", "epikv") for budget in ("0.8", "0.9")}
+    assert cells == {("full", "any"), *both}
 
 
 def test_json_parquet_and_report(

@@ -288,3 +288,15 @@ def test_errors_are_for_users(tmp_path):
         write_report(ReplayResult((), (), {}, ()), tmp_path / "r.html")
     with pytest.raises(UsageError, match="cannot write"):
         write_report(result(episodes=1), tmp_path / "missing" / "r.html")
+
+
+def test_who_holds_more_than_the_budget_is_marked_on_the_page():
+    replay = result(policies=("full", "h2o", "random"), budgets=("0.25",), pictures=False)
+    broken = tuple(replace(e, bounded=e.policy == "random") for e in replay.episodes)
+    page = Page(render(replace(replay, episodes=broken, notes=("raas: a caution.",))))
+    assert "h2o\u2020" in page.text
+    assert "\u2020 does not keep to the budget" in page.text
+    assert "raas: a caution." in page.text
+    assert "full\u2020" not in page.text
+    (kept, *_) = heat(aggregate(broken))["metrics"]
+    assert [one["name"] for one in kept["policies"]] == ["random", "h2o\u2020"]

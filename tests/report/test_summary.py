@@ -62,3 +62,38 @@ def test_no_baseline():
     sentences = summarise(rows(policies=("h2o", "arborkv")))
     assert "instead of" not in " ".join(sentences)
     assert all("nan" not in sentence for sentence in sentences)
+
+
+def test_only_what_keeps_its_budget_and_saves_memory_is_recommended():
+    replay = result(policies=("full", "hierarchy", "arborkv", "random"), budgets=("0.5",))
+    broken = [replace(e, bounded=e.policy != "hierarchy") for e in replay.episodes]
+    assert summarise(aggregate(broken))[0].startswith(
+        "Of the settings that keep at least 99% of the attention, arborkv at budget 0.5"
+    )
+    peak = max(e.measured.peak_hbm_kv_bytes for e in replay.episodes)
+    large = [
+        replace(e, measured=replace(e.measured, peak_hbm_kv_bytes=peak)) for e in replay.episodes
+    ]
+    first, *rest = summarise(aggregate(large))
+    assert first == "No setting keeps to its budget and needs less HBM than full retention."
+    assert len(rest) == 1
+    assert rest[0].startswith("Slowest is")
+    assert headline(aggregate(large)) is not None
+
+
+def test_the_oracle_is_set_against_the_sentence_before():
+    sentences = summarise(rows(policies=("full", "oracle", "arborkv", "random"), budgets=("0.25",)))
+    assert "arborkv at budget 0.25" in sentences[0]
+    assert sentences[1] == (
+        "At budget 0.25, the oracle, which knows the future and only evicts, keeps 97.00%: "
+        "1.50 percentage points less than arborkv."
+    )
+
+
+def test_ties_are_not_one_winner():
+    replay = result(policies=("full", "random", "h2o"), budgets=("0.25",))
+    same = [replace(e, attention_kept=0.5) for e in replay.episodes if e.policy != "full"]
+    assert (
+        "random at budget 0.25, like 1 more, comes nearest with 50.0%"
+        in summarise(aggregate(same))[0]
+    )

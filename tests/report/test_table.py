@@ -128,9 +128,54 @@ def test_what_was_left_out_takes_a_few_lines():
     assert first.endswith("a and b do not hold what they read; record with --capture qkv.")
     assert all(name in first for name in names)
     assert second.count("policy-19") == 1
-    assert "on a 0.15 by policy-00" in second
-    assert " and 0.3 by policy-10" in second
+    assert "on a: at least 0.15 for policy-00" in second
+    assert " and at least 0.3 for policy-10" in second
     assert paragraph([]) == []
+
+
+def test_what_another_setting_would_serve_is_said():
+    own = [LeftOut(t, n, remedy="--capture qkv", instead="per=shared")
+           for n in ("snapkv", "tova") for t in ("a", "b")]  # fmt: skip
+    (line,) = paragraph([*own, LeftOut("a", "arkv", remedy="--capture qkv")])[:1]
+    assert line.endswith("--capture qkv. Without that, --set per=shared runs snapkv and tova.")
+    assert "per=shared" not in paragraph([LeftOut("a", "arkv", remedy="--capture qkv")])[0]
+
+
+def unbounded(replay: ReplayResult, *names: str) -> ReplayResult:
+    """`names` do not keep to their budgets."""
+    episodes = tuple(replace(e, bounded=e.policy not in names) for e in replay.episodes)
+    return replace(replay, episodes=episodes)
+
+
+@pytest.mark.parametrize("view", ["table", "matrix"])
+def test_who_holds_more_than_the_budget_is_marked_and_comes_last(view):
+    replay = result(policies=("full", "oracle", "h2o", "arborkv", "random"), budgets=("0.25",))
+    shown = printed(unbounded(replay, "full", "arborkv"), 80, view)
+    assert " ".join(shown.split()).count("\u2020 does not keep to the budget: see HBM peak.") == 1
+    assert shown.count("arborkv\u2020") == (1 if view == "matrix" else 2)
+    assert "full\u2020" not in shown
+    if view == "matrix":
+        lines = [line.split()[0] for line in shown.splitlines() if line]
+        first = lines.index("oracle")
+        assert lines[first : first + 4] == ["oracle", "h2o", "random", "arborkv\u2020"]
+    assert "\u2020" not in printed(replay, 80, view)
+
+
+def test_equal_shares_are_no_ranking():
+    replay = result(policies=("full", "oracle", "h2o", "epikv", "random"), traces=("a", "b"))
+    same = tuple(
+        replace(e, attention_kept=0.7) if e.policy in ("h2o", "epikv") and e.trace == "a" else e
+        for e in replay.episodes
+    )
+    said = "Same attention kept, so in no order: 2 policies on a (h2o, epikv; budget 0.25, 0.5)."
+    assert said in " ".join(printed(replace(replay, episodes=same), 80).split())
+    assert "in no order" not in printed(replay, 80)
+
+
+def test_cautions_about_single_policies_are_printed():
+    replay = replace(result(), notes=("raas: a caution.",))
+    assert "raas: a caution." in printed(replay, 80)
+    assert json.loads(to_json(replay))["notes"] == ["raas: a caution."]
 
 
 def test_names_cannot_steer_the_terminal():
