@@ -120,7 +120,7 @@ def test_missing_files_and_unknown_names() -> None:
         read_calibration("nowhere")
 
 
-@pytest.mark.parametrize("name", ["chain-bands", "chain-msve"])
+@pytest.mark.parametrize("name", ["chain-arkv", "chain-bands", "chain-msve"])
 def test_shipped_calibrations_apply(name: str) -> None:
     calibration = read_calibration(name)
     assert f"{name}.toml" in calibration.command
