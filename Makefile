@@ -30,7 +30,9 @@ traces: .venv/.full  ## record the shipped traces again (needs torch; about 10 m
 	$(BIN)/python traces/make.py
 
 bench: .venv/.full
-	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/replay.py --out reports/benchmarks/replay.json
+	$(BIN)/python benchmarks/decisions.py --out reports/benchmarks/decisions.json
+	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
 
 .venv/bin/python:

@@ -38,7 +38,10 @@ def _head(replay: dict[str, Any]) -> list[str]:
 def _free(replay: dict[str, Any]) -> list[str]:
     rows = sorted(replay["attention_free"].items(), key=lambda item: -item[1]["tokens_per_s"])
     tokens = rows[0][1]["tokens"]
-    peaks = ", ".join(f"{n} episodes {mib} MiB" for n, mib in replay["peak_mib"].items())
+    peaks = ", ".join(
+        f"{mib} MiB with {n} episode{'s' if n != '1' else ''}"
+        for n, mib in replay["peak_mib"].items()
+    )
     return [
         "## Replaying without attention",
         "",
@@ -79,7 +82,7 @@ def _attention(replay: dict[str, Any]) -> list[str]:
         f"read. Dense: {dense['tokens']:,} tokens in episodes of 2,000 with whole rows, budget",
         f"{dense['budget']}; sparse: {sparse['tokens']:,} tokens in episodes of 32,768 with 256",
         f"positions per row, budget {sparse['budget']}. *kept*: with the attention-kept meter,",
-        " the default of `arborsim replay`.",
+        "the default of `arborsim replay`.",
         "",
         "| policy | dense | dense, kept | sparse | sparse, kept |",
         "|---|---:|---:|---:|---:|",
@@ -87,7 +90,7 @@ def _attention(replay: dict[str, Any]) -> list[str]:
         "",
         "`h2o` and `attn-hs` sum what sparse rows list, and nothing else. Those that rank by the",
         "newest row, by products or by segments look at all 32,768 positions at every iteration;",
-        "the hierarchy and its ablations simulate every transfer.",
+        "the hierarchy and its ablations simulate every transfer. The aim is 3.",
         "",
     ]
 

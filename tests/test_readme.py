@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,12 +82,25 @@ def test_accuracy_figures_are_those_beside_the_weights() -> None:
 
 def test_speed_figures_are_those_of_the_benchmark() -> None:
     figures = json.loads((ROOT / "reports" / "benchmarks" / "replay.json").read_text())
+    last = max(figures["peak_mib"], key=int)
     for quoted in (
-        f"{figures['epikv']['tokens_per_s']:,} tokens/s",
-        f"{figures['h2o']['ratio']} times",
-        f"{figures['peak_mib']['31']} MiB with 31",
+        f"{figures['attention_free']['epikv']['tokens_per_s']:,} tokens/s",
+        f"{figures['dense']['policies']['h2o']['ratio']} times",
+        f"{figures['sparse']['policies']['h2o']['ratio']} times",
+        f"{figures['peak_mib'][last]} MiB with {last}",
     ):
         assert quoted in README
+
+
+def test_the_performance_page_is_made_of_the_figures() -> None:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        page = importlib.import_module("page")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    folder = ROOT / "reports" / "benchmarks"
+    figures = [json.loads((folder / f"{n}.json").read_text()) for n in ("replay", "decisions")]
+    assert (ROOT / "docs" / "performance.md").read_text() == page.page(*figures)
 
 
 def test_every_local_link_leads_somewhere() -> None:
