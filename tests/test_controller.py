@@ -42,16 +42,16 @@ SMALL = {
     "lag-kv-official": {"sinks": "2", "lag": "5"},
     "segment-hs": {"segment": "8", "keep_r": "6", "keep_e": "3", "keep_t": "1"},
 }
-# What these policies give up, or quantise, at tree events or intervals, budget or not.
-KEEP_ALL = {
-    "thinkv-paper": {"segment": "1000"},
-    "hierarchy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
-    "redundancy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
-    "attn-val-redundancy": {"hbm_ratio": "1.0", "evict_ratio": "0"},
-    "arborkv": {"r_min": "1.0"},
-    "arbor-epi": {"allocate.r_min": "1.0"},
-    "staircase": {"place.hbm_quantised": "0"},
-    "lag-kv-official": {"ratio": "1.0"},
+NO_SHARES = {"hbm_ratio": "1.0", "evict_ratio": "0"}
+# Methods that, as published, give up or quantise tokens whatever the budget: the settings that
+# stop that, and the room they leave free before the budget (their `deviations` say so).
+KEEP_ALL: dict[str, tuple[dict[str, str], int]] = {
+    "thinkv-paper": ({"segment": "1000"}, 0),
+    "hierarchy": (NO_SHARES, 64 * 8),
+    "redundancy": (NO_SHARES, 64 * 8),
+    "attn-val-redundancy": (NO_SHARES, 64 * 8),
+    "arborkv": ({"only_under_pressure": "true"}, 17),
+    "lag-kv-official": ({"ratio": "1.0"}, 0),
 }
 
 
@@ -99,12 +99,23 @@ def test_invariants(
 @pytest.mark.parametrize("name", list(available()))
 @pytest.mark.parametrize("kind", ["linear", "tree"])
 def test_the_whole_budget_is_full_retention(name: str, kind: str, tmp_path: Path) -> None:
-    policy = build(name, KEEP_ALL.get(name))
+    keep_all, room = KEEP_ALL.get(name, ({}, 0))
+    policy = build(name, keep_all)
     episode = an_episode(policy, tmp_path, kind, seed=3)
-    # room for what may arrive before the next decision, with every leaf of a batch decoding
-    budget = episode.num_tokens + 64 * 10
-    _, moves = decide_all(policy, episode, budget)
+    _, moves = decide_all(policy, episode, episode.num_tokens + room)
     assert len(moves) == 0
+
+
+@pytest.mark.parametrize("name", KEEP_ALL)
+def test_methods_that_reduce_whatever_the_budget_do_so(name: str, tmp_path: Path) -> None:
+    policy = build(name, SMALL.get(name))
+    made = 0
+    for kind in ("linear", "tree"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        episode = an_episode(policy, folder, kind, seed=3)
+        made += len(decide_all(policy, episode, episode.num_tokens + KEEP_ALL[name][1])[1])
+    assert made
 
 
 @pytest.mark.parametrize("name", list(available()))

@@ -48,6 +48,12 @@ def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray)
     return np.asarray(total / max(float(total.sum()), 1e-12))
 
 
+def given_up(view: CacheView, on_path: np.ndarray) -> np.ndarray:
+    """Bool ``[blocks]``: pruned by the search, and not on an active path."""
+    pruned = np.array([node.pruned for node in view.tree.nodes], dtype=bool)
+    return np.asarray(pruned & ~on_path)
+
+
 def tokens_that_leave(
     view: CacheView,
     nodes: np.ndarray,

@@ -16,7 +16,7 @@ import numpy as np
 from arborsim.events import Boundary, Event, Pressure, Transition
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
-from arborsim.policies.arbor_blocks import tokens_that_leave
+from arborsim.policies.arbor_blocks import given_up, tokens_that_leave
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.settings import setting
 from arborsim.policies.tree_rule import Blocks, Room, TreeRule
@@ -44,8 +44,20 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 class ArborKV(TreeRule, Policy):
     """Tree-aware eviction with lazy rehydration.
 
-    The paper publishes no values for its parameters; these are assumed, not calibrated.  The rows
-    of its ablation tables are settings: see `ABLATIONS`.
+    The paper publishes no values for its parameters; these are assumed, not calibrated.
+
+    The rows of its ablations (Tables 3, 4 and 7) as settings::
+
+        no v: --set use_value=false
+        no u: --set use_certainty=false
+        no a: --set use_attention=false
+        no sibling coordination: --set eta=1
+        TAE only: --set msve=false
+        MSVE only: --set lambda_distance=0
+        no rehydration: --set rehydrate=false
+        tail only: --set retain=tail --set keep_prompt=false
+        sinks + tail: --set retain=sinks+tail --set keep_prompt=false
+        sinks + tail + heavy hitters: --set keep_prompt=false
     """
 
     retain: str = setting(
@@ -96,6 +108,19 @@ class ArborKV(TreeRule, Policy):
             "alpha is found by bisection, equal to trimming one token at a time",
             "the whole prompt is protected, not only its sinks, unless keep_prompt is false",
             "head-only eviction (invariant iii) contradicts heavy hitters; the latter win",
+            "Boundary and Transition trim off-path blocks whatever the budget, and Pressure comes "
+            "`margin` tokens before the budget, both as printed: even a budget for the whole "
+            "search evicts; only_under_pressure leaves out the first",
+            "Pressure that off-path blocks cannot relieve shrinks closed blocks of the active path "
+            "to path_floor (the paper pins them), unless path_floor is 1",
+            "pruned blocks, which the paper does not know, give up their floors when room is "
+            "short, unless keep_pruned is set",
+            "where room ends, blocks of the path come back only root first as far as it goes; "
+            "Algorithm 2 rehydrates all, whatever the budget",
+            "s_i is computed anew at every event, because attention to a block comes after its "
+            "boundary, where Algorithm 1 scores it",
+            "a block without reward or entropy gets 0 for it",
+            "alpha or lambda tightened by Pressure is back at its setting at the next event",
         ),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
@@ -174,7 +199,9 @@ class ArborKV(TreeRule, Policy):
         pinned[0] = np.count_nonzero(protected[: view.prompt_tokens])
         owner = tree.node_of_token.values
         in_hbm = view.tier[0] != Tier.EVICTED
+        on_path = tree.on_path(view.leaves)
         return Blocks(
             sizes=tree.sizes, held=np.bincount(owner[in_hbm], minlength=len(tree)),
-            reachable=tree.sizes, pinned=pinned, fixed=fixed, on_path=tree.on_path(view.leaves),
+            reachable=tree.sizes, pinned=pinned, pruned=given_up(view, on_path), fixed=fixed,
+            on_path=on_path,
         )  # fmt: skip

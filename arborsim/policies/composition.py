@@ -126,7 +126,8 @@ class Composition(Policy):
         return Plan(tiers[None], recover=self.recovers)
 
     def _due(self, view: CacheView, event: Event) -> bool:
-        if isinstance(event, Prune):
+        fits = view.num_tokens <= view.budget_tokens
+        if isinstance(event, Prune) or (self.schedule.wait and fits):
             return False
         if self.bounded and view.in_hbm > view.budget_tokens:
             return True

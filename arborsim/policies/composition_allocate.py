@@ -10,7 +10,7 @@ import numpy as np
 from arborsim.errors import BudgetInfeasible
 from arborsim.events import Event
 from arborsim.memory.tiers import Tier
-from arborsim.policies.arbor_blocks import tokens_that_leave
+from arborsim.policies.arbor_blocks import given_up, tokens_that_leave
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import highest
 from arborsim.policies.settings import setting
@@ -154,13 +154,15 @@ class Tree(TreeRule):
         fixed = np.zeros(count, dtype=bool)
         fixed[list(at.view.leaves)] = True
         fixed[0] |= at.keep_prompt
+        on_path = tree.on_path(at.view.leaves)
         return Blocks(
             sizes=tree.sizes,
             held=np.bincount(owner[held], minlength=count),
             reachable=np.bincount(owner[at.reachable], minlength=count),
             pinned=np.bincount(owner[at.protected], minlength=count),
+            pruned=given_up(at.view, on_path),
             fixed=fixed,
-            on_path=tree.on_path(at.view.leaves),
+            on_path=on_path,
         )
 
 

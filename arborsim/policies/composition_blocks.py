@@ -7,7 +7,7 @@ composition's TOML file finds them by name.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -23,6 +23,13 @@ from arborsim.policies.tree_rule import Room
 @dataclass(frozen=True)
 class EveryStep:
     """Decide after every iteration that leaves more tokens in HBM than the budget."""
+
+    _: KW_ONLY
+    wait: bool = setting(
+        True,
+        "decide nothing while all tokens of the search fit the budget; false: as ArborKV and the "
+        "memory hierarchy are published",
+    )
 
     about: ClassVar[str] = "every iteration over budget"
     bounded: ClassVar[bool] = True

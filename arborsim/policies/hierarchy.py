@@ -63,6 +63,8 @@ class Hierarchy(Policy):
         recover="fetch from DDR (stage, stream or near)",
         tiers=(Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED),
         deviations=(
+            "r and beta apply at every decision, whatever the budget, as printed: even a budget "
+            "for the whole search destroys the lowest and moves others to DDR",
             "a budget caps the HBM share, with room for what arrives before the next decision",
             "on a tree, blocks off the active paths move to DDR first",
             "8-bit tokens are ranked anew at each decision and may return at full precision",

@@ -31,6 +31,8 @@ class Blocks:
         they are there or can be brought back.
     pinned : int64
         Protected tokens: a block never keeps fewer of those it holds.
+    pruned : bool
+        Blocks off the active paths that the search has given up for good.
     fixed : bool
         Blocks that relief never touches: the prompt if it is protected whole, and active leaves.
     on_path : bool
@@ -40,6 +42,7 @@ class Blocks:
     held: np.ndarray
     reachable: np.ndarray
     pinned: np.ndarray
+    pruned: np.ndarray
     fixed: np.ndarray
     on_path: np.ndarray
 
@@ -103,6 +106,16 @@ class TreeRule:
         "and then alpha",
         choices=RELIEFS,
     )
+    only_under_pressure: bool = setting(
+        False,
+        "leave blocks whole while HBM has room; false: every Boundary and Transition trims to "
+        "Eq. 3, whatever the budget (Algorithm 2)",
+    )
+    keep_pruned: bool = setting(
+        False,
+        "pruned blocks keep K_min and L_tail like others; false: they give up all they hold when "
+        "floors alone are too much",
+    )
 
     @property
     def reads_attention(self) -> bool:
@@ -155,6 +168,11 @@ class TreeRule:
         least = np.maximum(max(self.k_min, self.tail), blocks.pinned)
         return np.asarray(np.minimum(blocks.sizes, least))
 
+    def last_floors(self, blocks: Blocks) -> np.ndarray:
+        """What blocks can be brought down to: pruned ones to what is protected in them."""
+        floors = self.floors(blocks)
+        return floors if self.keep_pruned else np.where(blocks.pruned, blocks.pinned, floors)
+
     def targets(self, blocks: Blocks, weights: np.ndarray) -> np.ndarray:
         """Eq. 3: tokens to keep of each block; int64 ``[blocks]``."""
         ratio = np.clip(self.alpha * weights, self.r_min, 1.0)
@@ -198,6 +216,8 @@ class TreeRule:
         if isinstance(event, Boundary):
             shrinks = np.zeros(len(shrinks), dtype=bool)
             shrinks[event.node] = trim_path or not blocks.on_path[event.node]
+        if self.only_under_pressure and blocks.held.sum() <= room.limit:
+            shrinks[:] = False
         keep = np.where(shrinks, np.minimum(blocks.held, target), blocks.held)
         if isinstance(event, Transition) and recover:
             keep = self._bring_back(blocks, keep, room)
@@ -213,7 +233,7 @@ class TreeRule:
     def _bring_back(self, blocks: Blocks, keep: np.ndarray, room: Room) -> np.ndarray:
         """Fill up the blocks of the active paths, root first, as long as floors leave room."""
         keep = keep.copy()
-        floors = np.minimum(self.floors(blocks), blocks.held)
+        floors = np.minimum(self.last_floors(blocks), blocks.held)
         least = int(keep[blocks.on_path].sum() + floors[~blocks.on_path].sum())
         missing = blocks.reachable - keep
         for node in np.flatnonzero(blocks.on_path & (missing > 0)).tolist():
@@ -226,7 +246,11 @@ class TreeRule:
         self, blocks: Blocks, keep: np.ndarray, weights: np.ndarray, distance: np.ndarray,
         room: Room,
     ) -> np.ndarray:  # fmt: skip
-        """Make room down to the goal: off-path blocks first, then the closed ones of the path."""
+        """Make room down to the goal.
+
+        Off-path blocks shrink to their floors first, then pruned ones give those up, then the
+        closed blocks of the path shrink.
+        """
         scale = weights * blocks.sizes
         floors = self.floors(blocks)
         least = np.where(blocks.on_path, keep, np.minimum(floors, keep))
@@ -234,6 +258,8 @@ class TreeRule:
             wanted = np.maximum(floors, (self.r_min * blocks.sizes).astype(np.int64))
             lowest = np.where(blocks.on_path, keep, np.minimum(wanted, keep))
             keep = tighten_distance(keep, self.alpha * scale, distance, lowest, room.goal)
+        keep = trim_by_weight(keep, scale, least, int(keep.sum()) - room.goal)
+        least = np.where(blocks.pruned, np.minimum(self.last_floors(blocks), keep), keep)
         keep = trim_by_weight(keep, scale, least, int(keep.sum()) - room.goal)
         if keep.sum() > room.goal and self.path_floor < 1:
             high = np.maximum(floors, np.ceil(self.path_floor * blocks.sizes).astype(np.int64))

@@ -2,7 +2,7 @@
 
 No arrays, no runs, no shared code with the package: rows are walked one at a time, every token is a
 record, every score is a running Python sum.  An oracle is a class with methods `step` (after every
-decode iteration), `prefill`, `transition` and `boundary`, which changes `world.tier`.
+decode iteration), `prefill`, `transition`, `boundary` and `prune`, which changes `world.tier`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class SlowWorld:
         self.reward: list[float] = []
         self.entropy: list[float] = []
         self.closed: list[bool] = []
+        self.pruned: set[int] = set()
         self.last_active: list[int] = []
         self.leaves: tuple[int, ...] = ()
         self.transitions = 0
@@ -129,6 +130,10 @@ class SlowWorld:
                 self.entropy[node] = float(episode.entropy[i])
                 i += 1
                 oracle.boundary(self, node)
+            elif kind == PRUNE:
+                self.pruned.add(int(episode.node[i]))
+                i += 1
+                oracle.prune(self)
             else:
                 i += 1
             self.snapshots.append([t for tier in self.tiers for t in tier])

@@ -23,7 +23,7 @@ class SlowArborKV(oracles.Nothing):
     k_min, tail, path_floor, margin = 4, 4, 0.25, 16
     use_value = use_certainty = use_attention = msve = True
     rehydrate = keep_prompt = True
-    boundary_trims_path = False
+    boundary_trims_path = only_under_pressure = keep_pruned = False
     retain, relief, sinks = "sinks+tail+heavy", "alpha", 4
     out = EVICTED
 
@@ -95,6 +95,15 @@ class SlowArborKV(oracles.Nothing):
         n = len(world.block(node))
         return min(n, max(self.k_min, min(self.tail, n), len(self.safe(world, node))))
 
+    def last(self, world: SlowWorld, node: int) -> int:
+        """What a block off the path can be brought down to when floors are too much."""
+        if node in world.pruned and not self.keep_pruned:
+            return len(self.safe(world, node))
+        return self.least(world, node)
+
+    def roomy(self, world: SlowWorld) -> bool:
+        return self.only_under_pressure and world.in_hbm() < world.budget - self.margin
+
     def evict(self, world: SlowWorld, node: int, keep: int) -> None:
         """Protected first, then the tail, then by attention (or age); of equals the newest."""
         block = world.block(node)
@@ -114,7 +123,8 @@ class SlowArborKV(oracles.Nothing):
     def boundary(self, world: SlowWorld, node: int) -> None:
         weights = self.weight(world)
         keep = {n: self.held(world, n) for n in range(len(world.parent))}
-        if self.boundary_trims_path or node not in world.active_nodes():
+        trims = self.boundary_trims_path or node not in world.active_nodes()
+        if trims and not self.roomy(world):
             keep[node] = min(keep[node], self.target(world, weights, node))
         self.settle(world, keep, weights)
         self.under_pressure(world)
@@ -124,12 +134,12 @@ class SlowArborKV(oracles.Nothing):
         nodes = range(len(world.parent))
         keep = {n: self.held(world, n) for n in nodes}
         for n in nodes:
-            if n not in active:
+            if n not in active and not self.roomy(world):
                 keep[n] = min(keep[n], self.target(world, weights, n))
         if self.rehydrate:
             least = sum(keep[n] for n in active)
             least += sum(
-                min(self.least(world, n), self.held(world, n)) for n in nodes if n not in active
+                min(self.last(world, n), self.held(world, n)) for n in nodes if n not in active
             )
             for n in sorted(active):
                 missing = len(world.block(n)) - keep[n]
@@ -140,6 +150,9 @@ class SlowArborKV(oracles.Nothing):
         self.under_pressure(world)
 
     def step(self, world: SlowWorld) -> None:
+        self.under_pressure(world)
+
+    def prune(self, world: SlowWorld) -> None:
         self.under_pressure(world)
 
     def under_pressure(self, world: SlowWorld) -> None:
@@ -159,6 +172,8 @@ class SlowArborKV(oracles.Nothing):
             if self.relief == "lambda":
                 self.tighten(world, keep, weights, goal)
             floor = {n: min(self.least(world, n), keep[n]) for n in keep if n not in active}
+            self.trim(world, keep, weights, floor, goal)
+            floor = {n: min(self.last(world, n), keep[n]) for n in world.pruned - active}
             self.trim(world, keep, weights, floor, goal)
             if sum(keep.values()) > goal and self.path_floor < 1:
                 floor = {}
@@ -219,6 +234,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "relief by lambda": {"relief": "lambda"},
     "boundary trims the path": {"boundary_trims_path": True},
     "pinned path": {"path_floor": 1.0},
+    "trims only under pressure": {"only_under_pressure": True},
+    "pruned blocks keep floors": {"keep_pruned": True},
     "depth decay": {"lambda_depth": 0.3},
     "whole prompt, tail": {"retain": "tail"},
     "many sinks": {"keep_prompt": False, "sinks": 9},

@@ -16,6 +16,7 @@ class SlowArborEpi(SlowArborKV):
     """ArborKV without attention; inside a block EpiKV's score; what leaves HBM goes to DDR."""
 
     use_attention = False
+    only_under_pressure = True
     out = DDR
     recent = 128
 
@@ -29,6 +30,10 @@ class SlowArborEpi(SlowArborKV):
                 if token not in self.epikv.born:
                     self.epikv.born[token] = self.epikv.contrast(world, token, leaf)
         super().step(world)
+
+    def settle(self, world: SlowWorld, keep: dict[int, int], weights: list[float]) -> None:
+        if len(world.tier) > world.budget:  # else the whole search fits
+            super().settle(world, keep, weights)
 
     def heavy(self, world: SlowWorld, token: int) -> float:
         return self.epikv.score(world, token)
@@ -78,6 +83,8 @@ class SlowStaircase(oracles.Nothing):
         return safe
 
     def manage(self, world: SlowWorld, scheduled: bool) -> None:
+        if len(world.tier) <= world.budget:
+            return
         if not scheduled and world.in_hbm() <= world.budget:
             return
         safe = self.safe(world)

@@ -15,7 +15,7 @@ from arborsim.errors import BudgetInfeasible
 from arborsim.events import Transition
 from arborsim.memory.tiers import Tier
 from arborsim.policies.allocation import tighten_distance
-from arborsim.policies.arborkv import ArborKV
+from arborsim.policies.arborkv import ABLATIONS, ArborKV
 from arborsim.policies.base import CacheView
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
@@ -54,7 +54,7 @@ def test_every_switch_changes_decisions(name: str, tmp_path: Path) -> None:
     assert any(
         outcome(rest, episode, share) != outcome(switched, episode, share)
         for episode in trees(tmp_path, 4)
-        for share in (0.35, 0.5, 0.7)
+        for share in (0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7)
     )
 
 
@@ -99,6 +99,40 @@ def test_an_infeasible_budget_is_an_error_with_numbers() -> None:
     plan = ArborKV().decide(small_view(budget=38), Transition((3,), ()))
     assert plan is not None
     assert int((plan.tiers == Tier.HBM).sum()) == 38
+
+
+def test_pruned_blocks_give_up_their_floors_before_the_path_shrinks() -> None:
+    view = small_view(budget=36)
+    view.tree.nodes[1].pruned = True
+    plan = ArborKV(margin=1).decide(view, Transition((3,), ()))
+    assert plan is not None
+    held = [int((plan.tiers[0, tokens] == Tier.HBM).sum()) for tokens in
+            (slice(0, 10), slice(10, 30), slice(30, 50), slice(50, 70))]  # fmt: skip
+    assert held == [10, 0, 4, 20]
+    with pytest.raises(BudgetInfeasible, match="floors of other blocks 8"):
+        ArborKV(margin=1, keep_pruned=True).decide(view, Transition((3,), ()))
+
+
+def test_nothing_is_trimmed_while_there_is_room_if_asked_so() -> None:
+    event, roomy = Transition((3,), ()), small_view(budget=100)
+    assert ArborKV().decide(roomy, event) is not None
+    assert ArborKV(only_under_pressure=True).decide(roomy, event) is None
+    assert ArborKV(only_under_pressure=True).decide(small_view(budget=80), event) is not None
+
+
+def test_the_help_names_the_settings_of_every_row_of_the_ablations() -> None:
+    rows = [
+        line.split("--set ") for line in (ArborKV.__doc__ or "").splitlines() if "--set" in line
+    ]
+    told = {row[0].strip().removesuffix(":"): [part.strip() for part in row[1:]] for row in rows}
+    made = {
+        name: [
+            f"{key}={str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
+            for key, value in settings.items()
+        ]
+        for name, settings in ABLATIONS.items()
+    }
+    assert told == made
 
 
 def test_blocks_shrink_to_their_tail_and_most_attended_tokens() -> None:

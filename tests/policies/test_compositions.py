@@ -74,7 +74,7 @@ TWINS: dict[str, tuple[Policy, Composition]] = {
         Hierarchy(hbm_ratio=1.0, evict_ratio=0.0, interval=4, recent=6),
         Composition(
             place=Ladder(ddr=np.inf),
-            schedule=Interval(4),
+            schedule=Interval(4, wait=False),
             protect=Protect(sinks=4, recent=6, recent_share=1.0),
             recover=Fetch(),
         ),
@@ -84,7 +84,7 @@ TWINS: dict[str, tuple[Policy, Composition]] = {
         Composition(
             score=CumulativeAttention(from_later_blocks=True),
             allocate=Tree(),
-            schedule=TreeEvents(4),
+            schedule=TreeEvents(4, wait=False),
             protect=Protect(recent=1, recent_share=1.0),
             recover=Recompute(),
         ),
@@ -94,7 +94,7 @@ TWINS: dict[str, tuple[Policy, Composition]] = {
         Composition(
             score=CumulativeAttention(from_later_blocks=True),
             allocate=Tree(relief="lambda"),
-            schedule=TreeEvents(4),
+            schedule=TreeEvents(4, wait=False),
             protect=Protect(prompt=False, sinks=3, recent=0),
         ),
     ),
