@@ -188,6 +188,10 @@ class ARKVOrigin(_Tailor):
         score=_SCORE,
         allocate="the same for every layer",
         schedule=_SCHEDULE,
+        deviations=(
+            "the prompt is cut with slack too, as the equations say (the public code cuts it to "
+            "C - W)",
+        ),
     )
 
     def _full_precision(self, view: CacheView, keeps: int) -> np.ndarray:

@@ -25,6 +25,10 @@ POSITIONS = (
     "length of the cache)"
 )
 
+WINDOW = (
+    "the window trails over the generated tokens of the token's own path; the prompt is not in it"
+)
+
 
 @dataclass(frozen=True)
 class RollingPolicy(StreamPolicy):
@@ -71,7 +75,7 @@ class EpiKV(RollingPolicy):
         "s(t) = z_A(t) - z_B(t); z_l = (g_l - mean_w g_l) / (std_w g_l + 1e-6); "
         "g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-3)",
         score="hidden-state change, z-scored, contrast of two layers",
-        deviations=(SCALED, POSITIONS),
+        deviations=(SCALED, POSITIONS, WINDOW),
     )
 
     def score(self) -> Score:
@@ -91,7 +95,7 @@ class HSVariance(EpiKV):
     method: ClassVar[Method] = Method(
         "s(t) = mean_w g_A(t) - mean_w g_B(t); g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-2)",
         score="hidden-state change, rolling mean, contrast of two layers",
-        deviations=(SCALED, POSITIONS),
+        deviations=(SCALED, POSITIONS, WINDOW),
     )
 
     def score(self) -> Score:
@@ -112,14 +116,15 @@ class BandAdaptive(RollingPolicy):
     paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "epikv on two bands of layers instead of two layers"
     method: ClassVar[Method] = Method(
-        "s(t) = 1.29 z(mean of g_l over band A) - z(mean of g_l over band B); z over the trailing "
-        "window as in Eq. 3",
+        "s(t) = weight_a z(mean of g_l over band A) - z(mean of g_l over band B); z over the "
+        "trailing window as in Eq. 3",
         score="hidden-state change, mean over a band, z-scored, contrast of two bands",
         deviations=(
             SCALED,
             "the paper names the bands (7-13 and 18-25 of 32) but prints no formula: layers are "
-            "averaged first, then z-scored, and the weight 1.29 is not in its text",
+            "averaged first, then z-scored, and the default of weight_a is not in its text",
             POSITIONS,
+            WINDOW,
         ),
     )
 

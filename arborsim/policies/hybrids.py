@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.epikv import PAPER, POSITIONS, SCALED, RollingPolicy
+from arborsim.policies.epikv import PAPER, POSITIONS, SCALED, WINDOW, RollingPolicy
 from arborsim.policies.segments import SegmentPolicy
 from arborsim.policies.settings import setting
 from arborsim.signals.hidden_scores import Band, HiddenChangeContrast, RollingBands, Sum
@@ -35,6 +35,7 @@ class AttnHS(RollingPolicy):
             "as the other policies on hidden states",
             SCALED,
             POSITIONS,
+            WINDOW,
         ),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.HIDDEN_CHANGE})
@@ -75,6 +76,7 @@ class SegmentHS(SegmentPolicy):
             "segments and entropies as in `thinkv`, with its deviations",
             SCALED,
             POSITIONS,
+            WINDOW,
         ),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.HIDDEN_CHANGE})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from arborsim.policies.base import Method
-from arborsim.policies.epikv import PAPER, POSITIONS, RollingPolicy
+from arborsim.policies.epikv import PAPER, POSITIONS, WINDOW, RollingPolicy
 from arborsim.signals.hidden_scores import WHOLE_MODEL, RollingBands
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import Score
@@ -26,6 +26,7 @@ class KVKey(RollingPolicy):
         deviations=(
             "keys after RoPE; the paper found no difference before it (appendix E)",
             POSITIONS,
+            WINDOW,
         ),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.KEY_VARIANCE})
@@ -45,7 +46,7 @@ class KVValue(RollingPolicy):
         "s(t) = mean_w of mean over layers and heads of var(v_t), the variance over the head "
         "dimension",
         score="value variance, rolling mean",
-        deviations=(POSITIONS,),
+        deviations=(POSITIONS, WINDOW),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.VALUE_VARIANCE})
 

@@ -33,7 +33,12 @@ class LagKV(StreamPolicy):
         "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min) "
         "per channel of the previous chunk of 128",
         score="lag-normalised spread of key and value",
-        deviations=("the first chunk uses the raw spread",),
+        deviations=(
+            "the first chunk uses the raw spread",
+            "the spread is the standard deviation over channels, as Lag-KV defines it; the EpiKV "
+            "paper prints no formula",
+            "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
+        ),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
 

@@ -41,6 +41,8 @@ class Raas(StreamPolicy):
             "attention is averaged over layers and heads: one ranking for the whole model",
             "the median is taken over all generated tokens of the path, evicted ones included, "
             "because a recording attends to all of them",
+            "on sparse recordings the positions that a row does not list share one value, which "
+            "often is the median: then nearly every token counts as used",
             "pages: the highest attention of a page stands for the attention to its representative "
             "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
         ),

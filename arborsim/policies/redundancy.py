@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -59,15 +59,11 @@ class Redundancy(Hierarchy):
     name: ClassVar[str] = "redundancy"
     paper: ClassVar[str] = "semantics-aware memory hierarchy, Table 12"
     summary: ClassVar[str] = "the hierarchy with a score of attention minus redundancy"
-    method: ClassVar[Method] = Method(
-        "s(i) = A(i) / max A - w R(i); A(i) = sum over queries t of a_t(i), R(i) = mean cosine of "
-        "key i to the 8 nearest candidates on either side (Table 12)",
+    method: ClassVar[Method] = replace(
+        Hierarchy.method,
+        formula="s(i) = A(i) / max A - w R(i); A(i) = sum over queries t of a_t(i), R(i) = mean "
+        "cosine of key i to the `reach` nearest candidates on either side (Table 12)",
         score="cumulative attention - redundancy of the key",
-        allocate=Hierarchy.method.allocate,
-        place=Hierarchy.method.place,
-        schedule=Hierarchy.method.schedule,
-        recover=Hierarchy.method.recover,
-        tiers=Hierarchy.method.tiers,
         deviations=_DEVIATIONS,
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.KEY_SKETCH})
@@ -88,17 +84,12 @@ class AttnValRedundancy(Redundancy):
 
     name: ClassVar[str] = "attn-val-redundancy"
     summary: ClassVar[str] = "the hierarchy with attention x value norm - redundancy"
-    method: ClassVar[Method] = Method(
-        "s(i) = A(i) |v_i| / max A |v| - w R(i); A(i) = sum over queries t of a_t(i), |v_i| the L1 "
-        "norm of the value, R(i) = mean cosine of key i to the 8 nearest candidates on either "
-        "side (Table 12)",
+    method: ClassVar[Method] = replace(
+        Redundancy.method,
+        formula="s(i) = A(i) |v_i| / max A |v| - w R(i); A(i) = sum over queries t of a_t(i), "
+        "|v_i| the L1 norm of the value, R(i) = mean cosine of key i to the `reach` nearest "
+        "candidates on either side (Table 12)",
         score="cumulative attention x value norm - redundancy of the key",
-        allocate=Hierarchy.method.allocate,
-        place=Hierarchy.method.place,
-        schedule=Hierarchy.method.schedule,
-        recover=Hierarchy.method.recover,
-        tiers=Hierarchy.method.tiers,
-        deviations=_DEVIATIONS,
     )
     needs: ClassVar[frozenset[Signal]] = Redundancy.needs | {Signal.VALUE_NORM}
 

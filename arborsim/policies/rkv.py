@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from arborsim.errors import UsageError
 from arborsim.events import Decode, Event
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
@@ -39,17 +40,18 @@ class RKV(StreamPolicy):
     summary: ClassVar[str] = "keep what is attended to and not repeated, per layer and KV head"
     method: ClassVar[Method] = Method(
         "Z = lambda I - (1 - lambda) R; I: softmax over the keys before the window of max over the "
-        "group of q.k, mean over the last W queries, max-pool 7; R: softmax of the column means of "
-        "the cosines of keys, the diagonal and each row's most recent cosine > 0.5 set to 0",
+        "group of q.k, mean over the last W queries, max-pool over `kernel` keys; R: softmax "
+        "of the column means of the cosines of keys, the diagonal and each row's most recent "
+        "cosine > `threshold` set to 0",
         score="windowed attention minus key redundancy",
         allocate="the same number for every layer and KV head",
-        schedule="every 128 iterations; in between the cache grows beyond the budget",
+        schedule="every `interval` iterations; in between the cache grows beyond the budget",
         deviations=(
             "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
-            "a row without a cosine > 0.5 loses nothing (the code then sets the row's first entry "
-            "to 0, which favours the oldest token)",
-            "decisions come with iterations 128, 256, ... of the search, whatever blocks it sets; "
-            "as in the public code none follows the prefill itself",
+            "a row without a cosine > `threshold` loses nothing (the code then sets the row's "
+            "first entry to 0, which favours the oldest token)",
+            "decisions come with every `interval`-th iteration of the search, whatever blocks it "
+            "sets; as in the public code none follows the prefill itself",
             "with several leaves W is shared, and a query rates only keys on its own path",
         ),
     )
@@ -57,6 +59,11 @@ class RKV(StreamPolicy):
     fused: ClassVar[bool] = False
     bounded: ClassVar[bool] = False
     each_iteration: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel % 2 == 0:
+            raise UsageError(f"{self.name}: kernel must be odd, not {self.kernel}")
 
     @property
     def grouping(self) -> str:

@@ -36,7 +36,8 @@ class SnapKV(Policy):
     paper: ClassVar[str] = "Li et al. 2024, arXiv:2404.14469"
     summary: ClassVar[str] = "compress the prompt by the attention of its last queries, once"
     method: ClassVar[Method] = Method(
-        "s(i) = avgpool_5 over i of the sum over the last W prompt queries of a(i) (Eqs. 1-3)",
+        "s(i) = avgpool over `kernel` tokens i of the sum over the last W prompt queries of a(i) "
+        "(Eqs. 1-3)",
         score="attention from the end of the prompt, pooled",
         schedule="once, after the prefill",
         deviations=(

@@ -21,7 +21,14 @@ class StreamingLLM(StreamPolicy):
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "Xiao et al. 2024, arXiv:2309.17453"
     summary: ClassVar[str] = "keep attention sinks and a sliding window"
-    method: ClassVar[Method] = Method("keep i < sinks and the newest K - sinks", score="position")
+    method: ClassVar[Method] = Method(
+        "keep i < sinks and the newest K - sinks",
+        score="position",
+        deviations=(
+            "kept tokens keep their true positions; the published method numbers them anew, by "
+            "their place in the cache",
+        ),
+    )
 
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(sinks=self.sinks, recent=1)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from arborsim.errors import UsageError
 from arborsim.events import Boundary, Event, Pressure, Prune
 from arborsim.memory.moves import Plan
 from arborsim.memory.tiers import Tier
@@ -50,32 +51,43 @@ class ThinKVPaper(StreamPolicy):
     method: ClassVar[Method] = Method(
         "sparsity = share of a row's entries under 1% of its maximum; a segment is T from `high` "
         "on, E below `low`, else R; with every T segment the earlier ones go one rung down "
-        "{64, 32, 16, 8, 4}; kept are the members nearest to the k-means of post-RoPE keys",
+        "{most, most / 2, ... least}; kept are the members nearest to the k-means of post-RoPE "
+        "keys",
         score="members nearest to the k-means of the segment's keys, per layer and KV head",
         allocate="a rung per segment",
         place="quantise, then evict",
-        schedule="when a segment of 128 tokens has left the protected window, and over budget",
-        granularity="segment of 128 tokens",
+        schedule="when a segment has left the protected window, and over budget",
+        granularity="segment of `segment` tokens",
         tiers=(Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
         deviations=(
             "reconstructed from the paper's description; no code was public",
             "R and E tokens are stored in 4 bits, T tokens in 2; the ledger knows one quantised "
             "size, a byte per element, so bytes are too high by two to four times",
-            "the thresholds come from minima of a density over calibration traces "
-            "(`class_thresholds`); the shipped trace with vectors is too short to have two, so the "
-            "defaults are the tertiles of the mean sparsity of its stretches of 32 tokens: "
-            "calibrate for other models",
+            "the paper's thresholds are minima of a density over calibration traces; the shipped "
+            "trace with vectors is too short to have two, so the defaults are the tertiles of the "
+            "mean sparsity of its stretches of 32 tokens: set low and high for other models",
             "a segment's sparsity is the mean over its tokens, captured layers and heads; the "
             "paper picks layers by how well they part",
             "the prompt is protected, and a segment is dealt with once all of it is out of the "
             "window of recent tokens",
-            "over budget, segments go a rung further, transitions first, then execution, then "
+            "complete segments are quantised and thinned whatever the budget, as published; over "
+            "budget, segments go a rung further, transitions first, then execution, then "
             "reasoning, the oldest first among each; below the last rung the oldest tokens go",
         ),
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS})
     fused: ClassVar[bool] = False
     each_iteration: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for low, high in (("low", "high"), ("least", "most")):
+            below, above = getattr(self, low), getattr(self, high)
+            if below > above:
+                raise UsageError(
+                    f"{self.name}: {low} ({below:g}) is above {high} ({above:g}); swap them or "
+                    "set both"
+                )
 
     @property
     def grouping(self) -> str:
@@ -131,7 +143,7 @@ class ThinKVPaper(StreamPolicy):
 
     def rungs(self) -> list[int]:
         """Tokens that a segment keeps, from rung to rung: halves of `most` down to `least`."""
-        rungs = [max(self.most, self.least)]
+        rungs = [self.most]
         while rungs[-1] // 2 >= self.least:
             rungs.append(rungs[-1] // 2)
         return rungs

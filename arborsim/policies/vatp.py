@@ -39,6 +39,8 @@ class Vatp(StreamPolicy):
         score="cumulative attention x L1 norm of the value",
         deviations=(
             "sinks take at most a quarter of the budget, so that small budgets can be replayed",
+            "grouped-query attention: the mean over the query heads that share a KV head (the "
+            "paper's formula is for heads with values of their own)",
             "per=layer averages norms over KV heads, per=shared over layers and KV heads",
         ),
     )

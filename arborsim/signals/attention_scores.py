@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.events import TokenRun
+from arborsim.policies.settings import setting
 from arborsim.signals.head_scores import GrowingTable
 from arborsim.signals.observations import AttentionRows, LayerAttentionRows, Signal
 from arborsim.signals.scores import ScoreState
@@ -85,7 +86,9 @@ class NewestAttention:
         rows where the trace holds fewer).
     """
 
-    layers: int = 0
+    layers: int = setting(
+        0, "last captured layers to look at, each apart; 0: the mean over all", unit="layers", low=0
+    )
 
     @property
     def needs(self) -> frozenset[Signal]:

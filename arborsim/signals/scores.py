@@ -122,7 +122,11 @@ class CumulativeAttention:
     """
 
     from_later_blocks: bool = setting(False, "count only queries outside the token's block")
-    up_to_constant: bool = False
+    up_to_constant: bool = setting(
+        False,
+        "sums may all be too low by the same number: faster on sparse recordings, and no ranking "
+        "notices",
+    )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
 
     def start(self, layers: int) -> ScoreState:

@@ -1,4 +1,4 @@
-"""How sparse the attention of a token is, and where kinds of thought part (ThinKV)."""
+"""How sparse the attention of a token is (ThinKV)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.stats import gaussian_kde
 
-from arborsim.errors import UsageError
 from arborsim.events import TokenRun
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import FrozenState, ScoreState
@@ -52,34 +50,3 @@ class _SparsityState(FrozenState):
         assert rows is not None, "the reader was not asked for the attention of heads"
         fresh = [row_sparsity(rows.row(i), self._part) for i in range(run.num_tokens)]
         self._values.extend(np.array(fresh))
-
-
-def class_thresholds(sparsity: np.ndarray) -> tuple[float, float]:
-    """Where three kinds of segments part: the two deepest minima of a density estimate.
-
-    Parameters
-    ----------
-    sparsity : float64 ``[segments]``
-        Mean sparsity of segments of calibration traces.
-
-    Returns
-    -------
-    low, high : float
-        ThinKV's order is execution below `low`, reasoning between, transition above `high`.
-
-    Raises
-    ------
-    UsageError
-        The density (Gaussian kernels, Scott's bandwidth) has fewer than two minima.
-    """
-    grid = np.linspace(sparsity.min(), sparsity.max(), 512)
-    density = gaussian_kde(sparsity)(grid) if np.ptp(sparsity) > 0 else np.zeros(512)
-    inside = (density[1:-1] < density[:-2]) & (density[1:-1] < density[2:])
-    minima = np.flatnonzero(inside) + 1
-    if len(minima) < 2:
-        raise UsageError(
-            f"the sparsity of {len(sparsity)} segments has {len(minima)} minima where ThinKV needs "
-            "two: calibrate on more or other traces, or set the thresholds by hand"
-        )
-    low, high = np.sort(grid[minima[np.argsort(density[minima], kind="stable")[:2]]])
-    return float(low), float(high)

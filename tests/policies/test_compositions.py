@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -39,7 +39,7 @@ from arborsim.policies.streaming_llm import StreamingLLM
 from arborsim.signals.catalogue import SCORES, Position
 from arborsim.signals.hidden_scores import HiddenChangeContrast
 from arborsim.signals.observations import Signal
-from arborsim.signals.scores import CumulativeAttention, LagVariance, SeededUniform
+from arborsim.signals.scores import CumulativeAttention, LagVariance, Score, SeededUniform
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
@@ -140,6 +140,15 @@ def test_every_score_of_the_catalogue_can_be_composed(name: str, tmp_path: Path)
     tiers, _ = decide_all(policy, episode, int(0.6 * episode.num_tokens), max_steps=1)
     assert Tier.EVICTED in tiers[-1]
     assert policy.method.score == name
+
+
+def test_every_parameter_of_a_composition_says_what_it_is() -> None:
+    for score in SCORES.values():
+        made = make_dataclass(
+            "Made", [("score", Score, score())], bases=(Composition,), frozen=True
+        )
+        for parameter in parameters(made).values():
+            assert parameter.setting.about, (score, parameter.name)
 
 
 def test_shipped_compositions_are_found_by_name() -> None:

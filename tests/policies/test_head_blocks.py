@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from scipy.stats import entropy, kurtosis
 
 from arborsim.errors import UsageError
+from arborsim.policies.registry import build
 from arborsim.policies.representatives import representatives
 from arborsim.policies.rkv import max_pool, redundancy
 from arborsim.policies.thinkv_paper import ThinKVPaper, reached_rungs
 from arborsim.signals.arkv_scores import LayerSensitivity, Spread, layer_statistics
 from arborsim.signals.head_scores import grouped_row
-from arborsim.signals.sparsity import class_thresholds, row_sparsity
+from arborsim.signals.sparsity import row_sparsity
 
 
 def test_a_groups_row_is_the_mean_over_its_query_heads() -> None:
@@ -103,10 +104,14 @@ def test_sparsity_counts_entries_under_a_hundredth_of_the_maximum() -> None:
     assert row_sparsity(row, 0.01) == 2 / 4
 
 
-def test_thresholds_lie_in_the_gaps_between_three_kinds() -> None:
-    rng = np.random.default_rng(0)
-    sample = np.concatenate([rng.normal(m, 0.02, 100) for m in (0.3, 0.5, 0.8)])
-    low, high = class_thresholds(sample)
-    assert 0.35 < low < 0.45 < 0.55 < high < 0.75
-    with pytest.raises(UsageError, match="calibrate on more"):
-        class_thresholds(np.full(10, 0.4))
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("rkv", {"kernel": "4"}, "rkv: kernel must be odd, not 4"),
+        ("thinkv-paper", {"low": "0.9"}, r"thinkv-paper: low \(0.9\) is above high \(0.828\)"),
+        ("thinkv-paper", {"most": "2"}, r"thinkv-paper: least \(4\) is above most \(2\)"),
+    ],
+)
+def test_settings_that_contradict_are_refused(name: str, values: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        build(name, values)
