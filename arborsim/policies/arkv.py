@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -44,7 +45,7 @@ def neighbour_mean(scores: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Tailor(StreamPolicy):
+class _Tailor(StreamPolicy, ABC):
     """Over budget, cut the tokens outside the window to `slack` times what they may be.
 
     Subclasses say how many of those kept stay at full precision (`_full_precision`).
@@ -74,9 +75,9 @@ class _Tailor(StreamPolicy):
         """Tokens outside the window that a cut leaves."""
         return int(self.slack * (view.budget_tokens - self.window))
 
+    @abstractmethod
     def _full_precision(self, view: CacheView, keeps: int) -> np.ndarray:
         """Int64 ``[groups]``: how many of the `keeps` best stay at full precision."""
-        raise NotImplementedError
 
     def _evict_lowest(
         self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray

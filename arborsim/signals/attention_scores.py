@@ -6,6 +6,7 @@ that is not a number (a softmax that overflowed) tells nothing and is left out.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -45,7 +46,7 @@ class LeafPaths:
         return slice(length) if path is None else path[:length]
 
 
-class MeanRowState:
+class MeanRowState(ABC):
     """Base of scores that follow the rows averaged over layers and heads.
 
     A subclass keeps `values` and says in `_take` what a row does to them.
@@ -67,8 +68,9 @@ class MeanRowState:
             if is_number(row):
                 self._take(self._paths.places(w, len(row)), row)
 
+    @abstractmethod
     def _take(self, at: Places, row: np.ndarray) -> None:
-        raise NotImplementedError
+        """Take in a row, float64 ``[positions]``, of the tokens `at`."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ mean, and a group without any other head counts as zeros.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,7 +75,7 @@ class GrowingTable:
         self._n = end
 
 
-class GroupedState:
+class GroupedState(ABC):
     """Base of scores that follow the rows of groups: one column of values per token.
 
     Subclasses say in `_take` what one iteration's rows do to the values.
@@ -107,9 +108,9 @@ class GroupedState:
             seen.append((path[: row.shape[1]], row))
         self._take(seen)
 
+    @abstractmethod
     def _take(self, seen: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Take in the iteration's rows: for each leaf its path's tokens and float64 row."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ that the same vector has the same score everywhere.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,7 @@ def vectors_per_group(observed: Observations, signal: Signal, per: str) -> np.nd
     return vectors.reshape(tokens, layers * heads, size)
 
 
-class _GroupedState:
+class _GroupedState(ABC):
     """Values per group that are fixed at birth; subclasses compute those of a run's tokens."""
 
     def __init__(self) -> None:
@@ -73,12 +74,12 @@ class _GroupedState:
             self._kept = GrowingArray(fresh.dtype, row=fresh.shape[1:])
         self._kept.extend(fresh)
 
-    def observe(self, step: int) -> None:
+    def observe(self, step: int) -> None:  # noqa: B027 - nothing changes after birth
         pass
 
+    @abstractmethod
     def _compute(self, observed: Observations) -> np.ndarray:
         """``[tokens, groups, ...]``"""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
