@@ -6,13 +6,27 @@ every iteration: no loop over tokens or iterations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from arborsim.memory.tiers import NUM_TIERS, Tier
 
 _NONE = np.empty(0, dtype=np.int64)
+_HBM = int(Tier.HBM)  # looking up a member of an enum takes longer than adding two small arrays
+
+
+def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
+    """The changes (source, target) that obey `rule`, to be counted or selected by.
+
+    Returns
+    -------
+    int64 ``[tiers * tiers]``
+        0 or 1; never 1 where source and target are the same.
+    """
+    return np.array([int(a != b and rule(a, b)) for a in Tier for b in Tier])
 
 
 @dataclass(frozen=True)
@@ -37,8 +51,28 @@ class Changes:
 
     @classmethod
     def none(cls) -> Changes:
-        no_tier = _NONE.astype(np.int8)
-        return cls(_NONE, _NONE, _NONE, no_tier, no_tier)
+        return _NO_CHANGES
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """What `kinds` is indexed by; int64 ``[m]``."""
+        return np.asarray(self.source * np.int64(NUM_TIERS) + self.target)
+
+    @cached_property
+    def flow(self) -> np.ndarray:
+        """Number of changes from each tier to each; int64 ``[tiers * tiers]``."""
+        return np.bincount(self.kind, minlength=NUM_TIERS * NUM_TIERS)
+
+    def count(self, chosen: np.ndarray) -> int:
+        """Number of changes that are of the `kinds` chosen, or their sum weighted by kind."""
+        return int(self.flow @ chosen) if len(self.token) else 0
+
+    def of(self, chosen: np.ndarray) -> Changes:
+        """The changes that are of the `kinds` chosen."""
+        count = self.count(chosen)
+        if count == len(self.token):
+            return self
+        return self.where(chosen[self.kind] > 0) if count else _NO_CHANGES
 
     def where(self, mask: np.ndarray) -> Changes:
         """The changes that `mask`, bool ``[m]``, selects."""
@@ -46,6 +80,10 @@ class Changes:
             self.step[mask], self.group[mask], self.token[mask], self.source[mask],
             self.target[mask],
         )  # fmt: skip
+
+
+_NO_TIER = _NONE.astype(np.int8)
+_NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NO_TIER, _NO_TIER)
 
 
 class Census:
@@ -84,15 +122,11 @@ class Census:
             The counts of each iteration once its tokens are in HBM, and once its moves are done.
         """
         after = np.repeat(self.now[:, :, None], steps, axis=2)
-        after[:, Tier.HBM] += born * np.arange(1, steps + 1)
+        after[:, _HBM] += born * np.arange(1, steps + 1)
         if not len(changes):
             self.now = after[:, :, -1].copy()
             return after, after
         before = after.copy()
-        if steps == 1:  # a decision: one table is cheaper than a pass per tier
-            after[:, :, 0] += self._net(row, changes, weight)
-            self.now = after[:, :, 0].copy()
-            return before, after
         size = len(self.now) * steps
         cell = row * steps + changes.step
         for tier in _tiers_of(changes):  # seldom more than two: cheaper than a table of all
@@ -105,12 +139,20 @@ class Census:
         self.now = after[:, :, -1].copy()
         return before, after
 
-    def _net(self, row: np.ndarray, changes: Changes, weight: np.ndarray | None) -> np.ndarray:
-        """What changes add to each count, int64 ``[rows, tiers]``."""
+    def grow(self, born: int) -> None:
+        """Let `born` tokens (a weighted count per row) enter HBM."""
+        self.now[:, _HBM] += born
+
+    def change(self, row: np.ndarray, changes: Changes, weight: np.ndarray | None = None) -> None:
+        """Let `changes` happen at once; the parameters are those of `advance`."""
+        if len(self.now) == 1 and weight is None:
+            flow = changes.flow.reshape(NUM_TIERS, NUM_TIERS)
+            self.now[0] += flow.sum(axis=0) - flow.sum(axis=1)
+            return
         first, size = row * NUM_TIERS, self.now.size
         gained = np.bincount(first + changes.target, weight, size)
         gained -= np.bincount(first + changes.source, weight, size)
-        return gained.astype(np.int64).reshape(self.now.shape)
+        self.now += gained.astype(np.int64).reshape(self.now.shape)
 
 
 def _tiers_of(changes: Changes) -> list[int]:

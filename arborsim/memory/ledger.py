@@ -20,6 +20,10 @@ from arborsim.memory.tiers import NUM_TIERS, Tier
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 _QUANTISED = np.array([tier.quantised for tier in Tier])
+# Members of an enum are slow to look up.
+_HBM, _SMALL, _DDR, _SMALL_DDR = (
+    int(tier) for tier in (Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR, Tier.DDR_QUANTISED)
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class RunProfile:
     ----------
     hbm_tokens_before, hbm_tokens_after, quantised_tokens_after, ddr_tokens_after : array
     hbm_page_bytes_before, hbm_page_bytes_after, ddr_bytes_after, quantised_bytes_after : array
+    counts_before : int64 ``[tiers, steps]``
+        Tokens by tier, summed over the groups.
     changes : Changes
         What the moves of the run changed.
     """
@@ -45,6 +51,7 @@ class RunProfile:
     hbm_page_bytes_after: np.ndarray
     ddr_bytes_after: np.ndarray
     quantised_bytes_after: np.ndarray
+    counts_before: np.ndarray
     changes: Changes
 
 
@@ -91,6 +98,10 @@ class Ledger:
         self.appended_bytes = 0
         self.destroyed_bytes = 0  # evicted, or the precision that quantising drops
         self.restored_bytes = 0  # recomputed, or widened again
+        grown = self.bytes_by_tier[None] - self.bytes_by_tier[:, None]  # by source and target
+        self._gained, self._dropped = np.maximum(grown, 0).ravel(), np.maximum(-grown, 0).ravel()
+        self._sizes: list[int] = self.bytes_by_tier.tolist()
+        self._held: list[int] | None = None  # tokens by tier, all groups; None: to be counted
         self._tier = GrowingTable(groups, np.int8)
         self._census = Census(groups)
         self._pages = PageTable(groups, page_tokens) if page_tokens > 1 else None
@@ -112,12 +123,19 @@ class Ledger:
     @property
     def hbm_tokens(self) -> int:
         """Tokens in HBM; with several groups, those of the fullest."""
-        return int(self.counts[:, _IN_HBM].sum(axis=1).max())
+        return self._fullest(_HBM, _SMALL)
+
+    @property
+    def held(self) -> list[int]:
+        """Tokens by tier, summed over the groups."""
+        if self._held is None:
+            self._held = self.counts.sum(axis=0).tolist()
+        return self._held
 
     @property
     def hbm_bytes(self) -> int:
         """Bytes of the tokens in HBM, as if pages had no gaps."""
-        return int((self.counts.sum(axis=0) * self.bytes_by_tier)[_IN_HBM].sum())
+        return self._bytes_of(_HBM, _SMALL)
 
     @property
     def hbm_page_bytes(self) -> int:
@@ -128,12 +146,16 @@ class Ledger:
 
     @property
     def ddr_bytes(self) -> int:
-        return int((self.counts.sum(axis=0) * self.bytes_by_tier)[_IN_DDR].sum())
+        return self._bytes_of(_DDR, _SMALL_DDR)
 
     @property
     def quantised_bytes(self) -> int:
         """Bytes of the quantised tokens, in HBM and DDR."""
-        return int((self.counts.sum(axis=0) * self.bytes_by_tier)[_QUANTISED].sum())
+        return self._bytes_of(_SMALL, _SMALL_DDR)
+
+    def _bytes_of(self, one: int, other: int) -> int:
+        """Bytes of the tokens in two tiers."""
+        return self.held[one] * self._sizes[one] + self.held[other] * self._sizes[other]
 
     @property
     def _page_bytes(self) -> np.ndarray:
@@ -160,9 +182,12 @@ class Ledger:
             step, token, target = (np.repeat(a, times) for a in (step, token, target))
         group = group.astype(np.int64)
         self._check_names(group, token, arriving)
-        old = token < self.num_tokens
-        source = np.full(len(token), Tier.HBM, dtype=np.int8)
-        source[old] = self.tier[group[old], token[old]]
+        if arriving:
+            old = token < self.num_tokens
+            source = np.full(len(token), _HBM, dtype=np.int8)
+            source[old] = self.tier[group[old], token[old]]
+        else:
+            source = self.tier[group, token]
         changes = Changes(step, group, token, source, target)
         same = source == target
         return changes.where(~same) if same.any() else changes
@@ -191,7 +216,8 @@ class Ledger:
     def record(self, changes: Changes) -> None:
         """Carry out changes outside a run."""
         if len(changes):
-            self._record(changes, steps=1, born=0)
+            self._write(changes)
+            self._census.change(changes.group, changes)
             if self._pages is not None:
                 self._pages.advance(self.num_tokens, 0, 1, changes)
 
@@ -199,9 +225,12 @@ class Ledger:
         """Account for a run: each iteration appends a token per leaf, then its moves happen."""
         width, first = len(leaves), self.num_tokens
         changes = self.resolve(moves, arriving=steps * width)
-        self._tier.extend(steps * width, Tier.HBM)
-        self.appended_bytes += steps * width * self.groups * int(self.bytes_by_tier[Tier.HBM])
-        before, after = self._record(changes, steps, width)
+        self._tier.extend(steps * width, _HBM)
+        self.appended_bytes += steps * width * self.groups * self._sizes[_HBM]
+        if not len(changes) and self._pages is None:
+            return self._grow(steps, width)
+        self._write(changes)
+        before, after = self._census.advance(steps, width, changes.group, changes)
         if self._pages is None:
             pages_after = self._bytes(after, _IN_HBM)
             pages_before = pages_after if before is after else self._bytes(before, _IN_HBM)
@@ -219,21 +248,50 @@ class Ledger:
             hbm_page_bytes_after=pages_after,
             ddr_bytes_after=self._bytes(after, _IN_DDR),
             quantised_bytes_after=self._bytes(after, _QUANTISED),
+            counts_before=before.sum(axis=0),
             changes=changes,
         )
+
+    def _grow(self, steps: int, width: int) -> RunProfile:
+        """`advance` without moves or pages: nothing but the tokens in HBM grows."""
+        grown = np.arange(width, width * steps + 1, width)
+        tokens = self.hbm_tokens + grown
+        page_bytes = self.hbm_bytes + grown * (self.groups * self._sizes[_HBM])
+        counts = np.repeat(self.counts.sum(axis=0)[:, None], steps, axis=1)
+        counts[_HBM] += self.groups * grown
+        profile = RunProfile(
+            hbm_tokens_before=tokens,
+            hbm_tokens_after=tokens,
+            quantised_tokens_after=np.full(steps, self._fullest(_SMALL, _SMALL_DDR)),
+            ddr_tokens_after=np.full(steps, self._fullest(_DDR, _SMALL_DDR)),
+            hbm_page_bytes_before=page_bytes,
+            hbm_page_bytes_after=page_bytes,
+            ddr_bytes_after=np.full(steps, self.ddr_bytes),
+            quantised_bytes_after=np.full(steps, self.quantised_bytes),
+            counts_before=counts,
+            changes=Changes.none(),
+        )
+        self._census.grow(steps * width)
+        self._held = None
+        return profile
+
+    def _fullest(self, one: int, other: int) -> int:
+        """Tokens in two tiers; with several groups, those of the fullest."""
+        if self.groups == 1:
+            return self.held[one] + self.held[other]
+        return int((self.counts[:, one] + self.counts[:, other]).max())
 
     def _bytes(self, counts: np.ndarray, tiers: np.ndarray) -> np.ndarray:
         """Bytes in the tiers of the mask, all groups, from counts ``[groups, tiers, steps]``."""
         return np.asarray(self.bytes_by_tier[tiers] @ counts[:, tiers].sum(axis=0))
 
-    def _record(self, changes: Changes, steps: int, born: int) -> tuple[np.ndarray, np.ndarray]:
-        """Write tiers and bring counts and byte totals up to date."""
+    def _write(self, changes: Changes) -> None:
+        """Write tiers and bring byte totals up to date; the counts are about to change."""
+        self._held = None
         if len(changes):
             self.tier[changes.group, changes.token] = changes.target
-            grown = self.bytes_by_tier[changes.target] - self.bytes_by_tier[changes.source]
-            self.restored_bytes += int(grown[grown > 0].sum())
-            self.destroyed_bytes -= int(grown[grown < 0].sum())
-        return self._census.advance(steps, born, changes.group, changes)
+            self.restored_bytes += changes.count(self._gained)
+            self.destroyed_bytes += changes.count(self._dropped)
 
     def compact(self) -> int:
         """Merge the half-empty pages of each node; returns the bytes copied to do so."""

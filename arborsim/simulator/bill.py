@@ -6,14 +6,18 @@ import numpy as np
 
 from arborsim.hardware.cost import CostModel
 from arborsim.measurements import Measurements, TimeSplit
-from arborsim.memory.census import Changes
+from arborsim.memory.census import Changes, kinds
 from arborsim.memory.tiers import Tier
 from arborsim.simulator.engine import Engine
 from arborsim.simulator.gauge import MemoryGauge
 from arborsim.simulator.iterations import IterationCosts
 
-_QUANTISED = np.array([tier.quantised for tier in Tier])
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_COUNTED = np.stack([
+    kinds(lambda source, target: target == Tier.EVICTED),
+    kinds(lambda source, target: source == Tier.EVICTED),
+    kinds(lambda source, target: target.in_ddr and not source.in_ddr),
+    kinds(lambda source, target: target.quantised and not source.quantised),
+])  # fmt: skip
 
 
 class Bill:
@@ -45,8 +49,10 @@ class Bill:
         """A run of decode iterations."""
         self.time.decode_s += float(costs.decode_s.sum())
         self.time.policy_s += float(costs.policy_s.sum())
-        self.time.exposed_transfer_s += float(costs.exposed_s.sum())
-        self._beside_s += float((costs.side_s - costs.exposed_s).sum())
+        if costs.beside is not None:
+            exposed_s, total_s = costs.beside.exposed_s, costs.beside.total_s
+            self.time.exposed_transfer_s += float(exposed_s.sum())
+            self._beside_s += float((total_s - exposed_s).sum())
 
     def workspace(self, needed_bytes: int) -> None:
         """A forward pass needs so much HBM beside weights and cache."""
@@ -54,14 +60,12 @@ class Bill:
 
     def moves(self, changes: Changes) -> None:
         """Tokens have changed their tier."""
-        m, source, target = self.measured, changes.source, changes.target
-        m.evicted_tokens += self._tokens(target == Tier.EVICTED)
-        m.rehydrated_tokens += self._tokens(source == Tier.EVICTED)
-        m.offloaded_tokens += self._tokens(~_IN_DDR[source] & _IN_DDR[target])
-        m.quantised_tokens += self._tokens(~_QUANTISED[source] & _QUANTISED[target])
-
-    def _tokens(self, cells: np.ndarray) -> float:
-        return int(np.count_nonzero(cells)) / self._groups
+        m, groups = self.measured, self._groups
+        evicted, rehydrated, offloaded, quantised = (_COUNTED @ changes.flow).tolist()
+        m.evicted_tokens += evicted / groups
+        m.rehydrated_tokens += rehydrated / groups
+        m.offloaded_tokens += offloaded / groups
+        m.quantised_tokens += quantised / groups
 
     def close(self, gauge: MemoryGauge, engine: Engine, cost: CostModel) -> Measurements:
         """All figures up to now."""

@@ -18,7 +18,7 @@ from arborsim.events import TokenRun
 from arborsim.hardware.cost import SCALE_BYTES, CostModel
 from arborsim.hardware.profile import HardwareProfile
 from arborsim.measurements import Measurements
-from arborsim.memory.census import Changes
+from arborsim.memory.census import Changes, kinds
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Moves
 from arborsim.memory.tiers import Tier
@@ -31,8 +31,13 @@ from arborsim.simulator.transfers import Transfers
 from arborsim.trace.schema import Geometry
 from arborsim.tree import ThoughtTree
 
-_QUANTISED = np.array([tier.quantised for tier in Tier])
-_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_STARTING = kinds(  # changes that start transfers or a recomputation, or end a staged copy
+    lambda source, target: source.in_ddr or target.in_ddr or source == Tier.EVICTED
+)
+_RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
+_ROUNDED_BY_GPU = kinds(
+    lambda source, target: target.quantised and not source.quantised and not source.in_ddr
+)
 _CELLS = 1 << 20  # (group, iteration) pairs of one closed form: bounds its arrays to some 100 MB
 
 
@@ -106,6 +111,9 @@ class SimulatedExecutor:
         self._compact = compact
         self._event_by_event = event_by_event
         self._bill = Bill(groups)
+        size = self._ledger.bytes_by_tier
+        # Quantising on the GPU reads the one and writes the other.
+        self._touched_bytes = _ROUNDED_BY_GPU * (size[:, None] + size[None]).ravel()
 
     def bind(self, tree: ThoughtTree) -> None:
         """Follow the paths of `tree`, which the controller keeps up to date.  Call once, first."""
@@ -192,9 +200,8 @@ class SimulatedExecutor:
 
         An iteration stands alone if transfers run beside it, or if its moves start some.
         """
-        starting = _IN_DDR[changes.source] | _IN_DDR[changes.target]
-        starting |= changes.source == Tier.EVICTED
-        alone = np.unique(changes.step[starting]) if starting.any() else changes.step[:0]
+        starting = changes.of(_STARTING)
+        alone = np.unique(starting.step) if len(starting) else starting.step
         longest = max(1, _CELLS // self._ledger.groups)
         first = 0
         while first < steps:
@@ -208,38 +215,47 @@ class SimulatedExecutor:
     def _iterate_together(self, decided: np.ndarray, moves: Moves) -> None:
         """Decode as many iterations as `decided` has entries, in closed form."""
         run, costs = self._price(decided, moves)
-        streams = self._iterations.recall == "stream"
-        buffers = np.full(len(decided), self._gauge.staging_bytes)
+        buffers = self._buffers(costs)
+        if buffers is None:
+            buffers = np.full(len(decided), self._gauge.staging_bytes)
         passed_s = np.cumsum(costs.total_s)
-        ends_s = self._engine.now_s + passed_s
-        self._gauge.observe_run(ends_s, run, costs.staging_bytes if streams else buffers)
+        self._gauge.observe_run(self._engine.now_s + passed_s, run, buffers)
         self._spend(costs, float(passed_s[-1]))
         self._count(run.changes)
 
     def _iterate_once(self, decided: np.ndarray) -> None:
         """Decode one iteration; transfers may end while it runs."""
         _, costs = self._price(decided, Moves.none())
-        if self._iterations.recall == "stream":
-            self._gauge.staging_bytes = int(costs.staging_bytes[0])
+        buffers = self._buffers(costs)
+        if buffers is not None:
+            self._gauge.staging_bytes = int(buffers[0])
         self._gauge.observe(self._engine.now_s)
         self._spend(costs, float(costs.total_s[0]))
+
+    def _buffers(self, costs: IterationCosts) -> np.ndarray | None:
+        """Streaming buffers of each iteration; None in the other recall modes."""
+        if self._iterations.recall != "stream" or costs.beside is None:
+            return None
+        return costs.beside.staging_bytes
 
     def _price(self, decided: np.ndarray, moves: Moves) -> tuple[RunProfile, IterationCosts]:
         """Let tokens enter and move in the books, and price the iterations that this takes."""
         landing, leaves = self._transfers.landing(), self._paths.leaves
         run = self._ledger.advance(leaves, len(decided), moves)
-        path = self._paths.advance(len(decided), run.changes)
+        path = self._paths.advance(run)
         return run, self._iterations.price(path, len(leaves), landing, decided)
 
     def _spend(self, costs: IterationCosts, seconds: float) -> None:
         """Let the `seconds` that decode iterations cost pass."""
-        if self._iterations.recall == "stream" and costs.from_ddr_bytes.any():
+        beside = costs.beside
+        if self._iterations.recall == "stream" and beside and beside.from_ddr_bytes.any():
             self._bill.expose(self._engine.spend_streaming(seconds))
         else:
             self._engine.spend(seconds)
         self._bill.iterations(costs)
-        self._engine.down.carried_bytes += int(costs.to_ddr_bytes.sum())
-        self._engine.up.carried_bytes += int(costs.from_ddr_bytes.sum())
+        if beside:
+            self._engine.down.carried_bytes += int(beside.to_ddr_bytes.sum())
+            self._engine.up.carried_bytes += int(beside.from_ddr_bytes.sum())
 
     def _carry_out(self, changes: Changes) -> None:
         """Change tiers, recompute what was evicted, and wait for what decoding needs."""
@@ -256,9 +272,9 @@ class SimulatedExecutor:
 
     def _rehydrate(self, changes: Changes) -> None:
         """One prefill over the recovered tokens, with the rest of the active paths present."""
-        recovered = np.unique(changes.token[changes.source == Tier.EVICTED])
-        if not len(recovered):
+        if not changes.count(_RECOMPUTED):
             return
+        recovered = np.unique(changes.of(_RECOMPUTED).token)
         seconds = self._cost.prefill(len(recovered), self._paths.readable_beside(recovered)).total_s
         self._engine.spend(seconds)
         self._bill.time.rehydration_s += seconds
@@ -270,11 +286,7 @@ class SimulatedExecutor:
         if not len(changes):
             return
         self._bill.moves(changes)
-        source, target = changes.source, changes.target
-        quantised = ~_QUANTISED[source] & _QUANTISED[target] & ~_IN_DDR[source]
-        size = self._ledger.bytes_by_tier
-        touched_bytes = int((size[source[quantised]] + size[target[quantised]]).sum())
-        self._spend_on_policy(float(self._cost.copy_s(touched_bytes)))
+        self._spend_on_policy(float(self._cost.copy_s(changes.count(self._touched_bytes))))
 
     def _spend_on_policy(self, seconds: float) -> None:
         self._engine.spend(seconds)

@@ -10,6 +10,7 @@ Tokens in DDR take part in attention; the *recall mode* says how.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -21,6 +22,28 @@ RECALLS = ("stage", "stream", "near")
 
 _QUANTISED = np.array([tier.quantised for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_READABLE = np.array([int(tier != Tier.EVICTED) for tier in Tier])
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Streaming, or attention on the CPU, in each iteration of a run; arrays ``[steps]``.
+
+    Attributes
+    ----------
+    total_s, exposed_s : array
+        What it takes, and the part that the GPU waits for.
+    staging_bytes : int64 array
+        Streaming buffers.
+    to_ddr_bytes, from_ddr_bytes : int64 array
+        Traffic.
+    """
+
+    total_s: np.ndarray
+    exposed_s: np.ndarray
+    staging_bytes: np.ndarray
+    to_ddr_bytes: np.ndarray
+    from_ddr_bytes: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -29,27 +52,21 @@ class IterationCosts:
 
     Attributes
     ----------
-    decode_s, exposed_s, policy_s : array
-        Their sum is what the iteration takes.
-    side_s : array
-        Streaming, or attention on the CPU, whether the GPU waits for it or not.
-    staging_bytes : int64 array
-        Streaming buffers.
-    to_ddr_bytes, from_ddr_bytes : int64 array
-        Traffic of streaming or of near-memory attention.
+    decode_s, policy_s : array
+    beside : Beside or None
+        What goes on beside the GPU's work, if anything.
     """
 
     decode_s: np.ndarray
-    exposed_s: np.ndarray
     policy_s: np.ndarray
-    side_s: np.ndarray
-    staging_bytes: np.ndarray
-    to_ddr_bytes: np.ndarray
-    from_ddr_bytes: np.ndarray
+    beside: Beside | None = None
 
     @property
     def total_s(self) -> np.ndarray:
-        return np.asarray(self.decode_s + self.exposed_s + self.policy_s)
+        """What each iteration takes."""
+        if self.beside is None:
+            return np.asarray(self.decode_s + self.policy_s)
+        return np.asarray(self.decode_s + self.beside.exposed_s + self.policy_s)
 
 
 @dataclass(frozen=True)
@@ -92,13 +109,13 @@ class IterationModel:
         decided : bool ``[steps]``
             Whether the policy decides after the iteration.
         """
-        policy_s = np.where(decided, self.cost.decision_s(path.length), 0.0)
+        policy_s = np.zeros(len(decided))
+        if decided.any():
+            policy_s = np.where(decided, self.cost.decision_s(path.length), 0.0)
         if not self.fused:
             policy_s = policy_s + self.cost.eager_rows_s(self._attended(path))
         if self.recall == "stage":
-            decode_s = self.cost.decode(self._reads(path, sequences)).total_s
-            zero, none = np.zeros(len(decode_s)), np.zeros(len(decode_s), dtype=np.int64)
-            return IterationCosts(decode_s, zero, policy_s, zero, none, none, none)
+            return IterationCosts(self.cost.decode(self._reads(path, sequences)).total_s, policy_s)
         away = path.minus(landing).of_tiers(_IN_DDR)
         if self.recall == "stream":
             return self._streaming(path, away, sequences, policy_s)
@@ -106,7 +123,12 @@ class IterationModel:
 
     def _attended(self, path: PathProfile) -> np.ndarray:
         """Readable tokens, summed over the branches."""
-        return np.asarray(path.branches[: Tier.EVICTED].sum(axis=0) / self.groups)
+        return np.asarray((_READABLE @ path.branches) / self.groups)
+
+    @cached_property
+    def _quantised_sizes(self) -> np.ndarray:
+        """Bytes of one token in one group; 0 in tiers of full precision."""
+        return np.where(_QUANTISED, self.bytes_by_tier, 0)
 
     def _read(self, path: PathProfile) -> np.ndarray:
         """Tokens read in attention; int64 ``[tiers, steps]``."""
@@ -118,7 +140,7 @@ class IterationModel:
             sequences,
             attended_tokens=self._attended(path),
             bytes=self.bytes_by_tier @ count,
-            quantised_bytes=self.bytes_by_tier[_QUANTISED] @ count[_QUANTISED],
+            quantised_bytes=self._quantised_sizes @ count,
         )
 
     def _streaming(
@@ -130,9 +152,8 @@ class IterationModel:
         side = self.cost.stream(decode_s, fetched_bytes)
         buffers = np.asarray(self.cost.double_buffer_bytes(fetched_bytes))
         none = np.zeros_like(fetched_bytes)
-        return IterationCosts(
-            decode_s, side.exposed_s, policy_s, side.total_s, buffers, none, fetched_bytes
-        )
+        beside = Beside(side.total_s, side.exposed_s, buffers, none, fetched_bytes)
+        return IterationCosts(decode_s, policy_s, beside)
 
     def _near(
         self, local: PathProfile, away: PathProfile, sequences: int, policy_s: np.ndarray
@@ -146,6 +167,5 @@ class IterationModel:
             for size in self.cost.near_message_bytes(sequences)
         )
         none = np.zeros_like(remote_bytes)
-        return IterationCosts(
-            decode.total_s, side.exposed_s, policy_s, side.total_s, none, queries, partials
-        )
+        beside = Beside(side.total_s, side.exposed_s, none, queries, partials)
+        return IterationCosts(decode.total_s, policy_s, beside)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.memory.census import Census, Changes
-from arborsim.memory.ledger import Ledger
+from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.tiers import NUM_TIERS, Tier
 from arborsim.tree import ThoughtTree
 
@@ -66,6 +66,7 @@ class ActivePaths:
         self._tree = tree
         self._ledger = ledger
         self._turned_to: set[int] = set()
+        self._whole = False  # whether the ledger's tokens are those of one path, each once
         self._active = np.zeros(1, dtype=bool)
         self._per_node = np.zeros(1, dtype=np.int64)
 
@@ -86,6 +87,12 @@ class ActivePaths:
         for leaf in leaves:
             self._per_node[self._tree.ancestors(leaf)] += 1
         tier = self._ledger.tier
+        self._whole = len(leaves) == 1 and bool(self._per_node.all())
+        if self._whole:
+            self.length = tier.shape[1]
+            self.shared = self.branches = Census(1)
+            self._follow_ledger()
+            return
         weight = self._weight(np.arange(tier.shape[1]))
         read = weight > 0
         self.length = int(read.sum())
@@ -120,19 +127,32 @@ class ActivePaths:
         length = np.zeros(1, dtype=np.int64)
         return PathProfile(shared.astype(np.int64), branches.astype(np.int64), length)
 
-    def advance(self, steps: int, changes: Changes) -> PathProfile:
-        """Each leaf decodes `steps` tokens, with `changes` in between."""
-        groups, width = self._ledger.groups, len(self.leaves)
+    def advance(self, run: RunProfile) -> PathProfile:
+        """Each leaf decodes a token per iteration of `run`, which the ledger has accounted for."""
+        groups, width, steps = self._ledger.groups, len(self.leaves), run.counts_before.shape[1]
+        length = np.arange(self.length + width, self.length + width * steps + 1, width)
+        self.length += width * steps
+        if self._whole:
+            self._follow_ledger()
+            return PathProfile(run.counts_before, run.counts_before, length)
         newest = int(self._per_node[list(self.leaves)].sum())
-        shared, branches = self._follow(changes, steps, width * groups, newest * groups)
-        length = self.length + width * np.arange(1, steps + 1)
-        self.length = int(length[-1])
+        shared, branches = self._follow(run.changes, steps, width * groups, newest * groups)
         return PathProfile(shared, branches, length)
 
     def change(self, changes: Changes) -> None:
-        """Tokens change their tier outside a run."""
-        if len(changes):
-            self._follow(changes, steps=1, shared_born=0, branches_born=0)
+        """Tokens have changed their tier outside a run, and the ledger knows."""
+        if not len(changes):
+            return
+        if self._whole:
+            self._follow_ledger()
+            return
+        row, weight = np.zeros(len(changes), dtype=np.int64), self._weight(changes.token)
+        self.shared.change(row, changes, np.minimum(weight, 1))
+        if self.branches is not self.shared:
+            self.branches.change(row, changes, weight)
+
+    def _follow_ledger(self) -> None:
+        self.shared.now[0] = self._ledger.held
 
     def _follow(
         self, changes: Changes, steps: int, shared_born: int, branches_born: int

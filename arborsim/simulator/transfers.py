@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import simpy
 
-from arborsim.memory.census import Changes
+from arborsim.memory.census import Changes, kinds
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.pages import GrowingTable
 from arborsim.memory.tiers import Tier
@@ -19,8 +19,13 @@ from arborsim.simulator.engine import Engine, Steps
 from arborsim.simulator.gauge import MemoryGauge
 from arborsim.simulator.paths import NOBODY, ActivePaths, PathProfile
 
-_IN_HBM = np.array([tier.in_hbm for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
+_RECOMPUTED = kinds(lambda source, target: target.in_ddr and source == Tier.EVICTED)
+_RETURNING = kinds(lambda source, target: source.in_ddr and target.in_hbm)
+_FREEING = kinds(lambda source, target: target > source) * (1 - _LEAVING)
+_OTHERS = 1 - _FREEING - _LEAVING
+_FROM_DDR = kinds(lambda source, target: source.in_ddr)
 
 Cells = tuple[np.ndarray, ...]  # cache groups ``[m]`` and tokens ``[m]``, as np.nonzero gives them
 
@@ -63,28 +68,28 @@ class Transfers:
 
     def needs_link(self, changes: Changes) -> bool:
         """Whether carrying out `changes` starts a transfer."""
-        return bool(len(self._leaving(changes)) or len(self._returning(changes)))
+        return bool(changes.count(_LEAVING) or len(self._returning(changes)))
 
     def carry_out(self, changes: Changes) -> None:
         """Change tiers in ledger and paths, what frees memory first, and start the transfers."""
-        leaving, returning = self._leaving(changes), self._returning(changes)
-        into_ddr = ~_IN_DDR[changes.source] & _IN_DDR[changes.target]
-        frees = (changes.target > changes.source) & ~into_ddr
-        self._release_staging(changes)
-        self._record(changes.where(frees))
+        leaving, returning = changes.of(_LEAVING), self._returning(changes)
+        self._release_staging(changes.of(_FROM_DDR))
+        self._record(changes.of(_FREEING))
         held_bytes = self._ledger.hbm_page_bytes
         self._record(leaving)
         freed_bytes = held_bytes - self._ledger.hbm_page_bytes
         # What is recomputed for DDR is in HBM, too, until it has been copied.
-        recomputed = int((leaving.source == Tier.EVICTED).sum())
+        recomputed = changes.count(_RECOMPUTED)
         freed_bytes += recomputed * int(self._ledger.bytes_by_tier[Tier.HBM])
-        self._record(changes.where(~frees & ~into_ddr))
+        self._record(changes.of(_OTHERS))
         self._start_leaving(leaving, freed_bytes)
         self._start_returning(returning)
         self._gauge.observe(self._engine.now_s)
 
     def wait_for_returning(self) -> float:
         """Wait for tokens on their way back to an active path; returns the time it took."""
+        if not self._promotions:
+            return 0.0
         needed = [p for p, tokens in self._promotions if self._paths.active(tokens).any()]
         waited = self._engine.wait(needed) if needed else 0.0
         self._promotions = [(p, tokens) for p, tokens in self._promotions if p.is_alive]
@@ -111,16 +116,13 @@ class Transfers:
             return NOBODY
         return self._paths.count(*np.nonzero(self._flying.values))
 
-    def _leaving(self, changes: Changes) -> Changes:
-        return changes.where(~_IN_DDR[changes.source] & _IN_DDR[changes.target])
-
     def _returning(self, changes: Changes) -> Changes:
         """From DDR to HBM, unless a copy is already (or still) in HBM."""
-        back = changes.where(_IN_DDR[changes.source] & _IN_HBM[changes.target])
+        back = changes.of(_RETURNING)
         if not len(back):
             return back
-        held = self._staged.values | self._flying.values
-        return back.where(~held[back.group, back.token])
+        cells = back.group, back.token
+        return back.where(~(self._staged.values[cells] | self._flying.values[cells]))
 
     def _record(self, changes: Changes) -> None:
         self._ledger.record(changes)
@@ -159,7 +161,7 @@ class Transfers:
 
     def _release_staging(self, changes: Changes) -> None:
         """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
-        if not self._stages or not self._gauge.staging_bytes:
+        if not self._stages or not self._gauge.staging_bytes or not len(changes):
             return
         staged = self._staged.values
         held = changes.where(staged[changes.group, changes.token])
