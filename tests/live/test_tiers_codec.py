@@ -1,0 +1,177 @@
+"""Quantised tokens: round trips, bounds, and the same numbers as the simulator's NumPy version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from arborsim.hardware.cost import SCALE_BYTES as SIMULATED_SCALE_BYTES
+from arborsim.memory.fp8 import quantised, round_e4m3
+from tests.live.tiny import torch
+
+from arborsim_torch.tiers.codec import Codec, Fp8, Int8, Plain  # isort: skip
+
+EIGHT_BIT = [Fp8(), Int8()]
+
+finite = st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=True)
+vectors = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=2, max_dims=4, max_side=6),
+    elements=st.one_of(finite, st.floats(-10, 10, width=32)),
+)
+
+
+def round_trip(codec: Codec, x: Any, dtype: Any = torch.float32) -> Any:
+    data, scale = codec.encode(x)
+    return codec.decode(data, scale, dtype)
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+
+
+def int8_literally(x: np.ndarray) -> np.ndarray:
+    """Element by element, in float32."""
+    out = np.empty_like(x)
+    for index in np.ndindex(*x.shape[:-1]):
+        scale = np.float32(max(abs(v) for v in x[index])) / np.float32(127)
+        scale = scale if scale > 0 else np.float32(1)
+        for j, v in enumerate(x[index]):
+            step = max(-127, min(127, round(float(np.float32(v / scale)))))
+            out[index][j] = np.float32(step) * scale
+    return out
+
+
+@given(vectors)
+def test_fp8_is_what_the_simulator_computes(x: np.ndarray) -> None:
+    assert (bits(round_trip(Fp8(), torch.from_numpy(x)).numpy()) == bits(quantised(x))).all()
+
+
+def test_fp8_is_what_the_simulator_computes_on_many_vectors() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 4, 500, 64)) * np.exp(rng.standard_normal((2, 4, 500, 1)))
+    x[..., 0] *= 50  # outlier channels, as keys have them
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        stored = torch.from_numpy(x).to(dtype)
+        expected = quantised(stored.float().numpy())
+        assert (bits(round_trip(Fp8(), stored).numpy()) == bits(expected)).all()
+
+
+def test_fp8_is_torchs_own_rounding() -> None:
+    """With 448 in a vector its scale is 1, and the bytes are those of ``Tensor.to``."""
+    exact = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    exact = exact[exact.isfinite()]
+    middles = (exact[:-1] + exact[1:]) / 2
+    rng = np.random.default_rng(1)
+    drawn = torch.from_numpy(rng.uniform(-448, 448, 4000).astype(np.float32))
+    x = torch.cat([exact, middles, drawn, drawn / 1e3, torch.tensor([448.0])])[None]
+    data, scale = Fp8().encode(x)
+    assert scale.item() == 1
+    assert torch.equal(data.view(torch.uint8), x.to(torch.float8_e4m3fn).view(torch.uint8))
+    assert (bits(data.float().numpy()) == bits(round_e4m3(x.numpy()))).all()
+
+
+@given(vectors)
+def test_int8_is_its_definition(x: np.ndarray) -> None:
+    assert np.array_equal(round_trip(Int8(), torch.from_numpy(x)).numpy(), int8_literally(x))
+
+
+@given(x=vectors, codec=st.sampled_from(EIGHT_BIT))
+@settings(max_examples=50)
+def test_errors_stay_within_half_a_step(x: np.ndarray, codec: Any) -> None:
+    error = np.abs(round_trip(codec, torch.from_numpy(x)).double().numpy() - x.astype(np.float64))
+    amax = np.abs(x).max(-1, keepdims=True).astype(np.float64)
+    if isinstance(codec, Int8):
+        bound = np.broadcast_to(amax / 127 / 2, x.shape)
+    else:  # three bits of mantissa, and subnormals in steps of 2^-9
+        bound = np.maximum(np.abs(x) / 16, amax / 448 * 2.0**-10)
+    # The scale itself is rounded: by 2^-24 of itself, or, when it is subnormal, by half of 2^-149.
+    assert (error <= bound * (1 + 1e-5) + codec.largest * 2.0**-149).all()
+
+
+@pytest.mark.parametrize("codec", EIGHT_BIT, ids=lambda codec: codec.name)
+def test_zeros_stay_zeros_and_the_largest_stays(codec: Any) -> None:
+    x = torch.zeros(3, 2, 8)
+    x[1, 1, 3] = -7.5
+    data, scale = codec.encode(x)
+    assert data.dtype == codec.storage
+    assert (scale.shape, scale.dtype) == ((3, 2, 1), torch.float32)
+    assert torch.equal(codec.decode(data, scale, torch.float32), x)
+
+
+@pytest.mark.parametrize("codec", EIGHT_BIT, ids=lambda codec: codec.name)
+def test_what_passes_the_range_saturates(codec: Any) -> None:
+    """A subnormal scale is rounded so far that the quotient leaves the range."""
+    least = 2.0**-149
+    x = torch.tensor([[codec.largest * 1.4 * least, -codec.largest * 1.4 * least, 0.0]])
+    data, scale = codec.encode(x)
+    assert scale.item() == least
+    assert data.float().tolist() == [[codec.largest, -codec.largest, 0.0]]
+
+
+@pytest.mark.parametrize("codec", EIGHT_BIT, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_not_hidden(codec: Any, bad: float) -> None:
+    x = torch.ones(2, 4)
+    x[0, 1] = bad
+    y = round_trip(codec, x)
+    assert not y[0, 1].isfinite()
+    assert torch.allclose(y[1], x[1])
+
+
+@pytest.mark.parametrize("codec", EIGHT_BIT, ids=lambda codec: codec.name)
+def test_scales_belong_to_one_token_of_one_head(codec: Any) -> None:
+    """Tokens encoded together or apart, in any layout: the same bytes."""
+    x = torch.randn(2, 3, 5, 16, generator=torch.Generator().manual_seed(2))
+    data, scale = codec.encode(x)
+    for kind, head, token in np.ndindex(2, 3, 5):
+        one, own = codec.encode(x[kind, head, token : token + 1])
+        assert torch.equal(data[kind, head, token : token + 1].float(), one.float())
+        assert torch.equal(scale[kind, head, token : token + 1], own)
+    turned, its_scale = codec.encode(x.transpose(1, 2))
+    assert torch.equal(turned.float(), data.transpose(1, 2).float())
+    assert torch.equal(its_scale, scale.transpose(1, 2))
+
+
+@pytest.mark.parametrize("codec", EIGHT_BIT, ids=lambda codec: codec.name)
+def test_no_tokens(codec: Any) -> None:
+    data, scale = codec.encode(torch.empty(2, 0, 16))
+    assert codec.decode(data, scale, torch.bfloat16).shape == (2, 0, 16)
+
+
+@pytest.mark.parametrize(
+    ("codec", "dtype"),
+    [(Fp8(), torch.bfloat16), (Int8(), torch.bfloat16), (Plain(torch.bfloat16), torch.bfloat16),
+     (Plain(torch.float32), torch.float32)],
+    ids=lambda value: getattr(value, "name", str(value)),
+)  # fmt: skip
+def test_bytes_per_token_are_those_of_the_tensors(codec: Codec, dtype: Any) -> None:
+    x = torch.randn(2, 3, 7, 24).to(dtype)
+    data, scale = codec.encode(x)
+    stored = data.numel() * data.element_size()
+    stored += 0 if scale is None else scale.numel() * scale.element_size()
+    assert codec.scaled == (scale is not None)
+    assert stored == 2 * 3 * 7 * codec.bytes_per_token(24)
+    assert codec.decode(data, scale, torch.float16).dtype == torch.float16
+    if scale is not None:
+        assert codec.bytes_per_token(24) == 24 + SIMULATED_SCALE_BYTES
+
+
+def test_plain_changes_nothing_and_refuses_to() -> None:
+    x = torch.randn(2, 3, 4).to(torch.bfloat16)
+    data, scale = Plain(torch.bfloat16).encode(x)
+    assert data.data_ptr() == x.data_ptr()
+    assert torch.equal(Plain(torch.bfloat16).decode(data, scale, torch.bfloat16), x)
+    with pytest.raises(TypeError, match=r"torch.float32.*plain store of torch.bfloat16"):
+        Plain(torch.bfloat16).encode(x.float())
+
+
+def test_scales_must_not_be_forgotten() -> None:
+    data, _ = Fp8().encode(torch.ones(1, 4))
+    with pytest.raises(TypeError, match="fp8 data needs its scales"):
+        Fp8().decode(data, None, torch.float32)
