@@ -1,9 +1,9 @@
 """The attention function that the live backend registers with transformers.
 
-Row ``i`` of a batch is one leaf; slot ``p`` of its cache holds the token at position ``p`` of its
-path, so causality is a comparison of positions and padding on the right takes care of itself.  The
-model's keyword argument ``batch`` (a `BatchState`) says where the queries stand and collects what
-a recording needs; transformers hands it through to this function, so nothing here is global.
+The model's keyword argument ``batch`` (a `BatchState`) says what the pass reads of the cache and
+collects what a recording or a policy needs; transformers hands it through to this function, so
+nothing here is global.  Lanes are the leaves of one tree: they share one set of keys and values,
+read once for all of them, and a mask says which entries lie on whose path.
 
 When nothing is collected, PyTorch's fused attention runs.  When rows are collected, probabilities
 are computed once, used for the output, and averaged over heads; for the layers that are asked for,
@@ -21,6 +21,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from arborsim_torch.cache.views import LayerView, Reading
+
 NAME = "arborsim_tree"
 
 
@@ -30,60 +32,42 @@ class BatchState:
 
     Attributes
     ----------
-    first : int64 Tensor ``[batch]``
-        Position of each row's first query.
-    queries : int
-        Queries per row, at consecutive positions.
-    slots : int
-        Cache slots that the attention sees (the longest path).
-    ragged : bool
-        Whether rows have different lengths.
+    reading : Reading
+        What the pass reads of the cache.
     collect : bool
         Whether to collect attention rows.
     query_layers : frozenset of int
         Layers whose query vectors to collect.
     row_layers : frozenset of int
         Layers whose own attention rows to collect, apart from the mean over all layers.
-    layer_rows : dict of int to float32 Tensor ``[2, batch, queries, slots]``
+    layer_rows : dict of int to float32 Tensor ``[2, lanes, queries, positions]``
         Per such layer the mean and the population variance over its query heads.
     """
 
-    first: Tensor
-    queries: int
-    slots: int
-    ragged: bool
+    reading: Reading
     collect: bool = False
     query_layers: frozenset[int] = frozenset()
     row_layers: frozenset[int] = frozenset()
     query_vectors: dict[int, Tensor] = field(default_factory=dict)
     layer_rows: dict[int, Tensor] = field(default_factory=dict)
-    _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
     _rows: list[Tensor] = field(default_factory=list)
     _sum: Tensor | None = None
     _layers: Tensor | None = None
 
-    def mask(self, window: int | None) -> Tensor | None:
-        """Bool ``[batch or 1, 1, queries, slots]``, True = readable; None if all of it is."""
-        if window is not None and self.slots <= window:
-            window = None
-        if window not in self._masks:
-            self._masks[window] = self._make_mask(window)
-        return self._masks[window]
+    @property
+    def queries(self) -> int:
+        return self.reading.queries
 
-    def _make_mask(self, window: int | None) -> Tensor | None:
-        if self.queries == 1 and not self.ragged and window is None:
-            return None
-        device = self.first.device
-        at = self.first[:, None] + torch.arange(self.queries, device=device)
-        slot = torch.arange(self.slots, device=device)
-        readable = slot <= at[:, :, None]
-        if window is not None:
-            readable &= slot > at[:, :, None] - window
-        return readable[:, None]
-
-    def add_rows(self, rows: Tensor) -> None:
-        """Take one layer's head-mean rows, float32 ``[batch, queries, slots]``."""
-        self._rows.append(rows)
+    def add(self, layer: int, view: LayerView, by_head: Tensor) -> None:
+        """Take one layer's probabilities, float32 ``[kv_heads, lanes, group, queries, n]``."""
+        if view.position is None:
+            mean = _by_position(by_head, view).mean(1)
+        else:  # every KV head has as many query heads, so the mean of means is the mean
+            mean = _by_position(by_head.mean(2, keepdim=True), view).mean(1)
+        if layer in self.row_layers:
+            variance = _by_position(by_head, view).var(1, correction=0)
+            self.layer_rows[layer] = torch.stack((mean, variance))
+        self._rows.append(mean)
         if self.queries > 1:  # a block of the prompt: do not hold one array per layer
             self._fold()
 
@@ -98,12 +82,29 @@ class BatchState:
         self._layers = count if self._layers is None else self._layers + count
 
     def attention(self) -> Tensor:
-        """Mean over heads and over the layers without NaN, float32 ``[batch, queries, slots]``."""
+        """Mean over heads and the layers without NaN, float32 ``[lanes, queries, positions]``."""
         if self._rows:
             self._fold()
         assert self._sum is not None
         assert self._layers is not None
         return self._sum / self._layers.clamp(min=1)
+
+
+def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
+    """One value per position on the path: ``[lanes, heads, queries, positions]``.
+
+    Positions whose token is not held get 0.
+    """
+    kv_heads, lanes, group, queries, n = by_head.shape
+    if view.position is None:
+        return by_head.transpose(0, 1).flatten(1, 2)
+    rows = by_head.new_zeros((kv_heads, lanes, group, queries, view.positions))
+    if len(view.position) == 1:
+        rows.index_add_(4, view.position[0], by_head)
+    else:
+        spots = view.position[:, None, None, None].expand_as(by_head)
+        rows.scatter_add_(4, spots, by_head)
+    return rows.transpose(0, 1).flatten(1, 2)
 
 
 def tree_attention(
@@ -118,40 +119,45 @@ def tree_attention(
     batch: BatchState | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over padded paths; the signature is that of transformers' attention interface.
+    """Attention over what the cache holds; the signature is that of transformers' interface.
 
-    The query heads of a group become rows of one matrix, so keys and values are never repeated.
+    `key` and `value` are the new tokens' alone, which the cache has stored already.  The query
+    heads of a group, and the lanes, become rows of one matrix, so keys and values are never
+    repeated.
     """
     if batch is None:
         raise ValueError(f"{NAME} attention runs only through arborsim's decoder")
-    size, heads, queries, dim = query.shape
-    groups = key.shape[1]
-    packed = query.reshape(size, groups, heads // groups * queries, dim)
-    mask = batch.mask(sliding_window)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if layer in batch.query_layers:
         batch.query_vectors[layer] = query
+    view = batch.reading.view(layer, sliding_window)
+    lanes, heads, queries, dim = query.shape
+    kv_heads, n, _ = view.keys.shape
+    group = heads // kv_heads
+    split = query.view(lanes, kv_heads, group, queries, dim).transpose(0, 1)
+    packed = split.reshape(kv_heads, lanes * group * queries, dim)
+    mask = None if view.mask is None else view.mask.transpose(0, 1)[:, :, None]
     if batch.collect:
-        logits = torch.matmul(packed, key.transpose(2, 3)).mul_(scaling)
+        logits = torch.matmul(packed, view.keys.transpose(1, 2)).mul_(scaling)
+        spread = logits.view(kv_heads, lanes, group, queries, n)
         if mask is not None:
-            spread = logits.view(size, groups, heads // groups, queries, -1)
-            spread.masked_fill_(~mask[:, :, None], float("-inf"))
-        mass = torch.softmax(logits, dim=-1, dtype=torch.float32)
-        by_head = mass.view(size, heads, queries, -1)
-        mean = by_head.mean(1)
-        batch.add_rows(mean)
-        if layer in batch.row_layers:
-            batch.layer_rows[layer] = torch.stack((mean, by_head.var(1, correction=0)))
-        out = torch.matmul(mass.to(query.dtype), value)
+            spread.masked_fill_(~mask, float("-inf"))
+        mass = torch.softmax(spread, dim=-1, dtype=torch.float32)
+        batch.add(layer, view, mass)
+        out = torch.matmul(mass.to(query.dtype).view(kv_heads, -1, n), view.values)
     else:
-        if mask is not None and queries > 1:
-            mask = mask.repeat(1, 1, heads // groups, 1)
-        out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
-    return out.view(size, heads, queries, dim).transpose(1, 2).contiguous(), None
+        if mask is not None:
+            wanted = (mask.shape[0], lanes, group, queries, n)
+            mask = mask.expand(wanted).reshape(mask.shape[0], -1, n)[None]
+        out = F.scaled_dot_product_attention(
+            packed[None], view.keys[None], view.values[None], attn_mask=mask, scale=scaling
+        )[0]
+    out = out.view(kv_heads, lanes, group, queries, dim).permute(1, 3, 0, 2, 4)
+    return out.reshape(lanes, queries, heads, dim), None
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Masks are made from positions, above: transformers need not build any."""
+    """Masks are made from positions and paths: transformers need not build any."""
     return None
 
 

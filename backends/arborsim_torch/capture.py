@@ -23,11 +23,9 @@ from arborsim.trace.columns import lists
 from arborsim_torch.attention import BatchState
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.token_signals import (
-    LAG_CHUNK,
-    chunk_spans,
+    ChunkExtremes,
     head_variance,
     key_norm,
-    lag_deviation,
     sketch_matrix,
     top_entries,
     value_norm,
@@ -70,6 +68,7 @@ class Capture:
         self._layer_rows: list[np.ndarray] = []
         self._last_hidden: dict[int, Tensor] = {}
         self._sums: dict[int, tuple[Tensor, int]] = {}
+        self._extremes: dict[int, ChunkExtremes] = {}
         self._sketch: Tensor | None = None
         self._clear()
 
@@ -102,8 +101,7 @@ class Capture:
         """Finish the pending tokens; needed before the decoder turns to other leaves."""
         if not self._attention:
             return
-        cache = decoder.cache
-        leaves = [lane.path[-1] for lane in cache.lanes]
+        cache, leaves = decoder.cache, decoder.cache.leaves
         # [layers, lanes, tokens, size]; a pending pass holds one or more tokens of every lane.
         hidden = torch.stack([torch.cat(parts, dim=1) for parts in zip(*self._hidden, strict=True)])
         tokens = hidden.shape[2]
@@ -159,7 +157,7 @@ class Capture:
         for lane, leaf in enumerate(leaves):
             known = self._last_hidden.get(leaf)
             if known is None:
-                known = self._last_hidden.get(decoder.cache.nodes[leaf].parent)
+                known = self._last_hidden.get(decoder.cache.parent(leaf))
             # The first prompt token has none before it: it changes by 0.
             before.append(hidden[:, lane, 0] if known is None else known)
             self._last_hidden[leaf] = hidden[:, lane, -1].clone()
@@ -169,31 +167,23 @@ class Capture:
 
     def _take_vectors(self, decoder: TreeDecoder, starts: list[int], tokens: int) -> None:
         cache = decoder.cache
-
-        def positions(lanes: Sequence[int], first: Sequence[int], count: int) -> Tensor:
-            parts = [cache.lane_kv(i, a, a + count) for i, a in zip(lanes, first, strict=True)]
-            return torch.stack(parts, dim=2)
-
-        lanes = range(len(starts))
-        kv = positions(lanes, starts, tokens)  # [layers, 2, lanes, kv_heads, tokens, head_dim]
+        kv = cache.newest(tokens)  # [layers, 2, lanes, kv_heads, tokens, head_dim]
         variance = head_variance(kv).permute(1, 3, 2, 0)  # [2, tokens, lanes, layers]
         self._add("key_variance", variance[0])
         self._add("value_variance", variance[1])
         self._add("key_norm", key_norm(kv).permute(2, 1, 0))
         self._add("value_norm", value_norm(kv).permute(2, 1, 0))
 
-        lag = torch.empty((*kv.shape[:3], tokens), device=kv.device)
-        for start in set(starts):
-            same = [i for i in lanes if starts[i] == start]
-            for first, stop, chunk in chunk_spans(start, start + tokens):
-                span = slice(first - start, stop - start)
-                reference = None
-                if chunk:
-                    reference = positions(same, [chunk - LAG_CHUNK] * len(same), LAG_CHUNK)
-                lag[:, :, same, span] = lag_deviation(kv[:, :, same, :, span], reference)
-        lag = lag.permute(1, 3, 2, 0)
-        self._add("lag_key", lag[0])
-        self._add("lag_value", lag[1])
+        lag = []
+        for lane, (leaf, start) in enumerate(zip(cache.leaves, starts, strict=True)):
+            extremes = self._extremes.get(leaf)
+            if extremes is None:
+                extremes = self._extremes.get(cache.parent(leaf), ChunkExtremes()).copy()
+                self._extremes[leaf] = extremes
+            lag.append(extremes.deviations(kv[:, :, lane], start))
+        by_token = torch.stack(lag, dim=2).permute(1, 3, 2, 0)  # [2, tokens, lanes, layers]
+        self._add("lag_key", by_token[0])
+        self._add("lag_value", by_token[1])
 
         keys = kv[:, 0].float().permute(3, 1, 0, 2, 4).flatten(2)  # [tokens, lanes, features]
         if self._sketch is None:
@@ -215,6 +205,7 @@ class Capture:
     def forget(self, node: int) -> None:
         """Free what was kept for the children of a node that will have none."""
         self._last_hidden.pop(node, None)
+        self._extremes.pop(node, None)
 
     def columns(self) -> dict[str, Any]:
         """The signal columns, one entry per token in the order of entry."""

@@ -3,7 +3,7 @@
 >>> decoder = TreeDecoder(model)
 >>> logits = decoder.prefill(prompt_ids)          # node 0
 >>> decoder.open(1, parent=0); decoder.open(2, parent=0)
->>> leaves = decoder.activate([1, 2])             # in batch order
+>>> decoder.activate([1, 2])
 >>> logits = decoder.step([token_1, token_2])     # [2, vocabulary]
 
 The logits equal those of a plain forward pass over the path's tokens, to rounding.
@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from arborsim_torch import attention
 from arborsim_torch.attention import BatchState
-from arborsim_torch.tree_cache import TreeCache
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.cache.views import Reading
 
 PREFILL_BLOCK = 256  #: prompt tokens per forward pass: attention needs block x prompt, not n x n
 
@@ -57,14 +60,16 @@ class TreeDecoder:
         Sees the forward passes that are made anyway.
     prefill_block : int
         Prompt tokens per forward pass.
-
-    Attributes
-    ----------
-    cache : TreeCache
+    cache : TieredCache, optional
+        A new one for `model`; by default one that keeps everything in HBM.
     """
 
     def __init__(
-        self, model: Any, observer: Observer | None = None, prefill_block: int = PREFILL_BLOCK
+        self,
+        model: Any,
+        observer: Observer | None = None,
+        prefill_block: int = PREFILL_BLOCK,
+        cache: TieredCache | None = None,
     ) -> None:
         attention.register()
         if model.config._attn_implementation != attention.NAME:
@@ -72,15 +77,7 @@ class TreeDecoder:
         self.model = model
         self.observer = observer
         self.prefill_block = prefill_block
-        config = model.config
-        head_dim = getattr(config, "head_dim", None)
-        self.cache = TreeCache(
-            config.num_hidden_layers,
-            config.num_key_value_heads,
-            head_dim or config.hidden_size // config.num_attention_heads,
-            model.dtype,
-            model.device,
-        )
+        self.cache = TieredCache(Layout.of(model)) if cache is None else cache
 
     @torch.inference_mode()
     def prefill(
@@ -101,7 +98,7 @@ class TreeDecoder:
         """
         self.cache.open(0, -1)
         self.cache.activate([0])
-        ids = torch.tensor([list(token_ids)], device=self.model.device)
+        ids = np.array([list(token_ids)])
         logits = None
         for start in range(0, ids.shape[1], self.prefill_block):
             block = ids[:, start : start + self.prefill_block]
@@ -117,13 +114,12 @@ class TreeDecoder:
         """Add a node under a complete one."""
         self.cache.open(node, parent)
 
-    @torch.inference_mode()
-    def activate(self, leaves: Sequence[int]) -> list[int]:
-        """Turn to these leaves; returns them in batch order."""
-        return self.cache.activate(leaves)
+    def activate(self, leaves: Sequence[int]) -> None:
+        """Turn to these leaves, in this batch order."""
+        self.cache.activate(leaves)
 
     @torch.inference_mode()
-    def step(self, tokens: Tensor | Sequence[int]) -> Tensor:
+    def step(self, tokens: Sequence[int]) -> Tensor:
         """Append one token to each active leaf (in batch order).
 
         Returns
@@ -131,30 +127,46 @@ class TreeDecoder:
         Tensor ``[leaves, vocabulary]``
             Logits after these tokens.
         """
-        ids = torch.as_tensor(tokens, device=self.model.device).reshape(-1, 1)
-        return self._forward(ids, 1)[:, 0]
+        return self._forward(np.reshape(np.asarray(tokens), (-1, 1)), 1)[:, 0]
+
+    @torch.inference_mode()
+    def recompute(self, leaf: int, tokens: np.ndarray) -> None:
+        """Compute lost tokens on the path of `leaf` again, in one pass, oldest first.
+
+        Everything else on the path that is readable is attended to.  The caller has given the
+        tokens slots (`arborsim_torch.cache.mover.Mover.restore`) and activates leaves afterwards.
+        """
+        reading = self.cache.again(leaf, tokens)
+        ids = self.cache.vocabulary_id.values[tokens].astype(np.int64)[None]
+        self._run(ids, reading, 1, observed=False)
 
     def drop(self, node: int) -> None:
         """Free a node that no path will need again."""
         self.cache.drop(node)
 
-    def _forward(self, ids: Tensor, keep: int) -> Tensor:
-        _rows, queries = ids.shape
-        lengths, ragged = self.cache.expect(queries)
-        first = torch.tensor(lengths, device=ids.device)
-        state = BatchState(first, queries, self.cache.slots, ragged)
-        position_ids = first[:, None] + torch.arange(queries, device=ids.device)
+    def _forward(self, ids: np.ndarray, keep: int) -> Tensor:
+        return self._run(ids, self.cache.begin(ids), keep, observed=self.observer is not None)
+
+    def _run(self, ids: np.ndarray, reading: Reading, keep: int, observed: bool) -> Tensor:
+        state = BatchState(reading)
         hidden: list[Tensor] = []
         inner = self.model.model
-        options = {"past_key_values": self.cache.hf, "use_cache": True, "batch": state}
-        if self.observer is None:
-            last = inner(input_ids=ids, position_ids=position_ids, **options).last_hidden_state
-        else:
+        inputs = {
+            "input_ids": torch.from_numpy(ids).to(self.model.device),
+            "position_ids": reading.at,
+            "past_key_values": self.cache.hf,
+            "use_cache": True,
+            "batch": state,
+        }
+        if observed:
+            assert self.observer is not None
             state.collect, state.query_layers = True, self.observer.query_layers
             state.row_layers = self.observer.row_layers
             with _block_outputs(inner.layers, hidden):
-                last = inner(input_ids=ids, position_ids=position_ids, **options).last_hidden_state
+                last = inner(**inputs).last_hidden_state
             self.observer.forward(self, state, hidden, last)
+        else:
+            last = inner(**inputs).last_hidden_state
         logits: Tensor = self.model.lm_head(last[:, -keep:] if keep else last)
         return logits
 

@@ -162,7 +162,7 @@ class EpisodeRecorder:
                 gone = {node for node, _ in ended}
                 active = [node for node in active if node not in gone]
                 if active:
-                    active = self.decoder.activate(active)
+                    self.decoder.activate(active)
 
     def _frontier(self) -> list[Leaf]:
         return [self._leaf(n) for n in self._complete]
@@ -201,7 +201,8 @@ class EpisodeRecorder:
         logits = torch.stack([self._logits(parent) for parent in parents])
         self._choose(new, logits)
         self._drain()
-        leaves = self.decoder.activate([*active, *new])
+        leaves = [*active, *new]
+        self.decoder.activate(leaves)
         self.rows.time_s = self._clock()
         for n in sorted(leaves):  # new nodes must appear in the order of their numbers
             self.rows.transition(n)

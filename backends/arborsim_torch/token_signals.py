@@ -30,35 +30,62 @@ def value_norm(kv: Tensor) -> Tensor:
     return kv[:, 1].float().abs().sum(-1).mean(2)
 
 
-def lag_deviation(kv: Tensor, reference: Tensor | None) -> Tensor:
-    """Standard deviation over channels after normalising by the chunk before, mean over KV heads.
+class ChunkExtremes:
+    """Lag-KV along one path (EpiKV's variant), with nothing kept but extremes.
 
-    Parameters
-    ----------
-    kv : Tensor
-        Tokens of one chunk of `LAG_CHUNK` positions (EpiKV's variant of Lag-KV).
-    reference : Tensor or None
-        Keys and values of the whole chunk before, whose minimum and maximum per channel normalise:
-        ``(x - min) / (max - min + eps)``.  None in the first chunk: raw deviation.
-
-    Returns
-    -------
-    Tensor ``[layers, 2, lanes, tokens]``
+    A token's keys and values are normalised per channel by minimum and maximum of the chunk of
+    `LAG_CHUNK` positions before its own: ``(x - min) / (max - min + eps)``; those of the first
+    chunk are taken as they are.  Only the extremes of two chunks are needed, so it does not matter
+    what a cache has evicted since.
     """
-    x = kv.float()
-    if reference is not None:
-        low, high = reference.float().aminmax(dim=-2, keepdim=True)
-        x = (x - low) / (high - low + LAG_EPSILON)
-    return x.std(-1, correction=0).mean(3)
+
+    def __init__(self) -> None:
+        self._before: tuple[Tensor, Tensor] | None = None  # minimum and maximum of the last chunk
+        self._own: tuple[Tensor, Tensor] | None = None
+
+    def copy(self) -> ChunkExtremes:
+        """For a branch that goes on from here."""
+        twin = ChunkExtremes()
+        twin._before, twin._own = self._before, self._own
+        return twin
+
+    def deviations(self, kv: Tensor, start: int) -> Tensor:
+        """Standard deviation over channels after normalising, mean over KV heads.
+
+        Parameters
+        ----------
+        kv : Tensor ``[layers, 2, kv_heads, tokens, head_dim]``
+            The path's next tokens.
+        start : int
+            Position of the first.
+
+        Returns
+        -------
+        Tensor ``[layers, 2, tokens]``
+        """
+        x = kv.float()
+        parts = []
+        for first, stop in chunk_spans(start, start + x.shape[3]):
+            if first % LAG_CHUNK == 0 and first:
+                self._before, self._own = self._own, None
+            span = x[:, :, :, first - start : stop - start]
+            low, high = span.aminmax(dim=-2, keepdim=True)
+            if self._own is not None:
+                low, high = torch.minimum(low, self._own[0]), torch.maximum(high, self._own[1])
+            self._own = (low, high)
+            if self._before is not None:
+                low, high = self._before
+                span = (span - low) / (high - low + LAG_EPSILON)
+            parts.append(span.std(-1, correction=0).mean(2))
+        return torch.cat(parts, dim=-1)
 
 
-def chunk_spans(start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Cut positions ``start .. stop`` at chunk borders: (first, last + 1, start of the chunk)."""
+def chunk_spans(start: int, stop: int) -> list[tuple[int, int]]:
+    """Cut positions ``start .. stop`` at chunk borders: (first, last + 1)."""
     spans = []
     while start < stop:
-        chunk = start // LAG_CHUNK * LAG_CHUNK
-        end = min(stop, chunk + LAG_CHUNK)
-        spans.append((start, end, chunk))
+        end = min(stop, start // LAG_CHUNK * LAG_CHUNK + LAG_CHUNK)
+        spans.append((start, end))
         start = end
     return spans
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from arborsim.trace.schema import PER_LAYER, VECTORS, Kind
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.attention import BatchState
+from arborsim_torch.cache.views import LayerView
 from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
@@ -214,10 +216,11 @@ def test_top_entries() -> None:
 
 
 def test_layers_with_nan_are_left_out() -> None:
-    state = BatchState(torch.tensor([1]), 1, 2, ragged=False)
-    state.add_rows(torch.tensor([[[0.25, 0.75]]]))
-    state.add_rows(torch.tensor([[[float("nan")] * 2]]))
-    state.add_rows(torch.tensor([[[0.75, 0.25]]]))
+    reading: Any = SimpleNamespace(queries=1)
+    state = BatchState(reading)
+    view = LayerView(torch.empty(1, 2, 1), torch.empty(1, 2, 1), None, None, 2)
+    for layer, row in enumerate([[0.25, 0.75], [float("nan")] * 2, [0.75, 0.25]]):
+        state.add(layer, view, torch.tensor(row).view(1, 1, 1, 1, 2))
     assert state.attention().tolist() == [[[0.5, 0.5]]]
 
 

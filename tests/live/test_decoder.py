@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from arborsim_torch.cache.layout import GROUPINGS, Layout
+from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.tree_cache import TreeCache
 from tests.live.tiny import FAMILIES, VOCAB, plain_copy, tiny_model, torch
 
 
@@ -16,7 +19,13 @@ def plain_logits(model: Any, ids: list[int]) -> Any:
         return model(torch.tensor([ids])).logits[0]
 
 
-def grow(model: Any, seed: int = 0, prompt_tokens: int = 30, block: int = 8) -> None:
+def grow(
+    model: Any,
+    seed: int = 0,
+    prompt_tokens: int = 30,
+    block: int = 8,
+    cache: TieredCache | None = None,
+) -> None:
     """A random tree with pauses, returns and ragged batches; checked at every step."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -24,7 +33,7 @@ def grow(model: Any, seed: int = 0, prompt_tokens: int = 30, block: int = 8) -> 
         return int(torch.randint(0, n, (1,), generator=generator))
 
     twin = plain_copy(model)
-    decoder = TreeDecoder(model, prefill_block=block)
+    decoder = TreeDecoder(model, prefill_block=block, cache=cache)
     prompt = [draw(VOCAB) for _ in range(prompt_tokens)]
     logits = decoder.prefill(prompt)
     torch.testing.assert_close(logits, plain_logits(twin, prompt)[-1], rtol=1e-4, atol=1e-4)
@@ -37,7 +46,8 @@ def grow(model: Any, seed: int = 0, prompt_tokens: int = 30, block: int = 8) -> 
             decoder.open(node, parent)
             paths[node] = list(paths[parent])
             open_.append(node)
-        leaves = decoder.activate(open_[: 1 + draw(4)])
+        leaves = open_[: 1 + draw(4)]
+        decoder.activate(leaves)
         for _ in range(1 + draw(5)):
             tokens = [draw(VOCAB) for _ in leaves]
             for leaf, token in zip(leaves, tokens, strict=True):
@@ -47,13 +57,22 @@ def grow(model: Any, seed: int = 0, prompt_tokens: int = 30, block: int = 8) -> 
             expected = plain_logits(twin, paths[leaf])[-1]
             torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
         done = open_.pop(draw(len(open_)))
-        if len(paths[done]) > decoder.cache.nodes[done].start:
+        if decoder.cache.tree.num_node_tokens(done):
             closed.append(done)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tree_equals_plain_forward(family: str) -> None:
     grow(tiny_model(family))
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("family", ["llama", "qwen2-window"])
+def test_every_way_to_read_the_cache(family: str, grouping: str, ordered: bool) -> None:
+    model = tiny_model(family)
+    layout = Layout.of(model, grouping)
+    grow(model, seed=2, cache=TieredCache(layout, ordered=ordered, page_tokens=4))
 
 
 def test_positions_beyond_one_chunk_of_slots() -> None:
@@ -68,7 +87,8 @@ def test_one_batch_equals_one_by_one() -> None:
         decoder.prefill(prompt)
         for node in (1, 2, 3):
             decoder.open(node, 0)
-    leaves = together.activate([1, 2, 3])
+    leaves = [1, 2, 3]
+    together.activate(leaves)
     tokens = {1: [4, 5, 6], 2: [7, 8, 9], 3: [1, 1, 2]}
     batch = [together.step([tokens[leaf][t] for leaf in leaves]) for t in range(3)]
     for row, leaf in enumerate(leaves):
@@ -84,39 +104,20 @@ def test_a_shared_ancestor_is_stored_once() -> None:
     decoder.prefill(list(range(40)))
     for node in range(1, 6):
         decoder.open(node, 0)
-    leaves = decoder.activate([1, 2, 3, 4, 5])
+    decoder.activate([1, 2, 3, 4, 5])
     decoder.step([1] * 5)
-    decoder.activate(leaves[:1])
     per_token = 2 * 4 * 2 * 16 * 4  # keys and values, layers, heads, head_dim, bytes
-    # The prompt once, and one token of each of the four leaves that left the batch.
-    assert decoder.cache.stored_bytes == (40 + 4) * per_token
+    # The prompt once, and one token of each of the five leaves.
+    assert decoder.cache.used_bytes(Place.HBM) == (40 + 5) * per_token
     decoder.drop(2)
-    assert decoder.cache.stored_bytes == (40 + 3) * per_token
+    assert decoder.cache.used_bytes(Place.HBM) == (40 + 4) * per_token
 
 
-def test_lanes_are_reused() -> None:
-    """A child takes over its parent's lane: nothing is copied along a chain."""
-    cache = TreeCache(1, 1, 4, torch.float32, torch.device("cpu"))
-    cache.open(0, -1)
-    cache.activate([0])
-    cache.expect(3)
-    cache.open(1, 0)
-    cache.open(2, 0)
-    assert cache.activate([1]) == [1]
-    cache.expect(1)
-    assert cache.activate([2, 1]) == [1, 2]
-    assert [lane.path for lane in cache.lanes] == [[0, 1], [0, 2]]
-
-
-def test_several_tokens_need_lanes_of_one_length() -> None:
-    cache = TreeCache(1, 1, 4, torch.float32, torch.device("cpu"))
-    cache.open(0, -1)
-    cache.activate([0])
-    cache.expect(2)
-    cache.open(1, 0)
-    cache.activate([1])
-    cache.expect(1)
-    cache.open(2, 0)
-    cache.activate([1, 2])
-    with pytest.raises(ValueError, match="one length"):
-        cache.expect(2)
+def test_several_tokens_at_once_need_one_lane() -> None:
+    decoder = TreeDecoder(tiny_model())
+    decoder.prefill([1, 2])
+    for node in (1, 2):
+        decoder.open(node, 0)
+    decoder.activate([1, 2])
+    with pytest.raises(ValueError, match="2 leaves"):
+        decoder.cache.begin(np.zeros((2, 2), dtype=np.int64))

@@ -1,0 +1,202 @@
+"""Attention over tokens from several places: each layer's are put together in order of tokens.
+
+What a pass reads then depends only on which tokens there are, not on where they lie: outputs are
+the same bits whatever share of the cache is in HBM (Proposition 1 of the memory-hierarchy paper).
+The copy of one layer's keys and values is workspace, freed with the layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.views import Entries
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.tiered import TieredCache
+
+
+@dataclass
+class Piece:
+    """Tokens of one place: int64 Tensor ``[m]`` of slots, on the pool's device."""
+
+    place: Place
+    slots: Tensor
+
+
+@dataclass
+class Row:
+    """The tokens that one group reads.
+
+    Attributes
+    ----------
+    token : int64 array ``[n]``, rising
+    pieces : list of Piece
+    order : int64 Tensor ``[n]`` or None
+        Puts the pieces, one after the other, into the order of tokens; None if they are.
+    """
+
+    token: np.ndarray
+    pieces: list[Piece]
+    order: Tensor | None
+
+
+@dataclass(frozen=True)
+class AssembledPlan:
+    """What one pass reads (see `arborsim_torch.cache.dense.ReadPlan`)."""
+
+    by_layer: list[Entries]
+    assembly: Assembly
+    straight: bool
+    held: int
+
+    def entries(self, layer: int) -> Entries:
+        return self.by_layer[layer]
+
+    def content(self, layer: int) -> Tensor:
+        return self.assembly.content(layer)
+
+
+class Assembly:
+    """Makes plans over all pools.
+
+    Attributes
+    ----------
+    stale : bool
+        Tokens moved since the last plan.
+    """
+
+    def __init__(self, cache: TieredCache) -> None:
+        self._cache = cache
+        self.stale = True
+        self._rows: list[Row] = []
+        self._entries: list[Entries] = []
+        self._straight = False
+
+    def plan(self, fresh: np.ndarray) -> AssembledPlan:
+        """What the next pass reads; `fresh` are its new tokens."""
+        layout = self._cache.layout
+        if self.stale or not self._enter(fresh):
+            self._look_up()
+        held = max(len(row.token) for row in self._rows)
+        kinds = [layout.groups_of_layer(layer).start for layer in range(layout.layers)]
+        size = layout.kv_heads if layout.grouping == "head" else 1
+        by_layer = [self._entries[kind // size] for kind in kinds]
+        return AssembledPlan(by_layer, self, self._straight, held)
+
+    def _look_up(self) -> None:
+        cache, layout = self._cache, self._cache.layout
+        self.stale = False
+        paths = [cache.tree.path(leaf) for leaf in cache.leaves]
+        union = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
+        self._rows = [self._row(group, union) for group in range(layout.groups)]
+        size = layout.kv_heads if layout.grouping == "head" else 1
+        self._entries = [
+            self._entries_of(self._rows[first : first + size], paths)
+            for first in range(0, layout.groups, size)
+        ]
+        self._straight = len(paths) == 1 and all(len(r.token) == len(union) for r in self._rows)
+
+    def _row(self, group: int, union: np.ndarray) -> Row:
+        cache = self._cache
+        place = cache.place.values[group, union]
+        token, place = union[place != Place.LOST], place[place != Place.LOST]
+        pieces, order = [], []
+        for kind in np.unique(place).tolist():
+            pool = cache.pools[Place(kind)]
+            own = np.flatnonzero(place == kind)
+            slots = pool.slots.of[group, token[own]].astype(np.int64)
+            pieces.append(Piece(Place(kind), torch.from_numpy(slots).to(pool.device)))
+            order.append(own)
+        if len(pieces) == 1:
+            return Row(token, pieces, None)
+        put = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable"))
+        return Row(token, pieces, put.to(cache.layout.device))
+
+    def _entries_of(self, rows: list[Row], paths: list[np.ndarray]) -> Entries:
+        cache = self._cache
+        n = max(len(row.token) for row in rows)
+        position = np.zeros((len(rows), n), dtype=np.int64)
+        lanes = np.zeros((len(rows), len(paths), n), dtype=np.bool_)
+        for r, row in enumerate(rows):
+            own = len(row.token)
+            position[r, :own] = cache.position.values[row.token]
+            for lane, path in enumerate(paths):
+                lanes[r, lane, :own] = True if len(paths) == 1 else np.isin(row.token, path)
+        device = cache.layout.device
+        everything = bool(lanes.all())
+        straight = len(paths) == 1 and all(len(row.token) == len(paths[0]) for row in rows)
+        return Entries(
+            None if everything else torch.from_numpy(lanes).to(device),
+            None if straight else torch.from_numpy(position).to(device),
+            n,
+        )
+
+    def _enter(self, fresh: np.ndarray) -> bool:
+        """Take in the new tokens of a single path without looking at the others again."""
+        if not len(fresh) or len(self._cache.leaves) != 1 or self._cache.layout.grouping == "head":
+            return False
+        cache, device = self._cache, self._cache.layout.device
+        slots = cache.pools[Place.HBM].slots.of[:, fresh].astype(np.int64)
+        spots = torch.from_numpy(cache.position.values[fresh].astype(np.int64)).to(device)
+        for group, row in enumerate(self._rows):
+            if row.order is not None or row.pieces[-1].place is not Place.HBM:
+                new = torch.from_numpy(slots[group]).to(device)
+                at = next((i for i, p in enumerate(row.pieces) if p.place is Place.HBM), None)
+                if at is None or row.order is None:
+                    return False
+                before = sum(len(p.slots) for p in row.pieces[: at + 1])
+                row.order = torch.cat(
+                    [
+                        row.order + (row.order >= before) * len(fresh),
+                        torch.arange(before, before + len(fresh), device=device),
+                    ]
+                )
+                row.pieces[at].slots = torch.cat([row.pieces[at].slots, new])
+            else:
+                new = torch.from_numpy(slots[group]).to(device)
+                row.pieces[-1].slots = torch.cat([row.pieces[-1].slots, new])
+            row.token = np.concatenate([row.token, fresh])
+        self._entries = [
+            Entries(
+                None,
+                None if e.position is None else torch.cat([e.position, spots[None]], dim=1),
+                e.n + len(fresh),
+            )
+            for e in self._entries
+        ]
+        return True
+
+    def content(self, layer: int) -> Tensor:
+        """Keys and values ``[2, kv_heads, n, head_dim]`` in the order of tokens."""
+        layout = self._cache.layout
+        rows = self._rows[layout.groups_of_layer(layer)]
+        if len(rows) == 1:
+            return self._together(rows[0], layer, slice(None))
+        n = max(len(row.token) for row in rows)
+        parts = []
+        for head, row in enumerate(rows):
+            own = self._together(row, layer, slice(head, head + 1))
+            parts.append(torch.nn.functional.pad(own, (0, 0, 0, n - own.shape[2])))
+        return torch.cat(parts, dim=1)
+
+    def _together(self, row: Row, layer: int, heads: slice) -> Tensor:
+        pools, dtype = self._cache.pools, self._cache.layout.dtype
+        parts = [_gather(pools[p.place], layer, heads, p.slots, dtype) for p in row.pieces]
+        parts = [part.to(self._cache.layout.device) for part in parts]
+        if row.order is None:
+            return parts[0]
+        return torch.cat(parts, dim=2).index_select(2, row.order)
+
+
+def _gather(pool: Pool, layer: int, heads: slice, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys and values ``[2, heads, m, head_dim]`` in the model's type."""
+    parts = [part[:, heads].index_select(2, slots) for part in pool.bank(layer)]
+    scale = parts[1] if len(parts) > 1 else None
+    return pool.codec.decode(parts[0].view(pool.codec.storage), scale, dtype)

@@ -1,0 +1,147 @@
+"""Attention over the pool as it lies: no copies, a mask where the pool holds other tokens too.
+
+With one path and no gaps there is no mask either, and an entry's slot is its position as long as
+nothing was evicted.  So full retention costs what a plain cache costs, and so does a policy that
+evicts a token whenever one enters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.views import Entries
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.tiered import TieredCache
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What one pass reads; see `Reading` for the two functions.
+
+    Attributes
+    ----------
+    straight : bool
+        Entry ``p`` has position ``p``, in all groups.
+    held : int
+        Entries.
+    """
+
+    by_layer: list[Entries]
+    contents: list[Tensor]
+    straight: bool
+    held: int
+
+    def entries(self, layer: int) -> Entries:
+        return self.by_layer[layer]
+
+    def content(self, layer: int) -> Tensor:
+        return self.contents[layer]
+
+
+class DensePool:
+    """Makes `ReadPlan`s over the pool in HBM.
+
+    Attributes
+    ----------
+    stale : bool
+        Tokens moved since the last plan.
+    """
+
+    def __init__(self, cache: TieredCache) -> None:
+        self._cache = cache
+        self.stale = True
+        self._full = False  # every slot up to the highest is read by the one lane
+        self._straight = False
+        self._lanes: Tensor | None = None  # bool [groups, lanes, capacity]
+        self._position: Tensor | None = None  # int64 [groups, capacity]
+        self._contents: list[Tensor] = []
+        self._room = -1
+
+    def plan(self, fresh: np.ndarray) -> ReadPlan:
+        """What the next pass reads; `fresh` are its new tokens."""
+        if self.stale:
+            self._look_up()
+        elif len(fresh):
+            self._enter(fresh)
+        cache, layout = self._cache, self._cache.layout
+        pool = cache.pools[Place.HBM]
+        high = pool.slots.high.reshape(layout.banks, -1).max(axis=1).tolist()
+        by_bank = []
+        for bank, n in enumerate(high):
+            size = layout.groups // layout.banks
+            groups = slice(bank * size, (bank + 1) * size)
+            lanes = None if self._lanes is None else self._lanes[groups, :, :n]
+            position = None if self._position is None else self._position[groups, :n]
+            by_bank.append(Entries(lanes, position, n))
+        banks = [layout.bank_of_layer(layer)[0] for layer in range(layout.layers)]
+        contents = [pool.bank(i)[0][:, :, : high[b]] for i, b in enumerate(banks)]
+        return ReadPlan([by_bank[b] for b in banks], contents, self._straight, max(high))
+
+    def _look_up(self) -> None:
+        """Find out from the books which slots are read, by whom, and where they stand."""
+        cache, slots = self._cache, self._cache.pools[Place.HBM].slots
+        paths = [cache.tree.path(leaf) for leaf in cache.leaves]
+        self.stale = False
+        self._lanes = self._position = None
+        self._straight = False
+        if len(paths) == 1:
+            own = slots.of[:, paths[0]]
+            self._full = bool(((own >= 0).sum(axis=1) == slots.high).all())
+            if self._full:
+                self._straight = bool((own == np.arange(own.shape[1])).all())
+                if not self._straight:
+                    self._set_positions(paths)
+                return
+        self._full = False
+        self._set_positions(paths)
+        self._set_lanes(paths)
+
+    def _capacity(self) -> int:
+        pool = self._cache.pools[Place.HBM]
+        return max(pool.capacity(bank) for bank in range(self._cache.layout.banks))
+
+    def _set_positions(self, paths: list[np.ndarray]) -> None:
+        cache, slots = self._cache, self._cache.pools[Place.HBM].slots.of
+        table = np.zeros((cache.layout.groups, self._capacity()), dtype=np.int64)
+        for path in paths:
+            group, at = np.nonzero(slots[:, path] >= 0)
+            table[group, slots[group, path[at]]] = at
+        self._position = torch.from_numpy(table).to(cache.layout.device)
+
+    def _set_lanes(self, paths: list[np.ndarray]) -> None:
+        cache, slots = self._cache, self._cache.pools[Place.HBM].slots.of
+        table = np.zeros((cache.layout.groups, len(paths), self._capacity()), dtype=np.bool_)
+        for lane, path in enumerate(paths):
+            group, at = np.nonzero(slots[:, path] >= 0)
+            table[group, lane, slots[group, path[at]]] = True
+        self._lanes = torch.from_numpy(table).to(cache.layout.device)
+
+    def _enter(self, fresh: np.ndarray) -> None:
+        """Take in new tokens without looking at the others again."""
+        cache, slots = self._cache, self._cache.pools[Place.HBM].slots
+        if self._full and self._position is None and self._straight:
+            if (slots.of[:, fresh] == cache.position.values[fresh]).all():
+                return
+            self._look_up()
+            return
+        table = self._lanes if self._lanes is not None else self._position
+        if table is None or self._capacity() > table.shape[-1]:
+            self._look_up()
+            return
+        own, width = slots.of[:, fresh], len(cache.leaves)
+        group, at = np.indices(own.shape).reshape(2, -1)
+        where = np.stack([group, own.reshape(-1), at % width, cache.position.values[fresh[at]]])
+        group_t, slot_t, lane_t, spot_t = torch.from_numpy(where.astype(np.int64)).to(
+            cache.layout.device
+        )
+        if self._position is not None:
+            self._position[group_t, slot_t] = spot_t
+        if self._lanes is not None:
+            self._lanes[group_t, lane_t, slot_t] = True

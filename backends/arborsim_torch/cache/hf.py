@@ -1,0 +1,63 @@
+"""The transformers `Cache` over arborsim's: what models call, and nothing else.
+
+Models only hand new keys and values to `update`.  What attention reads is asked of the pass itself
+(`Reading.view`), because a path's tokens are rarely one contiguous tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class Passes(Protocol):
+    """What the layers need to know of the cache."""
+
+    @property
+    def seen_tokens(self) -> int:
+        """Length of the longest active path, evicted tokens included."""
+        ...
+
+    @property
+    def held_tokens(self) -> int:
+        """Entries that the pass under way reads."""
+        ...
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Take a layer's new keys and values."""
+        ...
+
+
+class Layer(CacheLayerMixin):
+    """One layer as transformers sees it."""
+
+    def __init__(self, cache: Passes, index: int) -> None:
+        super().__init__()
+        self._cache, self._index = cache, index
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        pass
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        self._cache.store(self._index, key_states, value_states)
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        held, seen = self._cache.held_tokens, self._cache.seen_tokens
+        return held, max(0, seen + query_length - held)
+
+    def get_seq_length(self) -> int:
+        return self._cache.seen_tokens
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def hf_cache(cache: Passes, layers: int) -> Cache:
+    """A transformers `Cache` of so many layers."""
+    return Cache(layers=[Layer(cache, index) for index in range(layers)])

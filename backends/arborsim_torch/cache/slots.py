@@ -1,0 +1,105 @@
+"""Slots of a pool on the host: which token sits where, and which slots are free.
+
+Every group has slots of its own.  A freed slot is the first to be taken again, so a cache that
+evicts one token for every one that enters stays without gaps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arborsim.memory.pages import GrowingTable
+
+NOWHERE = -1
+
+
+class Slots:
+    """The slot of every token, per group.
+
+    Parameters
+    ----------
+    groups : int
+
+    Attributes
+    ----------
+    high : int64 ``[groups]``
+        Slots below this have been taken at some time.
+    used : int64 ``[groups]``
+        Tokens held.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.high = np.zeros(groups, dtype=np.int64)
+        self.used = np.zeros(groups, dtype=np.int64)
+        self._groups = groups
+        self._slot = GrowingTable(groups, np.int32)
+        self._free = np.zeros((groups, 16), dtype=np.int32)  # stacks; the last entry is taken next
+        self._num_free = np.zeros(groups, dtype=np.int64)
+
+    def grow(self, tokens: int) -> None:
+        """Know of tokens up to, not including, number `tokens`; they sit nowhere yet."""
+        if tokens > len(self._slot):
+            self._slot.extend(tokens - len(self._slot), NOWHERE)
+
+    @property
+    def of(self) -> np.ndarray:
+        """Int32 ``[groups, tokens]``: slots; `NOWHERE` for tokens that are not here.  A view."""
+        return self._slot.values
+
+    def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """Give slots to cells (group, token); returns them, int64 ``[cells]``."""
+        counts = np.bincount(group, minlength=self._groups)
+        rank = _rank(group, counts)
+        spare = self._num_free[group]
+        again = rank < spare
+        top = np.where(again, spare - 1 - rank, 0)
+        slot = np.where(again, self._free[group, top], self.high[group] + rank - spare)
+        from_free = np.minimum(counts, self._num_free)
+        self._num_free -= from_free
+        self.high += counts - from_free
+        self.used += counts
+        self._slot.values[group, token] = slot
+        return np.asarray(slot, dtype=np.int64)
+
+    def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
+        """Free the slots of cells."""
+        slot = self._slot.values[group, token]
+        counts = np.bincount(group, minlength=self._groups)
+        needed = int((self._num_free + counts).max(initial=0))
+        if needed > self._free.shape[1]:
+            grown = np.zeros((self._groups, max(needed, 2 * self._free.shape[1])), dtype=np.int32)
+            grown[:, : self._free.shape[1]] = self._free
+            self._free = grown
+        self._free[group, self._num_free[group] + _rank(group, counts)] = slot
+        self._num_free += counts
+        self.used -= counts
+        self._slot.values[group, token] = NOWHERE
+
+    def compact(self) -> list[np.ndarray]:
+        """Number the slots of each group anew, without gaps, in the order of tokens.
+
+        Returns
+        -------
+        list of int64 ``[used]``
+            Per group the old slots in their new order.
+        """
+        old = []
+        for g in range(self._groups):
+            row = self._slot.values[g]
+            held = np.flatnonzero(row >= 0)
+            old.append(row[held].astype(np.int64))
+            row[held] = np.arange(len(held))
+        self.high[:] = self.used
+        self._num_free[:] = 0
+        return old
+
+
+def _rank(group: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Of each cell, how many cells of its group come before it."""
+    if len(counts) == 1:
+        return np.arange(len(group))
+    order = np.argsort(group, kind="stable")
+    first = np.cumsum(counts) - counts
+    rank = np.empty(len(group), dtype=np.int64)
+    rank[order] = np.arange(len(group)) - first[group[order]]
+    return rank

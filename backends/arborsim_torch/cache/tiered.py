@@ -1,0 +1,252 @@
+"""The cache of one tree search on a live model: every token once per group, in tiers.
+
+What a forward pass does: `begin` gives slots to its tokens and says what it reads; each layer hands
+in its keys and values (`Reading.store`) and gets its view; `moves` between tiers come after, from
+`arborsim_torch.cache.mover`.
+
+How attention reads: as long as all tokens it needs are in HBM at full precision it reads the pool
+as it lies, with a mask where the pool holds other tokens too.  Otherwise, or if results must not
+depend on where tokens lie (`ordered`), the layer's keys and values are put together in the order of
+tokens first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim.memory.pages import GrowingTable
+from arborsim.memory.tiers import Tier
+from arborsim.tree import GrowingArray, ThoughtTree
+from arborsim_torch.cache.assembly import Assembly
+from arborsim_torch.cache.dense import DensePool
+from arborsim_torch.cache.hf import hf_cache
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.views import Reading
+from arborsim_torch.cache.writing import Writing
+from arborsim_torch.tiers.codec import Codec, Fp8, Plain
+
+
+class TieredCache:
+    """Keys and values of one tree.
+
+    Parameters
+    ----------
+    layout : Layout
+    quantised : Codec
+        Format of quantised tokens.
+    page_tokens : int
+        Pools grow and shrink by so many slots.
+    ordered : bool
+        Put keys and values in the order of tokens before attention reads them, so that results do
+        not depend on slots or places.
+
+    Attributes
+    ----------
+    tree : ThoughtTree
+    leaves : list of int
+        Those that decode, in batch order.
+    place : GrowingTable of int8 ``[groups, tokens]``
+        Where attention reads each token (`Place`).
+    pools : dict of Place to Pool
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        quantised: Codec | None = None,
+        page_tokens: int = 16,
+        ordered: bool = False,
+    ) -> None:
+        self.layout = layout
+        self.tree = ThoughtTree()
+        self.leaves: list[int] = []
+        self.place = GrowingTable(layout.groups, np.int8)
+        self.vocabulary_id = GrowingArray(np.int32)
+        self.position = GrowingArray(np.int32)
+        self.hf = hf_cache(self, layout.layers)
+        host, pinned = torch.device("cpu"), layout.device.type == "cuda"
+        formats: dict[bool, Codec] = {False: Plain(layout.dtype), True: quantised or Fp8()}
+        self.pools = {
+            place: Pool(
+                layout,
+                formats[place.quantised],
+                host if place.on_host else layout.device,
+                page_tokens=page_tokens,
+                pinned=pinned and place.on_host,
+            )
+            for place in Place
+            if place is not Place.LOST
+        }
+        self.ordered = ordered
+        self._dense = DensePool(self)
+        self._assembly = Assembly(self)
+        self._store: Any = None
+        self._held = 0
+
+    # -- the tree ------------------------------------------------------------------------------
+
+    def open(self, node: int, parent: int) -> None:
+        """Add an empty node under a complete one (parent -1 for the prompt)."""
+        self.tree.open(node, parent)
+
+    def parent(self, node: int) -> int:
+        return self.tree.nodes[node].parent
+
+    def activate(self, leaves: Sequence[int]) -> None:
+        """The next passes are over these leaves, in this order."""
+        self.leaves = list(leaves)
+        self.tree.forget_paths(leaves)
+        self.changed()
+
+    def length(self, lane: int) -> int:
+        """Tokens on the path of a lane, evicted ones included."""
+        return len(self.tree.path(self.leaves[lane]))
+
+    @torch.inference_mode()
+    def drop(self, node: int) -> None:
+        """Free all tokens of a node that nothing will read again."""
+        token = self.tree.tokens(node)
+        for place, pool in self.pools.items():
+            group, at = np.nonzero(pool.slots.of[:, token] >= 0)
+            pool.give_back(group, token[at])
+            if place is Place.HBM:
+                self.shrink()
+        self.place.values[:, token] = Place.LOST
+        self.changed()
+
+    # -- bytes ---------------------------------------------------------------------------------
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.vocabulary_id)
+
+    @property
+    def seen_tokens(self) -> int:
+        return max((self.length(i) for i in range(len(self.leaves))), default=0)
+
+    @property
+    def held_tokens(self) -> int:
+        return self._held
+
+    def used_bytes(self, *places: Place) -> int:
+        """Bytes of the tokens in these places."""
+        return sum(self.pools[place].used_bytes for place in places)
+
+    def capacity_bytes(self, *places: Place) -> int:
+        """Bytes of the tensors of these places."""
+        return sum(self.pools[place].capacity_bytes for place in places)
+
+    def shrink(self) -> None:
+        """Give memory back where half of it is unused."""
+        if any([pool.shrink() for pool in self.pools.values()]):
+            self.changed()
+
+    def changed(self) -> None:
+        """Tokens have moved: what attention reads must be looked up anew."""
+        self._dense.stale = True
+        self._assembly.stale = True
+
+    # -- forward passes ------------------------------------------------------------------------
+
+    def begin(self, ids: np.ndarray) -> Reading:
+        """Announce the next tokens of the leaves.
+
+        Parameters
+        ----------
+        ids : int ``[lanes, queries]``
+            Vocabulary ids; several queries only with one lane.
+        """
+        width, queries = ids.shape
+        if width != len(self.leaves) or (queries > 1 and width > 1):
+            raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
+        first = [self.length(i) for i in range(width)]
+        start = self.num_tokens
+        self.tree.append(self.leaves, queries)
+        fresh = np.arange(start, start + width * queries)
+        position = np.asarray(first)[:, None] + np.arange(queries)
+        self.vocabulary_id.extend(ids.T.reshape(-1))
+        self.position.extend(position.T.reshape(-1))
+        self.place.extend(len(fresh), Place.HBM)
+        for pool in self.pools.values():
+            pool.slots.grow(self.num_tokens)
+        groups = self.layout.groups
+        slots = self.pools[Place.HBM].take(
+            np.repeat(np.arange(groups), len(fresh)), np.tile(fresh, groups)
+        )
+        writing = Writing.new(self.pools[Place.HBM], slots.reshape(groups, -1))
+        return self._reading(writing, position, first, fresh)
+
+    def again(self, leaf: int, tokens: np.ndarray) -> Reading:
+        """Announce that lost tokens on the path of one active leaf are computed again.
+
+        They must lie in HBM's books already (see `Mover.restore`); groups that never lost a token
+        keep what they have.
+        """
+        self.leaves = [leaf]
+        self.changed()
+        position = self.position.values[tokens].astype(np.int64)[None]
+        writing = Writing.again(self.pools[Place.HBM], tokens, self.place.values[:, tokens])
+        return self._reading(writing, position, [int(position[0, 0])], np.empty(0, np.int64))
+
+    def _reading(
+        self, writing: Writing, position: np.ndarray, first: list[int], fresh: np.ndarray
+    ) -> Reading:
+        longest = self.seen_tokens
+        source = self._assembly if self._assembles() else self._dense
+        plan = source.plan(fresh)
+        at = torch.from_numpy(position.astype(np.int64)).to(self.layout.device)
+        self._store, self._held = writing.store, plan.held
+        return Reading(
+            at, first, longest, plan.entries, plan.content, writing.store,
+            causal=plan.straight and len(fresh) == position.shape[1] and len(first) == 1,
+        )  # fmt: skip
+
+    def _assembles(self) -> bool:
+        if self.ordered:
+            return True
+        elsewhere = [p for p in self.pools if p is not Place.HBM]
+        return any(self.pools[place].slots.used.any() for place in elsewhere)
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Take a layer's new keys and values, ``[lanes, kv_heads, queries, head_dim]``."""
+        self._store(layer, keys, values)
+
+    def newest(self, count: int) -> Tensor:
+        """The last `count` tokens of every lane, ``[layers, 2, lanes, kv_heads, count, head_dim]``.
+
+        They must not have been moved yet.
+        """
+        token = np.stack([self.tree.path(leaf)[-count:] for leaf in self.leaves])
+        return self.tokens_kv(token.reshape(-1)).unflatten(3, token.shape).movedim(3, 2)
+
+    def tokens_kv(self, token: np.ndarray) -> Tensor:
+        """Keys and values of tokens in HBM, ``[layers, 2, kv_heads, tokens, head_dim]``."""
+        pool = self.pools[Place.HBM]
+        slots = pool.slots.of[:, token]
+        assert (slots >= 0).all(), "a token was asked for after it had moved"
+        if self.layout.grouping != "head":
+            return torch.cat([pool.read(g, slot).data for g, slot in enumerate(slots)])
+        heads = self.layout.kv_heads
+        by_layer = [
+            torch.cat([pool.read(g, slots[g]).data for g in range(first, first + heads)], dim=2)
+            for first in range(0, self.layout.groups, heads)
+        ]
+        return torch.cat(by_layer)
+
+    @property
+    def tier_counts(self) -> np.ndarray:
+        """Int64 ``[tiers]``: cells by the tier of their own copy, counted in the pools."""
+        home = (Place.HBM, Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED)
+        counts = [int(self.pools[place].slots.used.sum()) for place in home]
+        return np.array([*counts, self.num_tokens * self.layout.groups - sum(counts)])
+
+
+assert len(Tier) - 1 == Tier.EVICTED
