@@ -47,10 +47,13 @@ class Moves:
     @classmethod
     def between(cls, current: np.ndarray, desired: np.ndarray) -> Moves:
         """Moves that turn `current` into `desired`, both int8 ``[groups, tokens]``."""
-        group, token = np.nonzero(current != desired)
-        target = desired[group, token]
-        shown = np.full(len(group), ALL_GROUPS) if len(current) == 1 else group
-        return cls(np.zeros(len(token), np.int64), shown.astype(np.int32), token, target)
+        if len(current) == 1:
+            token = np.flatnonzero(current[0] != desired[0])
+            group, target = np.full(len(token), ALL_GROUPS), desired[0, token]
+        else:
+            group, token = np.nonzero(current != desired)
+            target = desired[group, token]
+        return cls(np.zeros(len(token), np.int64), group.astype(np.int32), token, target)
 
     def at(self, step: int) -> Moves:
         """The moves of one iteration, renumbered to step 0."""

@@ -30,11 +30,14 @@ def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
         )
     lowered = plan.tiers > view.tier
     if policy.bounded and lowered.any():
-        broken = np.flatnonzero((lowered & policy.protected(view)).any(axis=0))
-        if len(broken):
-            raise PlanError(f"{policy.name} moves protected token {broken[0]} down")
+        broken = lowered & policy.protected(view)
+        if broken.any():
+            token = int(np.flatnonzero(broken.any(axis=0))[0])
+            raise PlanError(f"{policy.name} moves protected token {token} down")
+    if plan.recover:
+        return
     back = (view.tier == Tier.EVICTED) & (plan.tiers != Tier.EVICTED)
-    if not plan.recover and back.any():
+    if back.any():
         token = int(np.nonzero(back)[1][0])
         raise PlanError(f"{policy.name} reads token {token}, which is evicted, without recover")
 

@@ -86,28 +86,36 @@ class Pool:
         """Bool ``[tokens]``: what HBM holds after the decision."""
         view, room = at.view, at.room
         flat = self.adaptation == "flat"
-        stream = np.arange(view.num_tokens) if flat else view.path
-        stream = stream[at.reachable[stream]]
-        pinned = stream[at.protected[stream]]
-        candidates = stream[~at.protected[stream]]
-        if len(pinned) > room.budget:
+        stream = at.reachable if flat else at.reachable & _on_path(view)
+        held = np.asarray(stream & at.protected)
+        pinned = int(np.count_nonzero(held))
+        candidates = np.flatnonzero(stream & ~at.protected)
+        if pinned > room.budget:
             raise BudgetInfeasible(
-                at.who, len(pinned), room.budget,
-                f"protected {len(pinned)} on {len(view.leaves)} active path(s)",
+                at.who, pinned, room.budget,
+                f"protected {pinned} on {len(view.leaves)} active path(s)",
             )  # fmt: skip
         blocks = [] if flat else off_path_blocks(view)
         elsewhere = sum(len(block) for block in blocks)
-        total = len(pinned) + len(candidates) + elsewhere
+        total = pinned + len(candidates) + elsewhere
         goal = room.goal if total > room.limit else total
-        while blocks and len(pinned) + len(candidates) + elsewhere > goal:
+        while blocks and pinned + len(candidates) + elsewhere > goal:
             elsewhere -= len(blocks.pop(0))
-        stay = max(0, goal - len(pinned) - elsewhere)
-        held = np.zeros(view.num_tokens, dtype=bool)
-        held[pinned] = True
-        held[candidates[highest(at.score[candidates], stay)]] = True
+        stay = max(0, goal - pinned - elsewhere)
+        held[candidates[highest(at.score.take(candidates), stay)]] = True
         for block in blocks:
             held[block] = True
         return held
+
+
+def _on_path(view: CacheView) -> np.ndarray:
+    """Bool ``[tokens]``: on an active path."""
+    path = view.path
+    mask = np.ones(view.num_tokens, dtype=bool)
+    if len(path) < view.num_tokens:
+        mask[:] = False
+        mask[path] = True
+    return mask
 
 
 @dataclass(frozen=True)

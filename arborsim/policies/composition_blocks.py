@@ -20,6 +20,11 @@ from arborsim.policies.settings import setting
 from arborsim.policies.tree_rule import Room
 
 
+_QUANTISED = np.array([tier.quantised for tier in Tier])
+_HBM_TIERS = np.array([Tier.HBM_QUANTISED, Tier.HBM], dtype=np.int8)
+_DDR_TIERS = np.array([Tier.DDR_QUANTISED, Tier.DDR], dtype=np.int8)
+
+
 @dataclass(frozen=True)
 class EveryStep:
     """Decide after every iteration that leaves more tokens in HBM than the budget."""
@@ -186,24 +191,28 @@ class Ladder:
             The lowest steps down first; of equals the oldest.
         """
         before = view.tier[0]
-        quantised = (before == Tier.HBM_QUANTISED) | (before == Tier.DDR_QUANTISED)
-        tiers = np.where(quantised, Tier.HBM_QUANTISED, Tier.HBM).astype(np.int8)
-        outside = ~in_hbm
-        tiers[outside] = np.where(quantised[outside], Tier.DDR_QUANTISED, Tier.DDR)
-        tiers[outside & (before == Tier.EVICTED)] = Tier.EVICTED
+        # What is evicted and stays so, the most on a long path, is not looked at again.
+        live = np.flatnonzero((before != Tier.EVICTED) | in_hbm)
+        quantised = _QUANTISED.take(before.take(live))
+        inside = in_hbm.take(live)
+        narrow, wide = np.where(inside, _HBM_TIERS[:, None], _DDR_TIERS[:, None])
+        tiers = np.where(quantised, narrow, wide)
+        protected, score = protected.take(live), score.take(live)
         self._quantise(tiers, Tier.HBM, self.hbm_quantised, protected, score)
         self._overflow(tiers, self.ddr * view.budget_tokens, protected, score)
         self._quantise(tiers, Tier.DDR, self.ddr_quantised, protected, score)
-        return tiers
+        placed = np.array(before)
+        placed[live] = tiers
+        return placed
 
     @staticmethod
     def _overflow(tiers: np.ndarray, size: float, protected: np.ndarray, score: np.ndarray) -> None:
         """Evict the lowest of DDR until it holds no more than `size` tokens."""
-        held = (tiers == Tier.DDR) | (tiers == Tier.DDR_QUANTISED)
+        held = tiers >= Tier.DDR  # nothing is evicted yet
         over = int(np.count_nonzero(held)) - size
         if over > 0:
             free = np.flatnonzero(held & ~protected)
-            tiers[free[lowest(score[free], math.ceil(over))]] = Tier.EVICTED
+            tiers[free[lowest(score.take(free), math.ceil(over))]] = Tier.EVICTED
 
     @staticmethod
     def _quantise(
@@ -213,10 +222,11 @@ class Ladder:
         if not share:
             return
         narrow = Tier(tier + 1)
-        full = np.flatnonzero((tiers == tier) & ~protected)
-        already = np.count_nonzero((tiers == narrow) & ~protected)
+        free = ~protected
+        full = np.flatnonzero((tiers == tier) & free)
+        already = np.count_nonzero((tiers == narrow) & free)
         wanted = int(share * (len(full) + int(already))) - int(already)
-        tiers[full[lowest(score[full], wanted)]] = narrow
+        tiers[full[lowest(score.take(full), wanted)]] = narrow
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from arborsim.policies.stream import off_path_blocks
 from arborsim.signals.observations import Signal
 from arborsim.signals.scores import CumulativeAttention, Score
 
+_HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 EVICTION_BASES = ("of-candidates", "of-total")
 
 
@@ -92,7 +93,7 @@ class Hierarchy(Policy):
         -------
         float64 ``[n]``
         """
-        return np.asarray(view.scores["attention"][candidates])
+        return np.asarray(view.scores["attention"].take(candidates))
 
     def next_decision(self, view: CacheView) -> int:
         scheduled = self.interval - view.iterations % self.interval
@@ -108,8 +109,7 @@ class Hierarchy(Policy):
         # Everything is by position on the path; a path that is the whole tree needs no gathers.
         whole = len(view.path) == view.num_tokens
         path = slice(None) if whole else view.path
-        here = view.tier[0, path].copy()
-        readable = here != Tier.EVICTED
+        readable = view.tier[0, path] != Tier.EVICTED
         pinned = readable & self.protected(view)[path]
         at = np.flatnonzero(readable & ~pinned)
         importance = self.importance(view, at if whole else view.path[at])
@@ -121,11 +121,11 @@ class Hierarchy(Policy):
         cold = len(at) - doomed - in_hbm
         # Down the rungs: each holds the lowest of the ranking that no lower rung claims.  What a
         # search comes back to may lie in DDR: its protected part returns to HBM.
-        here[readable] = Tier.HBM
+        here = np.where(readable, _HBM, _EVICTED)
         small = int(self.quantised_ratio * cold)
         down = lowest_of_each(importance, [doomed + cold, doomed + small if small else 0, doomed])
         for tier, lost in zip((Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED), down, strict=True):
-            here[at[lost]] = tier
+            here[at.take(lost)] = tier
         tiers[:, path] = here
         return Plan(tiers)
 

@@ -63,7 +63,10 @@ def _windows(
     history = history[max(0, len(history) - (window - 1)) :]
     padded = np.concatenate([np.zeros(window - 1 - len(history)), history, new])
     count = np.minimum(len(history) + 1 + np.arange(len(new)), window).astype(np.float64)
-    by_lag = np.lib.stride_tricks.sliding_window_view(padded, len(new))[::-1]
+    size = padded.itemsize  # a view, as `sliding_window_view` makes at many times the cost
+    by_lag: np.ndarray = np.ndarray(
+        (window, len(new)), padded.dtype, padded, (window - 1) * size, (-size, size)
+    )
     return by_lag, count, len(history)
 
 

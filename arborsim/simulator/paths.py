@@ -66,7 +66,8 @@ class ActivePaths:
         self._tree = tree
         self._ledger = ledger
         self._turned_to: set[int] = set()
-        self._whole = False  # whether the ledger's tokens are those of one path, each once
+        # Whether the only path read is the whole tree: the ledger then counts its tokens.
+        self._whole = False
         self._active = np.zeros(1, dtype=bool)
         self._per_node = np.zeros(1, dtype=np.int64)
 
@@ -90,8 +91,6 @@ class ActivePaths:
         self._whole = len(leaves) == 1 and bool(self._per_node.all())
         if self._whole:
             self.length = tier.shape[1]
-            self.shared = self.branches = Census(1)
-            self._follow_ledger()
             return
         weight = self._weight(np.arange(tier.shape[1]))
         read = weight > 0
@@ -111,7 +110,8 @@ class ActivePaths:
 
     def readable_beside(self, tokens: np.ndarray) -> int:
         """Readable tokens on the paths being read, other than `tokens`."""
-        readable = int(self.shared.now[0, : Tier.EVICTED].sum()) // self._ledger.groups
+        held = self._ledger.held if self._whole else self.shared.now[0].tolist()
+        readable = sum(held[: Tier.EVICTED]) // self._ledger.groups
         return max(0, readable - int(np.count_nonzero(self._weight(tokens))))
 
     def _weight(self, tokens: np.ndarray) -> np.ndarray:
@@ -133,7 +133,6 @@ class ActivePaths:
         length = np.arange(self.length + width, self.length + width * steps + 1, width)
         self.length += width * steps
         if self._whole:
-            self._follow_ledger()
             return PathProfile(run.counts_before, run.counts_before, length)
         newest = int(self._per_node[list(self.leaves)].sum())
         shared, branches = self._follow(run.changes, steps, width * groups, newest * groups)
@@ -141,18 +140,12 @@ class ActivePaths:
 
     def change(self, changes: Changes) -> None:
         """Tokens have changed their tier outside a run, and the ledger knows."""
-        if not len(changes):
-            return
-        if self._whole:
-            self._follow_ledger()
+        if self._whole or not len(changes):
             return
         row, weight = np.zeros(len(changes), dtype=np.int64), self._weight(changes.token)
         self.shared.change(row, changes, np.minimum(weight, 1))
         if self.branches is not self.shared:
             self.branches.change(row, changes, weight)
-
-    def _follow_ledger(self) -> None:
-        self.shared.now[0] = self._ledger.held
 
     def _follow(
         self, changes: Changes, steps: int, shared_born: int, branches_born: int

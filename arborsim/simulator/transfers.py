@@ -14,7 +14,7 @@ import simpy
 from arborsim.memory.census import Changes, kinds
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.pages import GrowingTable
-from arborsim.memory.tiers import Tier
+from arborsim.memory.tiers import NUM_TIERS, Tier
 from arborsim.simulator.engine import Engine, Steps
 from arborsim.simulator.gauge import MemoryGauge
 from arborsim.simulator.paths import NOBODY, ActivePaths, PathProfile
@@ -62,6 +62,7 @@ class Transfers:
         self._paths = paths
         self._gauge = gauge
         self._stages = recall == "stage"
+        self._sizes_left = _LEAVING * np.repeat(ledger.bytes_by_tier, NUM_TIERS)
         self._staged = _Marks(ledger)
         self._flying = _Marks(ledger)
         self._promotions: list[tuple[simpy.Process, np.ndarray]] = []
@@ -74,14 +75,13 @@ class Transfers:
         """Change tiers in ledger and paths, what frees memory first, and start the transfers."""
         leaving, returning = changes.of(_LEAVING), self._returning(changes)
         self._release_staging(changes.of(_FROM_DDR))
-        self._record(changes.of(_FREEING))
-        held_bytes = self._ledger.hbm_page_bytes
-        self._record(leaving)
-        freed_bytes = held_bytes - self._ledger.hbm_page_bytes
+        if self._ledger.has_pages:
+            freed_bytes = self._record_pages(changes, leaving)
+        else:
+            self._record(changes)
+            freed_bytes = changes.count(self._sizes_left)
         # What is recomputed for DDR is in HBM, too, until it has been copied.
-        recomputed = changes.count(_RECOMPUTED)
-        freed_bytes += recomputed * int(self._ledger.bytes_by_tier[Tier.HBM])
-        self._record(changes.of(_OTHERS))
+        freed_bytes += changes.count(_RECOMPUTED) * int(self._ledger.bytes_by_tier[Tier.HBM])
         self._start_leaving(leaving, freed_bytes)
         self._start_returning(returning)
         self._gauge.observe(self._engine.now_s)
@@ -123,6 +123,15 @@ class Transfers:
             return back
         cells = back.group, back.token
         return back.where(~(self._staged.values[cells] | self._flying.values[cells]))
+
+    def _record_pages(self, changes: Changes, leaving: Changes) -> int:
+        """Record `changes`, what frees memory first; bytes of the pages that `leaving` closes."""
+        self._record(changes.of(_FREEING))
+        held_bytes = self._ledger.hbm_page_bytes
+        self._record(leaving)
+        freed_bytes = held_bytes - self._ledger.hbm_page_bytes
+        self._record(changes.of(_OTHERS))
+        return freed_bytes
 
     def _record(self, changes: Changes) -> None:
         self._ledger.record(changes)
