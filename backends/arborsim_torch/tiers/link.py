@@ -1,0 +1,301 @@
+"""Real copies between the device and the host's memory, and how long they held things up.
+
+::
+
+    with Link(device) as link:
+        ticket = link.down(keys, link.host_empty(keys.shape, keys.dtype))
+        ...                      # computes meanwhile
+        ticket.wait()            # now `keys` may be overwritten, and the host has them
+
+Each direction carries its copies first in, first out; the two directions run beside each other.
+The link never reuses anybody's tensors: until a ticket is done, its source must not be written and
+its target not be touched.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arborsim.errors import UsageError
+from arborsim_torch.tiers.copies import Copy, Engine, StreamEngine, ThreadEngine
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one direction of a link has finished carrying.
+
+    Attributes
+    ----------
+    copies, carried_bytes : int
+    busy_s : float
+        Sum of the times of the copies themselves, without waiting in the queue.
+    """
+
+    copies: int = 0
+    carried_bytes: int = 0
+    busy_s: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.copies + other.copies,
+            self.carried_bytes + other.carried_bytes,
+            self.busy_s + other.busy_s,
+        )
+
+
+class Ticket:
+    """A copy that has been ordered."""
+
+    def __init__(self, lane: _Lane, copy: Copy, source: Tensor, out: Tensor) -> None:
+        self._lane, self._copy = lane, copy
+        self._tensors: tuple[Tensor, Tensor] | None = (source, out)  # alive until done
+        self._bytes = source.numel() * source.element_size()
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        """Whether the copy has finished, or failed."""
+        return self._copy.done()
+
+    def wait(self) -> float:
+        """Wait for the copy; raise its error if it failed.
+
+        Returns
+        -------
+        float
+            Seconds that the caller was held up: the *exposed* part of the copy.  On CUDA, seconds
+            that the device's current stream stood idle at this point; the host waits as well.
+        """
+        held_up_s = self.join()
+        self._lane.settle(held_up_s)
+        if self._error is not None:
+            self._lane.told(self)
+            raise self._error
+        return held_up_s
+
+    def join(self) -> float:
+        """Wait without accounts and errors; seconds held up."""
+        return self._copy.join()
+
+    def settle(self) -> Traffic | Exception:
+        """Let go of the tensors; what a finished copy has carried, or why it failed."""
+        self._tensors = None
+        try:
+            return Traffic(1, self._bytes, self._copy.busy_s())
+        except Exception as error:
+            self._error = error
+            return error
+
+
+class _Lane:
+    """One direction: its engine, the copies on their way, and its accounts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pending: deque[Ticket] = deque()
+        self._failed: list[Ticket] = []  # whose errors nobody has been told
+        self._lock = threading.RLock()
+        self._traffic = Traffic()
+        self._exposed_s = 0.0
+
+    def send(self, source: Tensor, out: Tensor) -> Ticket:
+        with self._lock:
+            self.settle()
+            ticket = Ticket(self, self._engine.start(source, out), source, out)
+            self._pending.append(ticket)
+            return ticket
+
+    def settle(self, held_up_s: float = 0.0) -> None:
+        """Book the copies that are done, and time that a caller was held up."""
+        with self._lock:
+            self._exposed_s += held_up_s
+            while self._pending and self._pending[0].done():
+                ticket = self._pending.popleft()
+                result = ticket.settle()
+                if isinstance(result, Traffic):
+                    self._traffic += result
+                else:
+                    self._failed.append(ticket)
+
+    def told(self, ticket: Ticket) -> None:
+        """The caller knows of this ticket's error."""
+        with self._lock:
+            self._failed = [other for other in self._failed if other is not ticket]
+
+    def wait_all(self) -> float:
+        with self._lock:
+            waiting = list(self._pending)
+        held_up_s = sum(ticket.join() for ticket in waiting)
+        self.settle(held_up_s)
+        return held_up_s
+
+    def failed(self) -> list[Ticket]:
+        """Copies whose errors nobody has been told, oldest first; told now."""
+        with self._lock:
+            failed, self._failed = self._failed, []
+            return failed
+
+    def traffic(self) -> Traffic:
+        self.settle()
+        return self._traffic
+
+    def exposed_s(self) -> float:
+        return self._exposed_s
+
+    def close(self) -> None:
+        self._engine.close()
+        self.settle()
+
+
+class Link:
+    """Carries tensors between a device and the host's memory, in the background.
+
+    On CUDA each direction is a side stream; on the CPU, where both ends are the same memory, a
+    thread: real copies that overlap with computing just as well.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        ``cpu`` or ``cuda``.
+    pinned : bool
+        Whether `host_empty` allocates page-locked memory on CUDA.  Copies to and from ordinary
+        memory are right, too, but slower, and hold the host up.
+
+    Raises
+    ------
+    UsageError
+        If the device is of another kind, or there is none.
+    """
+
+    def __init__(self, device: torch.device | str, pinned: bool = True) -> None:
+        self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise UsageError(f"no copies to device '{self.device}': choose cpu or cuda")
+        if self.device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise UsageError("device 'cuda': PyTorch sees no GPU here; choose cpu")
+            if self.device.index is None:
+                self.device = torch.device("cuda", torch.cuda.current_device())
+        self.pinned = pinned and self.device.type == "cuda"
+        self._down, self._up = _Lane(self._engine("down")), _Lane(self._engine("up"))
+        self._closed = False
+
+    def _engine(self, direction: str) -> Engine:
+        if self.device.type == "cuda":
+            return StreamEngine(self.device)
+        return ThreadEngine(direction)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor in the host's memory, page-locked if this link's are (see `host_empty`)."""
+        return host_empty(shape, dtype, self.pinned)
+
+    def down(self, source: Tensor, out: Tensor) -> Ticket:
+        """Copy from the device to the host.
+
+        Parameters
+        ----------
+        source : Tensor on the device
+        out : Tensor in the host's memory, contiguous, of the same shape and type
+
+        Raises
+        ------
+        ValueError
+            If the tensors do not fit each other or this link, or it is closed.
+        """
+        self._check(on_device=source, on_host=out)
+        return self._down.send(source, out)
+
+    def up(self, source: Tensor, out: Tensor) -> Ticket:
+        """Copy from the host (`source`, contiguous) to the device (`out`), as `down` does."""
+        self._check(on_device=out, on_host=source)
+        return self._up.send(source, out)
+
+    def wait_all(self) -> float:
+        """Wait for every copy ordered so far; raise the first error that no ticket has told.
+
+        Returns
+        -------
+        float
+            Seconds that the caller was held up.
+        """
+        held_up_s = self._down.wait_all() + self._up.wait_all()
+        for ticket in self._down.failed() + self._up.failed():
+            ticket.wait()
+        return held_up_s
+
+    def close(self) -> None:
+        """Finish the copies on their way and take no more; calling it again does nothing.
+
+        Raises nothing: whether copies have failed, their tickets and `wait_all` tell.
+        """
+        if not self._closed:
+            self._closed = True
+            self._down.close()
+            self._up.close()
+
+    @property
+    def downward(self) -> Traffic:
+        """What has been carried to the host."""
+        return self._down.traffic()
+
+    @property
+    def upward(self) -> Traffic:
+        """What has been carried to the device."""
+        return self._up.traffic()
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds that callers were held up, waiting for copies."""
+        return self._down.exposed_s() + self._up.exposed_s()
+
+    @property
+    def hidden_s(self) -> float:
+        """Copying behind which callers did something else: what was busy less what was exposed."""
+        busy_s = self.downward.busy_s + self.upward.busy_s
+        # A wait also holds what the queue and the thread's start take.
+        return max(0.0, busy_s - self.exposed_s)
+
+    def _check(self, on_device: Tensor, on_host: Tensor) -> None:
+        if self._closed:
+            raise ValueError("the link is closed")
+        if on_device.device != self.device or on_host.device.type != "cpu":
+            raise ValueError(
+                f"copy between {on_device.device} and {on_host.device} on a link of {self.device}"
+            )
+        if on_device.shape != on_host.shape or on_device.dtype != on_host.dtype:
+            raise ValueError(
+                f"copy between {on_device.dtype} {tuple(on_device.shape)} on the device and "
+                f"{on_host.dtype} {tuple(on_host.shape)} on the host"
+            )
+        if not on_host.is_contiguous():
+            # PyTorch would go through a temporary tensor, and on CUDA not wait for it.
+            raise ValueError("the host's tensor must be contiguous")
+
+
+def host_empty(shape: Sequence[int], dtype: torch.dtype, pinned: bool = True) -> Tensor:
+    """An uninitialised tensor in the host's memory, page-locked where there is CUDA.
+
+    Warns, and returns ordinary memory, where locking fails (a container's limit, say).  PyTorch
+    rounds page-locked blocks up to powers of two: large ones may take twice their size.
+    """
+    if pinned and torch.cuda.is_available():
+        try:
+            return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            warnings.warn(
+                f"no page-locked memory, copies will be slower: {why}", RuntimeWarning, stacklevel=2
+            )
+    return torch.empty(tuple(shape), dtype=dtype)

@@ -1,0 +1,148 @@
+"""Tokens in DDR cross to the device layer by layer, in every iteration, through a double buffer.
+
+::
+
+    stream.prefetch(0, parts[0])
+    for layer in range(layers):                 # of every iteration
+        held = stream.take(layer)
+        stream.prefetch(stream.after(layer), parts[stream.after(layer)])
+        ...                                     # attends to `held` while the next layer arrives
+
+Two layers are on the device at a time: one in use, one arriving.  The last layer of an iteration
+prefetches the first of the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.tiers.link import Link, Ticket
+
+_BUFFERS = 2
+_ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and vector loads like
+_GROWTH = 1.25  # so that tokens which arrive one at a time do not grow the buffers each time
+
+
+@dataclass
+class _Arrival:
+    """A layer that has been prefetched and not taken yet."""
+
+    layer: int
+    tensors: list[Tensor]
+    tickets: list[Ticket]
+
+
+class LayerStream:
+    """Streams the parts of layers that are in the host's memory.
+
+    Parameters
+    ----------
+    link : Link
+    layers : int
+        Of the model.
+
+    Attributes
+    ----------
+    exposed_s : float
+        Seconds that `take` was held up.
+    """
+
+    def __init__(self, link: Link, layers: int) -> None:
+        self._link, self._layers = link, layers
+        self._buffers = [
+            torch.empty(0, dtype=torch.uint8, device=link.device) for _ in range(_BUFFERS)
+        ]
+        self._turn = 0  # the buffer that the next prefetch writes
+        self._arriving: deque[_Arrival] = deque()
+        self._in_use: int | None = None  # layer
+        self.exposed_s = 0.0
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of both buffers on the device."""
+        return sum(buffer.numel() for buffer in self._buffers)
+
+    def after(self, layer: int) -> int:
+        """The layer that is streamed next; after the last one, the first."""
+        return (layer + 1) % self._layers
+
+    def prefetch(self, layer: int, host_parts: Sequence[Tensor]) -> None:
+        """Begin to copy a layer's part to the device.
+
+        Parameters
+        ----------
+        layer : int
+            The one after the layer prefetched before.
+        host_parts : sequence of Tensor
+            Contiguous, of any types and shapes, in the host's memory; none if nothing of the layer
+            is there.  They must stay as they are until the layer has been taken.
+
+        Raises
+        ------
+        ValueError
+            If it is not the layer's turn, or both buffers are in use.
+        """
+        self._check_turn(layer)
+        places = self._places(host_parts)
+        tickets = [self._link.up(host, out) for host, out in zip(host_parts, places, strict=True)]
+        self._arriving.append(_Arrival(layer, places, tickets))
+        self._turn = (self._turn + 1) % _BUFFERS
+
+    def take(self, layer: int) -> list[Tensor]:
+        """The layer's parts on the device; waits for them if need be.
+
+        They are valid until the next `take`, which gives their buffer up.
+
+        Raises
+        ------
+        ValueError
+            If the layer is not the next that was prefetched.
+        """
+        if not self._arriving or self._arriving[0].layer != layer:
+            expected = self._arriving[0].layer if self._arriving else "none"
+            raise ValueError(f"layer {layer} taken, but the next one prefetched is {expected}")
+        arrival = self._arriving.popleft()
+        self._in_use = layer
+        self._wait(arrival)
+        return arrival.tensors
+
+    def discard(self) -> None:
+        """Forget what has been prefetched, because tokens have moved; start anew at any layer."""
+        while self._arriving:
+            self._wait(self._arriving.popleft())
+        self._in_use = None
+
+    def _wait(self, arrival: _Arrival) -> None:
+        for ticket in arrival.tickets:
+            self.exposed_s += ticket.wait()
+
+    def _check_turn(self, layer: int) -> None:
+        if not 0 <= layer < self._layers:
+            raise ValueError(f"layer {layer} of {self._layers}")
+        last = self._arriving[-1].layer if self._arriving else self._in_use
+        if last is not None and layer != self.after(last):
+            raise ValueError(f"layer {layer} prefetched after layer {last}")
+        if len(self._arriving) + (self._in_use is not None) >= _BUFFERS:
+            raise ValueError(f"no buffer for layer {layer}: take {self._arriving[0].layer} first")
+
+    def _places(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors like `parts` in the buffer whose turn it is, which grows if it must."""
+        sizes = [part.numel() * part.element_size() for part in parts]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        buffer = self._buffers[self._turn]
+        if starts[-1] > buffer.numel():
+            room = max(starts[-1], int(_GROWTH * buffer.numel()))
+            # What was computed from the old one comes first on the stream that gets its memory.
+            buffer = torch.empty(room, dtype=torch.uint8, device=self._link.device)
+            self._buffers[self._turn] = buffer
+        return [
+            buffer[start : start + size].view(part.dtype).view(part.shape)
+            for part, start, size in zip(parts, starts, sizes, strict=False)
+        ]
