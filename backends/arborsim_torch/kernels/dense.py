@@ -1,0 +1,134 @@
+"""Attention by plain matrix products, with any mask, and with the mass that each key received.
+
+The logits exist as one matrix here; `arborsim_torch.kernels.flash` attends without.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.kernels.merge import accumulator, finite
+
+
+def pack(q: Tensor, kv_heads: int) -> Tensor:
+    """Queries ``[lanes, heads, queries, head_dim]`` as ``[kv_heads, rows, head_dim]``.
+
+    Rows are ordered by lane, head of the group, query.
+
+    Raises
+    ------
+    ValueError
+        If the heads do not divide into `kv_heads` groups.
+    """
+    lanes, heads, queries, dim = q.shape
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
+    split = q.reshape(lanes, kv_heads, heads // kv_heads, queries, dim)
+    return split.transpose(0, 1).reshape(kv_heads, -1, dim)
+
+
+def unpack(packed: Tensor, lanes: int, queries: int) -> Tensor:
+    """``[kv_heads, rows, ...]`` as ``[lanes, heads, queries, ...]``: undoes `pack`."""
+    split = packed.view(len(packed), lanes, -1, queries, *packed.shape[2:])
+    return split.transpose(0, 1).flatten(1, 2)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention.
+
+    Parameters
+    ----------
+    q : Tensor ``[lanes, heads, queries, head_dim]``
+    k, v : Tensor ``[kv_heads, n, head_dim]``
+        Must be finite also where nobody reads them (0 x NaN is NaN).
+    scale : float
+        Factor of the inner products.
+    mask : bool Tensor ``[lanes or 1, kv_heads or 1, queries or 1, n]`` or None
+        True = readable; None if all of it is.
+
+    Returns
+    -------
+    out : Tensor ``[lanes, heads, queries, head_dim]``
+        In the type of `q`; 0 for a query that may read nothing.
+    lse : float32 Tensor ``[lanes, heads, queries]``
+        Natural log-sum-exp of the logits, -inf for a query that may read nothing; float64 if `q`
+        is.
+
+    Raises
+    ------
+    ValueError
+        If the query heads do not divide into the KV heads.
+    """
+    out, lse, _ = _attend(q, k, v, scale, mask)
+    return out, lse
+
+
+def attend_with_mass(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    mask: Tensor | None = None,
+    *,
+    per_group: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`attend`, and the attention rows averaged over query heads.
+
+    Parameters
+    ----------
+    q, k, v, scale, mask
+        As for `attend`.
+    per_group : bool
+        Average over the query heads of each KV head instead of over all.
+
+    Returns
+    -------
+    out, lse : Tensor
+        As of `attend`.
+    mass : float32 Tensor ``[lanes, queries, n]`` or ``[lanes, kv_heads, queries, n]``
+        Sums to 1 over n, or to 0 for a query that may read nothing; float64 if `q` is.
+    """
+    out, lse, weights = _attend(q, k, v, scale, mask)
+    mass = weights.mean(2) if per_group else weights.flatten(1, 2).mean(1)
+    return out, lse, mass
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp, and weights ``[lanes, kv_heads, group, queries, n]``."""
+    lanes, heads, queries, _ = q.shape
+    kv_heads, n, _ = k.shape
+    weights = wide_product(pack(q, kv_heads), k.transpose(1, 2)).mul_(scale)
+    rows = weights.view(kv_heads, lanes, heads // kv_heads, queries, n)
+    if mask is not None:
+        rows.masked_fill_(~mask.transpose(0, 1)[:, :, None], float("-inf"))
+    lse = _softmax_(weights)
+    out = wide_product(weights, v).to(q.dtype)
+    return unpack(out, lanes, queries), unpack(lse, lanes, queries), rows.transpose(0, 1)
+
+
+def _softmax_(logits: Tensor) -> Tensor:
+    """Turn logits into weights where they stand; a row of -inf becomes 0.  The log-sum-exp."""
+    if logits.shape[-1] == 0:
+        return logits.new_full(logits.shape[:-1], float("-inf"))
+    highest = finite(logits.amax(-1, keepdim=True))
+    total = logits.sub_(highest).exp_().sum(-1, keepdim=True)
+    # Only a row of -inf sums to 0: elsewhere the highest logit adds 1.
+    logits.div_(total.masked_fill(total == 0, 1.0))
+    return (total.log() + highest)[..., 0]
+
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Batched matrix product with float32 sums that stay float32; of float64 in float64.
+
+    Logits that are rounded to 16 bits lose two digits of the weights, and float16 overflows.
+    On CUDA `a` is read in the type of `b`, so that tensor cores are used.
+    """
+    kind = torch.promote_types(accumulator(a.dtype), b.dtype)
+    if kind != b.dtype and a.is_cuda and hasattr(torch.ops.aten.bmm, "dtype"):
+        return torch.bmm(a.to(b.dtype), b, out_dtype=kind)
+    return torch.bmm(a.to(kind), b.to(kind))

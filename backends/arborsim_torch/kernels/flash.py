@@ -1,0 +1,177 @@
+"""Attention without a matrix of logits, by fused kernels that also return the log-sum-exp.
+
+Prefill reads its history without a mask and itself causally, and merges the two.  Which kernels
+there are, and which of them is taken, is in `arborsim_torch.kernels.fused`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.kernels.dense import attend, pack, unpack, wide_product
+from arborsim_torch.kernels.fused import KERNELS, Choice, Kernel, choose
+from arborsim_torch.kernels.merge import accumulator, finite, merge
+
+__all__ = ["Choice", "attend_flash", "attend_prefill", "choose", "column_sums"]
+
+_TILE_ELEMENTS = 1 << 24  # 64 MiB of float32 logits at a time
+_TILE_KEYS = 4096
+
+
+def attend_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool = False,
+    *,
+    kernel: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax attention of queries that read all keys, or all up to their own.
+
+    Parameters
+    ----------
+    q : Tensor ``[lanes, heads, queries, head_dim]``
+    k, v : Tensor ``[kv_heads, n, head_dim]``
+    scale : float
+        Factor of the inner products.
+    causal : bool
+        Query i reads the keys 0..i, of which there are as many as queries.
+    kernel : str or None
+        A key of `KERNELS`, or "dense"; None for `choose`'s.
+
+    Returns
+    -------
+    out : Tensor ``[lanes, heads, queries, head_dim]``
+        0 if there is no key.
+    lse : float32 Tensor ``[lanes, heads, queries]``
+        Natural log-sum-exp of the logits, -inf if there is no key; float64 if `q` is.
+
+    Raises
+    ------
+    ValueError
+        If the heads do not divide into the KV heads, if there is not one key per query in causal
+        attention, or if there is no such kernel.
+    """
+    lanes, heads, queries, dim = q.shape
+    kv_heads, n, _ = k.shape
+    if causal and n != queries:
+        raise ValueError(f"causal attention of {queries} queries over {n} keys: one key per query")
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
+    if n == 0 or queries == 0:  # the kernel for CPU divides by both
+        lse = q.new_full((lanes, heads, queries), float("-inf"), dtype=accumulator(q.dtype))
+        return torch.zeros_like(q), lse
+    name = kernel or choose(q.device, q.dtype, dim).name
+    if name == "dense":
+        mask = _triangle(n, q.device) if causal else None
+        return attend(q, k, v, scale, mask)
+    if name not in KERNELS:
+        known = ", ".join(("dense", *KERNELS))
+        raise ValueError(f"no attention kernel {name!r}; there are {known}")
+    return _grouped(KERNELS[name], q, k, v, scale, causal)
+
+
+def attend_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    history: tuple[Tensor, Tensor] | None = None,
+    *,
+    kernel: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of a block of new tokens over a history and over themselves.
+
+    Parameters
+    ----------
+    q : Tensor ``[lanes, heads, queries, head_dim]``
+    k, v : Tensor ``[kv_heads, queries, head_dim]``
+        Of the block; query i reads the first i + 1.
+    scale : float
+    history : (Tensor, Tensor) or None
+        Keys and values ``[kv_heads, n, head_dim]``, in any order, that all queries read.
+    kernel : str or None
+        As for `attend_flash`, whose results these are too.
+    """
+    own = attend_flash(q, k, v, scale, causal=True, kernel=kernel)
+    if history is None or history[0].shape[1] == 0:
+        return own
+    past = attend_flash(q, *history, scale, kernel=kernel)
+    return merge((past[0], own[0]), (past[1], own[1]))
+
+
+def column_sums(
+    q: Tensor, k: Tensor, lse: Tensor, scale: float, causal_offset: int | None = None
+) -> Tensor:
+    """The attention that each key received, summed over lanes, queries and heads of its group.
+
+    A second pass over the logits, in tiles, with the log-sum-exp of the first: what scores by
+    attention need of a prefill, without its rows.
+
+    Parameters
+    ----------
+    q : Tensor ``[lanes, heads, queries, head_dim]``
+    k : Tensor ``[kv_heads, n, head_dim]``
+    lse : Tensor ``[lanes, heads, queries]``
+        Over all keys that the query read, of which `k` may be a part.
+    scale : float
+    causal_offset : int or None
+        Query i reads the keys j <= i + causal_offset; None if every query reads all.
+
+    Returns
+    -------
+    float32 Tensor ``[kv_heads, n]``
+        float64 if `q` is.
+    """
+    lanes, heads, queries, _ = q.shape
+    kv_heads, n, _ = k.shape
+    sums = q.new_zeros((kv_heads, n), dtype=accumulator(q.dtype))
+    width = max(1, min(n, _TILE_KEYS))
+    height = max(1, _TILE_ELEMENTS // max(1, lanes * heads * width))
+    for top in range(0, queries, height):
+        rows = slice(top, min(top + height, queries))
+        packed = pack(q[:, :, rows], kv_heads)
+        norm = pack(lse[:, :, rows, None].to(sums.dtype), kv_heads)
+        for left in range(0, n, width):
+            columns = slice(left, min(left + width, n))
+            if causal_offset is not None and left > rows.stop - 1 + causal_offset:
+                break  # these keys are later than every query of the tile
+            logits = wide_product(packed, k[:, columns].transpose(1, 2)).mul_(scale)
+            _hide_future(logits, rows, columns, causal_offset)
+            # A query that read nothing has -inf here and adds nothing.
+            weights = logits.sub_(finite(norm)).exp_().masked_fill_(norm == float("-inf"), 0.0)
+            sums[:, columns] += weights.sum(1)
+    return sums
+
+
+def _hide_future(logits: Tensor, rows: slice, columns: slice, offset: int | None) -> None:
+    if offset is None or columns.stop - 1 <= rows.start + offset:
+        return
+    query = torch.arange(rows.start, rows.stop, device=logits.device)[:, None]
+    key = torch.arange(columns.start, columns.stop, device=logits.device)
+    tiles = logits.view(len(logits), -1, len(query), len(key))
+    tiles.masked_fill_(key > query + offset, float("-inf"))
+
+
+def _triangle(n: int, device: torch.device) -> Tensor:
+    return torch.ones((1, 1, n, n), dtype=torch.bool, device=device).tril_()
+
+
+def _grouped(
+    kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Run a kernel that wants as many KV heads as query heads, without repeating keys."""
+    lanes, _, queries, dim = q.shape
+    kv_heads = len(k)
+    packed = pack(q, kv_heads)
+    if causal:
+        # A head of the group is a head of a batch of KV heads; its keys are a view (stride 0).
+        split = packed.view(kv_heads, -1, queries, dim)
+        wanted = (-1, split.shape[1], -1, -1)
+        out, lse = kernel(split, k[:, None].expand(wanted), v[:, None].expand(wanted), scale, True)
+    else:
+        out, lse = kernel(packed[None], k[None], v[None], scale, False)
+    out, lse = out.reshape(kv_heads, -1, dim), lse.reshape(kv_heads, -1)
+    return unpack(out, lanes, queries), unpack(lse, lanes, queries)

@@ -1,0 +1,134 @@
+"""Fused attention kernels under one signature, and which of them to take.
+
+All are FlashAttention (Dao 2023, arXiv:2307.08691) or close kin: PyTorch's own for CPU and CUDA,
+memory-efficient attention for float32 on CUDA, and the packages flash-attn and FlashInfer if they
+can be imported.  PyTorch's are its internal operators because the public function keeps the
+log-sum-exp to itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+
+# What a kernel takes and gives: queries [batch, heads, queries, head_dim], keys and values
+# [batch, heads, n, head_dim], scale, causal -> output like the queries, natural log-sum-exp
+# [batch, heads, queries].
+Kernel = Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor]]
+
+
+class Choice(NamedTuple):
+    """A kernel's name and why it was chosen: a key of `KERNELS`, or "dense"."""
+
+    name: str
+    reason: str
+
+
+def choose(device: torch.device, dtype: torch.dtype, head_dim: int) -> Choice:
+    """Which kernel `attend_flash` takes.
+
+    Parameters
+    ----------
+    device : torch.device
+        Of queries, keys and values.
+    dtype : torch.dtype
+    head_dim : int
+    """
+    if device.type == "cpu":
+        return Choice("torch-cpu", "PyTorch's fused attention for CPU takes every type")
+    if device.type != "cuda":
+        return Choice("dense", f"no fused attention with a log-sum-exp for {device.type}")
+    if dtype == torch.float32:
+        return Choice("torch-efficient", "flash kernels take 16-bit types only")
+    if dtype not in _HALF:
+        return Choice("dense", f"no fused attention takes {dtype}")
+    if head_dim > 256 or head_dim % 8:
+        return Choice("dense", f"flash kernels take multiples of 8 up to 256, not {head_dim}")
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return Choice("torch-efficient", "flash kernels need compute capability 8.0")
+    if _importable("flash_attn"):
+        return Choice("flash-attn", "the flash-attn package is installed")
+    if _importable("flashinfer") and head_dim in (64, 128, 256):
+        return Choice("flashinfer", "the FlashInfer package is installed, flash-attn is not")
+    return Choice("torch-flash", "PyTorch's FlashAttention; no other package is installed")
+
+
+@functools.cache
+def _importable(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _torch_cpu(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
+        q, k, v, 0.0, causal, scale=scale
+    )
+
+
+def _torch_flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    found = torch.ops.aten._scaled_dot_product_flash_attention(
+        q, k, v, 0.0, causal, False, scale=scale
+    )
+    return found[0], found[1]
+
+
+def _torch_efficient(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    found = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, None, True, 0.0, causal, scale=scale
+    )
+    return found[0], found[1][:, :, : q.shape[2]]  # it pads the queries to whole blocks
+
+
+def _flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    module: Any = importlib.import_module("flash_attn")
+    out, lse, _ = module.flash_attn_func(
+        *(part.transpose(1, 2) for part in (q, k, v)),
+        softmax_scale=scale,
+        causal=causal,
+        return_attn_probs=True,
+    )
+    return out.transpose(1, 2), lse
+
+
+def _flashinfer(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """FlashInfer takes one request at a time; its log-sum-exp is to base 2."""
+    module: Any = importlib.import_module("flashinfer")
+    parts = [
+        module.single_prefill_with_kv_cache(
+            queries.transpose(0, 1).contiguous(),
+            keys.transpose(0, 1),
+            values.transpose(0, 1),
+            causal=causal,
+            sm_scale=scale,
+            return_lse=True,
+        )
+        for queries, keys, values in zip(q, k, v, strict=True)
+    ]
+    out = torch.stack([part[0].transpose(0, 1) for part in parts])
+    return out, torch.stack([part[1].T for part in parts]) * math.log(2.0)
+
+
+KERNELS: dict[str, Kernel] = {
+    "torch-cpu": _torch_cpu,
+    "torch-flash": _torch_flash,
+    "torch-efficient": _torch_efficient,
+    "flash-attn": _flash_attn,
+    "flashinfer": _flashinfer,
+}
