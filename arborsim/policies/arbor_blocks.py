@@ -91,7 +91,7 @@ def tokens_that_leave(
         held = view.tier[0].take(ids) <= Tier.HBM_QUANTISED
         key[~held] = -np.inf
         _lift_tails(key, lengths[rows], tail)
-        kept = _keep_highest(key, lengths[rows], keep[rows])
+        kept = keep_highest(key, lengths[rows], keep[rows])
         leaving.append(ids[held & ~kept])
     return np.concatenate(leaving)
 
@@ -116,8 +116,20 @@ def _lift_tails(key: np.ndarray, lengths: np.ndarray, tail: int) -> None:
         key[at] = np.where(np.isfinite(key[at]), _TAIL, key[at])
 
 
-def _keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Bool over `key` (blocks one after the other): is it among its block's `keep` highest?"""
+def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Which entries are among the highest of their block; the newer of equals.
+
+    Parameters
+    ----------
+    key : float64 ``[tokens]``
+        Block after block, each from its oldest token to its newest.
+    lengths, keep : int64 ``[blocks]``
+        Tokens of each block, and how many are wanted of it: at most as many.
+
+    Returns
+    -------
+    bool ``[tokens]``
+    """
     width = int(lengths.max())
     inside = np.arange(width) < lengths[:, None]
     table = np.full(inside.shape, -np.inf)

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.memory.tiers import Tier
+from arborsim.policies.arbor_blocks import keep_highest
 from arborsim.policies.base import CacheView, Protection
-from arborsim.policies.blocks import highest
 from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.attention_scores import NewestAttention
@@ -25,30 +25,50 @@ from arborsim.signals.scores import Score
 ROWS = ("mean", "layers")
 
 
-def segment_entropy(rows: np.ndarray, segment: np.ndarray) -> np.ndarray:
+def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:
+    """How many of some positions lie in each segment, but for segments without any.
+
+    Parameters
+    ----------
+    places : int64 ``[tokens]``
+        Positions in the stream, rising.
+    length : int
+        Of a segment.
+
+    Returns
+    -------
+    int64 ``[segments]``
+        At least 1 each; their sum is the number of positions.
+    """
+    edges = np.arange(0, int(places[-1]) + length, length) if len(places) else np.zeros(1)
+    sizes = np.diff(np.searchsorted(places, edges), append=len(places))
+    return np.asarray(sizes[sizes > 0])
+
+
+def segment_entropy(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Entropy of attention inside each segment, normalised there, mean over rows.
 
     Parameters
     ----------
     rows : float64 ``[layers, tokens]``
-        Attention of one query, one row per layer; not negative.
-    segment : int64 ``[tokens]``
-        Segment of each token, 0, 1, ...; every number up to the largest occurs.
+        Attention of one query, one row per layer, segment after segment; not negative.
+    sizes : int64 ``[segments]``
+        Tokens of each segment, at least 1.
 
     Returns
     -------
     float64 ``[segments]``
         Nats.  Attention that is 0 throughout a segment counts as evenly spread.
     """
-    size = np.bincount(segment)
-    total = np.zeros(len(size))
+    starts = np.cumsum(sizes) - sizes
+    total = np.zeros(len(sizes))
     for row in rows:
-        # `bincount` adds in the order of the tokens, so sums have the same bits everywhere.
-        mass = np.bincount(segment, weights=row)
-        share = row / np.where(mass > 0, mass, 1.0)[segment]
-        terms = share * np.log(np.where(share > 0, share, 1.0))
-        total += np.where(mass > 0, -np.bincount(segment, weights=terms), np.log(size))
-    # Logarithms differ in the last bit between processors: what is equal must stay equal.
+        mass = np.add.reduceat(row, starts)
+        share = row / np.repeat(np.where(mass > 0, mass, 1.0), sizes)
+        share *= np.log(share, where=share > 0, out=np.zeros(len(share)))
+        total += np.where(mass > 0, -np.add.reduceat(share, starts), np.log(sizes))
+    # Logarithms differ in the last bit between processors, sums with their order: what is equal
+    # must stay equal.
     return np.asarray(np.round(total / len(rows), 9))
 
 
@@ -71,19 +91,15 @@ def tertiles(entropy: np.ndarray) -> np.ndarray:
     return rank * 3 // max(1, number)
 
 
-def fill_segments(
-    segment: np.ndarray, keeps: np.ndarray, rank: np.ndarray, room: int
-) -> np.ndarray:
+def fill_segments(sizes: np.ndarray, keeps: np.ndarray, rank: np.ndarray, room: int) -> np.ndarray:
     """Keep the best tokens of each segment, oldest segment first, while there is room.
 
     Parameters
     ----------
-    segment : int64 ``[tokens]``
-        Segment of each token, not falling.
-    keeps : int64 ``[segments]``
-        Most tokens a segment may keep.
+    sizes, keeps : int64 ``[segments]``
+        Tokens of each segment, and how many it may keep at most.
     rank : float64 ``[tokens]``
-        The highest stay; the newer among equals.
+        Segment after segment; the highest stay, the newer among equals.
     room : int
         Most tokens kept in all.
 
@@ -91,13 +107,13 @@ def fill_segments(
     -------
     bool ``[tokens]``
     """
-    kept = np.zeros(len(segment), dtype=bool)
-    bounds = np.searchsorted(segment, np.arange(len(keeps) + 1))
-    for number, most in enumerate(keeps.tolist()):
-        first, last = bounds[number], bounds[number + 1]
-        chosen = first + highest(rank[first:last], min(most, room))
-        kept[chosen] = True
-        room -= len(chosen)
+    filled = np.minimum(np.cumsum(np.minimum(sizes, keeps)), max(0, room))
+    most = np.diff(filled, prepend=0)
+    kept = np.repeat(most > 0, sizes)
+    thinned = (most > 0) & (most < sizes)
+    if thinned.any():  # only there does the rank matter: few segments, but for the first decision
+        inside = np.repeat(thinned, sizes)
+        kept[inside] = keep_highest(rank[inside], sizes[thinned], most[thinned])
     return kept
 
 
@@ -144,13 +160,14 @@ class SegmentPolicy(StreamPolicy):
         self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray
     ) -> None:
         """Evict what the segments of the stream do not keep."""
-        held = np.flatnonzero(tiers[0, stream] <= Tier.HBM_QUANTISED)  # positions in the stream
-        held = held[~self.protected(view)[stream[held]]]
+        free = (tiers[0] <= Tier.HBM_QUANTISED) & ~self.protected(view)
+        whole = len(stream) == view.num_tokens  # then tokens are at their own numbers
+        held = np.flatnonzero(free if whole else free[stream])  # positions in the stream
         if len(held) < over[0]:
             raise self._infeasible(view, len(held), int(over[0]))
-        tokens = stream[held]
-        _, segment = np.unique(held // self.segment, return_inverse=True)
-        entropy = segment_entropy(view.scores["newest"][:, tokens], segment)
+        tokens = held if whole else stream[held]
+        sizes = segment_sizes(held, self.segment)
+        entropy = segment_entropy(view.scores["newest"].take(tokens, axis=1), sizes)
         keeps = np.array([self.keep_r, self.keep_e, self.keep_t])[tertiles(entropy)]
-        kept = fill_segments(segment, keeps, self.rank(view)[tokens], len(held) - int(over[0]))
+        kept = fill_segments(sizes, keeps, self.rank(view).take(tokens), len(held) - int(over[0]))
         tiers[0, tokens[~kept]] = Tier.EVICTED
