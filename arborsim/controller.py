@@ -170,6 +170,13 @@ class Controller:
             case Answer():
                 self.executor.finish()
 
+    def due(self) -> int:
+        """Decode iterations until the policy wants to decide, if no tree event comes before.
+
+        A live search may hold so many back and hand them over as one run.
+        """
+        return self._due(self.view())
+
     def view(self) -> CacheView:
         """What the policy may see now."""
         return CacheView(
@@ -204,7 +211,7 @@ class Controller:
         done = 0
         while done < run.steps:
             view = self.view()
-            due = max(1, min(self.policy.next_decision(view), self._until_pressure(view)))
+            due = self._due(view)
             if due == 1 and self.policy.plans_runs(view):
                 self._decode_planned(run.part(done, run.steps))
                 return
@@ -244,6 +251,9 @@ class Controller:
         for meter in self._meters:
             meter.ran(run, self.tree, self.executor.tier, moves)
         self.executor.advance(run, moves, decided_from)
+
+    def _due(self, view: CacheView) -> int:
+        return max(1, min(self.policy.next_decision(view), self._until_pressure(view)))
 
     def _until_pressure(self, view: CacheView) -> int:
         """Iterations until the cache is within the policy's margin of its budget."""

@@ -95,7 +95,7 @@ def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
 
     Positions whose token is not held get 0.
     """
-    kv_heads, lanes, group, queries, n = by_head.shape
+    kv_heads, lanes, group, queries, _ = by_head.shape
     if view.position is None:
         return by_head.transpose(0, 1).flatten(1, 2)
     rows = by_head.new_zeros((kv_heads, lanes, group, queries, view.positions))

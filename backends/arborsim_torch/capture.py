@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 
-from arborsim.errors import UsageError
-from arborsim.trace.columns import lists
+from arborsim.signals.observations import Signal
 from arborsim_torch.attention import BatchState
+from arborsim_torch.captured import Captured
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.token_signals import (
     ChunkExtremes,
@@ -40,6 +39,15 @@ def middle_layers(layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(0, layers // 2 - 1), layers // 2} & set(range(layers))))
 
 
+#: Signals of tokens that a capture can take, by what they are made of.
+_OF_KEYS = {
+    Signal.KEY_VARIANCE: "key_variance", Signal.VALUE_VARIANCE: "value_variance",
+    Signal.KEY_NORM: "key_norm", Signal.VALUE_NORM: "value_norm",
+    Signal.LAG_KEY: "lag_key", Signal.LAG_VALUE: "lag_value", Signal.KEY_SKETCH: "key_sketch",
+}  # fmt: skip
+ALL_SIGNALS = frozenset({Signal.ATTENTION, Signal.HIDDEN_CHANGE, *_OF_KEYS})
+
+
 class Capture:
     """Records the signals of one episode.
 
@@ -51,21 +59,36 @@ class Capture:
         Layers whose queries, keys and values are kept (`qkv` level).
     row_layers : tuple of int
         Layers whose own attention rows are kept, whole: mean and variance over query heads.
+    signals : set of Signal
+        What else to take; all by default.
+    embeddings : bool
+        Whether complete nodes get an embedding.
+    keep : bool
+        Keep what `take` hands out, for `columns`.
     """
 
     def __init__(
-        self, top: int = 0, vector_layers: Sequence[int] = (), row_layers: Sequence[int] = ()
+        self,
+        top: int = 0,
+        vector_layers: Sequence[int] = (),
+        row_layers: Sequence[int] = (),
+        *,
+        signals: frozenset[Signal] = ALL_SIGNALS,
+        embeddings: bool = True,
+        keep: bool = True,
     ) -> None:
         self.query_layers = frozenset(vector_layers)
         self.row_layers = frozenset(row_layers)
+        self.wants_attention = Signal.ATTENTION in signals or bool(row_layers)
+        self.wants_hidden = Signal.HIDDEN_CHANGE in signals
+        self._signals = signals
+        self.embeddings = embeddings
         self._vector_layers = tuple(vector_layers)
         self._row_layers = tuple(row_layers)
         self._top = top
-        self._columns: dict[str, list[np.ndarray]] = {}
-        self._rows: list[np.ndarray] = []
-        self._index: list[np.ndarray] = []
-        self._rest: list[float] = []
-        self._layer_rows: list[np.ndarray] = []
+        self._fresh = Captured()
+        self.keeps = keep
+        self._kept = Captured()
         self._last_hidden: dict[int, Tensor] = {}
         self._sums: dict[int, tuple[Tensor, int]] = {}
         self._extremes: dict[int, ChunkExtremes] = {}
@@ -79,48 +102,63 @@ class Capture:
         self._last: list[Tensor] = []
         self._queries: list[list[Tensor]] = []
         self._held = 0
+        self._tokens = 0
+
+    def take(self) -> Captured:
+        """What has been finished since the last call."""
+        fresh, self._fresh = self._fresh, Captured()
+        if self.keeps:
+            self._kept.extend(fresh)
+        return fresh
 
     def forward(
         self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
     ) -> None:
         """Take one forward pass (`arborsim_torch.decoder.Observer`)."""
-        rows = state.attention()
-        self._attention.append(rows)
-        self._hidden.append(hidden)
-        self._last.append(last)
-        self._queries.append([state.query_vectors[layer] for layer in self._vector_layers])
-        self._held += rows.numel() + sum(h.numel() for h in hidden)
+        self._tokens += state.queries
+        self._held += sum(h.numel() for h in hidden)
+        if self.wants_attention:
+            rows = state.attention()
+            self._attention.append(rows)
+            self._held += rows.numel()
+        if self.wants_hidden:
+            self._hidden.append(hidden)
+        if self.embeddings:
+            self._last.append(last)
+        if self._vector_layers:
+            self._queries.append([state.query_vectors[layer] for layer in self._vector_layers])
         if self._row_layers:
             apart = torch.stack([state.layer_rows[layer] for layer in self._row_layers])
-            self._attention_layers.append(apart)  # [layers, 2, lanes, queries, slots]
+            self._attention_layers.append(apart)  # [layers, 2, lanes, queries, positions]
             self._held += apart.numel()
         if state.queries > 1 or self._held > _MAX_PENDING_VALUES:
             self.drain(decoder)
 
     def drain(self, decoder: TreeDecoder) -> None:
         """Finish the pending tokens; needed before the decoder turns to other leaves."""
-        if not self._attention:
+        tokens = self._tokens  # a pending pass holds one or more tokens of every lane
+        if not tokens:
             return
         cache, leaves = decoder.cache, decoder.cache.leaves
-        # [layers, lanes, tokens, size]; a pending pass holds one or more tokens of every lane.
-        hidden = torch.stack([torch.cat(parts, dim=1) for parts in zip(*self._hidden, strict=True)])
-        tokens = hidden.shape[2]
-        stops = [cache.length(i) for i in range(len(leaves))]
-        starts = [stop - tokens for stop in stops]
+        starts = [cache.length(i) - tokens for i in range(len(leaves))]
         self._take_attention(starts)
         self._take_attention_layers(starts)
-        self._take_hidden(decoder, leaves, hidden.float())
-        last = torch.cat(self._last, dim=1).float().sum(1)
-        for leaf, total in zip(leaves, last, strict=True):
-            before, count = self._sums.get(leaf, (0.0, 0))
-            self._sums[leaf] = (total + before, count + tokens)
-        self._take_vectors(decoder, starts, tokens)
+        if self.wants_hidden:
+            layers = zip(*self._hidden, strict=True)
+            hidden = torch.stack([torch.cat(parts, dim=1) for parts in layers])
+            self._take_hidden(decoder, leaves, hidden.float())  # [layers, lanes, tokens, size]
+        if self.embeddings:
+            last = torch.cat(self._last, dim=1).float().sum(1)
+            for leaf, total in zip(leaves, last, strict=True):
+                before, count = self._sums.get(leaf, (0.0, 0))
+                self._sums[leaf] = (total + before, count + tokens)
+        if self._vector_layers or self._signals & _OF_KEYS.keys():
+            self._take_vectors(decoder, starts, tokens)
         self._clear()
 
     def _add(self, column: str, values: Tensor) -> None:
         """Append values ``[tokens, lanes, n]`` in the order of the trace."""
-        flat = values.reshape(-1, values.shape[-1])
-        self._columns.setdefault(column, []).append(_float16(flat))
+        self._fresh.add(column, _float16(values.reshape(-1, values.shape[-1])))
 
     def _take_attention(self, starts: list[int]) -> None:
         offset = 0
@@ -140,17 +178,17 @@ class Capture:
             for q in range(queries):
                 for lane, start in enumerate(starts):
                     own = host[:, :, lane, q, : start + offset + q + 1]
-                    self._layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
+                    self._fresh.layer_rows.append(own.reshape(-1))  # layer by layer: mean, variance
             offset += queries
 
     def _add_row(self, row: np.ndarray) -> None:
         if not self._top:
-            self._rows.append(row)
+            self._fresh.rows.append(row)
             return
         index, value, rest = top_entries(row, self._top)
-        self._index.append(index)
-        self._rows.append(value)
-        self._rest.append(rest)
+        self._fresh.index.append(index)
+        self._fresh.rows.append(value)
+        self._fresh.rest.append(rest)
 
     def _take_hidden(self, decoder: TreeDecoder, leaves: list[int], hidden: Tensor) -> None:
         before = []
@@ -168,13 +206,32 @@ class Capture:
     def _take_vectors(self, decoder: TreeDecoder, starts: list[int], tokens: int) -> None:
         cache = decoder.cache
         kv = cache.newest(tokens)  # [layers, 2, lanes, kv_heads, tokens, head_dim]
-        variance = head_variance(kv).permute(1, 3, 2, 0)  # [2, tokens, lanes, layers]
-        self._add("key_variance", variance[0])
-        self._add("value_variance", variance[1])
-        self._add("key_norm", key_norm(kv).permute(2, 1, 0))
-        self._add("value_norm", value_norm(kv).permute(2, 1, 0))
+        wanted = self._signals
+        if wanted & {Signal.KEY_VARIANCE, Signal.VALUE_VARIANCE}:
+            variance = head_variance(kv).permute(1, 3, 2, 0)  # [2, tokens, lanes, layers]
+            self._add("key_variance", variance[0])
+            self._add("value_variance", variance[1])
+        if Signal.KEY_NORM in wanted:
+            self._add("key_norm", key_norm(kv).permute(2, 1, 0))
+        if Signal.VALUE_NORM in wanted:
+            self._add("value_norm", value_norm(kv).permute(2, 1, 0))
+        if wanted & {Signal.LAG_KEY, Signal.LAG_VALUE}:
+            self._take_lag(decoder, kv, starts)
+        if Signal.KEY_SKETCH in wanted:
+            keys = kv[:, 0].float().permute(3, 1, 0, 2, 4).flatten(2)  # [tokens, lanes, features]
+            if self._sketch is None:
+                self._sketch = sketch_matrix(keys.shape[-1], keys.device)
+            self._add("key_sketch", keys @ self._sketch)
+        if self._vector_layers:
+            chosen = kv[list(self._vector_layers)].permute(1, 4, 2, 0, 3, 5).flatten(3)
+            self._add("keys", chosen[0])
+            self._add("values", chosen[1])
+            # [lanes, layers, heads, tokens, dim] -> [tokens, lanes, layers x heads x dim]
+            queries = torch.cat([torch.stack(part, dim=1) for part in self._queries], dim=3)
+            self._add("queries", queries.permute(3, 0, 1, 2, 4).flatten(2))
 
-        lag = []
+    def _take_lag(self, decoder: TreeDecoder, kv: Tensor, starts: list[int]) -> None:
+        cache, lag = decoder.cache, []
         for lane, (leaf, start) in enumerate(zip(cache.leaves, starts, strict=True)):
             extremes = self._extremes.get(leaf)
             if extremes is None:
@@ -184,18 +241,6 @@ class Capture:
         by_token = torch.stack(lag, dim=2).permute(1, 3, 2, 0)  # [2, tokens, lanes, layers]
         self._add("lag_key", by_token[0])
         self._add("lag_value", by_token[1])
-
-        keys = kv[:, 0].float().permute(3, 1, 0, 2, 4).flatten(2)  # [tokens, lanes, features]
-        if self._sketch is None:
-            self._sketch = sketch_matrix(keys.shape[-1], keys.device)
-        self._add("key_sketch", keys @ self._sketch)
-        if self._vector_layers:
-            chosen = kv[list(self._vector_layers)].permute(1, 4, 2, 0, 3, 5).flatten(3)
-            self._add("keys", chosen[0])
-            self._add("values", chosen[1])
-            # [lanes, layers, heads, tokens, dim] -> [tokens, lanes, layers x heads x dim]
-            queries = torch.cat([torch.stack(part, dim=1) for part in self._queries], dim=3)
-            self._add("queries", queries.permute(3, 0, 1, 2, 4).flatten(2))
 
     def embedding(self, node: int) -> np.ndarray:
         """Mean normalised last hidden state of a complete node, float16 ``[size]``."""
@@ -209,36 +254,9 @@ class Capture:
 
     def columns(self) -> dict[str, Any]:
         """The signal columns, one entry per token in the order of entry."""
-        columns: dict[str, Any] = {
-            name: np.concatenate(parts) for name, parts in self._columns.items()
-        }
-        offsets = np.concatenate([[0], np.cumsum([len(row) for row in self._rows])])
-        values = np.concatenate(self._rows) if self._rows else np.empty(0, _F16)
-        if offsets[-1] > np.iinfo(np.int32).max:
-            columns["attention"] = self._rows  # the writer says what to do
-        elif self._top:
-            columns["attention_index"] = lists(np.concatenate(self._index), offsets)
-            columns["attention_value"] = lists(values, offsets)
-            columns["attention_rest"] = np.asarray(self._rest, dtype=np.float32)
-        else:
-            columns["attention"] = lists(values, offsets)
-        if self._row_layers:
-            columns["attention_layers"] = self._attention_layers_column()
-        return columns
-
-    def _attention_layers_column(self) -> pa.Array:
-        per_token = 2 * len(self._row_layers)
-        total = sum(len(rows) for rows in self._layer_rows)
-        if total > np.iinfo(np.int32).max:
-            raise UsageError(
-                f"--attention-layers: {total} values do not fit one episode: record fewer layers"
-            )
-        lengths = [len(rows) // per_token for rows in self._layer_rows]
-        offsets = np.concatenate([[0], np.cumsum(np.repeat(lengths, per_token))])
-        inner = lists(np.concatenate(self._layer_rows), offsets)
-        return pa.ListArray.from_arrays(
-            pa.array(np.arange(len(lengths) + 1) * per_token, pa.int32()), inner
-        )
+        assert self.keeps, "a capture that keeps nothing has no columns"
+        self.take()
+        return self._kept.trace_columns(len(self._row_layers))
 
 
 def _float16(values: Tensor) -> np.ndarray:

@@ -33,6 +33,8 @@ class Observer(Protocol):
 
     query_layers: frozenset[int]
     row_layers: frozenset[int]
+    wants_attention: bool
+    wants_hidden: bool
 
     def forward(
         self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
@@ -42,7 +44,7 @@ class Observer(Protocol):
         Parameters
         ----------
         hidden : list of Tensor ``[lanes, queries, size]``
-            Output of every block.
+            Output of every block; empty if nobody wants them.
         last : Tensor ``[lanes, queries, size]``
             Normalised last hidden state.
         """
@@ -131,14 +133,17 @@ class TreeDecoder:
 
     @torch.inference_mode()
     def recompute(self, leaf: int, tokens: np.ndarray) -> None:
-        """Compute lost tokens on the path of `leaf` again, in one pass, oldest first.
+        """Compute lost tokens on the path of `leaf` again, in order of position.
 
         Everything else on the path that is readable is attended to.  The caller has given the
-        tokens slots (`arborsim_torch.cache.mover.Mover.restore`) and activates leaves afterwards.
+        tokens slots (`arborsim_torch.cache.mover.Mover.restore`).
         """
-        reading = self.cache.again(leaf, tokens)
-        ids = self.cache.vocabulary_id.values[tokens].astype(np.int64)[None]
-        self._run(ids, reading, 1, observed=False)
+        leaves = list(self.cache.leaves)
+        for start in range(0, len(tokens), self.prefill_block):
+            block = tokens[start : start + self.prefill_block]
+            ids = self.cache.vocabulary_id.values[block].astype(np.int64)[None]
+            self._run(ids, self.cache.again(leaf, block), 1, observed=False)
+        self.cache.activate(leaves)
 
     def drop(self, node: int) -> None:
         """Free a node that no path will need again."""
@@ -160,9 +165,11 @@ class TreeDecoder:
         }
         if observed:
             assert self.observer is not None
-            state.collect, state.query_layers = True, self.observer.query_layers
+            state.collect = self.observer.wants_attention
+            state.query_layers = self.observer.query_layers
             state.row_layers = self.observer.row_layers
-            with _block_outputs(inner.layers, hidden):
+            layers = inner.layers if self.observer.wants_hidden else ()
+            with _block_outputs(layers, hidden):
                 last = inner(**inputs).last_hidden_state
             self.observer.forward(self, state, hidden, last)
         else:

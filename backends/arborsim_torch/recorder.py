@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,12 +19,39 @@ from torch import Tensor
 
 from arborsim.search import ROOT, Expansion, Leaf, Search
 from arborsim.trace.schema import Kind
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
-from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rows import Rows
 from arborsim_torch.sampling import Choice, Sampler, entropies
 from arborsim_torch.sources import Source
+
+
+class Listener(Protocol):
+    """Hears of everything that happens in a search, as it happens."""
+
+    def began(self, decoder: TreeDecoder) -> None:
+        """A search begins on this decoder."""
+
+    def prompt(self, tokens: Sequence[int]) -> None:
+        """The prompt has been computed."""
+
+    def iteration(self, leaves: Sequence[int], tokens: Sequence[int]) -> None:
+        """Each leaf, in batch order, has computed one token."""
+
+    def turned(self, leaves: tuple[int, ...], parents: tuple[int, ...]) -> None:
+        """The search goes on with these leaves, in order of number."""
+
+    def closed(self, node: int, reward: float, entropy: float) -> None:
+        """A thought is complete."""
+
+    def pruned(self, node: int) -> None:
+        """The search will not come back to a node."""
+
+    def answered(self, correct: bool | None) -> None:
+        """The search is over."""
+
 
 _REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
 
@@ -60,7 +87,11 @@ class LiveNode:
 
 @dataclass
 class EpisodeResult:
-    """What `EpisodeRecorder.run` hands back; times in seconds."""
+    """What `EpisodeRecorder.run` hands back; times in seconds.
+
+    `decode_s` is all that came after the prompt, `forward_s` the part of it that decode iterations
+    took in the model and in drawing tokens.
+    """
 
     columns: dict[str, Any]
     correct: bool | None
@@ -69,6 +100,7 @@ class EpisodeResult:
     iterations: int
     prefill_s: float
     decode_s: float
+    forward_s: float
 
 
 @dataclass
@@ -92,6 +124,11 @@ class EpisodeRecorder:
         Give up thoughts that repeat a sibling token by token.
     on_tokens : callable, optional
         Told how many tokens each iteration generated.
+    listener : Listener, optional
+    cache : TieredCache, optional
+        A new one; by default one that keeps everything until the search drops it.
+    prefill_block : int
+        Prompt tokens per forward pass.
     """
 
     model: Any
@@ -103,29 +140,37 @@ class EpisodeRecorder:
     max_tokens: int
     dedupe: bool = True
     on_tokens: Callable[[int], None] | None = None
+    listener: Listener | None = None
+    cache: TieredCache | None = None
+    prefill_block: int = PREFILL_BLOCK
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:
         """Search `problem`; the columns are one episode of a trace."""
         self.problem = problem
         self.rows = Rows()
-        self.decoder = TreeDecoder(self.model, self.capture)
+        self.decoder = TreeDecoder(self.model, self.capture, self.prefill_block, self.cache)
+        if self.listener is not None:
+            self.listener.began(self.decoder)
         self.rewards = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
         self._began = time.perf_counter()
         self._complete: list[int] = [ROOT]  # the frontier, in order of completion
         self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
-        self._generated = 0
+        self._generated, self._forward_s = 0, 0.0
         self._prefill()
         prefill_s = self._clock()
+        if self.listener is not None:
+            self.listener.prompt(self.problem.prompt)
         self._search()
         decode_s = self._clock() - prefill_s
         correct = self._answer()
-        columns = self.rows.columns(with_embeddings=self.capture is not None)
-        if self.capture is not None:
-            columns.update(self.capture.columns())
+        signals = self.capture if self.capture is not None and self.capture.keeps else None
+        columns = self.rows.columns(with_embeddings=signals is not None and signals.embeddings)
+        if signals is not None:
+            columns.update(signals.columns())
         return EpisodeResult(
             columns, correct, self._generated, len(problem.prompt), self.rows.iteration,
-            prefill_s, decode_s,
+            prefill_s, decode_s, self._forward_s,
         )  # fmt: skip
 
     def _clock(self) -> float:
@@ -179,7 +224,10 @@ class EpisodeRecorder:
         dropped = set(wish.dropped)
         for n in wish.dropped:
             self.rows.prune(n)
-            self.decoder.drop(n)
+            if self.listener is None:
+                self.decoder.drop(n)
+            else:  # what becomes of the tokens is up to a policy
+                self.listener.pruned(n)
             self.nodes[n].logits = None
             if self.capture is not None:
                 self.capture.forget(n)
@@ -204,8 +252,11 @@ class EpisodeRecorder:
         leaves = [*active, *new]
         self.decoder.activate(leaves)
         self.rows.time_s = self._clock()
-        for n in sorted(leaves):  # new nodes must appear in the order of their numbers
+        turned = tuple(sorted(leaves))  # new nodes must appear in the order of their numbers
+        for n in turned:
             self.rows.transition(n)
+        if self.listener is not None:
+            self.listener.turned(turned, tuple(self.nodes[n].parent for n in turned))
         return leaves
 
     def _logits(self, n: int) -> Tensor:
@@ -232,8 +283,10 @@ class EpisodeRecorder:
             node.generated.append(token)
             node.tokens += 1
             node.logprob += logprob
+        begun = time.perf_counter()
         logits = self.decoder.step([token for token, _ in fed])
         choice = self._choose(active, logits)
+        self._forward_s += time.perf_counter() - begun
         self.rows.iteration += 1
         self.rows.time_s = self._clock()
         last = len(self.problem.prompt) - 1
@@ -248,6 +301,8 @@ class EpisodeRecorder:
                 del self._pending[n]
                 ended.append((n, choice.entropy[row]))
         self._generated += len(active)
+        if self.listener is not None:
+            self.listener.iteration(active, [token for token, _ in fed])
         if self.on_tokens is not None:
             self.on_tokens(len(active))
         return ended
@@ -260,10 +315,12 @@ class EpisodeRecorder:
         node.score = math.exp(node.logprob / node.tokens) if math.isnan(reward) else reward
         node.finished = self.source.is_finished(self.problem, node.generated)
         node.dead = not node.finished and len(node.generated) >= self.max_tokens
-        if self.capture is not None:
+        if self.capture is not None and self.capture.embeddings:
             node.embedding = self.capture.embedding(n)
         text = self.source.text(node.generated[-node.tokens :])
         self.rows.boundary(n, reward, entropy, text, node.embedding)
+        if self.listener is not None:
+            self.listener.closed(n, reward, entropy)
         if self.dedupe and self._repeats(n):
             node.finished, node.dead = False, True
         self._complete.append(n)
@@ -291,4 +348,6 @@ class EpisodeRecorder:
         self.rows.time_s = self._clock()
         text = self.source.text(self.nodes[chosen].generated)
         self.rows.answer(chosen, verdicts[chosen], text)
+        if self.listener is not None:
+            self.listener.answered(verdicts[chosen])
         return verdicts[chosen]

@@ -125,13 +125,9 @@ class Mover:
             self.settle(wait=True)
 
     def restore(self, cells: Cells) -> None:
-        """Give lost cells slots in HBM, to be computed again; they stay lost until `restored`."""
-        pool = self.cache.pools[Place.HBM]
-        pool.take(cells.group, cells.token)
-
-    def restored(self, cells: Cells) -> None:
-        """The cells have been computed again."""
-        self.cache.place.values[cells.group, cells.token] = Place.HBM
+        """Give lost cells slots in HBM; `TreeDecoder.recompute` fills them."""
+        self.settle(wait=True)
+        self.cache.pools[Place.HBM].take(cells.group, cells.token)
         self.cache.changed()
 
     @torch.inference_mode()

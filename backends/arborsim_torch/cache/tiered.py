@@ -146,7 +146,8 @@ class TieredCache:
 
     def shrink(self) -> None:
         """Give memory back where half of it is unused."""
-        if any([pool.shrink() for pool in self.pools.values()]):
+        shrunk = [pool.shrink() for pool in self.pools.values()]
+        if any(shrunk):
             self.changed()
 
     def changed(self) -> None:
@@ -187,13 +188,16 @@ class TieredCache:
     def again(self, leaf: int, tokens: np.ndarray) -> Reading:
         """Announce that lost tokens on the path of one active leaf are computed again.
 
-        They must lie in HBM's books already (see `Mover.restore`); groups that never lost a token
-        keep what they have.
+        They have slots already (see `Mover.restore`); groups that never lost a token keep what
+        they have.
         """
         self.leaves = [leaf]
         self.changed()
         position = self.position.values[tokens].astype(np.int64)[None]
-        writing = Writing.again(self.pools[Place.HBM], tokens, self.place.values[:, tokens])
+        lost = self.place.values[:, tokens] == Place.LOST
+        writing = Writing.again(self.pools[Place.HBM], tokens, lost)
+        group, at = np.nonzero(lost)
+        self.place.values[group, tokens[at]] = Place.HBM
         return self._reading(writing, position, [int(position[0, 0])], np.empty(0, np.int64))
 
     def _reading(

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.pool import Pool
 
 Put = Callable[[Tensor, Tensor], None]  # (bank's keys or values, new ones): all [kv_heads, ...]
@@ -48,16 +47,13 @@ class Writing:
         return cls(pool, [_rows_per_head(own, pool.device) for own in by_layer])
 
     @classmethod
-    def again(cls, pool: Pool, tokens: np.ndarray, place: np.ndarray) -> Writing:
-        """Tokens that are computed once more, for the groups where they were lost.
-
-        `place` is int8 ``[groups, tokens]``: `Place.LOST` marks what is to be written.
-        """
+    def again(cls, pool: Pool, tokens: np.ndarray, lost: np.ndarray) -> Writing:
+        """Tokens that are computed once more; `lost`, bool ``[groups, tokens]``, says for whom."""
         layout = pool.layout
         puts: list[list[Put]] = [[] for _ in range(layout.banks)]
-        for group, lost in enumerate(place == Place.LOST):
+        for group, own in enumerate(lost):
             bank, heads = layout.bank_of_group(group)
-            which = np.flatnonzero(lost)
+            which = np.flatnonzero(own)
             slot = pool.slots.of[group, tokens[which]].astype(np.int64)
             puts[bank].append(_some(which, slot, heads, pool.device))
         return cls(pool, [_all(own) for own in puts])

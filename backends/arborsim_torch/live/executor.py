@@ -1,0 +1,167 @@
+"""The live executor: decisions become moves of real tensors, measured as they happen."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from arborsim.events import TokenRun
+from arborsim.measurements import Measurements
+from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.memory.pages import GrowingTable
+from arborsim.memory.tiers import Tier
+from arborsim.tree import ThoughtTree
+from arborsim_torch.cache.mover import Cells, Mover
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.live.gauge import LiveGauge
+
+_QUANTISED = np.array([tier.quantised for tier in Tier])
+_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+
+
+class LiveExecutor:
+    """Implements `arborsim.controller.Executor` on a decoder's cache.
+
+    The forward passes have happened by the time the executor hears of their tokens.
+
+    Parameters
+    ----------
+    mover : Mover
+        On the decoder's cache.
+    """
+
+    def __init__(self, mover: Mover) -> None:
+        self._mover = mover
+        self._cache = mover.cache
+        self._tier = GrowingTable(mover.cache.layout.groups, np.int8)
+        self._decoder: TreeDecoder | None = None
+        self._measured = Measurements()
+        self._began = time.perf_counter()
+        self.gauge = LiveGauge(mover)
+
+    def attach(self, decoder: TreeDecoder) -> None:
+        """Recompute lost tokens with this decoder."""
+        self._decoder = decoder
+        self._began = time.perf_counter()
+
+    @property
+    def tier(self) -> np.ndarray:
+        """Int8 ``[groups, tokens]``, of the tokens that the controller has been told of."""
+        return self._tier.values
+
+    def bind(self, tree: ThoughtTree) -> None:
+        pass
+
+    def prefill(self, run: TokenRun) -> None:
+        self._tier.extend(run.num_tokens, Tier.HBM)
+        self._measured.prompt_tokens = run.num_tokens
+        self.gauge.observe(self.clock())
+
+    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+        """The run has been decoded; carry out what was decided after its last iteration."""
+        self._tier.extend(run.num_tokens, Tier.HBM)
+        self._measured.generated_tokens += run.num_tokens
+        self._measured.iterations += run.steps
+        if decided_from is not None:
+            self._measured.decisions += run.steps - decided_from
+        assert not len(moves) or int(moves.step[0]) == run.steps - 1, "moves in the past"
+        self.gauge.observe(self.clock())
+        self._carry_out(moves)
+
+    def activate(self, leaves: tuple[int, ...]) -> None:
+        self._mover.turn()
+        self.gauge.observe(self.clock())
+
+    def apply(self, moves: Moves, examined_tokens: int) -> None:
+        self._measured.decisions += 1
+        self._carry_out(moves)
+
+    def finish(self) -> None:
+        """Let transfers end; nobody waits for them any more, so they count as hidden."""
+        exposed_s = self._mover.exposed_s
+        self._mover.settle(wait=True)
+        self._mover.exposed_s = exposed_s
+
+    def clock(self) -> float:
+        """Seconds since the search began."""
+        return time.perf_counter() - self._began
+
+    def measurements(self) -> Measurements:
+        """What has been measured so far; seconds of the model are added by whoever runs it."""
+        m, link = self._measured, self._mover.link
+        self.gauge.fill(m)
+        m.to_ddr_bytes = link.downward.carried_bytes
+        m.from_ddr_bytes = link.upward.carried_bytes
+        m.time.exposed_transfer_s = self._mover.exposed_s
+        busy_s = link.downward.busy_s + link.upward.busy_s
+        m.time.hidden_transfer_s = max(0.0, busy_s - self._mover.exposed_s)
+        return m
+
+    def _carry_out(self, moves: Moves) -> None:
+        if not len(moves):
+            self._mover.settle(wait=False)
+            return
+        cells, target = self._spelled_out(moves)
+        source = self.tier[cells.group, cells.token].copy()
+        changed = source != target
+        cells, source, target = cells.where(changed), source[changed], target[changed]
+        if not len(cells):
+            return
+        self._count(source, target)
+        lost = source == Tier.EVICTED
+        if lost.any():
+            self._rehydrate(cells.where(lost))
+        self.tier[cells.group, cells.token] = target
+        there = ~(lost & (target == Tier.HBM))
+        self._mover.move(cells.where(there), target[there])
+        self.gauge.observe(self.clock())
+
+    def _spelled_out(self, moves: Moves) -> tuple[Cells, np.ndarray]:
+        """Every cell with its target; a move of all groups is one of each."""
+        groups = self._cache.layout.groups
+        every = moves.group == ALL_GROUPS
+        times = np.where(every, groups, 1)
+        token, target = np.repeat(moves.token, times), np.repeat(moves.target, times)
+        group = np.repeat(moves.group.astype(np.int64), times)
+        rank = np.arange(len(group)) - np.repeat(np.cumsum(times) - times, times)
+        group = np.where(group == ALL_GROUPS, rank, group)
+        return Cells(group, token.astype(np.int64)), target
+
+    def _count(self, source: np.ndarray, target: np.ndarray) -> None:
+        m, groups = self._measured, self._cache.layout.groups
+
+        def tokens(cells: np.ndarray) -> float:
+            return int(np.count_nonzero(cells)) / groups
+
+        m.evicted_tokens += tokens(target == Tier.EVICTED)
+        m.rehydrated_tokens += tokens(source == Tier.EVICTED)
+        m.offloaded_tokens += tokens(~_IN_DDR[source] & _IN_DDR[target])
+        m.quantised_tokens += tokens(~_QUANTISED[source] & _QUANTISED[target])
+
+    def _rehydrate(self, cells: Cells) -> None:
+        """One prefill per path over its lost tokens, from the root to the leaf."""
+        assert self._decoder is not None
+        begun = time.perf_counter()
+        exposed_s = self._mover.exposed_s
+        self._mover.restore(cells)
+        waiting = np.unique(cells.token)
+        leaves = list(self._cache.leaves)
+        while len(waiting):
+            leaf = leaves.pop(0) if leaves else self._deepest(waiting)
+            path = self._cache.tree.path(leaf)
+            now = np.isin(waiting, path, assume_unique=True)
+            if now.any():
+                self._decoder.recompute(leaf, waiting[now])
+            waiting = waiting[~now]
+        if self._cache.layout.device.type == "cuda":
+            torch.cuda.synchronize(self._cache.layout.device)
+        waited_s = self._mover.exposed_s - exposed_s
+        self._measured.time.rehydration_s += time.perf_counter() - begun - waited_s
+        self._measured.rehydrations += 1
+
+    def _deepest(self, tokens: np.ndarray) -> int:
+        """The node of the token with the largest position."""
+        last = tokens[np.argmax(self._cache.position.values[tokens])]
+        return int(self._cache.tree.node_of_token.values[last])

@@ -1,0 +1,159 @@
+"""From what happens in a live search to the events that controllers take.
+
+The feed is the live twin of `arborsim.trace.play`: it says the same things in the same order, with
+the same numbers, as a recording of the search would when it is played.  Decode iterations are held
+back until some controller wants to decide, so that a policy is asked no more often than it needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from arborsim.controller import Controller
+from arborsim.events import (
+    Answer,
+    Boundary,
+    Decode,
+    Event,
+    Prefill,
+    Prune,
+    TokenRun,
+    Transition,
+)
+from arborsim.signals.observations import Observations, Signal
+from arborsim_torch.capture import Capture
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.live.heads import LiveHeadRows, Readable
+
+_MOST_HELD = 256  # iterations
+
+
+class Feed:
+    """A `Listener` that drives controllers.
+
+    Parameters
+    ----------
+    controllers : sequence of Controller
+    capture : Capture or None
+        That of the recorder; None if no policy needs a signal.
+    needs : set of Signal
+        What the policies read.
+    layers : tuple of int
+        Captured layers.
+    readable : callable, optional
+        See `LiveHeadRows`.
+
+    Attributes
+    ----------
+    handling_s : float
+        Seconds spent on signals, decisions and what they caused.
+    """
+
+    def __init__(
+        self,
+        controllers: Sequence[Controller],
+        capture: Capture | None,
+        needs: frozenset[Signal],
+        layers: tuple[int, ...],
+        readable: Readable | None = None,
+    ) -> None:
+        self.handling_s = 0.0
+        self._controllers = controllers
+        self._capture = capture
+        self._needs = needs
+        self._layers = layers
+        self._readable = readable
+        self._opened = 0
+        self._leaves: tuple[int, ...] = ()
+        self._tokens: list[int] = []
+        self._due = 0
+
+    def began(self, decoder: TreeDecoder) -> None:
+        self._decoder = decoder
+        self._heads = LiveHeadRows(decoder.cache.tree, self._readable)
+
+    def prompt(self, tokens: Sequence[int]) -> None:
+        begun = time.perf_counter()
+        self._opened = 1
+        self._tell(Prefill(self._run((0,), list(tokens))))
+        self.handling_s += time.perf_counter() - begun
+
+    def iteration(self, leaves: Sequence[int], tokens: Sequence[int]) -> None:
+        begun = time.perf_counter()
+        if self._leaves != tuple(leaves):
+            self._flush()
+            self._leaves = tuple(leaves)
+        if not self._tokens:
+            self._due = min(min(c.due() for c in self._controllers), _MOST_HELD)
+        self._tokens += tokens
+        if len(self._tokens) >= self._due * len(leaves):
+            self._flush()
+        self.handling_s += time.perf_counter() - begun
+
+    def turned(self, leaves: tuple[int, ...], parents: tuple[int, ...]) -> None:
+        pairs = zip(leaves, parents, strict=True)
+        opened = tuple((leaf, parent) for leaf, parent in pairs if leaf >= self._opened)
+        self._opened = max(self._opened, max(leaves) + 1)
+        self._event(Transition(leaves, opened))
+
+    def closed(self, node: int, reward: float, entropy: float) -> None:
+        # Recordings hold both in float32.
+        self._event(Boundary(node, float(np.float32(reward)), float(np.float32(entropy))))
+
+    def pruned(self, node: int) -> None:
+        self._event(Prune(node))
+
+    def answered(self, correct: bool | None) -> None:
+        self._event(Answer(correct))
+
+    def _event(self, event: Event) -> None:
+        begun = time.perf_counter()
+        self._flush()
+        self._tell(event)
+        self.handling_s += time.perf_counter() - begun
+
+    def _flush(self) -> None:
+        """Hand over the iterations that were held back."""
+        if self._tokens:
+            tokens, self._tokens = self._tokens, []
+            self._tell(Decode(self._run(self._leaves, tokens)))
+
+    def _tell(self, event: Event) -> None:
+        for controller in self._controllers:
+            controller.handle(event)
+
+    def _run(self, leaves: tuple[int, ...], tokens: list[int]) -> TokenRun:
+        token = np.asarray(tokens, dtype=np.int32)
+        return TokenRun(leaves, len(token) // len(leaves), token, self._observed(len(token)))
+
+    def _observed(self, count: int) -> Observations:
+        if self._capture is None:
+            return Observations(count)
+        self._capture.drain(self._decoder)
+        fresh = self._capture.take()
+        n = self._controllers[0].tree.num_tokens
+        lengths = self._decoder.cache.position.values[n : n + count] + 1
+        heads = keys = values = None
+        if self._needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
+            keys = self._vectors(fresh.values("keys"))
+        if Signal.VALUES in self._needs:
+            values = self._vectors(fresh.values("values"))
+        if Signal.HEAD_ATTENTION in self._needs:
+            assert keys is not None
+            heads = self._heads.append(self._vectors(fresh.values("queries")), keys)
+        return Observations(
+            count,
+            fresh.attention(lengths) if Signal.ATTENTION in self._needs else None,
+            fresh.per_layer(self._needs),
+            fresh.layer_attention(self._layers),
+            heads,
+            keys,
+            values,
+        )
+
+    def _vectors(self, flat: np.ndarray) -> np.ndarray:
+        """``[tokens, captured layers, heads or KV heads, head_dim]``."""
+        return flat.reshape(len(flat), len(self._layers), -1, self._decoder.cache.layout.head_dim)
