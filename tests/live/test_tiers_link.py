@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -153,6 +155,20 @@ def test_tensors_live_until_their_copy_is_done() -> None:
         gate.set()
         link.wait_all()
     assert same(out, expected)
+
+
+def test_tensors_are_let_go_once_their_copy_is_booked(link: Link) -> None:
+    """A ticket that is kept does not keep memory."""
+    x, out = numbers(1000, device=link.device), link.host_empty((1000,), torch.float32)
+    ticket = link.down(x, out)
+    ticket.wait()
+    alive = weakref.ref(x)
+    del x
+    deadline = time.monotonic() + PATIENCE_S
+    while alive() is not None and time.monotonic() < deadline:
+        time.sleep(0.001)  # the thread lets go a moment after it has told
+    assert alive() is None
+    assert ticket.wait() == 0.0
 
 
 @settings(max_examples=40, deadline=None)
