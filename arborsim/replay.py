@@ -218,7 +218,8 @@ def _cautions(policies: Iterable[Policy], readers: Iterable[TraceReader]) -> Ite
     if not any(reader.info.attention == "sparse" for reader in readers):
         return
     for policy in policies:
-        if LastAttended() in policy.scores().values():
+        used = (s for s in policy.scores().values() if isinstance(s, LastAttended))
+        if any(score.page is None for score in used):
             yield (
                 f"{policy.name}: where attention was recorded sparsely, all tokens but the "
                 "strongest of a row share one value, which is often its median; nearly every token "

@@ -130,6 +130,14 @@ class FrozenPool:
         return heapq.heappop(self._heap)[1] if self._heap else None
 
 
+class Looked(Protocol):
+    """Live scores over tokens, such as an array."""
+
+    def take(self, tokens: np.ndarray, /) -> np.ndarray:
+        """The scores that these tokens have now."""
+        ...
+
+
 class ChangingPool:
     """Candidates whose scores change from one iteration to the next.
 
@@ -138,7 +146,7 @@ class ChangingPool:
     """
 
     def __init__(
-        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+        self, scores: Looked, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
     ) -> None:
         self._scores = scores
         self._ids = ids

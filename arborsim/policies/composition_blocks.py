@@ -19,7 +19,6 @@ from arborsim.policies.blocks import lowest
 from arborsim.policies.settings import setting
 from arborsim.policies.tree_rule import Room
 
-
 _QUANTISED = np.array([tier.quantised for tier in Tier])
 _HBM_TIERS = np.array([Tier.HBM_QUANTISED, Tier.HBM], dtype=np.int8)
 _DDR_TIERS = np.array([Tier.DDR_QUANTISED, Tier.DDR], dtype=np.int8)

@@ -53,7 +53,7 @@ class Raas(StreamPolicy):
 
     def scores(self) -> dict[str, Score]:
         page = self.page if self.variant == "pages" else None
-        return {"used": LastAttended(page, self.threshold)}
+        return {"used": LastAttended(page, self.threshold, up_to_constant=True)}
 
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(prompt=True, recent=1)

@@ -51,7 +51,7 @@ class Tova(StreamPolicy):
 
     def scores(self) -> dict[str, Score]:
         if self.per == "shared":
-            return {"newest": NewestAttention()}
+            return {"newest": NewestAttention(up_to_constant=True)}
         return {"newest": HeadNewestAttention(self.per)}
 
     def protection(self, budget_tokens: int) -> Protection:

@@ -7,14 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
+from arborsim.events import TokenRun
 from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import ChangingPool, Pool
 from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.attention_scores import ValueWeightedAttention
 from arborsim.signals.head_scores import HeadCumulativeAttention
 from arborsim.signals.observations import Signal
-from arborsim.signals.scores import Score
-from arborsim.signals.value_scores import HeadValueSize
+from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.value_scores import HeadValueSize, ValueSize
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Vatp(StreamPolicy):
 
     def scores(self) -> dict[str, Score]:
         if self.per == "shared":
-            return {"weighted": ValueWeightedAttention()}
+            return {"attention": CumulativeAttention(), "size": ValueSize()}
         return {"attention": HeadCumulativeAttention(self.per), "size": HeadValueSize(self.per)}
 
     def protection(self, budget_tokens: int) -> Protection:
@@ -66,6 +67,28 @@ class Vatp(StreamPolicy):
         return Protection(sinks=min(self.sinks, budget_tokens // 4), recent=recent)
 
     def rank(self, view: CacheView) -> np.ndarray:
-        if self.per == "shared":
-            return view.scores["weighted"]
         return np.asarray(view.scores["attention"] * view.scores["size"])
+
+    def candidates(
+        self,
+        view: CacheView,
+        run: TokenRun,
+        ids: np.ndarray,
+        alive: np.ndarray,
+        start: int,
+        stop: int,
+    ) -> Pool:
+        product = Product(view.scores["attention"], view.scores["size"])
+        return ChangingPool(product, ids, alive, start, stop)
+
+
+@dataclass(frozen=True)
+class Product:
+    """Two live arrays, multiplied where they are looked at."""
+
+    one: np.ndarray
+    other: np.ndarray
+
+    def take(self, tokens: np.ndarray) -> np.ndarray:
+        """Float64, of the tokens' shape."""
+        return np.asarray(self.one.take(tokens) * self.other.take(tokens))

@@ -16,8 +16,10 @@ import numpy as np
 from arborsim.events import TokenRun
 from arborsim.policies.settings import setting
 from arborsim.signals.head_scores import GrowingTable
-from arborsim.signals.observations import AttentionRows, LayerAttentionRows, Signal
+from arborsim.signals.observations import AttentionRows, LayerAttentionRows, Signal, SparseRows
 from arborsim.signals.scores import ScoreState
+from arborsim.signals.sparse_newest import SparseNewest
+from arborsim.signals.value_scores import mean_value_norm
 from arborsim.tree import ThoughtTree
 
 Places = slice | np.ndarray
@@ -39,6 +41,11 @@ class LeafPaths:
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    @property
+    def straight(self) -> bool:
+        """Whether there is one path, which holds all tokens."""
+        return len(self._paths) == 1 and self._paths[0] is None
 
     def places(self, leaf: int, length: int) -> Places:
         """Tokens that the first `length` positions of a leaf's path stand for."""
@@ -86,10 +93,18 @@ class NewestAttention:
         0 for the mean over all layers and heads (values ``[1, tokens]``); else that many of the
         last captured layers, each the mean over its heads (values ``[layers, tokens]``, fewer
         rows where the trace holds fewer).
+    up_to_constant : bool
+        The values may all be too low by the same number, which no ranking notices: sparse rows are
+        then taken in the time of what they list.
     """
 
     layers: int = setting(
         0, "last captured layers to look at, each apart; 0: the mean over all", unit="layers", low=0
+    )
+    up_to_constant: bool = setting(
+        False,
+        "values may all be too low by the same number: faster on sparse recordings, and no ranking "
+        "notices",
     )
 
     @property
@@ -97,12 +112,15 @@ class NewestAttention:
         return frozenset({Signal.LAYER_ATTENTION if self.layers else Signal.ATTENTION})
 
     def start(self, layers: int) -> ScoreState:
-        return _NewestState(self.layers)
+        return _NewestState(self.layers, self.up_to_constant and not self.layers)
 
 
 class _NewestState:
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, up_to_constant: bool) -> None:
         self._layers = layers
+        self._up_to_constant = up_to_constant
+        self._sparse = SparseNewest()
+        self._only_listed = False
         self._table = GrowingTable()
         self._row: Callable[[int], np.ndarray] = lambda token: np.empty((0, 0))
         self._paths: LeafPaths | None = None
@@ -123,8 +141,19 @@ class _NewestState:
             self._row = _whole_model(run.observed.attention)
         self._table.extend(count, run.num_tokens)
         self._paths = LeafPaths(run, tree)
+        follows = self._up_to_constant and self._paths.straight
+        sparse = run.observed.attention
+        self._only_listed = follows and isinstance(sparse, SparseRows)
+        if self._only_listed:
+            assert isinstance(sparse, SparseRows)
+            self._sparse.begin(sparse, self.values[0])
+        else:
+            self._sparse.settle(self.values[0])
 
     def observe(self, step: int) -> None:
+        if self._only_listed:
+            self._sparse.take()
+            return
         assert self._paths is not None
         batch = self._batch(step)
         for layer, now in enumerate(self._table.values):
@@ -140,6 +169,9 @@ class _NewestState:
 
     def observe_all(self, first: int, last: int) -> None:
         """Observe iterations ``first`` to ``last``: a later row replaces an earlier one."""
+        if self._only_listed:
+            self._sparse.take_many(first, last)
+            return
         enough = last - 1
         while enough > first and not all(
             is_number(row) for rows in self._batch(enough) for row in rows
@@ -202,12 +234,8 @@ class _ValueWeightedState(MeanRowState):
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
         self._table.extend(3, run.num_tokens)
-        norms = run.observed.per_layer[Signal.VALUE_NORM].astype(np.float64)
-        total = np.zeros(run.num_tokens)
-        for layer in range(norms.shape[1]):  # a fixed order, whatever the run's length
-            total += norms[:, layer]
         fresh = self._table.values[2]
-        fresh[len(fresh) - run.num_tokens :] = total / norms.shape[1]
+        fresh[len(fresh) - run.num_tokens :] = mean_value_norm(run)
 
     def _take(self, at: Places, row: np.ndarray) -> None:
         product, received, norm = self._table.values

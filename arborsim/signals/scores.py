@@ -16,6 +16,7 @@ import numpy as np
 from arborsim.events import TokenRun
 from arborsim.policies.settings import setting
 from arborsim.signals.observations import Signal, SparseRows
+from arborsim.signals.sparse_newest import Listed, is_number
 from arborsim.signals.sparse_sums import SparseSums
 from arborsim.tree import GrowingArray, ThoughtTree
 
@@ -141,6 +142,7 @@ class _CumulativeState:
         self._sparse = SparseSums()
         self._only_listed = False
         self._rows: Iterator[np.ndarray] = iter(())
+        self._listed: Iterator[Listed] | None = None  # sparse rows of one straight path
         self._now = self._sums.values
         self._leaves: list[tuple[np.ndarray | None, int]] = []
 
@@ -166,11 +168,16 @@ class _CumulativeState:
             self._sparse.begin(rows, self._now)
             return
         self._sparse.settle(self._now[: len(self._now) - run.num_tokens])
-        self._rows = iter(rows)
+        self._rows, self._listed = iter(rows), None
+        if alone and isinstance(rows, SparseRows) and not self._from_later_blocks:
+            self._listed = rows.listed()
 
     def observe(self, step: int) -> None:
         if self._only_listed:
             self._sparse.add(step)
+            return
+        if self._listed is not None:
+            self._add(next(self._listed))
             return
         for path, own in self._leaves:
             row = next(self._rows)
@@ -183,6 +190,16 @@ class _CumulativeState:
                 received += row  # in place: `self._now[...] += row` would copy it once more
             else:
                 self._now[path[: len(row)]] += row
+
+    def _add(self, row: Listed) -> None:
+        """Add a sparse row, with the bits that adding it as a dense one gives."""
+        if not is_number(row):
+            return
+        length, index, value, share = row
+        received = self._now[:length]
+        listed = received[index] + value
+        received += share
+        received[index] = listed
 
     def observe_all(self, first: int, last: int) -> None:
         """Observe iterations ``first`` to ``last``; the same bits as one by one."""

@@ -10,7 +10,7 @@ import numpy as np
 from arborsim.events import TokenRun
 from arborsim.signals.head_scores import GrowingTable
 from arborsim.signals.observations import Signal
-from arborsim.signals.scores import ScoreState
+from arborsim.signals.scores import FrozenState, ScoreState
 from arborsim.tree import ThoughtTree
 
 
@@ -64,6 +64,30 @@ class _ValueSizeState(FrozenTable):
         sizes = np.abs(run.observed.values.astype(np.float64)).sum(axis=-1)
         groups = sizes.mean(axis=-1) if self._per == "layer" else sizes.reshape(len(sizes), -1)
         self._append(groups.T)
+
+
+@dataclass(frozen=True)
+class ValueSize:
+    """L1 norm of a token's value, mean over layers; one number for the whole model."""
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.VALUE_NORM})
+
+    def start(self, layers: int) -> ScoreState:
+        return _ModelValueSizeState()
+
+
+class _ModelValueSizeState(FrozenState):
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._values.extend(mean_value_norm(run))
+
+
+def mean_value_norm(run: TokenRun) -> np.ndarray:
+    """Recorded norms of the run's values, mean over layers; float64 ``[tokens]``."""
+    norms = run.observed.per_layer[Signal.VALUE_NORM].astype(np.float64)
+    total = np.zeros(run.num_tokens)
+    for layer in range(norms.shape[1]):  # a fixed order, whatever the run's length
+        total += norms[:, layer]
+    return np.asarray(total / norms.shape[1])
 
 
 @dataclass(frozen=True)

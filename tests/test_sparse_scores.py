@@ -1,0 +1,108 @@
+"""Scores that take sparse rows in the time of what they list, against the same rows written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.events import TokenRun
+from arborsim.signals.attention_scores import NewestAttention
+from arborsim.signals.observations import DenseRows, Observations, SparseRows
+from arborsim.signals.refresh import LastAttended
+from arborsim.signals.scores import CumulativeAttention, Score, ScoreBook
+from arborsim.tree import ThoughtTree
+
+PROMPT = 3
+SCORES: dict[str, tuple[Score, Score]] = {
+    "cumulative": (CumulativeAttention(), CumulativeAttention()),
+    "newest": (NewestAttention(up_to_constant=True), NewestAttention()),
+    "used": (LastAttended(up_to_constant=True), LastAttended()),
+}
+
+
+def sparse_rows(rng: np.random.Generator, lengths: np.ndarray) -> SparseRows:
+    """Few or many positions listed, with more or less than the others get; some not numbers."""
+    index, value, rest = [], [], []
+    for length in lengths:
+        chosen = np.flatnonzero(rng.random(length) < rng.choice([0.0, 0.2, 0.9, 1.0]))
+        weight = rng.choice([0.01, 0.05, 0.1, 0.3], len(chosen))
+        left = rng.choice([0.0, 0.1, 0.5])
+        if rng.random() < 0.25:
+            weight[:], left = np.nan, np.nan
+            chosen, weight = chosen[: length - 1], weight[: length - 1]
+        index.append(chosen)
+        value.append(weight)
+        rest.append(left)
+    return SparseRows(
+        np.concatenate(index).astype(np.int32),
+        np.concatenate(value).astype(np.float16),
+        np.concatenate([[0], np.cumsum([len(part) for part in index])]),
+        np.array(rest, dtype=np.float32),
+        lengths,
+    )
+
+
+def written_out(rows: SparseRows) -> DenseRows:
+    dense = [rows.row(i) for i in range(len(rows))]
+    return DenseRows(np.concatenate(dense), np.concatenate([[0], np.cumsum(rows.lengths)]))
+
+
+class Pair:
+    """One search, seen by a score that takes sparse rows and by one that takes them written out."""
+
+    def __init__(self, scores: tuple[Score, Score]) -> None:
+        self.tree = ThoughtTree()
+        self.tree.open(0, -1)
+        self.books = [ScoreBook({"it": score}, 1) for score in scores]
+
+    def begin(self, rng: np.random.Generator, leaf: int, steps: int) -> list[Observations]:
+        """Enter a run; leaf 0 is the prompt."""
+        self.tree.append((leaf,), steps)
+        path = len(self.tree.path(leaf))
+        rows = sparse_rows(rng, np.arange(path - steps + 1, path + 1))
+        seen = [Observations(steps, rows), Observations(steps, written_out(rows))]
+        for book, observed in zip(self.books, seen, strict=True):
+            run = TokenRun((leaf,), steps, np.zeros(steps, dtype=np.int32), observed)
+            book.begin(run, self.tree, generated=leaf > 0)
+        return seen
+
+    def values(self, known: int) -> tuple[np.ndarray, np.ndarray]:
+        """Both scores of the generated tokens among the first `known`."""
+        one, other = (book.values()["it"][..., PROMPT:known] for book in self.books)
+        return one, other
+
+
+def order(values: np.ndarray) -> list[int]:
+    """Rank of every value; equal values have equal ranks."""
+    return np.unique(values, return_inverse=True)[1].ravel().tolist()
+
+
+@pytest.mark.parametrize("name", SCORES)
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), stepwise=st.booleans())
+def test_order_and_ties_are_those_of_rows_written_out(name: str, seed: int, stepwise: bool) -> None:
+    rng, pair = np.random.default_rng(seed), Pair(SCORES[name])
+    pair.begin(rng, 0, PROMPT)
+    for book in pair.books:
+        book.skip(PROMPT)
+    for leaf in (1, 2):  # the second leaf's path is not all there is: true values are asked for
+        pair.tree.open(leaf, 0)
+        for _ in range(3):
+            steps = int(rng.integers(1, 9))
+            pair.begin(rng, leaf, steps)
+            born = pair.tree.num_tokens - steps
+            if stepwise:
+                for t, _ in enumerate(
+                    zip(*(book.steps(steps) for book in pair.books), strict=True)
+                ):
+                    one, other = pair.values(born + t + 1)
+                    assert order(one) == order(other)
+            else:
+                for book in pair.books:
+                    book.skip(steps)
+            one, other = pair.values(pair.tree.num_tokens)
+            assert order(one) == order(other)
+            if leaf == 2:
+                assert np.array_equal(one, other)
