@@ -143,13 +143,16 @@ def lag_score(vectors: np.ndarray, reference: np.ndarray) -> np.ndarray:
     float64 ``[tokens]``
         Sums to 1.  The standard deviation is the unbiased one, over channels.
     """
-    wide = vectors.astype(np.float64)
+    wide = vectors.T.astype(np.float64, order="C")  # [head_dim, tokens]: tokens side by side
     if len(reference):
-        low = reference.min(axis=0).astype(np.float64)
-        span = reference.max(axis=0).astype(np.float64) - low
-        wide = (wide - low) / np.where(span > 0, span, 1.0)
-    size = wide.shape[1]
-    away = wide - (sum_in_order(wide) / size)[:, None]
-    std = np.sqrt(sum_in_order(away * away) / max(1, size - 1))
+        around = reference.astype(np.float64)
+        low = around.min(axis=0)
+        span = around.max(axis=0) - low
+        wide -= low[:, None]
+        wide /= np.where(span > 0, span, 1.0)[:, None]
+    size = len(wide)
+    wide -= sum_in_order(wide, axis=0) / size
+    wide *= wide
+    std = np.sqrt(sum_in_order(wide, axis=0) / max(1, size - 1))
     weight = np.exp(std - std.max())
     return np.asarray(weight / sum_in_order(weight))

@@ -22,7 +22,7 @@ _DEVIATIONS = (
     *Hierarchy.method.deviations,
 )
 
-# Columns that are multiplied together: few enough for the CPU cache.
+# Columns that are compared together: few enough for the CPU cache.
 _COLUMNS = 8192
 
 
@@ -44,13 +44,9 @@ def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
     reach = min(reach, number - 1)
     total = np.zeros(number)
     for lag in range(1, reach + 1):
-        for first in range(0, number - lag, _COLUMNS):
-            last = min(first + _COLUMNS, number - lag)
-            cosine = products_in_order(
-                direction[:, first + lag : last + lag], direction[:, first:last]
-            )
-            total[first + lag : last + lag] += cosine
-            total[first:last] += cosine
+        cosine = products_in_order(direction[:, lag:], direction[:, :-lag])
+        total[lag:] += cosine
+        total[:-lag] += cosine
     place = np.arange(number)
     count = np.minimum(place, reach) + np.minimum(place[::-1], reach)
     return np.asarray(total / np.maximum(count, 1))
@@ -68,6 +64,30 @@ def products_in_order(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         np.multiply(a, b, out=product)
         total += product
     return np.asarray(total)
+
+
+def similarity(direction: np.ndarray, candidates: np.ndarray, reach: int) -> np.ndarray:
+    """`neighbour_cosine` of some columns of `direction`, as many at a time as the CPU cache holds.
+
+    Parameters
+    ----------
+    direction : float64 ``[size, tokens]``
+    candidates : int64 ``[n]``
+        Columns; each is compared with its neighbours among them.
+    reach : int
+
+    Returns
+    -------
+    float64 ``[n]``
+    """
+    number, width = len(candidates), max(_COLUMNS, reach)
+    similar = np.empty(number)
+    for first in range(0, number, width):
+        last, low = min(first + width, number), max(0, first - reach)
+        near = candidates[low : last + reach]
+        columns = np.stack([row.take(near) for row in direction])  # rows are contiguous
+        similar[first:last] = neighbour_cosine(columns, reach)[first - low : last - low]
+    return similar
 
 
 @dataclass(frozen=True)
@@ -95,9 +115,7 @@ class Redundancy(Hierarchy):
     def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
         attention = view.scores["attention"][candidates]
         largest = attention.max(initial=0.0)
-        # Row by row: each is contiguous, the table need not be.
-        direction = np.stack([row.take(candidates) for row in view.scores["direction"]])
-        similar = neighbour_cosine(direction, self.reach)
+        similar = similarity(view.scores["direction"], candidates, self.reach)
         return np.asarray(attention / (largest or 1.0) - self.weight * similar)
 
 

@@ -21,8 +21,11 @@ from arborsim.signals.scores import Score
 from arborsim.signals.vector_scores import Vectors, norms
 from arborsim.tree import ThoughtTree
 
-# Products of vectors are rounded, so that plans do not depend on how a machine's BLAS adds.
+# Products of vectors and their means are rounded, so that plans do not depend on how a machine's
+# BLAS adds.
 _DECIMALS = 9
+# Keys compared with all others at a time: few at first, because most keys resemble a recent one.
+_FIRST_COLUMNS, _MOST_COLUMNS = 32, 512
 
 
 @dataclass(frozen=True)
@@ -158,12 +161,45 @@ def redundancy(keys: np.ndarray, threshold: float) -> np.ndarray:
     """
     length = norms(keys)[:, None]
     directions = keys / np.where(length > 0, length, 1.0)
-    cosine = np.round(directions @ directions.T, _DECIMALS)
-    np.fill_diagonal(cosine, 0.0)
-    similar = cosine > threshold
-    rows = np.flatnonzero(similar.any(axis=1))
-    latest = similar.shape[1] - 1 - similar[rows, ::-1].argmax(axis=1)
-    cosine[rows, latest] = 0.0
-    mean = cosine.sum(axis=0) / len(cosine)
+    # A sum of products is the product with the sum: only what is taken out needs single cosines.
+    total = directions @ directions.sum(axis=0) - np.einsum("kd,kd->k", directions, directions)
+    latest, cosine = latest_similar(directions, threshold)
+    total -= np.bincount(latest, weights=cosine, minlength=len(keys))
+    mean = np.round(total / len(keys), _DECIMALS)
     weight = np.exp(mean - mean.max())
     return np.asarray(weight / weight.sum())
+
+
+def latest_similar(directions: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each key the most recent one whose cosine to it is above a threshold, if there is one.
+
+    A key's own cosine counts as 0.  Goes back from the newest, and each key drops out at its first
+    find: at worst every key is compared with every other.
+
+    Parameters
+    ----------
+    directions : float64 ``[keys, head_dim]``
+        Of length 1, oldest first.
+    threshold : float
+
+    Returns
+    -------
+    latest : int64 ``[keys that have one]``
+        In no order to rely on.
+    cosine : float64 ``[keys that have one]``
+    """
+    seeking, last, width = np.arange(len(directions)), len(directions), _FIRST_COLUMNS
+    latest, cosines = [seeking[:0]], [np.empty(0)]
+    while last and len(seeking):
+        first = max(0, last - width)
+        cosine = directions[seeking] @ directions[first:last].T
+        inside = np.flatnonzero((seeking >= first) & (seeking < last))
+        cosine[inside, seeking[inside] - first] = 0.0
+        similar = np.round(cosine, _DECIMALS) > threshold
+        hit = np.flatnonzero(similar.any(axis=1))
+        at = similar.shape[1] - 1 - similar[hit, ::-1].argmax(axis=1)
+        latest.append(first + at)
+        cosines.append(cosine[hit, at])
+        seeking = np.delete(seeking, hit)
+        last, width = first, min(2 * width, _MOST_COLUMNS)
+    return np.concatenate(latest), np.concatenate(cosines)

@@ -82,18 +82,21 @@ class SlowRKV(SlowGroups):
     def redundancy(self, keys: list[list[float]]) -> list[float]:
         length = [math.sqrt(sum(x * x for x in key)) or 1.0 for key in keys]
         unit = [[x / n for x in key] for key, n in zip(keys, length, strict=True)]
-        cosine = [[0.0 if i == j else self.dot(a, b) for j, b in enumerate(unit)]
+        cosine = [[0.0 if i == j else self.product(a, b) for j, b in enumerate(unit)]
                   for i, a in enumerate(unit)]  # fmt: skip
         for row in cosine:
-            similar = [j for j, c in enumerate(row) if c > self.threshold]
+            similar = [j for j, c in enumerate(row) if round(c, 9) > self.threshold]
             if similar:
                 row[similar[-1]] = 0.0
-        mean = [plain_sum(column) / len(keys) for column in zip(*cosine, strict=True)]
+        mean = [round(plain_sum(column) / len(keys), 9) for column in zip(*cosine, strict=True)]
         weight = [math.exp(m - max(mean)) for m in mean]
         return [w / sum(weight) for w in weight]
 
     def dot(self, a: list[float], b: list[float]) -> float:
-        return round(sum(x * y for x, y in zip(a, b, strict=True)), 9)
+        return round(self.product(a, b), 9)
+
+    def product(self, a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 class SlowThinKVPaper(SlowGroups):
