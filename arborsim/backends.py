@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from arborsim.errors import UnknownName, UsageError
 from arborsim.trace.schema import Capture
+
+if TYPE_CHECKING:
+    from arborsim.live.request import LiveRequest, LiveWatch
 
 GROUP = "arborsim.backends"
 
@@ -26,15 +29,15 @@ _SHIPPED = {"torch": ("arborsim_torch.backend:TorchBackend", "torch")}
 LayerChoice = tuple[int, ...] | Literal["all"]
 
 
-@dataclass(frozen=True)
-class RecordRequest:
-    """What to record.
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest:
+    """Which problems to search, on which model, and how.
 
     Attributes
     ----------
     model : str
-        A reference model's name, a folder, or a model id.
-    out : Path
+        A reference model's name, a folder, a model id, or ``config:NAME`` for random weights at a
+        known geometry.
     task : str
         A reference task; "" for that of the model, or for plain prompts.
     prompts : Path or None
@@ -44,21 +47,14 @@ class RecordRequest:
     episodes, first : int
         How many problems, starting with which; 0 episodes: as many as there are prompts.
     split : str
-    capture : Capture
-    attention : {"auto", "dense", "sparse"}
-    attention_top : int
-        Positions kept per row when sparse.
-    qkv_layers : tuple of int or "all"
-        Empty for the two middle layers; "all" for all.
-    attention_layers : tuple of int or "all"
-        Layers whose own attention rows are stored besides the mean over all layers; "all" for
-        all.
     temperature : float
         0 takes the most probable token.
     seed : int
     device, dtype : str
     max_tokens : int
         Generated tokens per path; 0 for the task's default.
+    prompt_tokens : int
+        Length of the random prompts of a model with random weights.
     noise, dead_penalty, value_floor : float
         Quality of the reward of tasks with a verifier, and the value of a state that is alive but
         has made no progress.
@@ -68,13 +64,10 @@ class RecordRequest:
         E.g. ``lines`` of `chain`.
     dedupe : bool
         Give up a thought that repeats a sibling token by token.
-    trust_remote_code, overwrite, resume : bool
-    command : str
-        For the trace's metadata.
+    trust_remote_code : bool
     """
 
     model: str
-    out: Path
     task: str = ""
     prompts: Path | None = None
     search: str = "linear"
@@ -82,16 +75,12 @@ class RecordRequest:
     episodes: int = 0
     first: int = 0
     split: str = "test"
-    capture: Capture = Capture.SIGNALS
-    attention: str = "auto"
-    attention_top: int = 256
-    qkv_layers: LayerChoice = ()
-    attention_layers: LayerChoice = ()
     temperature: float = 0.0
     seed: int = 0
     device: str = "cpu"
     dtype: str = "auto"
     max_tokens: int = 0
+    prompt_tokens: int = 0
     noise: float = 0.1
     dead_penalty: float = 1.0
     value_floor: float = 0.3
@@ -99,6 +88,35 @@ class RecordRequest:
     task_options: Mapping[str, Any] = field(default_factory=dict)
     dedupe: bool = True
     trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordRequest(SearchRequest):
+    """What to record.
+
+    Attributes
+    ----------
+    out : Path
+    capture : Capture
+    attention : {"auto", "dense", "sparse"}
+    attention_top : int
+        Positions kept per row when sparse.
+    qkv_layers : tuple of int or "all"
+        Empty for the two middle layers; "all" for all.
+    attention_layers : tuple of int or "all"
+        Layers whose own attention rows are stored besides the mean over all layers; "all" for
+        all.
+    overwrite, resume : bool
+    command : str
+        For the trace's metadata.
+    """
+
+    out: Path
+    capture: Capture = Capture.SIGNALS
+    attention: str = "auto"
+    attention_top: int = 256
+    qkv_layers: LayerChoice = ()
+    attention_layers: LayerChoice = ()
     overwrite: bool = False
     resume: bool = False
     command: str = ""
@@ -136,6 +154,10 @@ class Backend(Protocol):
         self, request: RecordRequest, on_progress: Callable[[RecordProgress], None]
     ) -> RecordProgress:
         """Record a trace; on KeyboardInterrupt leave the whole episodes and raise it again."""
+        ...
+
+    def live(self, request: LiveRequest, watch: LiveWatch) -> None:
+        """Run searches under policies; see `LiveRequest`."""
         ...
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from arborsim.errors import UnknownName, UsageError
 from arborsim.hardware.config import geometry_from_config
@@ -60,6 +62,25 @@ def load_geometry(name_or_path: str | Path) -> Geometry:
     """
     text, origin, name = _read(name_or_path, "model", "geometries", ".json", GEOMETRY_ALIASES)
     return geometry_from_config(text, name, origin)
+
+
+def config_of(name_or_path: str | Path) -> dict[str, Any]:
+    """The Hugging Face configuration behind a geometry, as a dictionary.
+
+    Raises
+    ------
+    UnknownName
+    UsageError
+        The file cannot be read or is no JSON object.
+    """
+    text, origin, _ = _read(name_or_path, "model", "geometries", ".json", GEOMETRY_ALIASES)
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{origin} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{origin} is no configuration of a model: expected a JSON object")
+    return config
 
 
 def _shipped(folder: str, suffix: str) -> list[str]:

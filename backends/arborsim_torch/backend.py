@@ -23,12 +23,15 @@ from arborsim.calibration.backend import (
     OnProgress,
 )
 from arborsim.errors import UsageError
+from arborsim.live.request import LiveRequest, LiveWatch
 from arborsim.search import make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch import calibration
 from arborsim_torch.capture import Capture
+from arborsim_torch.live.run import LiveRun, MetersOf
+from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.plan import Plan, make_plan
 from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
@@ -68,6 +71,33 @@ class TorchBackend:
                 request.out, info, overwrite=request.overwrite, resume=request.resume
             ) as writer:
                 return _record_all(request, loaded, plan, info, writer, on_progress)
+
+    def live(self, request: LiveRequest, watch: LiveWatch, meters: MetersOf | None = None) -> None:
+        """Search under policies, or with policies looking on.
+
+        `meters` are for the controllers: of an episode and a cell.
+
+        Raises
+        ------
+        UsageError
+            The request cannot work.
+        KeyboardInterrupt, or what `watch` raises
+            Passed on; the results so far have been handed over.
+        """
+        recording = record_request(request)
+        with _clear_memory_errors(recording):
+            make_search(request.search, **request.search_options)  # before the slow part
+            prompts = read_prompts(request.prompts) if request.prompts else None
+            loaded = load_model(
+                request.model, request.task, request.device, request.dtype,
+                request.task_options, request.trust_remote_code,
+            )  # fmt: skip
+            plan = make_plan(recording, loaded, prompts)
+            if request.shadow:
+                info = _info(recording, loaded, plan)
+                ShadowRun(request, loaded, plan, info, watch, meters).run()
+            else:
+                LiveRun(request, loaded, plan, watch, meters).run()
 
     def occlude(self, request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
         """Occlude windows of greedy reasonings, for `arborsim calibrate bands`."""

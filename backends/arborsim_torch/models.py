@@ -12,12 +12,15 @@ import torch
 import transformers
 
 from arborsim.errors import UnknownName, UsageError
+from arborsim.hardware.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.reference.tasks import Task
 
 #: ``config.model_type`` of the models whose attention the decoder knows.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 REFERENCES = ("chain", "game24")
+CONFIG = "config:"  #: before the name of a geometry: random weights
+_RANDOM_STD = 0.02
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
@@ -36,12 +39,15 @@ class LoadedModel:
         Of a reference model.
     tokenizer
         Of transformers; None for a reference model.
+    random_weights : bool
+        True memory and time, meaningless text.
     """
 
     name: str
     model: Any
     task: Task | None = None
     tokenizer: Any = None
+    random_weights: bool = False
 
     @property
     def max_positions(self) -> int:
@@ -75,7 +81,8 @@ def load_model(
     Parameters
     ----------
     name : str
-        "chain", "game24", a folder with safetensors, or a model id.
+        "chain", "game24", a folder with safetensors, a model id, or "config:" and the name of a
+        known geometry (or a config.json): random weights.
     task : str
         "chain" or "game24": `name` is a folder with weights of that reference task.
     dtype : str
@@ -96,6 +103,8 @@ def load_model(
         raise UnknownName("task", task, REFERENCES)
     if name in REFERENCES and task not in ("", name):
         raise UsageError(f"--model {name} cannot do --task {task}: their vocabularies differ")
+    if name.startswith(CONFIG):
+        return _random_model(name.removeprefix(CONFIG), device, dtype)
     if name in REFERENCES or task:
         return _load_reference(name, task or name, device, dtype, task_options or {})
     return _load_pretrained(name, device, dtype, trust_remote_code)
@@ -146,6 +155,45 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {name}: cannot be loaded: {what}") from error
     return LoadedModel(Path(name).name, model.to(device).eval(), None, tokenizer)
+
+
+def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
+    """Random weights at a known geometry, made on the device they are for."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    raw = config_of(name)
+    kind = str(raw.pop("model_type", ""))
+    if kind not in FAMILIES:
+        raise UsageError(
+            f"--model {CONFIG}{name}: the {kind} family is not supported; "
+            f"supported: {', '.join(FAMILIES)}"
+        )
+    stored = str(raw.pop("torch_dtype", "float32"))
+    chosen = _DTYPES[stored if dtype == "auto" else dtype]
+    # Positions cost no memory: let any length through.
+    config = AutoConfig.for_model(kind, **{"max_position_embeddings": 1 << 20, **raw})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=chosen)
+    model = model.to_empty(device=device)
+    generator = torch.Generator(device=model.device).manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(std=_RANDOM_STD, generator=generator)
+    _restore_buffers(model, config)
+    model.tie_weights()
+    return LoadedModel(f"{name} (random weights)", model.eval(), random_weights=True)
+
+
+def _restore_buffers(model: Any, config: Any) -> None:
+    """Buffers are computed, not drawn: take them from a new module of the same kind."""
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            fresh = type(module)(config)
+            for name, buffer in fresh.named_buffers():
+                getattr(module, name).copy_(buffer)
 
 
 def eos_ids(loaded: LoadedModel) -> list[int]:

@@ -9,11 +9,12 @@ from arborsim.errors import UsageError
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
 from arborsim_torch.models import LoadedModel, eos_ids
-from arborsim_torch.sources import PromptSource, Source, TaskSource
+from arborsim_torch.sources import PromptSource, RandomSource, Source, TaskSource
 
 DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stores whole
 _DEFAULT_EPISODES = 8
 _DEFAULT_MAX_TOKENS = 512  # of plain prompts
+_DEFAULT_PROMPT_TOKENS = 512  # of random ones
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,21 @@ def _existing(option: str, layers: LayerChoice, loaded: LoadedModel) -> tuple[in
 
 
 def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Source:
+    if request.prompt_tokens and not loaded.random_weights:
+        raise UsageError("--prompt-tokens is for models with random weights (config:NAME)")
     if loaded.task is not None:
         if prompts is not None:
             raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
         return TaskSource(
             loaded.task, request.split, request.noise, request.dead_penalty, request.value_floor
         )
+    if loaded.random_weights:
+        if prompts is not None:
+            raise UsageError("random weights understand no prompts: use --prompt-tokens")
+        return RandomSource(
+            loaded.model.config.vocab_size, request.prompt_tokens or _DEFAULT_PROMPT_TOKENS,
+            request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens,
+        )  # fmt: skip
     if prompts is None:
         raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
     return PromptSource(

@@ -201,6 +201,61 @@ class PromptSource:
         return str(self._tokenizer.decode(list(ids)))
 
 
+class RandomSource:
+    """Random prompts for a model with random weights: only memory and time mean anything.
+
+    Parameters
+    ----------
+    vocabulary : int
+    prompt_tokens, max_tokens : int
+    thought_tokens : int
+        Length of a thought.
+    """
+
+    name = "random"
+
+    def __init__(
+        self, vocabulary: int, prompt_tokens: int, max_tokens: int, thought_tokens: int
+    ) -> None:
+        self.max_tokens = max_tokens
+        self._vocabulary, self._prompt_tokens = vocabulary, prompt_tokens
+        self._thought_tokens = thought_tokens
+
+    def count(self, first: int) -> int | None:
+        return None
+
+    def problem(self, index: int) -> Problem:
+        rng = np.random.default_rng([index, self._prompt_tokens])
+        ids = tuple(rng.integers(0, self._vocabulary, self._prompt_tokens).tolist())
+        return Problem(self.name, "random", index, ids, None)
+
+    def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
+        return block_tokens >= self._thought_tokens or self.is_finished(problem, generated)
+
+    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
+        return len(generated) >= self.max_tokens
+
+    def value_from_logits(
+        self, problem: Problem, generated: Sequence[int], logits: Any
+    ) -> float | None:
+        return None
+
+    def reward(
+        self,
+        problem: Problem,
+        generated: Sequence[int],
+        value: float | None,
+        rng: np.random.Generator,
+    ) -> float:
+        return float(rng.random())
+
+    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return None
+
+    def text(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
 def read_prompts(path: Path) -> list[str]:
     """The "prompt" of every line of a JSON-lines file; empty lines are skipped.
 

@@ -8,7 +8,7 @@ back until some controller wants to decide, so that a policy is asked no more of
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -45,6 +45,8 @@ class Feed:
         Captured layers.
     readable : callable, optional
         See `LiveHeadRows`.
+    on_begin : callable, optional
+        Gets the decoder before anything is computed.
 
     Attributes
     ----------
@@ -59,8 +61,10 @@ class Feed:
         needs: frozenset[Signal],
         layers: tuple[int, ...],
         readable: Readable | None = None,
+        on_begin: Callable[[TreeDecoder], None] | None = None,
     ) -> None:
         self.handling_s = 0.0
+        self._on_begin = on_begin
         self._controllers = controllers
         self._capture = capture
         self._needs = needs
@@ -74,6 +78,8 @@ class Feed:
     def began(self, decoder: TreeDecoder) -> None:
         self._decoder = decoder
         self._heads = LiveHeadRows(decoder.cache.tree, self._readable)
+        if self._on_begin is not None:
+            self._on_begin(decoder)
 
     def prompt(self, tokens: Sequence[int]) -> None:
         begun = time.perf_counter()

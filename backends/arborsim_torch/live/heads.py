@@ -43,7 +43,8 @@ class LiveHeadRows:
         new = keys.transpose(1, 2, 3, 0)
         if self._count > self._keys.shape[3]:
             grown = np.zeros((*new.shape[:3], max(self._count, 2 * start, 256)), dtype=np.float32)
-            grown[..., :start] = self._keys[..., :start]
+            if start:
+                grown[..., :start] = self._keys[..., :start]
             self._keys = grown
         self._keys[..., start : self._count] = new
         return ShiftedRows(self, start)

@@ -1,0 +1,150 @@
+"""What a live run is asked for, and what it reports: plain records, no framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from arborsim.backends import SearchRequest
+from arborsim.budget import Budget
+from arborsim.measurements import Measurements
+from arborsim.policies.base import Policy
+from arborsim.replay_episode import Machine
+
+
+@dataclass(frozen=True)
+class LiveCell:
+    """One policy under one budget.
+
+    A share is of the tokens that the same search has under full retention, which is run first.
+    """
+
+    policy: Policy
+    budget: Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRequest(SearchRequest):
+    """Searches on a live model, each under every cell.
+
+    Attributes
+    ----------
+    cells : tuple of LiveCell
+    recall : {"stage", "stream", "near", "ondemand"}
+        How tokens in DDR take part in attention.
+    overlap : bool
+        False waits for every copy at once.
+    page_tokens : int
+        Pools grow and shrink by so many slots.
+    attention_top : int
+        Positions kept per attention row that policies see; 0 keeps rows whole.
+    shadow : bool
+        Policies decide, nothing is removed: one search serves all cells, each with a simulated
+        machine of its own.
+    machine : Machine or None
+        The simulated machine of a shadow run.
+    trace : Path or None
+        A shadow run also records this trace.
+    qkv_layers : str or tuple of int
+        Captured layers of a shadow run ("all", or numbers); plans per layer or head are about
+        these.  Otherwise all layers are captured.
+    """
+
+    cells: tuple[LiveCell, ...]
+    recall: str = "stage"
+    overlap: bool = True
+    page_tokens: int = 16
+    attention_top: int = 0
+    shadow: bool = False
+    machine: Machine | None = None
+    trace: Path | None = None
+    qkv_layers: tuple[int, ...] | str = "all"
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class LiveResult:
+    """One search under one cell.
+
+    Attributes
+    ----------
+    episode : int
+        Number of the problem.
+    policy, budget : str
+    budget_tokens : int
+    correct : bool or None
+        None if nobody can judge it, or if the budget is infeasible.
+    tokens : int
+        Generated, on all branches together.
+    full_tokens : int
+        Tokens of the same search under full retention, prompt included; 0 if unknown.
+    wall_s : float
+    measured : Measurements
+        Of the live machine; of the simulated one in a shadow run.
+    allocated_bytes : int
+        Largest size of the pools' tensors on the device, gaps included.
+    device_peak_bytes : int
+        Largest memory of the framework's allocator on the device, weights included; 0 on the CPU.
+    infeasible : str
+        Why the budget cannot hold the search; empty if it could.
+    """
+
+    episode: int
+    policy: str
+    budget: str
+    budget_tokens: int
+    correct: bool | None
+    tokens: int
+    full_tokens: int
+    wall_s: float
+    measured: Measurements = field(default_factory=Measurements)
+    allocated_bytes: int = 0
+    device_peak_bytes: int = 0
+    infeasible: str = ""
+
+
+@dataclass(frozen=True)
+class LiveFacts:
+    """What the numbers were made with.
+
+    Attributes
+    ----------
+    model, task : str
+    device : str
+        The device's name.
+    dtype : str
+    weight_bytes, kv_bytes_per_token : int
+    random_weights : bool
+        The answers mean nothing then.
+    software : dict of str to str
+        Versions.
+    """
+
+    model: str
+    task: str
+    device: str
+    dtype: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    random_weights: bool
+    software: dict[str, str]
+
+
+class LiveWatch(Protocol):
+    """Whoever asked for a run hears of it here; an exception raised here ends it."""
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        """The model is loaded; so many problems will be searched."""
+
+    def wants(self, episode: int, cell: LiveCell) -> bool:
+        """Whether this result is still missing (a resumed run has some)."""
+
+    def full_tokens(self, episode: int) -> int:
+        """What an earlier run found for `LiveResult.full_tokens`; 0 if nothing."""
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        """So many more tokens have been generated."""
+
+    def finished(self, result: LiveResult) -> None:
+        """A search is complete."""

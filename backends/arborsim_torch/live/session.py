@@ -1,0 +1,231 @@
+"""One live search under one policy.
+
+`run_policy` removes tokens for real.  Policies that only look on are in
+`arborsim_torch.live.shadow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from arborsim.controller import Controller, Executor, Meter
+from arborsim.errors import UsageError
+from arborsim.measurements import Measurements
+from arborsim.policies.base import Policy
+from arborsim.search import Search
+from arborsim.signals.observations import Signal
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.capture import ALL_SIGNALS, Capture
+from arborsim_torch.decoder import PREFILL_BLOCK
+from arborsim_torch.live.executor import LiveExecutor
+from arborsim_torch.live.feed import Feed
+from arborsim_torch.live.gauge import device_peak_bytes
+from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
+from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.sampling import Sampler
+from arborsim_torch.sources import Source
+from arborsim_torch.tiers.link import Link
+
+
+@dataclass(frozen=True)
+class SearchSetup:
+    """What is searched, and how; the same for every policy.
+
+    Attributes
+    ----------
+    model
+        A causal language model that `TreeDecoder` takes.
+    source : Source
+    make_search : callable
+        A new search object.
+    temperature : float
+    seed : int
+    max_tokens : int
+        Generated tokens per path.
+    dedupe : bool
+    attention_top : int
+        Positions kept per attention row; 0 keeps rows whole.
+    prefill_block : int
+    """
+
+    model: Any
+    source: Source
+    make_search: Callable[[], Search]
+    temperature: float
+    seed: int
+    max_tokens: int
+    dedupe: bool = True
+    attention_top: int = 0
+    prefill_block: int = PREFILL_BLOCK
+
+    def recorder(
+        self,
+        problem: Problem,
+        capture: Capture | None,
+        listener: Feed | None,
+        cache: TieredCache | None,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> EpisodeRecorder:
+        return EpisodeRecorder(
+            model=self.model,
+            source=self.source,
+            search=self.make_search(),
+            capture=capture,
+            sampler=Sampler(self.temperature, (self.seed, problem.index)),
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            dedupe=self.dedupe,
+            on_tokens=on_tokens,
+            listener=listener,
+            cache=cache,
+            prefill_block=self.prefill_block,
+        )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How tokens below HBM take part in attention.
+
+    Attributes
+    ----------
+    recall : {"stage", "stream", "near", "ondemand"}
+    overlap : bool
+        False waits for every copy at once.
+    page_tokens : int
+        Pools grow and shrink by so many slots.
+    """
+
+    recall: str = "stage"
+    overlap: bool = True
+    page_tokens: int = 16
+
+
+@dataclass(frozen=True)
+class LiveOutcome:
+    """What came of one search under one policy.
+
+    Attributes
+    ----------
+    episode : EpisodeResult
+    measured : Measurements
+    allocated_bytes : int
+        Largest size of the pools' tensors on the device.
+    device_peak_bytes : int
+        Largest memory of PyTorch's allocator, weights included; 0 on the CPU.
+    """
+
+    episode: EpisodeResult
+    measured: Measurements
+    allocated_bytes: int
+    device_peak_bytes: int
+
+
+@dataclass
+class _Readable:
+    """Which tokens attention reads now, per captured layer and KV head."""
+
+    cache: TieredCache
+    layers: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layers = self.cache.layout.layers
+
+    def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        held = self.cache.place.values[:, tokens] != Place.LOST
+        layout = self.cache.layout
+        if layout.grouping == "head":
+            return held.reshape(layout.layers, layout.kv_heads, -1)
+        shape = (layout.layers, layout.kv_heads, len(tokens))
+        return np.asarray(np.broadcast_to(held[:, None], shape))
+
+
+def make_capture(
+    needs: frozenset[Signal], layers: tuple[int, ...], top: int, search: Search, keep: bool = False
+) -> Capture | None:
+    """What takes the signals that policies read; None if they read none.
+
+    Raises
+    ------
+    UsageError
+        A signal that no live search has.
+    """
+    if Signal.EVICTION_TIME in needs:
+        raise UsageError("the offline optimum needs the future: replay a trace instead")
+    vectors = needs & {Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES}
+    rows = layers if Signal.LAYER_ATTENTION in needs else ()
+    embeddings = keep or getattr(search, "uses_embeddings", False)
+    if not needs and not embeddings:
+        return None
+    return Capture(
+        top, layers if vectors else (), rows,
+        signals=needs & ALL_SIGNALS, embeddings=embeddings, keep=keep,
+    )  # fmt: skip
+
+
+def run_policy(
+    setup: SearchSetup,
+    problem: Problem,
+    policy: Policy,
+    budget_tokens: int,
+    machine: Machine,
+    *,
+    meters: Sequence[Meter] = (),
+    on_tokens: Callable[[int], None] | None = None,
+) -> LiveOutcome:
+    """Search `problem` with `policy` deciding what stays in the cache.
+
+    Raises
+    ------
+    BudgetInfeasible
+        The policy cannot keep to the budget.
+    UsageError
+        The policy needs what no live search has.
+    """
+    model = setup.model
+    layout = Layout.of(model, policy.grouping)
+    layers = tuple(range(layout.layers))
+    needs = policy.reads()
+    capture = make_capture(needs, layers, setup.attention_top, setup.make_search())
+    in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
+    cache = TieredCache(layout, page_tokens=machine.page_tokens, ordered=in_ddr)
+    if layout.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(layout.device)
+    with Link(layout.device) as link:
+        mover = Mover(cache, link, recall=machine.recall, overlap=machine.overlap)
+        executor = LiveExecutor(mover)
+        controller = make_controller(policy, executor, budget_tokens, model, meters)
+        if policy.bounded and not in_ddr:
+            expected = len(problem.prompt) + setup.max_tokens
+            room = min(budget_tokens, expected) + setup.make_search().slots
+            cache.pools[Place.HBM].reserve(max(room, len(problem.prompt)))
+        feed = Feed([controller], capture, needs, layers, _Readable(cache), executor.attach)
+        recorder = setup.recorder(problem, capture, feed, cache, on_tokens)
+        episode = recorder.run(problem)
+        measured = executor.measurements()
+    time = measured.time
+    time.prefill_s, time.decode_s = episode.prefill_s, episode.forward_s
+    time.policy_s = max(0.0, feed.handling_s - time.rehydration_s - time.exposed_transfer_s)
+    return LiveOutcome(
+        episode, measured, executor.gauge.allocated_bytes, device_peak_bytes(layout.device)
+    )
+
+
+def make_controller(
+    policy: Policy, executor: Executor, budget_tokens: int, model: Any, meters: Sequence[Meter]
+) -> Controller:
+    return Controller(
+        policy,
+        executor,
+        budget_tokens=budget_tokens,
+        layers=model.config.num_hidden_layers,
+        vocabulary=model.config.vocab_size,
+        meters=meters,
+    )

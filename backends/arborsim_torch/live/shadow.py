@@ -1,0 +1,174 @@
+"""Shadow runs: policies decide over a live search, nothing is removed.
+
+One search with full retention serves any number of policies and budgets, each with a simulated
+machine of its own.  Their decisions are those of a replay of the same search, so recording it in
+the same run shows whether both agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from arborsim.backends import RecordRequest, SearchRequest
+from arborsim.controller import Controller
+from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.events import Event
+from arborsim.live.request import LiveCell, LiveRequest, LiveResult, LiveWatch
+from arborsim.policies.base import NEVER
+from arborsim.signals.observations import Signal
+from arborsim.trace.schema import Capture, TraceInfo
+from arborsim.trace.writer import TraceWriter
+from arborsim_torch.capture import ALL_SIGNALS
+from arborsim_torch.live.feed import Feed
+from arborsim_torch.live.run import MetersOf, facts, make_setup, numbers
+from arborsim_torch.live.session import SearchSetup, make_capture, make_controller
+from arborsim_torch.models import LoadedModel
+from arborsim_torch.plan import Plan
+from arborsim_torch.recorder import EpisodeResult
+from arborsim_torch.reference.tasks import Problem
+
+_NOWHERE = Path("nowhere.parquet")
+_VECTORS = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES})
+
+
+class Onlooker:
+    """A controller that steps aside when its budget turns out to be infeasible."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.infeasible = ""
+
+    @property
+    def tree(self) -> object:
+        return self.controller.tree
+
+    def handle(self, event: Event) -> None:
+        if self.infeasible:
+            return
+        try:
+            self.controller.handle(event)
+        except BudgetInfeasible as error:
+            self.infeasible = str(error)
+
+    def due(self) -> int:
+        return NEVER  # books can be brought up to date at any time
+
+
+class ShadowRun:
+    """A shadow request on a loaded model.
+
+    Parameters
+    ----------
+    request : LiveRequest
+        With a `machine`.
+    loaded : LoadedModel
+    plan : Plan
+    info : callable
+        From a record request to the metadata of its trace.
+    watch : LiveWatch
+    meters : callable, optional
+        Of an episode and a cell: meters for its controller.
+    """
+
+    def __init__(
+        self,
+        request: LiveRequest,
+        loaded: LoadedModel,
+        plan: Plan,
+        info: TraceInfo,
+        watch: LiveWatch,
+        meters: MetersOf | None = None,
+    ) -> None:
+        if request.machine is None:
+            raise UsageError("a shadow run needs a machine to simulate: give --gpu")
+        self.request, self.loaded, self.plan, self.watch = request, loaded, plan, watch
+        self.info = info
+        self.setup = make_setup(request, loaded, plan)
+        self._meters = meters or (lambda episode, cell: ())
+        self._needs = frozenset[Signal]().union(*(c.policy.reads() for c in request.cells))
+
+    def run(self) -> None:
+        """Search every problem once."""
+        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
+        if self.request.trace is None:
+            for number in numbers(self.request, self.plan):
+                if any(self.watch.wants(number, cell) for cell in self.request.cells):
+                    self._search(self.plan.source.problem(number))
+            return
+        with TraceWriter(self.request.trace, self.info) as writer:
+            for number in numbers(self.request, self.plan):
+                episode = self._search(self.plan.source.problem(number))
+                writer.write_episode(episode.columns)
+
+    def _search(self, problem: Problem) -> EpisodeResult:
+        full_tokens = 0
+        if any(cell.budget.share is not None for cell in self.request.cells):
+            # How long the search will be is known only afterwards: run it before.
+            first = self._record(problem, self.setup, [], "full retention")
+            full_tokens = first.prompt_tokens + first.tokens
+        lookers = [self._onlooker(problem, cell, full_tokens) for cell in self.request.cells]
+        begun = time.perf_counter()
+        episode = self._record(problem, self.setup, lookers, "shadow")
+        wall_s = time.perf_counter() - begun
+        for cell, looker in zip(self.request.cells, lookers, strict=True):
+            result = LiveResult(
+                episode=problem.index,
+                policy=cell.policy.name,
+                budget=cell.budget.text,
+                budget_tokens=looker.controller.budget_tokens,
+                correct=None if looker.infeasible else episode.correct,
+                tokens=episode.tokens,
+                full_tokens=episode.prompt_tokens + episode.tokens,
+                wall_s=wall_s,
+                measured=looker.controller.executor.measurements(),
+                infeasible=looker.infeasible,
+            )
+            self.watch.finished(result)
+        return episode
+
+    def _onlooker(self, problem: Problem, cell: LiveCell, full_tokens: int) -> Onlooker:
+        assert self.request.machine is not None
+        return Onlooker(
+            make_controller(
+                cell.policy,
+                self.request.machine.executor(cell.policy, self.info),
+                cell.budget.in_tokens(full_tokens),
+                self.loaded.model,
+                self._meters(problem.index, cell),
+            )
+        )
+
+    def _record(
+        self, problem: Problem, setup: SearchSetup, lookers: Sequence[Onlooker], what: str
+    ) -> EpisodeResult:
+        def on_tokens(count: int) -> None:
+            self.watch.running(problem.index, what, count)
+
+        if not lookers:
+            return setup.recorder(problem, None, None, None, on_tokens).run(problem)
+        keep = self.request.trace is not None
+        layers = self.info.qkv_layers if self._needs & _VECTORS else self.info.attention_layer_ids
+        needs = self._needs | ALL_SIGNALS if keep else self._needs
+        capture = make_capture(needs, layers, setup.attention_top, setup.make_search(), keep)
+        feed = Feed(lookers, capture, self._needs, layers)
+        return setup.recorder(problem, capture, feed, None, on_tokens).run(problem)
+
+
+def record_request(request: LiveRequest) -> RecordRequest:
+    """The recording that a shadow run makes, or would make."""
+    shared = {f.name: getattr(request, f.name) for f in fields(SearchRequest)}
+    needs = frozenset[Signal]().union(*(c.policy.reads() for c in request.cells))
+    out = request.trace
+    return RecordRequest(
+        **shared,
+        out=out if out is not None else _NOWHERE,
+        capture=Capture.QKV if needs & _VECTORS else Capture.SIGNALS,
+        attention="sparse" if request.attention_top else "auto",
+        attention_top=request.attention_top or 256,
+        qkv_layers=request.qkv_layers if needs & _VECTORS else (),
+        attention_layers=request.qkv_layers if Signal.LAYER_ATTENTION in needs else (),
+        command=request.command,
+    )

@@ -1,0 +1,85 @@
+"""A shadow run decides exactly as a replay of the trace recorded in that same run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arborsim.backends import get_backend
+from arborsim.budget import Budget
+from arborsim.hardware.lookup import load_profile
+from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
+from arborsim.meters import MoveLog
+from arborsim.policies.registry import available, build
+from arborsim.replay_episode import Machine
+from arborsim.trace.reader import TraceReader
+from tests.helpers.plain_executor import decide_all
+from tests.live.tiny import torch
+
+NAMES = sorted(set(available()) - {"oracle"})
+
+
+class Collect:
+    """A watch that keeps all results."""
+
+    def __init__(self) -> None:
+        self.results: list[LiveResult] = []
+        self.facts: LiveFacts | None = None
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        self.facts = facts
+
+    def wants(self, episode: int, cell: LiveCell) -> bool:
+        return True
+
+    def full_tokens(self, episode: int) -> int:
+        return 0
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        pass
+
+    def finished(self, result: LiveResult) -> None:
+        self.results.append(result)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("model", "search", "options", "lines", "budget"),
+    [("chain", "linear", {}, 24, "260"), ("game24", "tot-bfs", {"keep": 3, "children": 4}, 0, "130")],
+)
+def test_plans_equal_those_of_the_replay(
+    tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, budget: str
+) -> None:
+    logs: dict[tuple[int, str], MoveLog] = defaultdict(MoveLog)
+    cells = tuple(LiveCell(build(name), Budget.parse(budget)) for name in NAMES)
+    request = LiveRequest(
+        model=model, search=search, search_options=options, cells=cells, episodes=2,
+        temperature=0.7, shadow=True, machine=Machine(load_profile("h100")),
+        trace=tmp_path / "shadow.parquet", task_options={"lines": lines} if lines else {},
+    )  # fmt: skip
+    watch = Collect()
+    backend: Any = get_backend("torch")
+    backend.live(request, watch, meters=lambda episode, cell: (logs[episode, cell.policy.name],))
+    decided = {(r.episode, r.policy): r for r in watch.results}
+    moved = 0
+    needs = frozenset().union(*(cell.policy.reads() for cell in cells))
+    for number, episode in enumerate(TraceReader(request.trace).episodes(tuple(needs))):
+        for cell in cells:
+            name, live = cell.policy.name, decided[number, cell.policy.name]
+            if live.infeasible:
+                continue
+            _, expected = decide_all(cell.policy, episode, live.budget_tokens)
+            np.testing.assert_array_equal(logs[number, name].rows, expected, err_msg=name)
+            moved += len(expected) > 0
+    assert moved > len(cells)  # most policies had to decide, in both searches
