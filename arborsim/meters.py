@@ -35,15 +35,14 @@ class AttentionKept:
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._rows += run.num_tokens
-        gone = (tier == Tier.EVICTED).mean(axis=0)
-        gone = np.concatenate([gone, np.zeros(run.num_tokens)])
-        evictions = moves.target == Tier.EVICTED
-        if not gone.any() and not evictions.any():
+        gone = tier[0] == Tier.EVICTED if len(tier) == 1 else (tier == Tier.EVICTED).mean(axis=0)
+        if not gone.any() and not (moves.target == Tier.EVICTED).any():
             return
         assert run.observed.attention is not None, "the reader was not asked for attention"
         if len(run.leaves) == 1:
             self._one_leaf(run.observed.attention, tree.path(run.leaves[0]), gone, moves)
             return
+        gone = np.concatenate([gone, np.zeros(run.num_tokens)])
         rows = iter(run.observed.attention)
         paths = [tree.path(leaf) for leaf in run.leaves]
         assert not len(moves), "runs of several leaves are decided one iteration at a time"
@@ -55,25 +54,22 @@ class AttentionKept:
     def _one_leaf(
         self, rows: AttentionRows, path: np.ndarray, gone: np.ndarray, moves: Moves
     ) -> None:
-        lost_at = gone[path]
-        position = np.full(len(gone), -1, dtype=np.int64)
-        position[path] = np.arange(len(path))
-        at = position[moves.token]
-        evicts = (moves.target == Tier.EVICTED) & (at >= 0)
         assert (moves.group == ALL_GROUPS).all(), "moves inside a run are shared by all groups"
-        if isinstance(rows, SparseRows) and not np.any((lost_at > 0) & (lost_at < 1)):
-            gone_from = np.full(len(lost_at), len(rows), dtype=np.int32)
-            gone_from[lost_at > 0] = 0
-            gone_from[at[evicts]] = moves.step[evicts] + 1
-            self._lost += _lost_of_sparse(rows, gone_from)
+        old = len(path) - len(rows)
+        if old < len(gone):  # else the path is all there is
+            gone = gone[path[:old]]
+        step, at = _evicted_on(path, moves)
+        if isinstance(rows, SparseRows) and (gone.dtype == bool or not _fractional(gone)):
+            self._lost += _lost_of_sparse(rows, gone > 0, at, step)
             return
-        steps, targets = moves.step[evicts].tolist(), at[evicts].tolist()
+        lost_at = np.concatenate([gone, np.zeros(len(rows))])
+        steps, targets = step.tolist(), at.tolist()
         following = 0
         lost = 0.0
-        first = 0 if lost_at.any() else min(steps, default=len(rows))  # nothing is lost before
-        for step, row in enumerate(rows[first:], first):
+        first = 0 if gone.any() else min(steps, default=len(rows))  # nothing is lost before
+        for t, row in enumerate(rows[first:], first):
             lost += float(row.dot(lost_at[: len(row)]))
-            while following < len(steps) and steps[following] == step:
+            while following < len(steps) and steps[following] == t:
                 lost_at[targets[following]] = 1.0
                 following += 1
         self._lost += lost
@@ -82,28 +78,47 @@ class AttentionKept:
         pass
 
 
-def _lost_of_sparse(rows: SparseRows, gone_from: np.ndarray) -> float:
+def _fractional(gone: np.ndarray) -> bool:
+    """Whether tokens are gone in some groups and not in others."""
+    return bool(((gone > 0) & (gone < 1)).any())
+
+
+def _evicted_on(path: np.ndarray, moves: Moves) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and positions of the evictions on a path, token ids that rise."""
+    evicts = moves.target == Tier.EVICTED
+    step, token = moves.step[evicts], moves.token[evicts]
+    at = np.searchsorted(path, token)
+    found = path.take(at, mode="clip") == token
+    return step[found], at[found]
+
+
+def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np.ndarray) -> float:
     """Attention of a run's rows to evicted positions, many rows at once.
 
     Parameters
     ----------
     rows : SparseRows
-    gone_from : int32 ``[positions]``
-        The first row for which the position is gone.
+    gone : bool ``[positions before the run]``
+    at, step : int64 ``[evictions]``
+        Positions evicted during the run, and the iterations after which they are.
     """
     count = len(rows)
     listed = np.diff(rows.offsets)
+    # The first row for which each position is gone.
+    gone_from = np.full(len(gone) + count, count, dtype=np.int32)
+    gone_from[: len(gone)][gone] = 0
+    gone_from[at] = step + 1
     gone_listed = np.zeros(count)
     lost = 0.0
     for first in range(0, count, _ROWS_AT_ONCE):
         last = min(first + _ROWS_AT_ONCE, count)
         a, b = int(rows.offsets[first]), int(rows.offsets[last])
         row = np.repeat(np.arange(first, last, dtype=np.int32), listed[first:last])
-        gone = gone_from[rows.index[a:b]] <= row
-        lost += float(np.dot(rows.value[a:b].astype(np.float64), gone))
-        ends = np.concatenate([[0], np.cumsum(gone)])[rows.offsets[first : last + 1] - a]
+        hit = gone_from.take(rows.index[a:b]) <= row
+        lost += float(np.dot(rows.value[a:b].astype(np.float64), hit))
+        ends = np.concatenate([[0], np.cumsum(hit)])[rows.offsets[first : last + 1] - a]
         gone_listed[first:last] = np.diff(ends)
-    gone_by = np.cumsum(np.bincount(gone_from, minlength=count + 1)[:count])
+    gone_by = np.count_nonzero(gone) + np.cumsum(np.bincount(step + 1, minlength=count)[:count])
     others = np.maximum(rows.lengths - listed, 1)
     share = np.where(rows.lengths > listed, rows.rest / others, 0.0)
     return lost + float((share * (gone_by - gone_listed)).sum())

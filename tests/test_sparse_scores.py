@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.events import TokenRun
+from arborsim.signals import sparse_sums
 from arborsim.signals.attention_scores import NewestAttention
 from arborsim.signals.observations import DenseRows, Observations, SparseRows
 from arborsim.signals.refresh import LastAttended
 from arborsim.signals.scores import CumulativeAttention, Score, ScoreBook
+from arborsim.signals.sparse_sums import SparseSums
 from arborsim.tree import ThoughtTree
 
 PROMPT = 3
@@ -106,3 +108,28 @@ def test_order_and_ties_are_those_of_rows_written_out(name: str, seed: int, step
             assert order(one) == order(other)
             if leaf == 2:
                 assert np.array_equal(one, other)
+
+
+def test_sums_do_not_depend_on_how_many_rows_are_widened_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(2)
+    rows = sparse_rows(rng, np.arange(1, 41))
+    found = []
+    for at_once in (1, 7, 100, 1 << 16):
+        monkeypatch.setattr(sparse_sums, "_AT_ONCE", at_once)
+        for cut in (0, 13, 40):  # rows added one by one, then all others together
+            sums, adder = np.zeros(40), SparseSums()
+            adder.begin(rows, sums)
+            for step in range(cut):
+                adder.add(step)
+            adder.add_many(cut, 40)
+            adder.settle(sums)
+            found.append(sums)
+    assert all(np.array_equal(sums, found[0]) for sums in found)
+    literal = np.zeros(40)
+    for i in range(40):
+        row, others = rows.row(i), i + 1 - int(rows.offsets[i + 1] - rows.offsets[i])
+        if not np.isnan(row).any():  # what is listed never counts for less than what is not
+            literal[: i + 1] += np.maximum(row, rows.rest[i] / others if others else 0.0)
+    assert found[0] == pytest.approx(literal)

@@ -155,6 +155,12 @@ class _NewestState:
             self._sparse.take()
             return
         assert self._paths is not None
+        if self._paths.straight:  # one path, which holds all tokens: the most frequent case
+            now = self._table.values
+            for layer, row in enumerate(self._row(step)):
+                if is_number(row):
+                    now[layer, : len(row)] = row
+            return
         batch = self._batch(step)
         for layer, now in enumerate(self._table.values):
             found = [

@@ -96,7 +96,7 @@ class _LastAttendedState(MeanRowState):
             fresh = paid >= median(paid)
         else:
             fresh = fresh_pages(paid, self._spec.page, self._spec.threshold)
-        np.copyto(stamps[self._prompt_tokens :], self._iteration, where=fresh)
+        np.putmask(stamps[self._prompt_tokens :], fresh, float(self._iteration))
         if not isinstance(at, slice):
             self.values[at] = stamps
 

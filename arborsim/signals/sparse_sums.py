@@ -12,6 +12,8 @@ import numpy as np
 
 from arborsim.signals.observations import SparseRows
 
+_AT_ONCE = 1 << 16  # listed positions to widen at once: they stay in the processor's cache
+
 
 class SparseSums:
     """Adds rows to an array of sums, leaving out what all existing tokens receive alike.
@@ -22,7 +24,11 @@ class SparseSums:
     def __init__(self) -> None:
         self.constant = 0.0
         self._sums = np.empty(0)
-        self._index = np.empty(0, dtype=np.int32)
+        self._rows: SparseRows | None = None
+        self._share = np.empty(0)
+        # Of rows `_first` up to, not including, `_last`:
+        self._first = self._last = 0
+        self._index = np.empty(0, dtype=np.int64)
         self._extra = np.empty(0)
         self._bounds: list[int] = []
 
@@ -36,10 +42,20 @@ class SparseSums:
         constant = np.cumsum(np.concatenate([[self.constant], share]))
         sums[len(sums) - len(rows) :] = -constant[:-1]
         self.constant = float(constant[-1])
-        a, b = int(rows.offsets[0]), int(rows.offsets[-1])
+        self._rows, self._share, self._sums = rows, share, sums
+        self._first = self._last = 0
+
+    def _load(self, first: int) -> None:
+        """Widen what the rows from `first` on list, as many as fit."""
+        assert self._rows is not None
+        rows, offsets = self._rows, self._rows.offsets
+        last = int(np.searchsorted(offsets, offsets[first] + _AT_ONCE, side="right")) - 1
+        last = min(max(last, first + 1), len(rows))
+        a, b = int(offsets[first]), int(offsets[last])
         self._index = rows.index[a:b].astype(np.int64)  # NumPy gathers by int32 three times slower
         self._extra = rows.value[a:b].astype(np.float64)
-        width = int(listed[0]) if len(listed) else 0
+        listed, share = np.diff(offsets[first : last + 1]), self._share[first:last]
+        width = int(listed[0])
         if width and (listed == width).all():
             self._extra.reshape(-1, width)[...] -= share[:, None]
         else:
@@ -47,18 +63,26 @@ class SparseSums:
         # What is listed has the larger weights; rounding to float16 may say less.  Not so here: a
         # sum never falls below that of a token that nobody lists.
         np.fmax(self._extra, 0.0, out=self._extra)
-        self._bounds = (rows.offsets - a).tolist()
-        self._sums = sums
+        self._bounds = (offsets[first : last + 1] - a).tolist()
+        self._first, self._last = first, last
 
     def add(self, step: int) -> None:
         """Add one row."""
-        a, b = self._bounds[step], self._bounds[step + 1]
+        if not self._first <= step < self._last:
+            self._load(step)
+        at = step - self._first
+        a, b = self._bounds[at], self._bounds[at + 1]
         self._sums[self._index[a:b]] += self._extra[a:b]
 
     def add_many(self, first: int, last: int) -> None:
         """Add rows ``first`` to ``last``, each in turn: the same bits as one by one."""
-        a, b = self._bounds[first], self._bounds[last]
-        np.add.at(self._sums, self._index[a:b], self._extra[a:b])
+        while first < last:
+            if not self._first <= first < self._last:
+                self._load(first)
+            stop = min(last, self._last)
+            a, b = self._bounds[first - self._first], self._bounds[stop - self._first]
+            np.add.at(self._sums, self._index[a:b], self._extra[a:b])
+            first = stop
 
     def settle(self, sums: np.ndarray) -> None:
         """Make `sums` the true sums."""
