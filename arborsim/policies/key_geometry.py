@@ -104,10 +104,16 @@ class KeyDiff(KeyPolicy):
     def rank(self, view: CacheView) -> np.ndarray:
         """Minus the product with the sum of all directions: the order of minus the cosine."""
         # Directions are whole numbers, so these products are exact however they are summed.
-        stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
         rank = np.zeros(view.tier.shape)
+        there = view.tier <= Tier.HBM_QUANTISED
+        if self.adaptation == "path" and len(view.path) < view.num_tokens:
+            there &= np.bincount(view.path, minlength=view.num_tokens) > 0
         for group, directions in enumerate(view.scores["direction"]):
-            held = stream[view.tier[group, stream] <= Tier.HBM_QUANTISED]
+            if 2 * np.count_nonzero(there[group]) > view.num_tokens:  # cheaper than to gather them
+                total = there[group].astype(np.float64) @ directions
+                rank[group] = -(directions @ total)
+                continue
+            held = np.flatnonzero(there[group])
             keys = directions[held]
             rank[group, held] = -(keys @ keys.sum(axis=0))
         return rank
@@ -154,13 +160,14 @@ class LikenessPool:
         # In no order: a new candidate takes the place of the last one evicted.
         self._at = np.concatenate([at, np.empty(len(alive) - len(at), dtype=np.int64)])
         self._key = np.empty_like(directions)
+        self._likeness = np.empty(len(alive))
         self._count = len(at)
         self._key[: self._count] = directions[at]
 
     def admit(self, stop: int) -> None:
         """Positions before `stop` are candidates now."""
         while self._arrived < stop + self._recent:
-            self._total = self._total + self._directions[self._arrived]
+            self._total += self._directions[self._arrived]
             self._arrived += 1
         while self._stop < stop:
             if self._alive[self._stop]:
@@ -174,11 +181,14 @@ class LikenessPool:
         count = self._count
         if not count:
             return None
-        likeness = self._key[:count] @ self._total
-        alike = np.flatnonzero(likeness == likeness.max())
-        place = int(alike[self._at[alike].argmin()])  # of equals the oldest
+        likeness = np.dot(self._key[:count], self._total, out=self._likeness[:count])
+        place = int(likeness.argmax())
+        alike = likeness == likeness[place]
+        if np.count_nonzero(alike) > 1:  # of equals the oldest
+            places = np.flatnonzero(alike)
+            place = int(places[self._at[places].argmin()])
         position, last = int(self._at[place]), count - 1
         self._at[place], self._key[place] = self._at[last], self._key[last]
         self._count = last
-        self._total = self._total - self._directions[position]
+        self._total -= self._directions[position]
         return position
