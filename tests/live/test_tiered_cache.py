@@ -1,0 +1,239 @@
+"""The live cache against plain forward passes in which attention is masked instead of evicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.memory.tiers import Tier
+from arborsim_torch.cache.layout import GROUPINGS, Layout
+from arborsim_torch.cache.mover import Cells, Mover
+from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.slots import Slots
+from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.tiers.link import Link
+from tests.live.tiny import HEADS, KV_HEADS, LAYERS, VOCAB, plain_copy, tiny_model, torch
+
+PER_TOKEN = 2 * LAYERS * KV_HEADS * 16 * 4
+
+
+class MaskedModel:
+    """A plain model whose layers and KV heads stop reading tokens at given queries."""
+
+    def __init__(self, model: Any) -> None:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
+
+        self._dead: dict[tuple[int, int], dict[int, int]] = {}
+        AttentionInterface.register("test_masked", self._attend)
+        AttentionMaskInterface.register("test_masked", lambda *a, **k: None)
+        self._twin = plain_copy(model)
+        self._twin.set_attn_implementation("test_masked")
+
+    def kill(self, layer: int, head: int, token: int, first_query: int) -> None:
+        self._dead.setdefault((layer, head), {}).setdefault(token, first_query)
+
+    def logits(self, ids: list[int]) -> Any:
+        with torch.no_grad():
+            return self._twin(torch.tensor([ids]), use_cache=False).logits[0]
+
+    def _attend(
+        self, module: Any, query: Any, key: Any, value: Any, *_: Any, scaling: float, **__: Any
+    ) -> Any:
+        n = query.shape[2]
+        readable = torch.ones(n, n, dtype=torch.bool).tril()[None].repeat(HEADS, 1, 1)
+        for head in range(HEADS):
+            group = head // (HEADS // KV_HEADS)
+            for token, first in self._dead.get((module.layer_idx, group), {}).items():
+                readable[head, first:, token] = False
+        keys, values = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (key, value))
+        scores = (query @ keys.transpose(2, 3) * scaling).masked_fill(~readable, -torch.inf)
+        return (scores.softmax(-1) @ values).transpose(1, 2), None
+
+
+def groups_of(grouping: str, group: int) -> list[tuple[int, int]]:
+    """Layers and KV heads of a cache group."""
+    if grouping == "shared":
+        return [(layer, head) for layer in range(LAYERS) for head in range(KV_HEADS)]
+    if grouping == "layer":
+        return [(group, head) for head in range(KV_HEADS)]
+    return [divmod(group, KV_HEADS)]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("recall", ["stage", "stream"])
+def test_evicting_equals_masking(grouping: str, ordered: bool, recall: str) -> None:
+    """Random evictions and moves to DDR and back; every logit of every step is compared."""
+    rng = np.random.default_rng(3)
+    model = tiny_model("qwen2")
+    masked = MaskedModel(model)
+    cache = TieredCache(Layout.of(model, grouping), ordered=ordered, page_tokens=4)
+    groups = cache.layout.groups
+    with Link("cpu") as link:
+        mover = Mover(cache, link, recall=recall)
+        decoder = TreeDecoder(model, prefill_block=16, cache=cache)
+        ids = rng.integers(0, VOCAB, 40).tolist()
+        decoder.prefill(ids)
+        decoder.open(1, 0)
+        decoder.activate([1])
+        for step in range(40):
+            ids.append(int(rng.integers(0, VOCAB)))
+            logits = decoder.step(ids[-1:])[0]
+            torch.testing.assert_close(logits, masked.logits(ids)[-1], rtol=1e-4, atol=1e-4)
+            mover.settle(wait=False)
+            alive = np.argwhere(cache.place.values[:, :-3] != Place.LOST)
+            chosen = alive[rng.choice(len(alive), 4 * groups, replace=False)]
+            cells = Cells(chosen[:, 0], chosen[:, 1])
+            if step % 5 == 2:
+                in_ddr = cache.pools[Place.DDR].slots.of[cells.group, cells.token] >= 0
+                mover.move(cells, np.where(in_ddr, Tier.HBM, Tier.DDR).astype(np.int8))
+            elif step % 5 == 4:
+                for group, token in chosen.tolist():
+                    for layer, head in groups_of(grouping, group):
+                        masked.kill(layer, head, token, len(ids))
+                mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
+    assert cache.tier_counts[Tier.EVICTED] == 8 * 4 * groups
+    assert cache.used_bytes(Place.HBM, Place.DDR) * groups == (
+        PER_TOKEN * (80 * groups - 8 * 4 * groups)
+    )
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_after_rehydration_logits_equal_full_retention(grouping: str) -> None:
+    """On a tree with two active branches, whatever has been lost on their paths."""
+    rng = np.random.default_rng(5)
+    model = tiny_model()
+    twin = plain_copy(model)
+    cache = TieredCache(Layout.of(model, grouping))
+    with Link("cpu") as link:
+        mover = Mover(cache, link)
+        decoder = TreeDecoder(model, prefill_block=16, cache=cache)
+        paths = {0: rng.integers(0, VOCAB, 30).tolist()}
+        decoder.prefill(paths[0])
+        for node, parent in ((1, 0), (2, 1), (3, 1)):
+            decoder.open(node, parent)
+            paths[node] = list(paths[parent])
+            decoder.activate([node])
+            for _ in range(10):
+                paths[node].append(int(rng.integers(0, VOCAB)))
+                decoder.step(paths[node][-1:])
+        every = np.argwhere(cache.place.values != Place.LOST)
+        chosen = every[np.sort(rng.choice(len(every), len(every) // 2, replace=False))]
+        cells = Cells(chosen[:, 0], chosen[:, 1])
+        mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
+        decoder.activate([2, 3])
+        mover.restore(cells)
+        for leaf in (2, 3):
+            lost = (cache.place.values == Place.LOST).any(axis=0)
+            tokens = cache.tree.path(leaf)
+            decoder.recompute(leaf, tokens[lost[tokens]])
+        assert not (cache.place.values == Place.LOST).any()
+        logits = decoder.step([7, 8])
+    for row, leaf, token in zip(logits, (2, 3), (7, 8), strict=True):
+        with torch.no_grad():
+            expected = twin(torch.tensor([[*paths[leaf], token]])).logits[0, -1]
+        torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_equal_those_of_dynamic_cache() -> None:
+    from transformers import DynamicCache
+
+    rng = np.random.default_rng(0)
+    model = tiny_model("qwen3")
+    twin = plain_copy(model)
+    prompt, then = rng.integers(0, VOCAB, 50), rng.integers(0, VOCAB, 30)
+    decoder = TreeDecoder(model)
+    decoder.prefill(prompt.tolist())
+    decoder.open(1, 0)
+    decoder.activate([1])
+    theirs = DynamicCache(config=twin.config)
+    with torch.no_grad():
+        twin(torch.tensor([prompt.tolist()]), past_key_values=theirs)
+        for token in then.tolist():
+            expected = twin(torch.tensor([[token]]), past_key_values=theirs).logits[0, -1]
+            logits = decoder.step([token])[0]
+            torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    cache = decoder.cache
+    for layer, other in enumerate(theirs.layers):
+        (data,) = cache.pools[Place.HBM].bank(layer)
+        torch.testing.assert_close(data[0][:, :80], other.keys[0], rtol=1e-5, atol=1e-5)
+    assert cache.hf.get_seq_length() == theirs.get_seq_length() == 80
+
+
+def test_evicting_gives_memory_back() -> None:
+    cache = TieredCache(Layout.of(tiny_model()), page_tokens=8)
+    with Link("cpu") as link:
+        mover = Mover(cache, link)
+        decoder = TreeDecoder(tiny_model(), cache=cache)
+        decoder.prefill(list(range(50)) * 4)
+        before = cache.capacity_bytes(Place.HBM)
+        assert before >= 200 * PER_TOKEN
+        gone = np.setdiff1d(np.arange(200), [0, 5, 17, 150, 199])
+        cells = Cells(np.zeros(len(gone), dtype=np.int64), gone)
+        mover.move(cells, np.full(len(gone), Tier.EVICTED, dtype=np.int8))
+    assert cache.used_bytes(Place.HBM) == 5 * PER_TOKEN
+    assert cache.capacity_bytes(Place.HBM) == 8 * PER_TOKEN
+
+
+def test_quantised_tokens_take_a_byte_an_element_and_a_scale() -> None:
+    model = tiny_model()
+    cache = TieredCache(Layout.of(model))
+    with Link("cpu") as link:
+        mover = Mover(cache, link)
+        decoder = TreeDecoder(model, cache=cache)
+        decoder.prefill(list(range(40)))
+        exact = cache.tokens_kv(np.arange(40))
+        cells = Cells(np.zeros(10, dtype=np.int64), np.arange(10))
+        mover.move(cells, np.full(10, Tier.HBM_QUANTISED, dtype=np.int8))
+        pool = cache.pools[Place.HBM_QUANTISED]
+        assert pool.used_bytes == 10 * 2 * LAYERS * KV_HEADS * (16 + 4)
+        block = pool.read(0, pool.slots.of[0, :10])
+        back = pool.codec.decode(block.data, block.scale, torch.float32)
+        torch.testing.assert_close(back, exact[:, :, :, :10], rtol=0.07, atol=0.02)
+        # Down to the host as they are, and attention reads the same bits from there.
+        decoder.open(1, 0)
+        decoder.activate([1])
+        mover.move(cells, np.full(10, Tier.DDR_QUANTISED, dtype=np.int8))
+        mover.settle(wait=True)
+        assert cache.used_bytes(Place.HBM_QUANTISED) == 0
+        assert cache.used_bytes(Place.DDR_QUANTISED) == pool.bytes_per_cell * 10
+        host = cache.pools[Place.DDR_QUANTISED]
+        again = host.read(0, host.slots.of[0, :10])
+        assert torch.equal(again.data.view(torch.uint8), block.data.view(torch.uint8))
+        assert torch.equal(again.scale, block.scale)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 4))
+def test_slots_never_overlap(seed: int, groups: int) -> None:
+    """Whatever is taken and given back, every token has a slot of its own below the highest."""
+    rng = np.random.default_rng(seed)
+    slots = Slots(groups)
+    held: set[tuple[int, int]] = set()
+    for round_ in range(20):
+        slots.grow(5 * (round_ + 1))
+        new = [(g, t) for g in range(groups) for t in range(5 * round_, 5 * round_ + 5)]
+        new = [cell for cell in new if rng.random() < 0.8]
+        if new:
+            group, token = np.array(new).T
+            slots.take(group, token)
+            held |= set(new)
+        gone = [cell for cell in sorted(held) if rng.random() < 0.3]
+        if gone:
+            group, token = np.array(gone).T
+            slots.give_back(group, token)
+            held -= set(gone)
+        if rng.random() < 0.1:
+            slots.compact()
+            assert (slots.high == slots.used).all()
+        for g in range(groups):
+            own = slots.of[g][slots.of[g] >= 0]
+            assert len(np.unique(own)) == len(own) == slots.used[g]
+            assert {t for h, t in held if h == g} == set(np.flatnonzero(slots.of[g] >= 0).tolist())
+            assert (own < slots.high[g]).all()
