@@ -1,0 +1,136 @@
+"""Which pages of keys a query needs, by an upper bound on its inner products.
+
+Quest (Tang et al. 2024, arXiv:2406.10774): per page and channel the smallest and the largest key
+are kept; ``sum_d max(q_d low_d, q_d high_d)`` is at least ``q . k`` for every key k of the page.
+Pages with the largest bounds are read, the others stay where they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.kernels.dense import pack, unpack
+
+
+class PageBounds:
+    """Channel-wise bounds of the keys of each page, per KV head.
+
+    Bounds widen with every key; a key that is evicted leaves them valid but wide, until `clear`.
+
+    Parameters
+    ----------
+    pages : int
+    kv_heads : int
+    head_dim : int
+    dtype : torch.dtype
+        Of the keys (as attention reads them, hence decoded ones).
+    device : torch.device
+
+    Attributes
+    ----------
+    low, high : Tensor ``[kv_heads, pages, head_dim]``
+    filled : bool Tensor ``[kv_heads, pages]``
+        Pages that have keys.
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (kv_heads, pages, head_dim)
+        # Finite, so that the bound of an empty page is -inf or just low, but never 0 x inf = NaN.
+        self._extreme = torch.finfo(dtype).max
+        self.low = torch.full(shape, self._extreme, dtype=dtype, device=device)
+        self.high = torch.full(shape, -self._extreme, dtype=dtype, device=device)
+        self.filled = torch.zeros(shape[:2], dtype=torch.bool, device=device)
+
+    def update(self, page: int | Tensor, keys: Tensor) -> None:
+        """Take keys into the bounds of their pages.
+
+        Parameters
+        ----------
+        page : int or int64 Tensor ``[tokens]`` or ``[kv_heads, tokens]``
+            The page of each key.
+        keys : Tensor ``[kv_heads, tokens, head_dim]``
+        """
+        at = torch.as_tensor(page, device=keys.device).expand(keys.shape[:2])
+        spots = at[..., None].expand_as(keys)
+        self.low.scatter_reduce_(1, spots, keys, "amin")
+        self.high.scatter_reduce_(1, spots, keys, "amax")
+        self.filled.scatter_(1, at, True)
+
+    def clear(self, page: int | Tensor) -> None:
+        """Forget the keys of a page, or of several (int64 ``[pages]``)."""
+        self.low[:, page] = self._extreme
+        self.high[:, page] = -self._extreme
+        self.filled[:, page] = False
+
+    def bound(self, q: Tensor) -> Tensor:
+        """What no inner product with a key of the page exceeds (but for rounding to float32).
+
+        Parameters
+        ----------
+        q : Tensor ``[lanes, heads, head_dim]``
+
+        Returns
+        -------
+        float32 Tensor ``[lanes, heads, pages]``
+            -inf for pages without keys; float64 if `q` is.
+        """
+        wide = torch.promote_types(q.dtype, torch.float32)
+        rows = pack(q[:, :, None].to(wide), len(self.low))
+        most = torch.bmm(rows.clamp(min=0), self.high.to(wide).transpose(1, 2))
+        most += torch.bmm(rows.clamp(max=0), self.low.to(wide).transpose(1, 2))
+        most.masked_fill_(~self.filled[:, None], float("-inf"))
+        return unpack(most, len(q), 1)[:, :, 0]
+
+    def select(self, q: Tensor, pages_top: int, *, shared: bool = False) -> Tensor:
+        """The pages with the largest bounds over the query heads of each KV head.
+
+        Parameters
+        ----------
+        q : Tensor ``[lanes, heads, head_dim]``
+        pages_top : int
+            Pages to choose, at most all.
+        shared : bool
+            Choose once for all lanes, by the largest bound over them too.
+
+        Returns
+        -------
+        int64 Tensor ``[lanes, kv_heads, pages_top]``, or ``[kv_heads, pages_top]`` if shared
+            Largest bound first, of equal bounds the lower page; -1 where pages have no keys.
+        """
+        kv_heads, pages = self.filled.shape
+        most = self.bound(q).view(len(q), kv_heads, -1, pages).amax(2)
+        if shared:
+            most = most.amax(0)
+        best, chosen = most.sort(dim=-1, descending=True, stable=True)
+        chosen, best = chosen[..., :pages_top], best[..., :pages_top]
+        # A bound may be -inf by overflow as well: what counts is whether the page has keys.
+        filled = self.filled.expand(most.shape).gather(-1, chosen)
+        return torch.where(filled, chosen, -1)
+
+
+def slots_of_pages(pages: Tensor, page_tokens: int) -> Tensor:
+    """The slots of pages that lie one after the other in a pool.
+
+    Parameters
+    ----------
+    pages : int Tensor ``[..., chosen]``
+        -1 for none.
+    page_tokens : int
+        Slots of a page.
+
+    Returns
+    -------
+    int32 Tensor ``[..., chosen x page_tokens]``
+        -1 for the slots of no page: an index for `arborsim_torch.kernels.scattered`.
+    """
+    within = torch.arange(page_tokens, device=pages.device)
+    slots = pages[..., None] * page_tokens + within
+    return slots.masked_fill_((pages < 0)[..., None], -1).flatten(-2).to(torch.int32)
