@@ -14,7 +14,7 @@ from arborsim.policies.base import CacheView
 
 _TAIL = np.finfo(np.float64).max
 """Key of a block's tail: above every score, below what is protected (infinity)."""
-_TABLE_TOKENS = 1 << 16
+_TABLE_TOKENS = 1 << 15
 """Tokens that are sorted together: larger tables only wait for memory."""
 
 
@@ -84,15 +84,21 @@ def tokens_that_leave(
     """
     leaving = [np.empty(0, dtype=np.int64)]
     lengths = view.tree.sizes[nodes]
+    # One look tells both: 0 for a token that may leave, above for a protected one, below for one
+    # that is not in HBM.
+    state = protected.astype(np.int8)
+    state[view.tier[0] > Tier.HBM_QUANTISED] = -1
     for rows in _similar(lengths):
-        ids = np.concatenate([view.tree.tokens(node) for node in nodes[rows].tolist()])
+        ids = np.concatenate(list(map(view.tree.tokens, nodes[rows].tolist())))
         key = np.zeros(len(ids)) if score is None else score.take(ids)
-        key[protected.take(ids)] = np.inf
-        held = view.tier[0].take(ids) <= Tier.HBM_QUANTISED
-        key[~held] = -np.inf
+        of_each = state.take(ids)
+        held = of_each >= 0
+        if of_each.any():
+            key[of_each > 0] = np.inf
+            key[~held] = -np.inf
         _lift_tails(key, lengths[rows], tail)
         kept = keep_highest(key, lengths[rows], keep[rows])
-        leaving.append(ids[held & ~kept])
+        leaving.append(ids.take(np.flatnonzero(held & ~kept)))
     return np.concatenate(leaving)
 
 
