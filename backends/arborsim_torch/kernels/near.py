@@ -18,7 +18,7 @@ from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.scattered import rows_of
 
-_TILE_TOKENS = 2048  # float32 copies of a tile stay in the cache of a CPU
+_TILE_TOKENS = 1024  # float32 copies of a tile stay in the cache of a CPU
 
 
 def attend_host(
@@ -59,19 +59,30 @@ def attend_host(
     outs, lses = [], []
     for first in range(0, max(n, 1), _TILE_TOKENS):
         last = min(first + _TILE_TOKENS, n)
-        part = torch.arange(first, last) if index is None else index[..., first:last]
-        keys = rows_of(k, part, k_scale, torch.float32)
-        values = rows_of(v, part, v_scale, torch.float32)
-        out, lse = attend(wide, keys, values, scale, _readable(part, mask, first, last))
+        tile = slice(first, last)
+        keys, values = _rows(k, k_scale, index, tile), _rows(v, v_scale, index, tile)
+        out, lse = attend(wide, keys, values, scale, _readable(index, mask, tile))
         outs.append(out)
         lses.append(lse)
     out, lse = merge(outs, lses)
     return out.to(q.dtype), lse
 
 
-def _readable(part: Tensor, mask: Tensor | None, first: int, last: int) -> Tensor:
-    held = torch.atleast_2d(part >= 0)[None, :, None]
-    return held if mask is None else held & mask[..., first:last]
+def _rows(pool: Tensor, scales: Tensor | None, index: Tensor | None, tile: slice) -> Tensor:
+    if index is not None:
+        return rows_of(pool, index[..., tile], scales, torch.float32)
+    rows = pool[:, tile].float()
+    return rows if scales is None else rows * scales[:, tile, None]
+
+
+def _readable(index: Tensor | None, mask: Tensor | None, tile: slice) -> Tensor | None:
+    own = None if mask is None else mask[..., tile]
+    if index is None:
+        return own
+    held = torch.atleast_2d(index[..., tile] >= 0)[None, :, None]
+    if own is None:
+        return None if bool(held.all()) else held
+    return held & own
 
 
 class Pending:

@@ -87,10 +87,8 @@ def attend_scattered_torch(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """`attend_scattered` in plain operations, on a copy of the slots; same signature."""
     held = index >= 0
-    keys = rows_of(k, index, k_scale, accumulator(q.dtype))
-    values = rows_of(v, index, v_scale, accumulator(q.dtype))
-    if k_scale is None:
-        keys, values = keys.to(q.dtype), values.to(q.dtype)
+    kind = None if k_scale is None else accumulator(q.dtype)
+    keys, values = rows_of(k, index, k_scale, kind), rows_of(v, index, v_scale, kind)
     readable = held.expand(len(k), -1)[None]
     if mask is not None:
         readable = readable & (mask[:, None] if mask.ndim == 2 else mask)
@@ -120,12 +118,23 @@ def rows_of(
     dtype = dtype or pool.dtype
     if pool.shape[1] == 0:  # an empty pool has only padding to offer
         return pool.new_zeros((len(pool), index.shape[-1], pool.shape[2]), dtype=dtype)
-    slot = index.clamp(min=0).to(torch.int64).expand(len(pool), -1)
-    head = torch.arange(len(pool), device=pool.device)[:, None]
-    rows = pool[head, slot].to(dtype)
+    slot = index.clamp(min=0).to(torch.int64)
+    rows = _take(pool, slot).to(dtype)
     if scales is not None:
-        rows = rows * scales[head, slot][..., None].to(dtype)
-    return rows.masked_fill_((index < 0).expand(len(pool), -1)[..., None], 0.0)
+        rows = rows * _take(scales, slot)[..., None].to(dtype)
+    padding = index < 0
+    if index.is_cuda or bool(padding.any()):  # asking CUDA would make the host wait
+        rows.masked_fill_(padding[..., None], 0.0)
+    return rows
+
+
+def _take(pool: Tensor, slot: Tensor) -> Tensor:
+    """``pool[head, slot[head]]``; on CPU advanced indexing is four times slower than this."""
+    if slot.ndim == 1:
+        return pool.index_select(1, slot)
+    if pool.is_cuda:
+        return pool[torch.arange(len(pool), device=pool.device)[:, None], slot]
+    return torch.stack([own.index_select(0, at) for own, at in zip(pool, slot, strict=True)])
 
 
 def check(
