@@ -12,7 +12,7 @@ from arborsim.events import Event
 from arborsim.memory.tiers import Tier
 from arborsim.policies.arbor_blocks import given_up, tokens_that_leave
 from arborsim.policies.base import CacheView, Protection
-from arborsim.policies.blocks import highest
+from arborsim.policies.blocks import lowest
 from arborsim.policies.settings import setting
 from arborsim.policies.stream import ADAPTATIONS, off_path_blocks
 from arborsim.policies.tree_rule import Blocks, Room, TreeRule
@@ -87,8 +87,7 @@ class Pool:
         view, room = at.view, at.room
         flat = self.adaptation == "flat"
         stream = at.reachable if flat else at.reachable & _on_path(view)
-        held = np.asarray(stream & at.protected)
-        pinned = int(np.count_nonzero(held))
+        pinned = int(np.count_nonzero(stream & at.protected))
         candidates = np.flatnonzero(stream & ~at.protected)
         if pinned > room.budget:
             raise BudgetInfeasible(
@@ -102,7 +101,8 @@ class Pool:
         while blocks and pinned + len(candidates) + elsewhere > goal:
             elsewhere -= len(blocks.pop(0))
         stay = max(0, goal - pinned - elsewhere)
-        held[candidates[highest(at.score.take(candidates), stay)]] = True
+        held = np.array(stream)
+        held[candidates[lowest(at.score.take(candidates), len(candidates) - stay)]] = False
         for block in blocks:
             held[block] = True
         return held

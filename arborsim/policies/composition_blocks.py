@@ -19,9 +19,17 @@ from arborsim.policies.blocks import lowest
 from arborsim.policies.settings import setting
 from arborsim.policies.tree_rule import Room
 
-_QUANTISED = np.array([tier.quantised for tier in Tier])
-_HBM_TIERS = np.array([Tier.HBM_QUANTISED, Tier.HBM], dtype=np.int8)
-_DDR_TIERS = np.array([Tier.DDR_QUANTISED, Tier.DDR], dtype=np.int8)
+# By the tier before and, of each, outside and inside HBM from now on.
+_PLACED = np.array(
+    [
+        tier
+        for before in Tier
+        for tier in (
+            (Tier.DDR_QUANTISED, Tier.HBM_QUANTISED) if before.quantised else (Tier.DDR, Tier.HBM)
+        )
+    ],
+    dtype=np.int8,
+)
 
 
 @dataclass(frozen=True)
@@ -191,12 +199,10 @@ class Ladder:
         """
         before = view.tier[0]
         # What is evicted and stays so, the most on a long path, is not looked at again.
-        live = np.flatnonzero((before != Tier.EVICTED) | in_hbm)
-        quantised = _QUANTISED.take(before.take(live))
-        inside = in_hbm.take(live)
-        narrow, wide = np.where(inside, _HBM_TIERS[:, None], _DDR_TIERS[:, None])
-        tiers = np.where(quantised, narrow, wide)
-        protected, score = protected.take(live), score.take(live)
+        held = (before != Tier.EVICTED) | in_hbm
+        live = slice(None) if held.all() else np.flatnonzero(held)  # a slice copies nothing
+        tiers = _PLACED[2 * before[live] + in_hbm[live]]
+        protected, score = protected[live], score[live]
         self._quantise(tiers, Tier.HBM, self.hbm_quantised, protected, score)
         self._overflow(tiers, self.ddr * view.budget_tokens, protected, score)
         self._quantise(tiers, Tier.DDR, self.ddr_quantised, protected, score)
