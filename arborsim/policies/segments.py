@@ -40,8 +40,9 @@ def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:
     int64 ``[segments]``
         At least 1 each; their sum is the number of positions.
     """
-    edges = np.arange(0, int(places[-1]) + length, length) if len(places) else np.zeros(1)
-    sizes = np.diff(np.searchsorted(places, edges), append=len(places))
+    last = int(places[-1]) if len(places) else 0
+    bounds = np.searchsorted(places, np.arange(0, last + length + 1, length))
+    sizes = bounds[1:] - bounds[:-1]
     return np.asarray(sizes[sizes > 0])
 
 
@@ -108,7 +109,8 @@ def fill_segments(sizes: np.ndarray, keeps: np.ndarray, rank: np.ndarray, room: 
     bool ``[tokens]``
     """
     filled = np.minimum(np.cumsum(np.minimum(sizes, keeps)), max(0, room))
-    most = np.diff(filled, prepend=0)
+    most = filled.copy()
+    most[1:] -= filled[:-1]
     kept = np.repeat(most > 0, sizes)
     thinned = (most > 0) & (most < sizes)
     if thinned.any():  # only there does the rank matter: few segments, but for the first decision
@@ -156,6 +158,10 @@ class SegmentPolicy(StreamPolicy):
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(recent=max(1, min(self.recent, budget_tokens // 4)))
 
+    def rank_of(self, view: CacheView, tokens: np.ndarray) -> np.ndarray:
+        """`rank` of some tokens, int64 ``[n]``; float64 ``[n]``."""
+        return np.asarray(self.rank(view).take(tokens))
+
     def _evict_lowest(
         self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray
     ) -> None:
@@ -167,7 +173,8 @@ class SegmentPolicy(StreamPolicy):
             raise self._infeasible(view, len(held), int(over[0]))
         tokens = held if whole else stream[held]
         sizes = segment_sizes(held, self.segment)
-        entropy = segment_entropy(view.scores["newest"].take(tokens, axis=1), sizes)
+        newest = np.stack([row.take(tokens) for row in view.scores["newest"]])
+        entropy = segment_entropy(newest, sizes)
         keeps = np.array([self.keep_r, self.keep_e, self.keep_t])[tertiles(entropy)]
-        kept = fill_segments(sizes, keeps, self.rank(view).take(tokens), len(held) - int(over[0]))
+        kept = fill_segments(sizes, keeps, self.rank_of(view, tokens), len(held) - int(over[0]))
         tiers[0, tokens[~kept]] = Tier.EVICTED

@@ -9,6 +9,7 @@ import numpy as np
 
 from arborsim.policies.base import CacheView, Method
 from arborsim.policies.segments import SegmentPolicy
+from arborsim.signals.vector_scores import sum_in_order
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class ThinKV(SegmentPolicy):
     )
 
     def rank(self, view: CacheView) -> np.ndarray:
-        newest = view.scores["newest"]
-        total = np.zeros(newest.shape[1])
-        for row in newest:  # in a fixed order: ties must not depend on the way of summing
-            total += row
-        return total
+        return sum_in_order(view.scores["newest"], axis=0)
+
+    def rank_of(self, view: CacheView, tokens: np.ndarray) -> np.ndarray:
+        # Few tokens are asked for, and the sum is another at each decision.
+        return sum_in_order(np.stack([row.take(tokens) for row in view.scores["newest"]]), axis=0)
