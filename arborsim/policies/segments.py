@@ -8,6 +8,7 @@ first until the budget is used up, so fewer tokens than the budget may stay.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,12 +47,12 @@ def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:
     return np.asarray(sizes[sizes > 0])
 
 
-def segment_entropy(rows: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def segment_entropy(rows: Sequence[np.ndarray], sizes: np.ndarray) -> np.ndarray:
     """Entropy of attention inside each segment, normalised there, mean over rows.
 
     Parameters
     ----------
-    rows : float64 ``[layers, tokens]``
+    rows : sequence of float64 ``[tokens]``
         Attention of one query, one row per layer, segment after segment; not negative.
     sizes : int64 ``[segments]``
         Tokens of each segment, at least 1.
@@ -173,7 +174,7 @@ class SegmentPolicy(StreamPolicy):
             raise self._infeasible(view, len(held), int(over[0]))
         tokens = held if whole else stream[held]
         sizes = segment_sizes(held, self.segment)
-        newest = np.stack([row.take(tokens) for row in view.scores["newest"]])
+        newest = [row.take(tokens) for row in view.scores["newest"]]
         entropy = segment_entropy(newest, sizes)
         keeps = np.array([self.keep_r, self.keep_e, self.keep_t])[tertiles(entropy)]
         kept = fill_segments(sizes, keeps, self.rank_of(view, tokens), len(held) - int(over[0]))

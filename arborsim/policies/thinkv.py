@@ -9,7 +9,6 @@ import numpy as np
 
 from arborsim.policies.base import CacheView, Method
 from arborsim.policies.segments import SegmentPolicy
-from arborsim.signals.vector_scores import sum_in_order
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,11 @@ class ThinKV(SegmentPolicy):
     )
 
     def rank(self, view: CacheView) -> np.ndarray:
-        return sum_in_order(view.scores["newest"], axis=0)
+        return self.rank_of(view, np.arange(view.num_tokens))
 
     def rank_of(self, view: CacheView, tokens: np.ndarray) -> np.ndarray:
-        # Few tokens are asked for, and the sum is another at each decision.
-        return sum_in_order(np.stack([row.take(tokens) for row in view.scores["newest"]]), axis=0)
+        first, *others = view.scores["newest"]
+        total = first.take(tokens)
+        for row in others:  # in a fixed order: ties must not depend on the way of summing
+            total += row.take(tokens)
+        return np.asarray(total)
