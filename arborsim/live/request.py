@@ -39,6 +39,9 @@ class LiveRequest(SearchRequest):
         Pools grow and shrink by so many slots.
     attention_top : int
         Positions kept per attention row that policies see; 0 keeps rows whole.
+    batch : int
+        Searches whose iterations are computed together, each on a cache of its own: more tokens
+        per second, but the times of one search are then those of all.
     shadow : bool
         Policies decide, nothing is removed: one search serves all cells, each with a simulated
         machine of its own.
@@ -56,6 +59,7 @@ class LiveRequest(SearchRequest):
     overlap: bool = True
     page_tokens: int = 16
     attention_top: int = 0
+    batch: int = 1
     shadow: bool = False
     machine: Machine | None = None
     trace: Path | None = None

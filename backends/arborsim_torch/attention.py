@@ -1,9 +1,9 @@
 """The attention function that the live backend registers with transformers.
 
-The model's keyword argument ``batch`` (a `BatchState`) says what the pass reads of the cache and
-collects what a recording or a policy needs; transformers hands it through to this function, so
-nothing here is global.  Lanes are the leaves of one tree: they share one set of keys and values,
-read once for all of them, and a mask says which entries lie on whose path.
+The model's keyword argument ``batch`` (a `Batch` of `BatchState`) says what each pass reads of its
+cache and collects what a recording or a policy needs; transformers hands it through to this
+function, so nothing here is global.  Lanes are the leaves of one tree: they share one set of keys
+and values, read once for all of them, and a mask says which entries lie on whose path.
 
 When nothing is collected, PyTorch's fused attention runs.  When rows are collected, probabilities
 are computed once, used for the output, and averaged over heads; for the layers that are asked for,
@@ -107,6 +107,16 @@ def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
     return rows.transpose(0, 1).flatten(1, 2)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The passes that one forward computes together, as the keyword argument ``batch``.
+
+    Passes are over caches of their own; each has as many rows as lanes, one after the other.
+    """
+
+    parts: list[BatchState]
+
+
 def tree_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -116,34 +126,50 @@ def tree_attention(
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    batch: BatchState | None = None,
+    batch: Batch | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over what the cache holds; the signature is that of transformers' interface.
+    """Attention over what the caches hold; the signature is that of transformers' interface.
 
-    `key` and `value` are the new tokens' alone, which the cache has stored already.  The query
-    heads of a group, and the lanes, become rows of one matrix, so keys and values are never
-    repeated.
+    `key` and `value` are the new tokens' alone, which the caches have stored already.
     """
     if batch is None:
         raise ValueError(f"{NAME} attention runs only through arborsim's decoder")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    if layer in batch.query_layers:
-        batch.query_vectors[layer] = query
-    view = batch.reading.view(layer, sliding_window)
+    if len(batch.parts) == 1:
+        return _attend(batch.parts[0], layer, query, scaling, sliding_window), None
+    outs, first = [], 0
+    for part in batch.parts:
+        rows = query[first : first + part.reading.lanes]
+        outs.append(_attend(part, layer, rows, scaling, sliding_window))
+        first += part.reading.lanes
+    return torch.cat(outs), None
+
+
+def _attend(
+    state: BatchState, layer: int, query: Tensor, scaling: float, window: int | None
+) -> Tensor:
+    """One pass's attention, ``[lanes, queries, heads, head_dim]``.
+
+    The query heads of a group, and the lanes, become rows of one matrix, so keys and values are
+    never repeated.
+    """
+    if layer in state.query_layers:
+        state.query_vectors[layer] = query
+    view = state.reading.view(layer, window)
     lanes, heads, queries, dim = query.shape
     kv_heads, n, _ = view.keys.shape
     group = heads // kv_heads
     split = query.view(lanes, kv_heads, group, queries, dim).transpose(0, 1)
     packed = split.reshape(kv_heads, lanes * group * queries, dim)
     mask = None if view.mask is None else view.mask.transpose(0, 1)[:, :, None]
-    if batch.collect:
+    if state.collect:
         logits = torch.matmul(packed, view.keys.transpose(1, 2)).mul_(scaling)
         spread = logits.view(kv_heads, lanes, group, queries, n)
         if mask is not None:
             spread.masked_fill_(~mask, float("-inf"))
         mass = torch.softmax(spread, dim=-1, dtype=torch.float32)
-        batch.add(layer, view, mass)
+        state.add(layer, view, mass)
         out = torch.matmul(mass.to(query.dtype).view(kv_heads, -1, n), view.values)
     else:
         if mask is not None:
@@ -153,7 +179,7 @@ def tree_attention(
             packed[None], view.keys[None], view.values[None], attn_mask=mask, scale=scaling
         )[0]
     out = out.view(kv_heads, lanes, group, queries, dim).permute(1, 3, 0, 2, 4)
-    return out.reshape(lanes, queries, heads, dim), None
+    return out.reshape(lanes, queries, heads, dim)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,7 +21,8 @@ import torch
 from torch import Tensor
 
 from arborsim_torch import attention
-from arborsim_torch.attention import BatchState
+from arborsim_torch.attention import Batch, BatchState
+from arborsim_torch.cache.hf import Together, hf_cache
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.cache.views import Reading
@@ -142,40 +144,98 @@ class TreeDecoder:
         for start in range(0, len(tokens), self.prefill_block):
             block = tokens[start : start + self.prefill_block]
             ids = self.cache.vocabulary_id.values[block].astype(np.int64)[None]
-            self._run(ids, self.cache.again(leaf, block), 1, observed=False)
+            run_together([Pass(self, ids, self.cache.again(leaf, block), 1, observed=False)])
         self.cache.activate(leaves)
 
     def drop(self, node: int) -> None:
         """Free a node that no path will need again."""
         self.cache.drop(node)
 
-    def _forward(self, ids: np.ndarray, keep: int) -> Tensor:
-        return self._run(ids, self.cache.begin(ids), keep, observed=self.observer is not None)
+    def prepare(self, tokens: Sequence[int]) -> Pass:
+        """What `step` computes, to be computed together with others (`run_together`)."""
+        return self._pass(np.reshape(np.asarray(tokens), (-1, 1)), 1)
 
-    def _run(self, ids: np.ndarray, reading: Reading, keep: int, observed: bool) -> Tensor:
-        state = BatchState(reading)
-        hidden: list[Tensor] = []
-        inner = self.model.model
-        inputs = {
-            "input_ids": torch.from_numpy(ids).to(self.model.device),
-            "position_ids": reading.at,
-            "past_key_values": self.cache.hf,
-            "use_cache": True,
-            "batch": state,
-        }
-        if observed:
-            assert self.observer is not None
-            state.collect = self.observer.wants_attention
-            state.query_layers = self.observer.query_layers
-            state.row_layers = self.observer.row_layers
-            layers = inner.layers if self.observer.wants_hidden else ()
-            with _block_outputs(layers, hidden):
-                last = inner(**inputs).last_hidden_state
-            self.observer.forward(self, state, hidden, last)
-        else:
-            last = inner(**inputs).last_hidden_state
-        logits: Tensor = self.model.lm_head(last[:, -keep:] if keep else last)
-        return logits
+    def _pass(self, ids: np.ndarray, keep: int) -> Pass:
+        return Pass(self, ids, self.cache.begin(ids), keep, self.observer is not None)
+
+    def _forward(self, ids: np.ndarray, keep: int) -> Tensor:
+        return run_together([self._pass(ids, keep)])[0]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Tokens that a decoder has announced to its cache and not computed yet.
+
+    Attributes
+    ----------
+    decoder : TreeDecoder
+    ids : int64 array ``[lanes, queries]``
+    reading : Reading
+    keep : int
+        Queries whose logits are wanted, counted from the last; 0 for all.
+    observed : bool
+        Whether the decoder's observer sees the pass.
+    """
+
+    decoder: TreeDecoder
+    ids: np.ndarray
+    reading: Reading
+    keep: int
+    observed: bool
+
+    def state(self) -> BatchState:
+        """What the attention function needs to know."""
+        observer = self.decoder.observer
+        if not self.observed or observer is None:
+            return BatchState(self.reading)
+        return BatchState(
+            self.reading, observer.wants_attention, observer.query_layers, observer.row_layers
+        )
+
+    def observe(self, state: BatchState, hidden: list[Tensor], last: Tensor) -> None:
+        """Show the observer what came of it."""
+        observer = self.decoder.observer
+        if self.observed and observer is not None:
+            shown = hidden if observer.wants_hidden else []
+            observer.forward(self.decoder, state, shown, last)
+
+
+@torch.inference_mode()
+def run_together(passes: Sequence[Pass]) -> list[Tensor]:
+    """Compute passes of decoders of one model in one forward; all have as many queries.
+
+    Returns
+    -------
+    list of Tensor ``[lanes, keep or queries, vocabulary]``
+    """
+    model = passes[0].decoder.model
+    caches = [one.decoder.cache for one in passes]
+    lanes = [one.reading.lanes for one in passes]
+    alone = len(passes) == 1
+    layers = model.config.num_hidden_layers
+    states = [one.state() for one in passes]
+    observers = [one.decoder.observer for one in passes if one.observed]
+    watched = any(observer is not None and observer.wants_hidden for observer in observers)
+    ids = passes[0].ids if alone else np.concatenate([one.ids for one in passes])
+    at = passes[0].reading.at if alone else torch.cat([one.reading.at for one in passes])
+    hidden: list[Tensor] = []
+    with _block_outputs(model.model.layers if watched else (), hidden):
+        last = model.model(
+            input_ids=torch.from_numpy(ids).to(model.device),
+            position_ids=at,
+            past_key_values=caches[0].hf if alone else hf_cache(Together(caches, lanes), layers),
+            use_cache=True,
+            batch=Batch(states),
+        ).last_hidden_state
+    logits, first = [], 0
+    for one, state, count in zip(passes, states, lanes, strict=True):
+        rows = slice(first, first + count)
+        one.observe(state, [h[rows] for h in hidden], last[rows])
+        logits.append(last[rows, -one.keep :] if one.keep else last[rows])
+        first += count
+    if alone or len({part.shape[1] for part in logits}) > 1:
+        return [model.lm_head(part) for part in logits]
+    return list(model.lm_head(torch.cat(logits)).split(lanes))
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,8 @@ class Listener(Protocol):
         """The search is over."""
 
 
+_Result = TypeVar("_Result")
+Iterations = Generator[list[int], Tensor, _Result]  # tokens of the leaves, their logits
 _REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
 
 
@@ -147,6 +149,21 @@ class EpisodeRecorder:
 
     def run(self, problem: Problem) -> EpisodeResult:
         """Search `problem`; the columns are one episode of a trace."""
+        steps = self.steps(problem)
+        logits: Tensor | None = None
+        while True:
+            try:
+                tokens = steps.send(logits)
+            except StopIteration as end:
+                result: EpisodeResult = end.value
+                return result
+            logits = self.decoder.step(tokens)
+
+    def steps(self, problem: Problem) -> Iterations[EpisodeResult]:
+        """The search as a coroutine: it yields the tokens of an iteration and wants the logits.
+
+        So that whoever drives it can compute the iterations of several searches together.
+        """
         self.problem = problem
         self.rows = Rows()
         self.decoder = TreeDecoder(self.model, self.capture, self.prefill_block, self.cache)
@@ -161,7 +178,7 @@ class EpisodeRecorder:
         prefill_s = self._clock()
         if self.listener is not None:
             self.listener.prompt(self.problem.prompt)
-        self._search()
+        yield from self._search()
         decode_s = self._clock() - prefill_s
         correct = self._answer()
         signals = self.capture if self.capture is not None and self.capture.keeps else None
@@ -188,7 +205,7 @@ class EpisodeRecorder:
             self.rows.token(Kind.PREFILL, ROOT, position, token, math.nan, entropy[position])
         self.nodes.append(LiveNode(parent=-1, generated=[], logits=logits))
 
-    def _search(self) -> None:
+    def _search(self) -> Iterations[None]:
         active: list[int] = []
         while True:
             if not active or not self.search.synchronous:
@@ -199,7 +216,7 @@ class EpisodeRecorder:
                 active = self._turn(active, wish)
             if not active:
                 return
-            ended = self._iterate(active)
+            ended = yield from self._iterate(active)
             if ended:
                 self._drain()
                 for node, entropy in ended:
@@ -275,7 +292,7 @@ class EpisodeRecorder:
             self._pending[n] = (choice.token[row], choice.logprob[row])
         return choice
 
-    def _iterate(self, active: list[int]) -> list[tuple[int, float]]:
+    def _iterate(self, active: list[int]) -> Iterations[list[tuple[int, float]]]:
         """Feed every leaf its token and draw the next; returns the leaves whose thought ended."""
         fed = [self._pending.pop(n) for n in active]
         for n, (token, logprob) in zip(active, fed, strict=True):
@@ -284,7 +301,7 @@ class EpisodeRecorder:
             node.tokens += 1
             node.logprob += logprob
         begun = time.perf_counter()
-        logits = self.decoder.step([token for token, _ in fed])
+        logits = yield [token for token, _ in fed]
         choice = self._choose(active, logits)
         self._forward_s += time.perf_counter() - begun
         self.rows.iteration += 1

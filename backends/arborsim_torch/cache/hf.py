@@ -6,6 +6,7 @@ Models only hand new keys and values to `update`.  What attention reads is asked
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -56,6 +57,29 @@ class Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+class Together:
+    """Several caches as one: the rows of a batch are the lanes of each, one after the other."""
+
+    def __init__(self, caches: Sequence[Passes], lanes: Sequence[int]) -> None:
+        self._caches = caches
+        self._lanes = lanes
+
+    @property
+    def seen_tokens(self) -> int:
+        return max(cache.seen_tokens for cache in self._caches)
+
+    @property
+    def held_tokens(self) -> int:
+        return max(cache.held_tokens for cache in self._caches)
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        first = 0
+        for cache, lanes in zip(self._caches, self._lanes, strict=True):
+            rows = slice(first, first + lanes)
+            cache.store(layer, keys[rows], values[rows])
+            first += lanes
 
 
 def hf_cache(cache: Passes, layers: int) -> Cache:

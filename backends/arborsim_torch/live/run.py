@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
 import transformers
 
 import arborsim
+from arborsim.budget import Budget
 from arborsim.controller import Meter
 from arborsim.errors import BudgetInfeasible, UsageError
 from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult, LiveWatch
 from arborsim.policies.full import Full
 from arborsim.search import make_search
 from arborsim_torch.decoder import PREFILL_BLOCK
-from arborsim_torch.live.session import Machine, SearchSetup, run_policy
+from arborsim_torch.live.session import Ended, Machine, PolicySearch, SearchSetup, drive
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.plan import DENSE_UP_TO, Plan
-from arborsim_torch.reference.tasks import Problem
 
 #: Of an episode and a cell: meters for its controller.
 MetersOf = Callable[[int, LiveCell], Sequence[Meter]]
@@ -104,62 +106,108 @@ class LiveRun:
     def run(self) -> None:
         """All that the watch still wants."""
         self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
-        for number in numbers(self.request, self.plan):
+        for together in batched(numbers(self.request, self.plan), self.request.batch):
+            self._problems(together)
+
+    def _problems(self, together: Sequence[int]) -> None:
+        """Some problems under every cell; full retention first, which shares are of."""
+        first, then = [], []
+        lengths = {number: self.watch.full_tokens(number) for number in together}
+        for number in together:
             wanted = [cell for cell in self.request.cells if self.watch.wants(number, cell)]
-            if not wanted:
-                continue
-            self._each(self.plan.source.problem(number), wanted)
+            full = [cell for cell in wanted if isinstance(cell.policy, Full)]
+            first += [_Task(number, cell) for cell in full]
+            then += [_Task(number, cell) for cell in wanted if cell not in full]
+            shares = any(cell.budget.share is not None for cell in wanted if cell not in full)
+            if shares and not full and not lengths[number]:
+                first.append(_Task(number, LiveCell(Full(), Budget.parse("1")), silent=True))
+        for tasks in (first, then):
+            self._run(tasks, lengths)
 
-    def _each(self, problem: Problem, cells: list[LiveCell]) -> None:
-        full_tokens = self.watch.full_tokens(problem.index)
-        # Shares need the length under full retention: a cell that has it anyway goes first.
-        cells = sorted(cells, key=lambda cell: not isinstance(cell.policy, Full))
-        for cell in cells:
-            if not full_tokens and cell.budget.share is not None:
-                if isinstance(cell.policy, Full):
-                    full_tokens = len(problem.prompt) + self.plan.max_tokens
-                else:
-                    full_tokens = self._full_tokens(problem)
-            result = self._search(problem, cell, full_tokens)
-            if isinstance(cell.policy, Full):
-                full_tokens = result.full_tokens
-            self.watch.finished(result)
+    def _run(self, tasks: list[_Task], lengths: dict[int, int]) -> None:
+        """Search; `lengths` are those under full retention, brought up to date."""
+        of: dict[int, _Task] = {}
 
-    def _full_tokens(self, problem: Problem) -> int:
-        """Tokens of the search when nothing is removed."""
-        on_tokens = self._progress(problem, "full retention")
-        episode = self.setup.recorder(problem, None, None, None, on_tokens).run(problem)
-        return episode.prompt_tokens + episode.tokens
+        def searches() -> Iterator[PolicySearch]:
+            for task in tasks:
+                search = self._begin(task, lengths[task.number])
+                of[id(search)] = task
+                yield search
 
-    def _progress(self, problem: Problem, what: str) -> Callable[[int], None]:
-        return lambda tokens: self.watch.running(problem.index, what, tokens)
+        def done(search: PolicySearch, ended: Ended) -> None:
+            task = of.pop(id(search))
+            result = self._result(task, search, ended, lengths)
+            if not task.silent:
+                self.watch.finished(result)
 
-    def _search(self, problem: Problem, cell: LiveCell, full_tokens: int) -> LiveResult:
-        request, policy = self.request, cell.policy
-        budget_tokens = cell.budget.in_tokens(full_tokens)
-        machine = Machine(request.recall, request.overlap, request.page_tokens)
-        begun = time.perf_counter()
-        label = f"{policy.name} {cell.budget.text}"
         try:
-            outcome = run_policy(
-                self.setup, problem, policy, budget_tokens, machine,
-                meters=self._meters(problem.index, cell), on_tokens=self._progress(problem, label),
-            )  # fmt: skip
-        except BudgetInfeasible as error:
-            return LiveResult(
-                problem.index, policy.name, cell.budget.text, budget_tokens, None, 0, full_tokens,
-                time.perf_counter() - begun, infeasible=str(error),
-            )  # fmt: skip
+            drive(searches(), self.request.batch, done)
         except torch.OutOfMemoryError as error:
-            raise _out_of_memory(self.loaded, label, error) from error
-        episode = outcome.episode
-        if isinstance(policy, Full):
-            full_tokens = budget_tokens = episode.prompt_tokens + episode.tokens
+            running = ", ".join(sorted({task.label for task in of.values()}))
+            raise _out_of_memory(self.loaded, running, error) from error
+
+    def _begin(self, task: _Task, full_tokens: int) -> PolicySearch:
+        request, problem = self.request, self.plan.source.problem(task.number)
+        # Full retention keeps no budget: the longest that the search may get.
+        task.budget_tokens = task.cell.budget.in_tokens(
+            full_tokens or len(problem.prompt) + self.plan.max_tokens
+        )
+        task.begun_s = time.perf_counter()
+        device = self.loaded.model.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        return PolicySearch(
+            self.setup,
+            problem,
+            task.cell.policy,
+            task.budget_tokens,
+            Machine(request.recall, request.overlap, request.page_tokens),
+            meters=self._meters(task.number, task.cell),
+            on_tokens=lambda tokens: self.watch.running(task.number, task.label, tokens),
+        )
+
+    def _result(
+        self, task: _Task, search: PolicySearch, ended: Ended, lengths: dict[int, int]
+    ) -> LiveResult:
+        wall_s = time.perf_counter() - task.begun_s
+        name, text = task.cell.policy.name, task.cell.budget.text
+        if isinstance(ended, BudgetInfeasible):
+            return LiveResult(
+                task.number, name, text, task.budget_tokens, None, 0, lengths[task.number], wall_s,
+                infeasible=str(ended),
+            )  # fmt: skip
+        outcome = search.outcome(ended)
+        if isinstance(task.cell.policy, Full):
+            task.budget_tokens = lengths[task.number] = ended.prompt_tokens + ended.tokens
         return LiveResult(
-            problem.index, policy.name, cell.budget.text, budget_tokens, episode.correct,
-            episode.tokens, full_tokens, time.perf_counter() - begun, outcome.measured,
-            outcome.allocated_bytes, outcome.device_peak_bytes,
+            task.number, name, text, task.budget_tokens, ended.correct, ended.tokens,
+            lengths[task.number], wall_s, outcome.measured, outcome.allocated_bytes,
+            outcome.device_peak_bytes,
         )  # fmt: skip
+
+
+@dataclass
+class _Task:
+    """One problem under one cell; a silent one is run for its length alone."""
+
+    number: int
+    cell: LiveCell
+    silent: bool = False
+    budget_tokens: int = 0
+    begun_s: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return (
+            "full retention" if self.silent else f"{self.cell.policy.name} {self.cell.budget.text}"
+        )
+
+
+def batched(items: Iterable[int], size: int) -> Iterator[list[int]]:
+    """Consecutive items, `size` at a time."""
+    rest = iter(items)
+    while part := list(islice(rest, size)):
+        yield part
 
 
 def _out_of_memory(loaded: LoadedModel, what: str, error: torch.OutOfMemoryError) -> UsageError:

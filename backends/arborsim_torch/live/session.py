@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from arborsim.controller import Controller, Executor, Meter
-from arborsim.errors import UsageError
+from arborsim.errors import BudgetInfeasible, UsageError
 from arborsim.measurements import Measurements
 from arborsim.policies.base import Policy
 from arborsim.search import Search
@@ -24,11 +24,11 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, Capture
-from arborsim_torch.decoder import PREFILL_BLOCK
+from arborsim_torch.decoder import PREFILL_BLOCK, Pass, run_together
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.gauge import device_peak_bytes
-from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
+from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult, Iterations
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import Source
@@ -128,6 +128,9 @@ class LiveOutcome:
     device_peak_bytes: int
 
 
+Ended = EpisodeResult | BudgetInfeasible
+
+
 @dataclass
 class _Readable:
     """Which tokens attention reads now, per captured layer and KV head."""
@@ -170,52 +173,126 @@ def make_capture(
     )  # fmt: skip
 
 
-def run_policy(
-    setup: SearchSetup,
-    problem: Problem,
-    policy: Policy,
-    budget_tokens: int,
-    machine: Machine,
-    *,
-    meters: Sequence[Meter] = (),
-    on_tokens: Callable[[int], None] | None = None,
-) -> LiveOutcome:
-    """Search `problem` with `policy` deciding what stays in the cache.
+class PolicySearch:
+    """A search with a policy deciding what stays in the cache.
+
+    Iterate over `steps`, sending logits, and ask for the `outcome`.
 
     Raises
     ------
-    BudgetInfeasible
-        The policy cannot keep to the budget.
     UsageError
         The policy needs what no live search has.
     """
-    model = setup.model
-    layout = Layout.of(model, policy.grouping)
-    layers = tuple(range(layout.layers))
-    needs = policy.reads()
-    capture = make_capture(needs, layers, setup.attention_top, setup.make_search())
-    in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
-    cache = TieredCache(layout, page_tokens=machine.page_tokens, ordered=in_ddr)
-    if layout.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(layout.device)
-    with Link(layout.device) as link:
-        mover = Mover(cache, link, recall=machine.recall, overlap=machine.overlap)
-        executor = LiveExecutor(mover)
-        controller = make_controller(policy, executor, budget_tokens, model, meters)
+
+    def __init__(
+        self,
+        setup: SearchSetup,
+        problem: Problem,
+        policy: Policy,
+        budget_tokens: int,
+        machine: Machine,
+        *,
+        meters: Sequence[Meter] = (),
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> None:
+        model = setup.model
+        layout = Layout.of(model, policy.grouping)
+        layers = tuple(range(layout.layers))
+        needs = policy.reads()
+        search = setup.make_search()
+        capture = make_capture(needs, layers, setup.attention_top, search)
+        in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
+        self.cache = TieredCache(layout, page_tokens=machine.page_tokens, ordered=in_ddr)
+        self._link = Link(layout.device)
+        mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
+        self._executor = LiveExecutor(mover)
+        controller = make_controller(policy, self._executor, budget_tokens, model, meters)
         if policy.bounded and not in_ddr:
             expected = len(problem.prompt) + setup.max_tokens
-            room = min(budget_tokens, expected) + setup.make_search().slots
-            cache.pools[Place.HBM].reserve(max(room, len(problem.prompt)))
-        feed = Feed([controller], capture, needs, layers, _Readable(cache), executor.attach)
-        recorder = setup.recorder(problem, capture, feed, cache, on_tokens)
-        episode = recorder.run(problem)
-        measured = executor.measurements()
-    time = measured.time
-    time.prefill_s, time.decode_s = episode.prefill_s, episode.forward_s
-    time.policy_s = max(0.0, feed.handling_s - time.rehydration_s - time.exposed_transfer_s)
-    return LiveOutcome(
-        episode, measured, executor.gauge.allocated_bytes, device_peak_bytes(layout.device)
-    )
+            room = min(budget_tokens, expected) + search.slots
+            self.cache.pools[Place.HBM].reserve(max(room, len(problem.prompt)))
+        self._feed = Feed(
+            [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach
+        )
+        self._recorder = setup.recorder(problem, capture, self._feed, self.cache, on_tokens)
+        self._problem = problem
+
+    def steps(self) -> Iterations[EpisodeResult]:
+        """See `EpisodeRecorder.steps`; raises `BudgetInfeasible` where the policy does."""
+        try:
+            return (yield from self._recorder.steps(self._problem))
+        finally:
+            self._link.close()
+
+    def prepare(self, tokens: list[int]) -> Pass:
+        """The next iteration's pass."""
+        return self._recorder.decoder.prepare(tokens)
+
+    def outcome(self, episode: EpisodeResult) -> LiveOutcome:
+        """Everything measured, once the search is over."""
+        measured, feed = self._executor.measurements(), self._feed
+        time = measured.time
+        time.prefill_s, time.decode_s = episode.prefill_s, episode.forward_s
+        waited_s = time.rehydration_s + time.exposed_transfer_s
+        time.policy_s = max(0.0, feed.handling_s - waited_s)
+        return LiveOutcome(
+            episode,
+            measured,
+            self._executor.gauge.allocated_bytes,
+            device_peak_bytes(self.cache.layout.device),
+        )
+
+
+def drive(
+    searches: Iterable[PolicySearch], width: int, done: Callable[[PolicySearch, Ended], None]
+) -> None:
+    """Run searches to their ends, up to `width` at a time, each iteration in one forward pass.
+
+    Parameters
+    ----------
+    searches : iterable of PolicySearch
+        Taken from when there is room.
+    width : int
+    done : callable
+        Gets every search with its result, or with the `BudgetInfeasible` that ended it.
+    """
+    running: list[tuple[PolicySearch, Iterations[EpisodeResult], list[int]]] = []
+    waiting = iter(searches)
+    while True:
+        while len(running) < width:
+            search = next(waiting, None)
+            if search is None:
+                break
+            steps = search.steps()
+            ended = _advance(steps, None)
+            if isinstance(ended, list):
+                running.append((search, steps, ended))
+            else:
+                done(search, ended)
+        if not running:
+            return
+        logits = run_together([search.prepare(tokens) for search, _, tokens in running])
+        still = []
+        for (search, steps, _), own in zip(running, logits, strict=True):
+            ended = _advance(steps, own[:, 0])
+            if isinstance(ended, list):
+                still.append((search, steps, ended))
+            else:
+                done(search, ended)
+        running = still
+
+
+def _advance(
+    steps: Iterations[EpisodeResult], logits: Tensor | None
+) -> list[int] | EpisodeResult | BudgetInfeasible:
+    """The tokens of the search's next iteration, or how it ended."""
+    try:
+        return steps.send(logits)  # type: ignore[arg-type]
+    except StopIteration as end:
+        result: EpisodeResult = end.value
+        return result
+    except BudgetInfeasible as error:
+        return error
 
 
 def make_controller(
