@@ -202,9 +202,11 @@ def thin_further(
     while left < over and lowered:
         lowered = False
         for segment in segments:
+            if left >= over:
+                break
             held = np.count_nonzero(tier[segment] <= Tier.HBM_QUANTISED)
             below = [rung for rung in rungs if rung < held]
-            if left < over and below:
+            if below:
                 left += thin(tier, segment, keys, below[0])
                 lowered = True
     return left
