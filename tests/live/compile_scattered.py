@@ -1,4 +1,4 @@
-"""Compiles the decode kernel for compute capability 9.0, which takes no GPU."""
+"""Compiles the decode kernels for compute capability 9.0, which takes no GPU."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,8 @@ from triton.compiler import ASTSource
 from arborsim_torch.kernels import scattered_triton
 
 _POINTERS = {
-    "index": "*i32", "mask": "*u8", "part_out": "*fp32", "part_lse": "*fp32", "logits": "*fp32",
+    "index": "*i32", "mask": "*u8", "out": "*bf16", "lse": "*fp32", "mass": "*fp32",
+    "part_out": "*fp32", "part_lse": "*fp32", "logits": "*fp32",
 }  # fmt: skip
 _ALIGNED = (
     "per_split", "q_lane", "q_head", "k_head", "k_slot", "v_head", "v_slot",
@@ -19,8 +20,10 @@ _ALIGNED = (
 def compile_attend(stored: str, rows: int):
     """`_attend` for bfloat16 queries of 128 elements as a call with long paths would have it."""
     scaled = stored != "bf16"
-    factors = {"k_scale": "*fp32" if scaled else "*bf16", "v_scale": "*fp32" if scaled else "*bf16"}
-    types = {"q": "*bf16", "k": f"*{stored}", "v": f"*{stored}", **factors, **_POINTERS}
+    factors = "*fp32" if scaled else "*bf16"
+    types = {
+        "q": "*bf16", "k": f"*{stored}", "v": f"*{stored}", "k_scale": factors, "v_scale": factors,
+    }  # fmt: skip
     cut = scattered_triton.plan(32_768, rows, 8, 128, 2, 132)
     constants = {
         "GROUP": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK_ROWS": cut.block_rows, "BLOCK": cut.block,
@@ -28,14 +31,27 @@ def compile_attend(stored: str, rows: int):
         "q_dim": 1, "k_dim": 1, "v_dim": 1, "index_spot": 1, "mask_spot": 1,
         "k_scale_slot": 1, "v_scale_slot": 1,
     }  # fmt: skip
-    names = scattered_triton._attend.arg_names
-    signature = {name: types.get(name, "i32") for name in names} | {"scale": "fp32"}
-    signature |= dict.fromkeys(constants, "constexpr")
+    return _compile(scattered_triton._attend, types, constants, num_warps=cut.warps, num_stages=3)
+
+
+def compile_merge():
+    """`_merge` of as many splits as there can be."""
+    constants = {"GROUP": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK": scattered_triton._MOST_SPLITS}
+    return _compile(scattered_triton._merge, {}, constants, num_warps=4)
+
+
+def compile_mass():
+    """`_mass` as it is called."""
+    return _compile(scattered_triton._mass, {}, {"GROUP": 4, "BLOCK": 1024}, num_warps=4)
+
+
+def _compile(kernel, types, constants, **options):
+    names = kernel.arg_names
+    types = {**_POINTERS, **types, "scale": "fp32", **dict.fromkeys(constants, "constexpr")}
     source = ASTSource(
-        scattered_triton._attend,
-        signature,
+        kernel,
+        {name: types.get(name, "i32") for name in names},
         {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in _ALIGNED},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in _ALIGNED if name in names},
     )
-    options = {"num_warps": cut.warps, "num_stages": 3}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)

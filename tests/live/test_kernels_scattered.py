@@ -182,3 +182,13 @@ def test_the_kernel_compiles_for_an_h200_within_its_shared_memory(
     # Rows of slots are read 16 bytes at a time, while the block before is computed with.
     assert "cp.async.cg.shared.global [" in found.asm["ptx"]
     assert "mma" in found.asm["ptx"]
+
+
+@needs_triton
+def test_what_merges_and_spreads_compiles_for_an_h200(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from .compile_scattered import compile_mass, compile_merge
+
+    for found in (compile_merge(), compile_mass()):
+        assert found.asm["cubin"]
+        assert found.metadata.shared <= 227 * 1024 // 2

@@ -79,7 +79,8 @@ def _readable(index: Tensor | None, mask: Tensor | None, tile: slice) -> Tensor 
     own = None if mask is None else mask[..., tile]
     if index is None:
         return own
-    held = torch.atleast_2d(index[..., tile] >= 0)[None, :, None]
+    held = index[..., tile] >= 0
+    held = (held if held.ndim == 2 else held[None])[None, :, None]
     if own is None:
         return None if bool(held.all()) else held
     return held & own
