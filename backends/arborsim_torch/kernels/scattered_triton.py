@@ -186,7 +186,7 @@ class Plan(NamedTuple):
 def plan(n: int, rows: int, kv_heads: int, dim: int, itemsize: int, processors: int) -> Plan:
     """Cut `n` > 0 tokens so that `processors` streaming multiprocessors all have work.
 
-    Blocks are as large as the registers of compute capability 9.0 hold without spilling.
+    Blocks are as large as the registers of compute capability 9.0 hold (64 rows spill 24 bytes).
 
     Parameters
     ----------
