@@ -1,0 +1,267 @@
+"""What evicting costs in answers: live runs of the reference models under policies.
+
+    python benchmarks/quality.py cliff family grid arkv trees --episodes 200 --out reports/quality
+
+Tokens really are removed; every cell is a policy with settings and a budget, and all cells of an
+experiment search the same held-out problems.  Finished searches are kept, so an interrupted run
+goes on where it stopped.  `benchmarks/quality_page.py` makes the tables.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from arborsim.backends import get_backend
+from arborsim.budget import Budget
+from arborsim.errors import UsageError
+from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
+from arborsim.policies.registry import build
+
+LINES = 32
+PROMPT = 5 * LINES + 4  # tokens of a chain program with so many lines
+#: Shares of the whole search's tokens; the prompt is always kept.
+CLIFF = ("0.95", "0.87", "0.81", "0.69", "0.56")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One cell: a policy with settings, under a budget."""
+
+    label: str
+    policy: str
+    budget: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def cell(self) -> LiveCell:
+        return LiveCell(build(self.policy, self.settings), Budget.parse(self.budget))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is searched, and the arms that are compared on it."""
+
+    search: dict[str, Any]
+    arms: tuple[Arm, ...]
+
+
+CHAIN = {"model": "chain", "task_options": {"lines": LINES}}
+GAME = {
+    "model": "game24",
+    "search": "tot-bfs",
+    "search_options": {"keep": 5, "children": 8},
+    "temperature": 0.7,
+}
+TREE = {
+    "model": "chain",
+    "task_options": {"lines": 24, "lines_per_thought": 4},
+    "search": "tot-dfs",
+    "temperature": 0.7,
+}
+FULL = Arm("full", "full", "1")
+
+
+def _cliff() -> Experiment:
+    kinds = {
+        "random": ("random", {"recent": "16"}),
+        "streaming": ("streaming-llm", {"sinks": str(PROMPT)}),
+        "h2o": ("h2o", {"keep_prompt": "true", "recent_share": "0.05"}),
+        "epikv": ("epikv", {"recent": "16"}),
+    }
+    arms = [
+        Arm(label, name, budget, settings)
+        for label, (name, settings) in kinds.items()
+        for budget in CLIFF
+    ]
+    for r in ("0.05", "0.1", "0.3", "0.5", "0.7"):
+        settings = {
+            "evict": "of-total", "evict_ratio": r, "hbm_ratio": "1", "recent": "16",
+            "interval": "16",
+        }  # fmt: skip
+        arms.append(Arm(f"hierarchy r={r}", "hierarchy", "1", settings))
+    return Experiment(CHAIN, (FULL, *arms))
+
+
+def _family() -> Experiment:
+    names = ("hs-variance", "epikv", "band-adaptive", "kv-key", "kv-value", "lag-kv", "attn-hs",
+             "key-norm", "keydiff")  # fmt: skip
+    arms = [
+        Arm(name, name, budget, {"recent": "16"}) for name in names for budget in ("0.87", "0.69")
+    ]
+    return Experiment(CHAIN, (FULL, *arms))
+
+
+def _grid() -> Experiment:
+    arms = []
+    for beta in ("1", "0.5", "0.25"):
+        for r in ("0", "0.1", "0.3"):
+            settings = {
+                "hbm_ratio": beta, "evict_ratio": r, "evict": "of-total", "recent": "16",
+                "interval": "16",
+            }  # fmt: skip
+            arms.append(Arm(f"beta={beta} r={r}", "hierarchy", "1", settings))
+    return Experiment(CHAIN, (FULL, *arms))
+
+
+def _arkv() -> Experiment:
+    arms = [
+        Arm(name, name, budget, {"window": "16", "slack": "1"})
+        for name in ("arkv-origin", "arkv-quant", "arkv")
+        for budget in ("0.97", "0.9", "0.8")
+    ]
+    return Experiment(CHAIN, (FULL, *arms))
+
+
+def _trees(search: dict[str, Any]) -> Experiment:
+    kinds: dict[str, tuple[str, dict[str, str]]] = {
+        "arborkv": ("arborkv", {}),
+        "arborkv, no rehydration": ("arborkv", {"rehydrate": "false"}),
+        "random": ("random", {"recent": "8"}),
+        "streaming": ("streaming-llm", {}),
+        "h2o": ("h2o", {}),
+        "epikv": ("epikv", {"recent": "8"}),
+    }
+    arms = [
+        Arm(label, name, budget, settings)
+        for label, (name, settings) in kinds.items()
+        for budget in ("0.7", "0.6", "0.5", "0.25")
+    ]
+    return Experiment(search, (FULL, *arms))
+
+
+EXPERIMENTS = {
+    "cliff": _cliff,
+    "family": _family,
+    "grid": _grid,
+    "arkv": _arkv,
+    "game24": lambda: _trees(GAME),
+    "chain-tree": lambda: _trees(TREE),
+}
+
+
+class Collector:
+    """Stores a line per search, and knows what an earlier run has stored."""
+
+    def __init__(self, path: Path, arms: tuple[Arm, ...]) -> None:
+        self.path, self.arms = path, arms
+        self.done: set[tuple[int, int]] = set()
+        self.lengths: dict[int, int] = {}
+        self._index = {id(cell): i for i, cell in enumerate(self.cells(arms))}
+        self._begun = time.time()
+        if path.exists():
+            for line in path.read_text().splitlines()[1:]:
+                row = json.loads(line)
+                self.done.add((row["episode"], row["arm"]))
+                self.lengths[row["episode"]] = row["full_tokens"]
+        self._file = path.open("a")
+
+    def cells(self, arms: tuple[Arm, ...]) -> tuple[LiveCell, ...]:
+        self._cells = tuple(arm.cell() for arm in arms)
+        return self._cells
+
+    @property
+    def request_cells(self) -> tuple[LiveCell, ...]:
+        return self._cells
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        if not self.done and self._file.tell() == 0:
+            head = {"facts": asdict(facts), "date": time.strftime("%Y-%m-%d"),
+                    "arms": [asdict(arm) for arm in self.arms]}  # fmt: skip
+            self._file.write(json.dumps(head) + "\n")
+
+    def wants(self, episode: int, cell: LiveCell) -> bool:
+        return (episode, self._index[id(cell)]) not in self.done
+
+    def full_tokens(self, episode: int) -> int:
+        return self.lengths.get(episode, 0)
+
+    def take(self, cell: LiveCell, result: LiveResult) -> None:
+        m = result.measured
+        row = {
+            "episode": result.episode, "arm": self._index[id(cell)], "correct": result.correct,
+            "tokens": result.tokens, "full_tokens": result.full_tokens,
+            "budget_tokens": result.budget_tokens, "infeasible": bool(result.infeasible),
+            "peak_tokens": m.peak_hbm_kv_tokens, "evicted": m.evicted_tokens,
+            "quantised": m.quantised_tokens, "offloaded": m.offloaded_tokens,
+            "rehydrated": m.rehydrated_tokens, "peak_hbm_bytes": m.peak_hbm_kv_bytes,
+            "peak_ddr_bytes": m.peak_ddr_bytes, "staging_bytes": m.peak_staging_bytes,
+        }  # fmt: skip
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+
+def run(name: str, episodes: int, batch: int, out: Path) -> None:
+    """One experiment, cell by cell: what is finished is on the disk."""
+    experiment = EXPERIMENTS[name]()
+    collector = Collector(out / f"{name}.jsonl", experiment.arms)
+    backend = get_backend("torch")
+    for arm, cell in zip(experiment.arms, collector.request_cells, strict=True):
+        watch = _Watch(collector, cell)
+        begun = time.time()
+        backend.live(
+            LiveRequest(cells=(cell,), episodes=episodes, batch=batch, **experiment.search), watch
+        )
+        print(
+            f"{name:10} {arm.label:24} {arm.budget:5} {watch.right}/{watch.judged} right, "
+            f"{watch.infeasible} infeasible, {time.time() - begun:.0f} s",
+            flush=True,
+        )
+
+
+class _Watch:
+    """Hands the results of one cell on."""
+
+    def __init__(self, collector: Collector, cell: LiveCell) -> None:
+        self._collector, self._cell = collector, cell
+        self.right = self.judged = self.infeasible = 0
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        self._collector.began(facts, episodes)
+
+    def wants(self, episode: int, cell: LiveCell) -> bool:
+        return self._collector.wants(episode, self._cell)
+
+    def full_tokens(self, episode: int) -> int:
+        return self._collector.full_tokens(episode)
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        pass
+
+    def finished(self, result: LiveResult) -> None:
+        self._collector.lengths.setdefault(result.episode, result.full_tokens)
+        self._collector.take(self._cell, result)
+        self.infeasible += bool(result.infeasible)
+        self.judged += result.correct is not None
+        self.right += bool(result.correct)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=Path("reports/quality"))
+    options = parser.parse_args()
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.experiments:
+        try:
+            run(name, options.episodes, options.batch, options.out)
+        except UsageError as error:
+            raise SystemExit(f"{name}: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
