@@ -8,18 +8,14 @@ because Plotly reads a subset of HTML, in labels (`arborsim.report.figures.label
 from __future__ import annotations
 
 import html
-import json
 import math
-import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from arborsim.errors import UsageError
 from arborsim.report.aggregate import Row, aggregate
 from arborsim.report.columns import MEMORY, TIME, Column, scales, shown
-from arborsim.report.export import strict
+from arborsim.report.markup import asset, bullets, filled, in_script, pairs, sorter
 from arborsim.report.notes import assumed, cautions
 from arborsim.report.page_data import page_data
 from arborsim.report.results import LeftOut, ReplayResult
@@ -30,7 +26,7 @@ from arborsim.report.units import Scale
 _LEADING = (
     "peak_hbm", "hbm_vs_full", "kept", "gap", "error", "total", "time_vs_full", "tokens_per_s",
 )  # fmt: skip
-_SCRIPTS = ("report.js", "compare.js", "map.js", "tree.js")
+_SCRIPTS = ("page.js", "report.js", "compare.js", "map.js", "tree.js")
 
 
 def write_report(result: ReplayResult, path: str | Path) -> None:
@@ -57,34 +53,21 @@ def render(result: ReplayResult) -> str:
     columns = _ordered(shown((*MEMORY, *TIME), rows))
     data, note = page_data(result, rows)
     parts = {
-        "style": _asset("report.css"),
+        "style": asset("report.css"),
         "subtitle": _subtitle(result, rows),
         "summary": _summary(rows),
         "caveat": html.escape(_caveat(result, rows)),
         "table": _table(rows, columns),
         "memory_note": html.escape(note),
-        "definitions": _pairs({_title(c): c.about for c in columns}),
-        "settings": _pairs(result.settings),
-        "assumed": _list(result.assumed),
-        "left_out": _list([_left_out(each) for each in result.left_out]),
-        "data": _in_script(data),
+        "definitions": pairs({_title(c): c.about for c in columns}),
+        "settings": pairs(result.settings),
+        "assumed": bullets(result.assumed),
+        "left_out": bullets([_left_out(each) for each in result.left_out]),
+        "data": in_script(data),
         "plotly": get_plotlyjs(),
-        "script": "\n".join(map(_asset, _SCRIPTS)),
+        "script": "\n".join(map(asset, _SCRIPTS)),
     }
-    # One pass: what is put in is never searched for placeholders again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("report.html"))
-
-
-def _asset(name: str) -> str:
-    return (files("arborsim.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _in_script(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(strict(value), sort_keys=True, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return filled("report.html", parts)
 
 
 def _traces(rows: Sequence[Row]) -> list[str]:
@@ -112,7 +95,7 @@ def _summary(rows: Sequence[Row]) -> str:
             continue
         name = f"<h3>{html.escape(trace)}</h3>" if len(traces) > 1 else ""
         lead = f'<p class="lead">{html.escape(sentences[0])}</p>'
-        blocks.append(name + lead + _list(sentences[1:]))
+        blocks.append(name + lead + bullets(sentences[1:]))
     return "".join(blocks)
 
 
@@ -146,10 +129,10 @@ def _table(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """The comparison, one body per trace, sortable: each cell carries its plain value."""
     units = scales(columns, rows)
     head = "".join(
-        f'<th class="text" scope="col">{_sorter(text, "")}</th>' for text in ("Policy", "Budget")
+        f'<th class="text" scope="col">{sorter(text, "")}</th>' for text in ("Policy", "Budget")
     )
     head += "".join(
-        f'<th scope="col" title="{html.escape(c.about)}">{_sorter(c.title, units[c.key].unit)}</th>'
+        f'<th scope="col" title="{html.escape(c.about)}">{sorter(c.title, units[c.key].unit)}</th>'
         for c in columns
     )
     traces = _traces(rows)
@@ -180,22 +163,3 @@ def _line(row: Row, columns: Sequence[Column], units: dict[str, Scale]) -> str:
         cells.append(f'<td{bar} data-value="{key}">{text}</td>')
     kind = ' class="baseline"' if row.is_baseline else ""
     return f"<tr{kind}>{''.join(cells)}</tr>"
-
-
-def _sorter(title: str, unit: str) -> str:
-    unit = {"us": "µs", "x": "×"}.get(unit, unit)
-    small = f" <small>{unit}</small>" if unit else ""
-    return f'<button type="button">{html.escape(title)}{small}</button>'
-
-
-def _pairs(pairs: dict[str, str]) -> str:
-    return "".join(
-        f"<dt>{html.escape(str(name))}</dt><dd>{html.escape(str(text))}</dd>"
-        for name, text in pairs.items()
-    )
-
-
-def _list(items: Sequence[str]) -> str:
-    if not items:
-        return ""
-    return f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>"

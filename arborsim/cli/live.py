@@ -1,0 +1,270 @@
+"""`arborsim live`: policies on a live model, with tokens really removed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_BASE = "Problems and model"
+_POLICY = "Policies and machine"
+_SEARCH = "Search and rewards"
+_OUTPUT = "Output"
+
+
+def live(
+    policy: Annotated[
+        list[str],
+        typer.Option(help="Policies by comma, or 'all'; repeatable.", rich_help_panel=_POLICY),
+    ] = ["full"],  # noqa: B006 (typer copies defaults)
+    budget: Annotated[
+        list[str],
+        typer.Option(
+            help="Tokens (2048) or share of the search under full retention (0.25), by comma; "
+            "repeatable.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = ["0.5"],  # noqa: B006
+    full: Annotated[
+        bool, typer.Option(help="Also run full retention, to compare.", rich_help_panel=_POLICY)
+    ] = True,
+    task: Annotated[
+        str,
+        typer.Option(
+            help="chain or game24; with --model FOLDER, whose weights those are.",
+            rich_help_panel=_BASE,
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="chain or game24 (shipped), a folder with safetensors, a model id, or "
+            "config:llama-3.1-8b: random weights [default: the task's].",
+            rich_help_panel=_BASE,
+        ),
+    ] = "",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines, each {"prompt": "..."}.', rich_help_panel=_BASE),
+    ] = None,
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Problems; 0: 8, or all prompts.", rich_help_panel=_BASE)
+    ] = 0,
+    first: Annotated[
+        int, typer.Option(min=0, help="Number of the first problem.", rich_help_panel=_BASE)
+    ] = 0,
+    split: Annotated[str, typer.Option(help="test or train.", rich_help_panel=_BASE)] = "test",
+    lines: Annotated[
+        int, typer.Option(min=0, help="chain: program lines; 0: 96.", rich_help_panel=_BASE)
+    ] = 0,
+    lines_per_thought: Annotated[
+        int, typer.Option(min=0, help="chain: lines per thought; 0: 4.", rich_help_panel=_BASE)
+    ] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, help="Per path; 0: the task's.", rich_help_panel=_BASE)
+    ] = 0,
+    prompt_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Random weights: tokens per prompt; 0: 512.", rich_help_panel=_BASE
+        ),
+    ] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_BASE)] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_BASE)
+    ] = "auto",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run code that comes with a model.", rich_help_panel=_BASE
+        ),
+    ] = False,
+    search: Annotated[
+        str,
+        typer.Option(
+            help="linear, tot-bfs, tot-dfs or dpts [default: linear; game24: tot-bfs].",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "",
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="name=value of the search or of policies; search.name or policy.name says whose; "
+            "repeatable.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = [],  # noqa: B006
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="0 is greedy; default 0 for linear, else 0.7.", rich_help_panel=_SEARCH
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_SEARCH)] = 0,
+    noise: Annotated[
+        float,
+        typer.Option(min=0.0, help="chain: noise of rewards (std).", rich_help_panel=_SEARCH),
+    ] = 0.1,
+    dead_penalty: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="chain: how well rewards see a dead path.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = 1.0,
+    value_floor: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="chain: value of a living state without progress.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = 0.3,
+    thought_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Prompts: longest thought (it also ends at a newline).",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = 64,
+    keep_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--keep-duplicates",
+            help="Go on with thoughts that repeat a sibling.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = False,
+    recall: Annotated[
+        str,
+        typer.Option(
+            help="How DDR tokens are read: stage, stream, near or ondemand.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = "stage",
+    overlap: Annotated[
+        bool, typer.Option(help="Let copies run behind computation.", rich_help_panel=_POLICY)
+    ] = True,
+    page_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Pools grow by so many slots; 0: 16, with --shadow 1.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = 0,
+    batch: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Searches computed together: more tokens per second, times that overlap.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = 1,
+    attention_top: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Positions kept per attention row that policies see; 0: all, "
+            "256 for paths above 4096 tokens.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = 0,
+    shadow: Annotated[
+        bool,
+        typer.Option(
+            "--shadow",
+            help="Policies decide, nothing is removed; bytes and seconds are simulated.",
+            rich_help_panel=_POLICY,
+        ),
+    ] = False,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="--shadow: GPU profile, a name or a TOML file [default: h100].",
+            rich_help_panel=_POLICY,
+        ),
+    ] = "",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="--shadow: also record this trace.", rich_help_panel=_OUTPUT),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Log of all results, JSON lines.", rich_help_panel=_OUTPUT),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the log.", rich_help_panel=_OUTPUT)
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace log and trace.", rich_help_panel=_OUTPUT),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write a self-contained HTML page.", rich_help_panel=_OUTPUT),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT),
+    ] = False,
+) -> int:
+    """Search live under KV-cache policies that really remove tokens, and count what is right.
+
+    Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
+    where the time went, all against full retention. Ctrl-C keeps the log; exit code 130.
+    """
+    from arborsim.cli import live_setup as setup
+    from arborsim.cli.live_run import run
+    from arborsim.cli.options import chosen_names
+    from arborsim.cli.record import _given
+    from arborsim.live.request import LiveRequest
+
+    setup.check_files(out, trace, report, resume=resume, overwrite=overwrite, shadow=shadow)
+    chosen = setup.model_of(model, task)
+    algorithm = setup.search_of(search, chosen, task)
+    options, settings = setup.split_settings(set_, algorithm, chosen_names(",".join(policy)))
+    request = LiveRequest(
+        model=chosen,
+        task=task,
+        prompts=prompts,
+        search=algorithm,
+        search_options=options,
+        episodes=episodes,
+        first=first,
+        split=split,
+        temperature=setup.temperature_of(temperature, algorithm),
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        prompt_tokens=prompt_tokens,
+        noise=noise,
+        dead_penalty=dead_penalty,
+        value_floor=value_floor,
+        thought_tokens=thought_tokens,
+        task_options=_given(lines=lines, lines_per_thought=lines_per_thought),
+        dedupe=not keep_duplicates,
+        trust_remote_code=trust_remote_code,
+        cells=setup.make_cells(policy, budget, settings, full=full),
+        recall=recall,
+        overlap=overlap,
+        page_tokens=setup.page_size(page_tokens, shadow=shadow),
+        batch=batch,
+        attention_top=attention_top,
+        shadow=shadow,
+        machine=setup.make_machine(
+            shadow=shadow, gpu=gpu, recall=recall, overlap=overlap, page_tokens=page_tokens
+        ),
+        trace=trace,
+        command=shlex.join(["arborsim", *sys.argv[1:]]),
+    )
+    return run(request, out, report, resume=resume, overwrite=overwrite, json=json)

@@ -1,0 +1,179 @@
+"use strict";
+// What the pages share: table sorting, Plotly figures, downloads.  Text from files only ever becomes textContent here;
+// Plotly labels were escaped when the data was written.
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+
+// On paper, layout comes after the scripts have run: the width of a page is fixed, not measured.
+const PAPER = matchMedia("print");
+const widthOf = (box) => (PAPER.matches ? 660 : box.clientWidth);
+
+// --- theme: figures name their colours as CSS variables, which follow light, dark and print ---
+
+function resolved(value, css) {
+  if (typeof value === "string" && value.startsWith("var(--")) {
+    return css.getPropertyValue(value.slice(4, -1)).trim();
+  }
+  if (Array.isArray(value)) return value.map((item) => resolved(item, css));
+  if (value && typeof value === "object" && !ArrayBuffer.isView(value)) {
+    const copy = {};
+    for (const key of Object.keys(value)) copy[key] = resolved(value[key], css);
+    return copy;
+  }
+  return value;
+}
+
+function themed(figure, width) {
+  const css = getComputedStyle(document.documentElement);
+  const { data, layout } = resolved(figure, css);
+  const narrow = width < 520;
+  const axis = (own) => ({
+    gridcolor: css.getPropertyValue("--line").trim(),
+    zerolinecolor: css.getPropertyValue("--line").trim(),
+    linecolor: css.getPropertyValue("--soft").trim(),
+    automargin: true,
+    ...own,
+  });
+  return {
+    data,
+    layout: {
+      ...layout,
+      xaxis: axis(layout.xaxis),
+      yaxis: axis(layout.yaxis),
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: {
+        color: css.getPropertyValue("--ink").trim(),
+        family: getComputedStyle(document.body).fontFamily,
+        size: narrow ? 11 : 12.5,
+      },
+      hoverlabel: { bgcolor: css.getPropertyValue("--card").trim(), font: { color: css.getPropertyValue("--ink").trim() } },
+      modebar: {
+        bgcolor: "rgba(0,0,0,0)",
+        color: css.getPropertyValue("--soft").trim(),
+        activecolor: css.getPropertyValue("--accent").trim(),
+      },
+      legend: { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom", traceorder: "normal" },
+      margin: { l: narrow ? 44 : 60, r: 12, t: 10, b: 48 },
+      width,
+    },
+  };
+}
+
+const drawn = new Map(); // element id -> figure, for redrawing in another theme or width
+
+function draw(id, figure) {
+  const box = byId(id);
+  drawn.set(id, figure);
+  if (!figure) {
+    Plotly.purge(box);
+    const empty = document.createElement("p");
+    empty.className = "empty";
+    empty.textContent = "Not measured, or not in the trace.";
+    box.replaceChildren(empty);
+    return;
+  }
+  if (box.querySelector(".empty")) box.replaceChildren();
+  const { data, layout } = themed(figure, widthOf(box));
+  Plotly.react(box, data, layout, {
+    displaylogo: false,
+    // A list of what is allowed: plotly.js 4 shows by default a button that uploads the chart.
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+    plotlyServerURL: "",
+  });
+}
+
+function redraw() {
+  for (const [id, figure] of drawn) draw(id, figure);
+}
+
+// --- pickers: first the search, then the policy; items carry the labels `search` and `cell` ---
+
+function fill(select, names, keep) {
+  const before = keep ? select.value : null;
+  select.replaceChildren(
+    ...names.map((name) => {
+      const option = document.createElement("option");
+      option.value = option.textContent = name;
+      return option;
+    }),
+  );
+  if (names.includes(before)) select.value = before;
+}
+
+function picker(name, items, show) {
+  const search = byId(`${name}-search`);
+  const cell = byId(`${name}-cell`);
+  const update = () => {
+    const found = items.find((item) => item.search === search.value && item.cell === cell.value);
+    if (found) show(found);
+  };
+  const cells = () => {
+    fill(cell, items.filter((i) => i.search === search.value).map((i) => i.cell), true);
+    update();
+  };
+  fill(search, [...new Set(items.map((item) => item.search))], false);
+  search.addEventListener("change", cells);
+  cell.addEventListener("change", update);
+  cells();
+  // Begin with the policy that the answer names: under full retention nothing moves.
+  if ([...cell.options].some((option) => option.value === DATA.start)) {
+    cell.value = DATA.start;
+    update();
+  }
+}
+
+// --- table ---
+
+// Each trace has its own body: rows move within it, under its heading.
+function sortable(table) {
+  const bodies = [...table.tBodies].map((body) => {
+    const rows = [...body.rows];
+    return { body, head: rows.filter((row) => row.className === "group"), rows: rows.filter((row) => row.className !== "group") };
+  });
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    head.addEventListener("click", () => {
+      const order = ["ascending", "descending", null];
+      const now = order[(order.indexOf(head.getAttribute("aria-sort")) + 1) % 3];
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      if (now) head.setAttribute("aria-sort", now);
+      const compare = comparison(column, now === "descending" ? -1 : 1, head.classList.contains("text"));
+      for (const { body, head, rows } of bodies) {
+        body.replaceChildren(...head, ...(now ? [...rows].sort(compare) : rows));
+      }
+    });
+  });
+}
+
+function comparison(column, sign, text) {
+  const key = (row) => row.cells[column].dataset.value;
+  if (text) return (a, b) => sign * key(a).localeCompare(key(b), "en", { numeric: true });
+  return (a, b) => {
+    if (key(a) === "" || key(b) === "") return (key(a) === "") - (key(b) === ""); // unknown last
+    return sign * (Number(key(a)) - Number(key(b)));
+  };
+}
+
+// --- download ---
+
+function download(name, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+// --- redrawing: in another width, another theme, and on paper ---
+
+let pending = 0;
+function later() {
+  cancelAnimationFrame(pending);
+  pending = requestAnimationFrame(redraw);
+}
+window.addEventListener("resize", later);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
+// On paper the light theme holds (see the style sheet), so figures are drawn again in it.
+PAPER.addEventListener("change", redraw);
+window.addEventListener("afterprint", later);
