@@ -10,6 +10,7 @@ import typer
 from arborsim import __version__
 from arborsim.cli.calibrate import calibrate
 from arborsim.cli.inspect import inspect
+from arborsim.cli.live import live
 from arborsim.cli.policies import policies
 from arborsim.cli.record import record
 from arborsim.cli.replay import replay
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(replay)
 app.command()(record)
+app.command()(live)
 app.command()(inspect)
 app.command()(policies)
 app.add_typer(calibrate, name="calibrate")
