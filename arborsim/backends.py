@@ -18,6 +18,7 @@ from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
     from arborsim.live.request import LiveRequest, LiveWatch
+    from arborsim.validation.watch import ValidationWatch
 
 GROUP = "arborsim.backends"
 
@@ -158,6 +159,10 @@ class Backend(Protocol):
 
     def live(self, request: LiveRequest, watch: LiveWatch) -> None:
         """Run searches under policies; see `LiveRequest`."""
+        ...
+
+    def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:
+        """Search live and simulated, side by side; the request names a `machine`."""
         ...
 
 

@@ -131,6 +131,11 @@ class SimulatedExecutor:
     def ledger(self) -> Ledger:
         return self._ledger
 
+    @property
+    def staging_bytes(self) -> int:
+        """HBM buffers that hold recalled tokens now."""
+        return self._gauge.staging_bytes
+
     def clock(self) -> float:
         """Simulated seconds since the search began."""
         return self._engine.now_s

@@ -108,6 +108,10 @@ class ActivePaths:
         """Bool: which of `tokens` lie on an active path."""
         return np.asarray(self._active[self._tree.node_of_token.values[tokens]])
 
+    def read_now(self, tokens: np.ndarray) -> np.ndarray:
+        """Bool: which of `tokens` lie on a path that is being read."""
+        return self._weight(tokens) > 0
+
     def readable_beside(self, tokens: np.ndarray) -> int:
         """Readable tokens on the paths being read, other than `tokens`."""
         held = self._ledger.held if self._whole else self.shared.now[0].tolist()

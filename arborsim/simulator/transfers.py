@@ -142,16 +142,26 @@ class Transfers:
             return
         self._flying.values[leaving.group, leaving.token] = True
         self._gauge.in_flight_bytes += freed_bytes
-        size = int(self._ledger.bytes_by_tier[leaving.target].sum())
-        self._engine.start(self._leave((leaving.group, leaving.token), size, freed_bytes))
+        self._engine.start(self._leave(leaving, freed_bytes))
 
-    def _leave(self, cells: Cells, size_bytes: int, freed_bytes: int) -> Steps:
-        """Copy to DDR; in ``stage`` mode fetch what is needed back; then give the pages up."""
-        yield from self._engine.down.send(size_bytes)
+    def _leave(self, leaving: Changes, freed_bytes: int) -> Steps:
+        """Copy to DDR; in ``stage`` mode fetch what is needed back; then give the pages up.
+
+        What is not needed gives up its place as soon as it has been copied.
+        """
+        cells = leaving.group, leaving.token
+        yield from self._engine.down.send(int(self._ledger.bytes_by_tier[leaving.target].sum()))
         self._flying.values[cells] = False
         if self._stages:
-            on_path = self._paths.active(cells[1])
-            needed = _IN_DDR[self._ledger.tier[cells]] & on_path & ~self._staged.values[cells]
+            # For a branch that has ended nothing is fetched before the search turns to it again.
+            read = self._paths.read_now(cells[1])
+            needed = _IN_DDR[self._ledger.tier[cells]] & read & ~self._staged.values[cells]
+            kept_bytes = freed_bytes
+            if not self._ledger.has_pages:  # a page waits for all of its tokens
+                came_from = np.where(leaving.source == Tier.EVICTED, Tier.HBM, leaving.source)
+                kept_bytes = int(self._ledger.bytes_by_tier[came_from[needed]].sum())
+            self._gauge.in_flight_bytes -= freed_bytes - kept_bytes
+            freed_bytes = kept_bytes
             yield from self._stage((cells[0][needed], cells[1][needed]))
         self._gauge.in_flight_bytes -= freed_bytes
         self._gauge.observe(self._engine.now_s)

@@ -28,10 +28,12 @@ from arborsim.search import make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
+from arborsim.validation.watch import ValidationWatch
 from arborsim_torch import calibration
 from arborsim_torch.capture import Capture
 from arborsim_torch.live.run import LiveRun, MetersOf
 from arborsim_torch.live.shadow import ShadowRun, record_request
+from arborsim_torch.live.validate import ValidationRun, validation_recording
 from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.plan import Plan, make_plan
 from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
@@ -98,6 +100,19 @@ class TorchBackend:
                 ShadowRun(request, loaded, plan, info, watch, meters).run()
             else:
                 LiveRun(request, loaded, plan, watch, meters).run()
+
+    def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:
+        """Compare simulated with measured searches; raises what `live` raises."""
+        with _clear_memory_errors(record_request(request)):
+            make_search(request.search, **request.search_options)  # before the slow part
+            prompts = read_prompts(request.prompts) if request.prompts else None
+            loaded = load_model(
+                request.model, request.task, request.device, request.dtype,
+                request.task_options, request.trust_remote_code,
+            )  # fmt: skip
+            recording = validation_recording(request, loaded)
+            plan = make_plan(recording, loaded, prompts)
+            ValidationRun(request, loaded, plan, _info(recording, loaded, plan), watch).run()
 
     def occlude(self, request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
         """Occlude windows of greedy reasonings, for `arborsim calibrate bands`."""

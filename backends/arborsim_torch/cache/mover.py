@@ -8,7 +8,7 @@ the other modes nothing is staged: reading tokens in DDR is up to the forward pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +70,10 @@ class Mover:
     ----------
     exposed_s : float
         Seconds that the search waited for copies.
+    on_peak : callable
+        Called when the device holds most in the middle of moves: tokens have come back to HBM while
+        the copies of leaving ones are on their way, or staging buffers have been allocated for
+        tokens that are still in HBM as well.
     """
 
     def __init__(
@@ -78,7 +82,18 @@ class Mover:
         self.cache, self.link = cache, link
         self.recall, self.overlap = recall, overlap
         self.exposed_s = 0.0
+        self.on_peak: Callable[[], None] = lambda: None
         self._flights: list[Flight] = []
+
+    @property
+    def staging_in_flight_bytes(self) -> int:
+        """Bytes on the device of buffers that tokens in DDR are being fetched into."""
+        return sum(
+            block.nbytes
+            for flight in self._flights
+            if flight.to_stage
+            for _, _, block in flight.parts
+        )
 
     @property
     def in_flight_bytes(self) -> int:
@@ -119,6 +134,7 @@ class Mover:
         self._forget(cells.where(lost))
         for place in (Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED, Place.HBM):
             self._bring(cells.where(homes == place), place)
+        self.on_peak()
         self.cache.shrink()
         self.cache.changed()
         if not self.overlap:
@@ -243,6 +259,7 @@ class Mover:
                 flight.tickets.append(self.link.up(part, target))
             flight.parts.append((group, token, out))
         self._flights.append(flight)
+        self.on_peak()
 
     def _unstage(self, cells: Cells, home: Place, stage: Place) -> None:
         if len(cells):

@@ -40,6 +40,7 @@ class LiveExecutor:
         self._measured = Measurements()
         self._began = time.perf_counter()
         self.gauge = LiveGauge(mover)
+        mover.on_peak = self.gauge.observe_peak
 
     def attach(self, decoder: TreeDecoder) -> None:
         """Recompute lost tokens with this decoder."""

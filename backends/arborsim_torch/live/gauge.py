@@ -57,6 +57,13 @@ class LiveGauge:
                 self._every *= 2
         self._seen += 1
 
+    def observe_peak(self) -> None:
+        """The device holds more than before or after: see `Mover.on_peak`."""
+        held = {place: self._pools[place].used_bytes for place in (*_HBM, *_STAGING)}
+        staging = self._mover.staging_in_flight_bytes + sum(held[place] for place in _STAGING)
+        self._peak_hbm = max(self._peak_hbm, staging + sum(held[place] for place in _HBM))
+        self._peak_staging = max(self._peak_staging, staging)
+
     def fill(self, m: Measurements) -> None:
         """Write peaks and the series into `m`."""
         m.peak_hbm_kv_bytes = self._peak_hbm

@@ -176,7 +176,8 @@ def make_capture(
 class PolicySearch:
     """A search with a policy deciding what stays in the cache.
 
-    Iterate over `steps`, sending logits, and ask for the `outcome`.
+    Iterate over `steps`, sending logits, and ask for the `outcome`.  `beside` may put another
+    executor around the live one; the controller then drives that.
 
     Raises
     ------
@@ -194,6 +195,7 @@ class PolicySearch:
         *,
         meters: Sequence[Meter] = (),
         on_tokens: Callable[[int], None] | None = None,
+        beside: Callable[[LiveExecutor, Mover], Executor] | None = None,
     ) -> None:
         model = setup.model
         layout = Layout.of(model, policy.grouping)
@@ -206,7 +208,8 @@ class PolicySearch:
         self._link = Link(layout.device)
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover)
-        controller = make_controller(policy, self._executor, budget_tokens, model, meters)
+        driven = self._executor if beside is None else beside(self._executor, mover)
+        controller = make_controller(policy, driven, budget_tokens, model, meters)
         if policy.bounded and not in_ddr:
             expected = len(problem.prompt) + setup.max_tokens
             room = min(budget_tokens, expected) + search.slots

@@ -150,8 +150,10 @@ class ShadowRun:
         if not lookers:
             return setup.recorder(problem, None, None, None, on_tokens).run(problem)
         keep = self.request.trace is not None
-        layers = self.info.qkv_layers if self._needs & _VECTORS else self.info.attention_layer_ids
+        layers = self.info.qkv_layers or self.info.attention_layer_ids
         needs = self._needs | ALL_SIGNALS if keep else self._needs
+        if keep and self.info.qkv_layers:  # a trace can hold more than the policies read
+            needs |= _VECTORS
         capture = make_capture(needs, layers, setup.attention_top, setup.make_search(), keep)
         feed = Feed(lookers, capture, self._needs, layers)
         return setup.recorder(problem, capture, feed, None, on_tokens).run(problem)

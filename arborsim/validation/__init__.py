@@ -1,0 +1,1 @@
+"""Simulated against measured: the same search on the simulator and on a live model, compared."""

@@ -1,0 +1,295 @@
+"""Many searches as a line per policy and budget, and the verdict over all lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.calibration.statistics import bootstrap, spearman
+from arborsim.validation.results import PEAKS, TERMS, CellCheck
+
+#: With fewer problems than this the ranks of accuracies say nothing.
+LEAST_PROBLEMS = 40
+#: A term is compared where it takes at least this share of the measured time.
+LEAST_SHARE = 0.01
+_SEED = 0
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Line:
+    """All searches of one policy under one budget.
+
+    Attributes
+    ----------
+    policy, budget : str
+    searches, infeasible : int
+        Live searches that came to their end, and those whose budget was too small.
+    parity : int
+        Of all searches, those whose replay decides as the shadow run did.
+    shadow_moves, equal_moves, calls, equal_calls : int
+    peaks_equal, counters_equal : int
+        Searches with the same peaks (moves and traffic) on both sides.
+    live_s, simulated_s : tuple of float
+        Sums by `TERMS`.
+    tokens : int
+        Generated.
+    same : float
+        Mean share of the shadow run's iterations that the live run repeats token by token.
+    jaccard_before, jaccard_after : float
+    attention_kept, output_error : float
+    correct, judged : int
+    """
+
+    policy: str
+    budget: str
+    searches: int
+    infeasible: int
+    parity: int
+    shadow_moves: int
+    equal_moves: int
+    calls: int
+    equal_calls: int
+    peaks_equal: int
+    counters_equal: int
+    live_s: tuple[float, ...]
+    simulated_s: tuple[float, ...]
+    tokens: int
+    same: float
+    jaccard_before: float
+    jaccard_after: float
+    attention_kept: float
+    output_error: float
+    correct: int
+    judged: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy} {self.budget}"
+
+    def error(self, term: str) -> float:
+        """Relative error of a term, simulated against measured; NaN where it hardly counts."""
+        live, simulated = (side[TERMS.index(term)] for side in (self.live_s, self.simulated_s))
+        total = self.live_s[TERMS.index("total_s")]
+        return simulated / live - 1 if total and live >= LEAST_SHARE * total else _NAN
+
+    def per_token_s(self) -> tuple[float, float]:
+        """Measured and simulated seconds per generated token, the prompt's left out."""
+        if not self.tokens:
+            return _NAN, _NAN
+        total, prefill = TERMS.index("total_s"), TERMS.index("prefill_s")
+        live, simulated = (
+            (side[total] - side[prefill]) / self.tokens for side in (self.live_s, self.simulated_s)
+        )
+        return live, simulated
+
+
+@dataclass(frozen=True)
+class TermError:
+    """Relative errors of one term over policies and budgets.
+
+    Attributes
+    ----------
+    term : str
+    lines : int
+        Policies and budgets in which the term counts.
+    median, worst : float
+        Of the absolute errors; NaN if it never counts.
+    worst_name : str
+    """
+
+    term: str
+    lines: int
+    median: float
+    worst: float
+    worst_name: str
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Spearman's rho over policies and budgets between a replay's figure and live accuracy.
+
+    Attributes
+    ----------
+    figure : str
+    rho, low, high : float
+        With the 95% percentile interval of a bootstrap over problems.
+    lines, problems : int
+        What it rests on.
+    """
+
+    figure: str
+    rho: float
+    low: float
+    high: float
+    lines: int
+    problems: int
+
+
+def lines_of(checks: Sequence[CellCheck]) -> list[Line]:
+    """One per policy and budget, in the order in which they were asked for."""
+    groups: dict[tuple[str, str], list[CellCheck]] = {}
+    for check in checks:
+        groups.setdefault((check.policy, check.budget), []).append(check)
+    return [_line(policy, budget, found) for (policy, budget), found in groups.items()]
+
+
+def _line(policy: str, budget: str, checks: Sequence[CellCheck]) -> Line:
+    ran = [check for check in checks if not check.infeasible]
+    judged = [check for check in ran if check.correct >= 0]
+    return Line(
+        policy=policy,
+        budget=budget,
+        searches=len(ran),
+        infeasible=len(checks) - len(ran),
+        parity=sum(check.parity for check in checks),
+        shadow_moves=sum(check.shadow_moves for check in checks),
+        equal_moves=sum(check.equal_moves for check in checks),
+        calls=sum(check.calls for check in ran),
+        equal_calls=sum(check.equal_calls for check in ran),
+        peaks_equal=sum(check.live_peaks == check.simulated_peaks for check in ran),
+        counters_equal=sum(check.live_counters == check.simulated_counters for check in ran),
+        live_s=_sums([check.live_s for check in ran]),
+        simulated_s=_sums([check.simulated_s for check in ran]),
+        tokens=sum(check.generated_tokens for check in ran),
+        same=_mean([check.same_iterations / max(1, check.shadow_iterations) for check in ran]),
+        jaccard_before=_mean([check.jaccard_before for check in ran]),
+        jaccard_after=_mean([check.jaccard_after for check in ran]),
+        attention_kept=_mean([check.attention_kept for check in ran]),
+        output_error=_mean([check.output_error for check in ran]),
+        correct=sum(check.correct for check in judged),
+        judged=len(judged),
+    )
+
+
+def term_errors(lines: Sequence[Line]) -> list[TermError]:
+    """How far off each term of the time is; the last one is seconds per generated token."""
+    errors: dict[str, Callable[[Line], float]] = {
+        term: lambda line, term=term: line.error(term)  # type: ignore[misc]
+        for term in TERMS
+    }
+    errors["per_token_s"] = _per_token_error
+    found = []
+    for term, of in errors.items():
+        known = [(abs(of(line)), line.name) for line in lines if line.searches]
+        known = [(error, name) for error, name in known if error == error]
+        sizes = [error for error, _ in known]
+        worst = max(known, default=(_NAN, ""))
+        found.append(
+            TermError(term, len(known), float(np.median(sizes)) if sizes else _NAN, *worst)
+        )
+    return found
+
+
+def _per_token_error(line: Line) -> float:
+    live, simulated = line.per_token_s()
+    return simulated / live - 1 if live else _NAN
+
+
+def rank_agreements(checks: Sequence[CellCheck]) -> list[RankAgreement]:
+    """How well the figures of a replay rank policies as live accuracy does.
+
+    Only policies and budgets that were feasible, and judged, on every problem are ranked.  Nothing
+    is returned for fewer problems than `LEAST_PROBLEMS`, or fewer than three lines.
+    """
+    problems = sorted({check.episode for check in checks})
+    groups: dict[tuple[str, str], dict[int, CellCheck]] = {}
+    for check in checks:
+        if not check.infeasible and check.correct >= 0:
+            groups.setdefault((check.policy, check.budget), {})[check.episode] = check
+    ranked = [group for group in groups.values() if len(group) == len(problems)]
+    if len(problems) < LEAST_PROBLEMS or len(ranked) < 3:
+        return []
+
+    def table(name: str) -> np.ndarray:
+        """Float64 ``[problems, lines]``."""
+        return np.array(
+            [[float(getattr(group[number], name)) for group in ranked] for number in problems]
+        )
+
+    accuracy = table("correct")
+    found = []
+    for figure in ("attention_kept", "output_error"):
+        values = table(figure)
+
+        def rho(drawn: np.ndarray, values: np.ndarray = values) -> float:
+            return spearman(values[drawn].mean(axis=0), accuracy[drawn].mean(axis=0))
+
+        if np.isnan(values).any():
+            continue
+        low, high = bootstrap(rho, len(problems), _SEED).tolist()
+        whole = rho(np.arange(len(problems)))
+        found.append(RankAgreement(figure, whole, low, high, len(ranked), len(problems)))
+    return found
+
+
+def drift(lines: Sequence[Line]) -> tuple[float, float]:
+    """Median Jaccard index over lines, while the tokens are the same and after that."""
+    return _median([line.jaccard_before for line in lines]), _median(
+        [line.jaccard_after for line in lines]
+    )
+
+
+def sentences(checks: Sequence[CellCheck]) -> list[str]:
+    """The verdict, part by part."""
+    lines = lines_of(checks)
+    ran = [line for line in lines if line.searches]
+    searches = sum(line.searches for line in ran)
+    before, after = drift(ran)
+    plans = sum(line.parity for line in lines)
+    total = {error.term: error for error in term_errors(ran)}["per_token_s"]
+    calls, equal = sum(line.calls for line in ran), sum(line.equal_calls for line in ran)
+    peaks = sum(line.peaks_equal for line in ran)
+    moved, same = (sum(getattr(line, name) for line in lines) for name in _MOVES)
+    said = [
+        f"Plans: {plans:,} of {len(checks):,} shadow runs decide exactly as the replay of their "
+        f"own recording ({same:,} of {moved:,} moves).",
+        f"Bytes: equal to the byte after {equal:,} of {calls:,} steps of {searches:,} live "
+        f"searches; all {len(PEAKS)} peaks equal in {peaks:,}.",
+        f"Time: seconds per token off by {_percent(total.median)} in the median, "
+        f"{_percent(total.worst)} at worst ({total.worst_name or 'nothing ran'}).",
+        f"Decisions under real eviction: Jaccard index of the tokens in HBM {_number(before)} "
+        f"while the tokens are the same, {_number(after)} after that (medians over policies and "
+        "budgets).",
+    ]
+    ranks = rank_agreements(checks)
+    for rank in ranks:
+        said.append(
+            f"Quality: {rank.figure.replace('_', ' ')} against live accuracy, Spearman "
+            f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}] over {rank.lines} policies and "
+            f"budgets, {rank.problems} problems each."
+        )
+    if not ranks:
+        problems = len({check.episode for check in checks})
+        said.append(
+            f"Quality: {problems} problems and {len(ran)} policies and budgets are too few to rank "
+            f"accuracies; at least {LEAST_PROBLEMS} problems are needed."
+        )
+    return said
+
+
+_MOVES = ("shadow_moves", "equal_moves")
+
+
+def _percent(value: float) -> str:
+    return "n/a" if value != value else f"{100 * value:.1f}%"
+
+
+def _number(value: float) -> str:
+    return "n/a" if value != value else f"{value:.3f}"
+
+
+def _sums(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(map(sum, zip(*rows, strict=True))) if rows else (0.0,) * len(TERMS)
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if value == value]
+    return float(np.mean(known)) if known else _NAN
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if value == value]
+    return float(np.median(known)) if known else _NAN

@@ -1,0 +1,259 @@
+"""Simulated against measured, on a loaded model: the searches of `arborsim validate`.
+
+Each problem is searched once with all policies looking on, which is recorded and replayed, and then
+once under each policy and budget, with a simulated machine beside the live one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from arborsim.backends import LayerChoice, RecordRequest
+from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
+from arborsim.meters import MoveLog
+from arborsim.policies.base import Policy
+from arborsim.simulator.executor import SimulatedExecutor
+from arborsim.trace.schema import Capture as Level
+from arborsim.trace.schema import TraceInfo
+from arborsim.validation.agreement import Course, agreement
+from arborsim.validation.beside import Beside, Held
+from arborsim.validation.replayed import Replayed, replay_cells
+from arborsim.validation.results import COUNTERS, PEAKS, TERMS, CellCheck
+from arborsim.validation.watch import ValidationWatch
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.places import Place
+from arborsim_torch.live.executor import LiveExecutor
+from arborsim_torch.live.run import facts, make_setup, numbers
+from arborsim_torch.live.session import Ended, LiveOutcome, Machine, PolicySearch, drive
+from arborsim_torch.live.shadow import ShadowRun, record_request
+from arborsim_torch.models import LoadedModel
+from arborsim_torch.plan import Plan
+
+_SERIES_POINTS = 48
+
+
+def validation_recording(request: LiveRequest, loaded: LoadedModel) -> RecordRequest:
+    """What the shadow runs of a validation record.
+
+    Reference models are small enough to record all vectors, which the output error is made of; of
+    other models only what the policies read.
+    """
+    recording = record_request(request)
+    if loaded.task is None:
+        return recording
+    rows: LayerChoice = "all" if recording.attention_layers else ()
+    return replace(recording, capture=Level.QKV, qkv_layers="all", attention_layers=rows)
+
+
+class ValidationRun:
+    """A validation on a loaded model.
+
+    Parameters
+    ----------
+    request : LiveRequest
+        With a `machine`, whose profile is that of the device for the seconds to mean anything.
+    loaded : LoadedModel
+    plan : Plan
+    info : TraceInfo
+        Of the recordings that are replayed: plans per layer or head are about its captured layers,
+        so that they must be all of the model's.
+    watch : ValidationWatch
+    """
+
+    def __init__(
+        self,
+        request: LiveRequest,
+        loaded: LoadedModel,
+        plan: Plan,
+        info: TraceInfo,
+        watch: ValidationWatch,
+    ) -> None:
+        if request.machine is None:
+            raise UsageError("a validation needs a machine to simulate: give --gpu")
+        self.request, self.loaded, self.plan = request, loaded, plan
+        self.info, self.watch, self.machine = info, watch, request.machine
+        self.setup = make_setup(request, loaded, plan)
+
+    def run(self) -> None:
+        """All problems that the watch still wants."""
+        self.watch.began(facts(self.loaded, self.request), self.plan.episodes)
+        for number in numbers(self.request, self.plan):
+            if self.watch.wants(number):
+                self.watch.checked(self._problem(number))
+
+    def _problem(self, number: int) -> tuple[CellCheck, ...]:
+        cells = self.request.cells
+        with TemporaryDirectory(prefix="arborsim-") as folder:
+            trace = Path(folder) / "shadow.parquet"
+            shadows = self._shadow(number, trace)
+            budgets = [shadow.result.budget_tokens for shadow in shadows]
+            course, replayed = replay_cells(trace, cells, budgets, self.machine)
+        checks = []
+        for cell, shadow, replay in zip(cells, shadows, replayed, strict=True):
+            check = _parity(shadow, replay)
+            checks.append(self._live(check, cell, course, shadow.moves))
+        return tuple(checks)
+
+    def _shadow(self, number: int, trace: Path) -> list[_Shadow]:
+        """Search with all policies looking on, and record it."""
+        watch = _Collect(self.watch)
+        logs: dict[tuple[str, str], MoveLog] = {}
+
+        def meters(episode: int, cell: LiveCell) -> Sequence[MoveLog]:
+            return (logs.setdefault((cell.policy.name, cell.budget.text), MoveLog()),)
+
+        alone = replace(self.request, shadow=True, trace=trace, first=number, episodes=1)
+        plan = replace(self.plan, episodes=1)
+        ShadowRun(alone, self.loaded, plan, self.info, watch, meters).run()
+        return [_Shadow(r, logs[r.policy, r.budget].rows) for r in watch.results]
+
+    def _live(
+        self, check: CellCheck, cell: LiveCell, course: Course, shadow_moves: np.ndarray
+    ) -> CellCheck:
+        """Search under a policy that really removes tokens, and compare."""
+        request, number = self.request, check.episode
+        made: list[Beside] = []
+
+        def beside(live: LiveExecutor, mover: Mover) -> Beside:
+            made.append(Beside(live, self._simulated(cell.policy, mover), lambda: held(mover)))
+            return made[0]
+
+        label = f"{cell.policy.name} {cell.budget.text}"
+        search = PolicySearch(
+            self.setup,
+            self.plan.source.problem(number),
+            cell.policy,
+            check.budget_tokens,
+            Machine(request.recall, request.overlap, request.page_tokens),
+            on_tokens=lambda tokens: self.watch.running(number, label, tokens),
+            beside=beside,
+        )
+        ends: list[Ended] = []
+        drive([search], 1, lambda _, ended: ends.append(ended))
+        if isinstance(ends[0], BudgetInfeasible):
+            return replace(check, infeasible=str(ends[0]))
+        outcome = search.outcome(ends[0])
+        groups = search.cache.layout.groups
+        alike = agreement(
+            course, shadow_moves, Course.of(ends[0].columns), made[0].log.rows, groups
+        )
+        check = _compared(check, outcome, made[0], number == request.first)
+        return replace(
+            check,
+            same_iterations=alike.same,
+            shadow_iterations=course.iterations,
+            jaccard_before=alike.before,
+            jaccard_after=alike.after,
+            jaccard_iteration=tuple(alike.iteration.tolist()),
+            jaccard=tuple(alike.jaccard.round(4).tolist()),
+        )
+
+    def _simulated(self, policy: Policy, mover: Mover) -> SimulatedExecutor:
+        """The machine that the live one is compared with; it accounts for single tokens."""
+        return SimulatedExecutor(
+            self.info.geometry,
+            self.machine.profile,
+            groups=mover.cache.layout.groups,
+            recall=self.request.recall,
+            overlap=self.request.overlap,
+            fused=policy.fused,
+        )
+
+
+def held(mover: Mover) -> Held:
+    """Bytes of the tokens in the pools, by `arborsim.validation.beside.PARTS`."""
+    pools = mover.cache.pools
+    staging = pools[Place.STAGING].used_bytes + pools[Place.STAGING_QUANTISED].used_bytes
+    return (
+        pools[Place.HBM].used_bytes,
+        pools[Place.HBM_QUANTISED].used_bytes,
+        pools[Place.DDR].used_bytes,
+        pools[Place.DDR_QUANTISED].used_bytes,
+        staging,
+    )
+
+
+@dataclass(frozen=True)
+class _Shadow:
+    """One cell of a shadow run."""
+
+    result: LiveResult
+    moves: np.ndarray
+
+
+class _Collect:
+    """A `LiveWatch` that keeps the results and passes progress on."""
+
+    def __init__(self, outer: ValidationWatch) -> None:
+        self._outer = outer
+        self.results: list[LiveResult] = []
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        pass
+
+    def wants(self, episode: int, cell: LiveCell) -> bool:
+        return True
+
+    def full_tokens(self, episode: int) -> int:
+        return 0
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        self._outer.running(episode, what, tokens)
+
+    def finished(self, result: LiveResult) -> None:
+        self.results.append(result)
+
+
+def _parity(shadow: _Shadow, replay: Replayed) -> CellCheck:
+    """Part (a): whether the replay of a recording decides as the run that was recorded."""
+    result, one, other = shadow.result, shadow.moves, replay.moves
+    shorter = min(len(one), len(other))
+    equal = int((one[:shorter] == other[:shorter]).all(axis=1).sum())
+    return CellCheck(
+        episode=result.episode,
+        policy=result.policy,
+        budget=result.budget,
+        budget_tokens=result.budget_tokens,
+        full_tokens=result.full_tokens,
+        shadow_moves=len(one),
+        equal_moves=equal,
+        parity=equal == len(one) == len(other) and result.infeasible == replay.infeasible,
+        attention_kept=replay.attention_kept,
+        output_error=replay.output_error,
+    )
+
+
+def _compared(check: CellCheck, outcome: LiveOutcome, beside: Beside, draw: bool) -> CellCheck:
+    """Parts (b) and (c): bytes and seconds of the same search on both machines."""
+    live, simulated = outcome.measured, beside.simulated.measurements()
+    # The simulator ran inside the feed's handling of events.
+    live.time.policy_s = max(0.0, live.time.policy_s - beside.aside_s)
+    over_time = beside.bytes_over_time()
+    drawn = over_time.thinned(_SERIES_POINTS).reshape(-1).tolist() if draw else []
+    correct = outcome.episode.correct
+    return replace(
+        check,
+        calls=len(over_time),
+        equal_calls=over_time.equal,
+        tiers_differ=over_time.tiers_differ,
+        off_bytes=over_time.off,
+        live_peaks=tuple(getattr(live, name) for name in PEAKS),
+        simulated_peaks=tuple(getattr(simulated, name) for name in PEAKS),
+        live_counters=tuple(float(getattr(live, name)) for name in COUNTERS),
+        simulated_counters=tuple(float(getattr(simulated, name)) for name in COUNTERS),
+        allocated_bytes=outcome.allocated_bytes,
+        device_peak_bytes=outcome.device_peak_bytes,
+        weight_bytes=simulated.weight_bytes,
+        bytes_over_time=tuple(drawn),
+        live_s=tuple(getattr(live.time, name) for name in TERMS),
+        simulated_s=tuple(getattr(simulated.time, name) for name in TERMS),
+        generated_tokens=outcome.episode.tokens,
+        iterations=outcome.episode.iterations,
+        correct=-1 if correct is None else int(correct),
+    )
