@@ -12,8 +12,9 @@ their variance over heads is kept too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from arborsim_torch.cache.views import LayerView, Reading
+from arborsim_torch.kernels.dense import attend, pack, wide_product
+from arborsim_torch.kernels.merge import merge
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.remote import Remote
 
 NAME = "arborsim_tree"
 
@@ -58,15 +64,21 @@ class BatchState:
     def queries(self) -> int:
         return self.reading.queries
 
-    def add(self, layer: int, view: LayerView, by_head: Tensor) -> None:
-        """Take one layer's probabilities, float32 ``[kv_heads, lanes, group, queries, n]``."""
-        if view.position is None:
-            mean = _by_position(by_head, view).mean(1)
-        else:  # every KV head has as many query heads, so the mean of means is the mean
-            mean = _by_position(by_head.mean(2, keepdim=True), view).mean(1)
+    def add(self, layer: int, *parts: tuple[LayerView, Tensor]) -> None:
+        """Take one layer's probabilities, float32 ``[kv_heads, lanes, group, queries, n]``.
+
+        Parts are about different tokens.
+        """
+        means = []
+        for view, by_head in parts:
+            if view.position is None:
+                means.append(_by_position(by_head, view).mean(1))
+            else:  # every KV head has as many query heads, so the mean of means is the mean
+                means.append(_by_position(by_head.mean(2, keepdim=True), view).mean(1))
+        mean = means[0] if len(means) == 1 else torch.stack(means).sum(0)
         if layer in self.row_layers:
-            variance = _by_position(by_head, view).var(1, correction=0)
-            self.layer_rows[layer] = torch.stack((mean, variance))
+            rows = torch.stack([_by_position(by_head, view) for view, by_head in parts]).sum(0)
+            self.layer_rows[layer] = torch.stack((mean, rows.var(1, correction=0)))
         self._rows.append(mean)
         if self.queries > 1:  # a block of the prompt: do not hold one array per layer
             self._fold()
@@ -163,13 +175,17 @@ def _attend(
     split = query.view(lanes, kv_heads, group, queries, dim).transpose(0, 1)
     packed = split.reshape(kv_heads, lanes * group * queries, dim)
     mask = None if view.mask is None else view.mask.transpose(0, 1)[:, :, None]
+    remote = state.reading.remote
+    elsewhere = None if remote is None else remote.start(layer, query, scaling, window)
+    if elsewhere is not None:
+        return _attend_both(state, layer, query, scaling, window, view, elsewhere)
     if state.collect:
         logits = torch.matmul(packed, view.keys.transpose(1, 2)).mul_(scaling)
         spread = logits.view(kv_heads, lanes, group, queries, n)
         if mask is not None:
             spread.masked_fill_(~mask, float("-inf"))
         mass = torch.softmax(spread, dim=-1, dtype=torch.float32)
-        state.add(layer, view, mass)
+        state.add(layer, (view, mass))
         out = torch.matmul(mass.to(query.dtype).view(kv_heads, -1, n), view.values)
     else:
         if mask is not None:
@@ -180,6 +196,43 @@ def _attend(
         )[0]
     out = out.view(kv_heads, lanes, group, queries, dim).permute(1, 3, 0, 2, 4)
     return out.reshape(lanes, queries, heads, dim)
+
+
+def _attend_both(
+    state: BatchState,
+    layer: int,
+    query: Tensor,
+    scaling: float,
+    window: int | None,
+    view: LayerView,
+    elsewhere: Callable[[], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """The device's part, merged with that of the tokens which stay on the host."""
+    lanes, heads, queries, _ = query.shape
+    kv_heads, n, _ = view.keys.shape
+    out, lse = attend(query, view.keys, view.values, scaling, view.mask)
+    far, far_lse = elsewhere()
+    whole, total = merge([out, far.to(out.dtype)], [lse, far_lse])
+    if state.collect:
+        packed = pack(query, kv_heads)
+        logits = wide_product(packed, view.keys.transpose(1, 2)).mul_(scaling)
+        spread = logits.view(kv_heads, lanes, -1, queries, n)
+        if view.mask is not None:
+            spread.masked_fill_(~view.mask.transpose(0, 1)[:, :, None], float("-inf"))
+        level = total.view(lanes, kv_heads, -1, queries).transpose(0, 1)[..., None]
+        remote = state.reading.remote
+        assert remote is not None
+        mass, there = remote.rows(layer, query, scaling, window, total)
+        state.add(layer, (_placed(view), (spread - level).exp_()), (there, mass))
+    return whole.transpose(1, 2).reshape(lanes, queries, heads, -1)
+
+
+def _placed(view: LayerView) -> LayerView:
+    """The same view with its positions spelled out."""
+    if view.position is not None:
+        return view
+    spots = torch.arange(view.keys.shape[1], device=view.keys.device)[None]
+    return replace(view, position=spots)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:

@@ -220,7 +220,7 @@ def test_layers_with_nan_are_left_out() -> None:
     state = BatchState(reading)
     view = LayerView(torch.empty(1, 2, 1), torch.empty(1, 2, 1), None, None, 2)
     for layer, row in enumerate([[0.25, 0.75], [float("nan")] * 2, [0.75, 0.25]]):
-        state.add(layer, view, torch.tensor(row).view(1, 1, 1, 1, 2))
+        state.add(layer, (view, torch.tensor(row).view(1, 1, 1, 1, 2)))
     assert state.attention().tolist() == [[[0.5, 0.5]]]
 
 

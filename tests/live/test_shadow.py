@@ -56,7 +56,10 @@ def one_thread() -> Any:
 
 @pytest.mark.parametrize(
     ("model", "search", "options", "lines", "budget"),
-    [("chain", "linear", {}, 24, "260"), ("game24", "tot-bfs", {"keep": 3, "children": 4}, 0, "130")],
+    [
+        ("chain", "linear", {}, 24, "260"),
+        ("game24", "tot-bfs", {"keep": 3, "children": 4}, 0, "130"),
+    ],
 )
 def test_plans_equal_those_of_the_replay(
     tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, budget: str

@@ -14,7 +14,7 @@ from arborsim_torch.cache.layout import GROUPINGS, Layout
 from arborsim_torch.cache.mover import Cells, Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.slots import Slots
-from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.cache.tiered import RECALLS, TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.tiers.link import Link
 from tests.live.tiny import HEADS, KV_HEADS, LAYERS, VOCAB, plain_copy, tiny_model, torch
@@ -67,15 +67,16 @@ def groups_of(grouping: str, group: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("grouping", GROUPINGS)
-@pytest.mark.parametrize("recall", ["stage", "stream"])
+@pytest.mark.parametrize("recall", RECALLS)
 def test_evicting_equals_masking(grouping: str, ordered: bool, recall: str) -> None:
     """Random evictions and moves to DDR and back; every logit of every step is compared."""
     rng = np.random.default_rng(3)
     model = tiny_model("qwen2")
     masked = MaskedModel(model)
-    cache = TieredCache(Layout.of(model, grouping), ordered=ordered, page_tokens=4)
-    groups = cache.layout.groups
     with Link("cpu") as link:
+        layout = Layout.of(model, grouping)
+        cache = TieredCache(layout, ordered=ordered, page_tokens=4, recall=recall, link=link)
+        groups = cache.layout.groups
         mover = Mover(cache, link, recall=recall)
         decoder = TreeDecoder(model, prefill_block=16, cache=cache)
         ids = rng.integers(0, VOCAB, 40).tolist()

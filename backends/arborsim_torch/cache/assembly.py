@@ -7,6 +7,7 @@ The copy of one layer's keys and values is workspace, freed with the layer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.views import Entries
 
 if TYPE_CHECKING:
+    from arborsim_torch.cache.host_stream import HostStream
     from arborsim_torch.cache.tiered import TieredCache
 
 
@@ -28,6 +30,46 @@ class Piece:
 
     place: Place
     slots: Tensor
+
+
+@dataclass(frozen=True)
+class HostPiece:
+    """Tokens of one place on the host.
+
+    Attributes
+    ----------
+    place : Place
+    index : int64 Tensor ``[m]`` or ``[kv_heads, m]``
+        Slots; -1 is padding.
+    span : slice
+        The piece's entries among all of the layer's.
+    """
+
+    place: Place
+    index: Tensor
+    span: slice
+
+    def of_mask(self, mask: Tensor | None) -> Tensor | None:
+        """The piece's part of a mask ``[..., n]``."""
+        return None if mask is None else mask[..., self.span]
+
+
+@dataclass(frozen=True)
+class HostTokens:
+    """The tokens of one layer that stay on the host; tensors are there, too.
+
+    Attributes
+    ----------
+    pieces : list of HostPiece
+    position : int64 Tensor ``[kv_heads or 1, n]``
+    lanes : bool Tensor ``[kv_heads or 1, lanes, n]``
+    n : int
+    """
+
+    pieces: list[HostPiece]
+    position: Tensor
+    lanes: Tensor
+    n: int
 
 
 @dataclass
@@ -55,6 +97,8 @@ class AssembledPlan:
     assembly: Assembly
     straight: bool
     held: int
+    host: list[HostTokens]
+    fresh: bool
 
     def entries(self, layer: int) -> Entries:
         return self.by_layer[layer]
@@ -66,15 +110,29 @@ class AssembledPlan:
 class Assembly:
     """Makes plans over all pools.
 
+    Parameters
+    ----------
+    cache : TieredCache
+    apart : bool
+        Tokens on the host are not put together with the others, but told apart (`HostTokens`).
+    stream : HostStream or None
+        Brings tokens from the host layer by layer.
+
     Attributes
     ----------
     stale : bool
         Tokens moved since the last plan.
     """
 
-    def __init__(self, cache: TieredCache) -> None:
+    def __init__(
+        self, cache: TieredCache, apart: bool = False, stream: HostStream | None = None
+    ) -> None:
         self._cache = cache
+        self._apart = apart
+        self._stream = stream
         self.stale = True
+        self._host: list[HostTokens] = []
+        self._arrived: Iterator[Tensor] = iter(())
         self._rows: list[Row] = []
         self._entries: list[Entries] = []
         self._straight = False
@@ -82,13 +140,17 @@ class Assembly:
     def plan(self, fresh: np.ndarray) -> AssembledPlan:
         """What the next pass reads; `fresh` are its new tokens."""
         layout = self._cache.layout
-        if self.stale or not self._enter(fresh):
+        anew = self.stale or not self._enter(fresh)
+        if anew:
             self._look_up()
         held = max(len(row.token) for row in self._rows)
         kinds = [layout.groups_of_layer(layer).start for layer in range(layout.layers)]
         size = layout.kv_heads if layout.grouping == "head" else 1
         by_layer = [self._entries[kind // size] for kind in kinds]
-        return AssembledPlan(by_layer, self, self._straight, held)
+        host = [self._host[kind // size] for kind in kinds] if self._apart else []
+        if self._stream is not None:
+            self._stream.begin([self._streamed(layer) for layer in range(layout.layers)], anew)
+        return AssembledPlan(by_layer, self, self._straight, held, host, anew)
 
     def _look_up(self) -> None:
         cache, layout = self._cache, self._cache.layout
@@ -102,11 +164,19 @@ class Assembly:
             for first in range(0, layout.groups, size)
         ]
         self._straight = len(paths) == 1 and all(len(r.token) == len(union) for r in self._rows)
+        if self._apart:
+            self._host = [
+                self._host_tokens(range(first, first + size), union, paths)
+                for first in range(0, layout.groups, size)
+            ]
 
     def _row(self, group: int, union: np.ndarray) -> Row:
         cache = self._cache
         place = cache.place.values[group, union]
-        token, place = union[place != Place.LOST], place[place != Place.LOST]
+        read = place != Place.LOST
+        if self._apart:
+            read &= (place != Place.DDR) & (place != Place.DDR_QUANTISED)
+        token, place = union[read], place[read]
         pieces, order = [], []
         for kind in np.unique(place).tolist():
             pool = cache.pools[Place(kind)]
@@ -137,6 +207,53 @@ class Assembly:
             None if straight else torch.from_numpy(position).to(device),
             n,
         )
+
+    def _host_tokens(self, groups: range, union: np.ndarray, paths: list[np.ndarray]) -> HostTokens:
+        """What the groups of a layer hold on the host, padded to the longest."""
+        cache = self._cache
+        pieces, position, lanes, first = [], [], [], 0
+        for place in (Place.DDR, Place.DDR_QUANTISED):
+            own = [union[cache.place.values[g, union] == place] for g in groups]
+            m = max(len(token) for token in own)
+            if not m:
+                continue
+            slots = np.full((len(own), m), -1, dtype=np.int64)
+            spots = np.full((len(own), m), np.iinfo(np.int64).max)  # padding: after every query
+            on = np.zeros((len(own), len(paths), m), dtype=np.bool_)
+            for r, (group, token) in enumerate(zip(groups, own, strict=True)):
+                slots[r, : len(token)] = cache.pools[place].slots.of[group, token]
+                spots[r, : len(token)] = cache.position.values[token]
+                for lane, path in enumerate(paths):
+                    on[r, lane, : len(token)] = np.isin(token, path)
+            index = torch.from_numpy(slots if len(own) > 1 else slots[0])
+            pieces.append(HostPiece(place, index, slice(first, first + m)))
+            position.append(spots)
+            lanes.append(on)
+            first += m
+        if not pieces:
+            none = torch.zeros((1, 0), dtype=torch.int64)
+            return HostTokens([], none, torch.zeros((1, 1, 0), dtype=torch.bool), 0)
+        return HostTokens(
+            pieces,
+            torch.from_numpy(np.concatenate(position, axis=1)),
+            torch.from_numpy(np.concatenate(lanes, axis=2)),
+            first,
+        )
+
+    def _streamed(self, layer: int) -> list[tuple[Pool, slice, Tensor]]:
+        """The layer's pieces on the host: pool, heads and slots, in the order of `content`."""
+        layout = self._cache.layout
+        rows = self._rows[layout.groups_of_layer(layer)]
+        return [
+            (
+                self._cache.pools[p.place],
+                slice(None) if len(rows) == 1 else slice(h, h + 1),
+                p.slots,
+            )
+            for h, row in enumerate(rows)
+            for p in row.pieces
+            if p.place.on_host
+        ]
 
     def _enter(self, fresh: np.ndarray) -> bool:
         """Take in the new tokens of a single path without looking at the others again."""
@@ -177,6 +294,8 @@ class Assembly:
         """Keys and values ``[2, kv_heads, n, head_dim]`` in the order of tokens."""
         layout = self._cache.layout
         rows = self._rows[layout.groups_of_layer(layer)]
+        if self._stream is not None:
+            self._arrived = iter(self._stream.take(layer))
         if len(rows) == 1:
             return self._together(rows[0], layer, slice(None))
         n = max(len(row.token) for row in rows)
@@ -187,16 +306,23 @@ class Assembly:
         return torch.cat(parts, dim=1)
 
     def _together(self, row: Row, layer: int, heads: slice) -> Tensor:
-        pools, dtype = self._cache.pools, self._cache.layout.dtype
-        parts = [_gather(pools[p.place], layer, heads, p.slots, dtype) for p in row.pieces]
-        parts = [part.to(self._cache.layout.device) for part in parts]
+        parts = [self._piece(piece, layer, heads) for piece in row.pieces]
         if row.order is None:
             return parts[0]
         return torch.cat(parts, dim=2).index_select(2, row.order)
 
+    def _piece(self, piece: Piece, layer: int, heads: slice) -> Tensor:
+        """Keys and values ``[2, heads, m, head_dim]`` of one place, on the device."""
+        pool, dtype = self._cache.pools[piece.place], self._cache.layout.dtype
+        if self._stream is not None and piece.place.on_host:
+            parts = [next(self._arrived) for _ in range(1 + pool.codec.scaled)]
+        else:
+            parts = gathered(pool, layer, heads, piece.slots)
+            parts = [part.to(self._cache.layout.device) for part in parts]
+        scale = parts[1] if len(parts) > 1 else None
+        return pool.codec.decode(parts[0].view(pool.codec.storage), scale, dtype)
 
-def _gather(pool: Pool, layer: int, heads: slice, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys and values ``[2, heads, m, head_dim]`` in the model's type."""
-    parts = [part[:, heads].index_select(2, slots) for part in pool.bank(layer)]
-    scale = parts[1] if len(parts) > 1 else None
-    return pool.codec.decode(parts[0].view(pool.codec.storage), scale, dtype)
+
+def gathered(pool: Pool, layer: int, heads: slice, slots: Tensor) -> list[Tensor]:
+    """Tokens of some heads of a layer as they are stored, ``[2, heads, m, ...]``."""
+    return [part[:, heads].index_select(2, slots) for part in pool.bank(layer)]

@@ -19,6 +19,8 @@ from arborsim_torch.cache.pool import Block
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.tiers.link import Link, Ticket
 
+_ON_DEVICE = (Place.HBM, Place.HBM_QUANTISED)
+
 
 @dataclass
 class Cells:
@@ -107,6 +109,17 @@ class Mover:
             for place in np.unique(cache.place.values[group, token])
             if place in (Place.HBM, Place.HBM_QUANTISED)
         )
+
+    @property
+    def leaving_tokens(self) -> np.ndarray:
+        """Int64 ``[groups]``: tokens of DDR that are still in HBM, because a copy is under way."""
+        count = np.zeros(self.cache.layout.groups, dtype=np.int64)
+        for flight in self._flights:
+            for group, token, _ in flight.parts:
+                count[group] += int(
+                    np.isin(self.cache.place.values[group, token], _ON_DEVICE).sum()
+                )
+        return count
 
     @torch.inference_mode()
     def settle(self, wait: bool) -> None:

@@ -19,18 +19,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from arborsim.errors import UnknownName
 from arborsim.memory.pages import GrowingTable
 from arborsim.memory.tiers import Tier
 from arborsim.tree import GrowingArray, ThoughtTree
-from arborsim_torch.cache.assembly import Assembly
+from arborsim_torch.cache.assembly import AssembledPlan, Assembly
 from arborsim_torch.cache.dense import DensePool
 from arborsim_torch.cache.hf import hf_cache
+from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.remote import PAGES_TOP, HostAttention
 from arborsim_torch.cache.views import Reading
 from arborsim_torch.cache.writing import Writing
 from arborsim_torch.tiers.codec import Codec, Fp8, Plain
+from arborsim_torch.tiers.link import Link
+
+RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 class TieredCache:
@@ -46,6 +52,10 @@ class TieredCache:
     ordered : bool
         Put keys and values in the order of tokens before attention reads them, so that results do
         not depend on slots or places.
+    recall : {"stage", "stream", "near", "ondemand"}
+        How tokens in DDR that are not staged take part in attention.  Without a link, they are
+        copied layer by layer while the computation waits.
+    link : Link, optional
 
     Attributes
     ----------
@@ -64,7 +74,11 @@ class TieredCache:
         quantised: Codec | None = None,
         page_tokens: int = 16,
         ordered: bool = False,
+        recall: str = "stage",
+        link: Link | None = None,
     ) -> None:
+        if recall not in RECALLS:
+            raise UnknownName("recall mode", recall, RECALLS)
         self.layout = layout
         self.tree = ThoughtTree()
         self.leaves: list[int] = []
@@ -87,9 +101,30 @@ class TieredCache:
         }
         self.ordered = ordered
         self._dense = DensePool(self)
-        self._assembly = Assembly(self)
+        self.stream: HostStream | None = None
+        self.remote: HostAttention | None = None
+        if link is not None and recall == "stream":
+            self.stream = HostStream(link, layout.layers)
+        if link is not None and recall in ("near", "ondemand"):
+            self.remote = HostAttention(self, link, PAGES_TOP if recall == "ondemand" else 0)
+        self._assembly = Assembly(self, self.remote is not None, self.stream)
         self._store: Any = None
         self._held = 0
+
+    def close(self) -> None:
+        """End what runs beside the computation."""
+        if self.remote is not None:
+            self.remote.close()
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes on the device that tokens are streamed through."""
+        return 0 if self.stream is None else self.stream.buffer_bytes
+
+    @property
+    def stream_exposed_s(self) -> float:
+        """Seconds that forward passes waited for streamed tokens."""
+        return 0.0 if self.stream is None else self.stream.exposed_s
 
     # -- the tree ------------------------------------------------------------------------------
 
@@ -208,10 +243,17 @@ class TieredCache:
         plan = source.plan(fresh)
         at = torch.from_numpy(position.astype(np.int64)).to(self.layout.device)
         self._store, self._held = writing.store, plan.held
-        return Reading(
-            at, first, longest, plan.entries, plan.content, writing.store,
+        remote = None
+        if self.remote is not None and isinstance(plan, AssembledPlan):
+            remote = self.remote
+            remote.begin(plan.host, plan.fresh)
+        reading = Reading(
+            at, first, longest, plan.entries, plan.content, writing.store, remote,
             causal=plan.straight and len(fresh) == position.shape[1] and len(first) == 1,
         )  # fmt: skip
+        if remote is not None:
+            remote.attach(reading)
+        return reading
 
     def _assembles(self) -> bool:
         if self.ordered:

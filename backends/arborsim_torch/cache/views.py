@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ class Reading:
         Of a layer: keys and values ``[2, kv_heads, n, head_dim]``, the new tokens included.
     store : callable
         Take a layer's new keys and values ``[lanes, kv_heads, queries, head_dim]``.
+    remote : Remote or None
+        Attends to tokens that stay on the host.
     causal : bool
         The queries are the last tokens of one lane and entry ``p`` has position ``p``.
     """
@@ -81,6 +87,7 @@ class Reading:
     entries: Callable[[int], Entries]
     content: Callable[[int], Tensor]
     store: Callable[[int, Tensor, Tensor], None]
+    remote: Remote | None = None
     causal: bool = False
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
 

@@ -95,9 +95,10 @@ class LiveExecutor:
         self.gauge.fill(m)
         m.to_ddr_bytes = link.downward.carried_bytes
         m.from_ddr_bytes = link.upward.carried_bytes
-        m.time.exposed_transfer_s = self._mover.exposed_s
+        exposed_s = self._mover.exposed_s + self._cache.stream_exposed_s
+        m.time.exposed_transfer_s = exposed_s
         busy_s = link.downward.busy_s + link.upward.busy_s
-        m.time.hidden_transfer_s = max(0.0, busy_s - self._mover.exposed_s)
+        m.time.hidden_transfer_s = max(0.0, busy_s - exposed_s)
         return m
 
     def _carry_out(self, moves: Moves) -> None:

@@ -38,17 +38,17 @@ class LiveGauge:
         """Look at the pools."""
         used = {place: pool.used_bytes for place, pool in self._pools.items()}
         staging = used[Place.STAGING] + used[Place.STAGING_QUANTISED]
+        staging += self._mover.cache.buffer_bytes
         hbm = used[Place.HBM] + used[Place.HBM_QUANTISED]
         ddr = used[Place.DDR] + used[Place.DDR_QUANTISED]
-        held = sum(self._pools[place].slots.used for place in _HBM)
+        held = sum(self._pools[place].slots.used for place in _HBM) - self._mover.leaving_tokens
         quantised = used[Place.HBM_QUANTISED] + used[Place.DDR_QUANTISED]
         self._peak_hbm = max(self._peak_hbm, hbm + staging)
         self._peak_tokens = max(self._peak_tokens, int(np.max(held)))
         self._peak_ddr = max(self._peak_ddr, ddr)
         self._peak_quantised = max(self._peak_quantised, quantised)
         self._peak_staging = max(self._peak_staging, staging)
-        allocated = sum(self._pools[place].capacity_bytes for place in (*_HBM, *_STAGING))
-        self.allocated_bytes = max(self.allocated_bytes, allocated)
+        self._note_allocated(self._mover.cache.buffer_bytes)
         if self._seen % self._every == 0:
             flying = self._mover.in_flight_bytes
             self._samples.append((time_s, hbm - flying, staging, flying, ddr))
@@ -63,6 +63,11 @@ class LiveGauge:
         staging = self._mover.staging_in_flight_bytes + sum(held[place] for place in _STAGING)
         self._peak_hbm = max(self._peak_hbm, staging + sum(held[place] for place in _HBM))
         self._peak_staging = max(self._peak_staging, staging)
+        self._note_allocated(self._mover.staging_in_flight_bytes)
+
+    def _note_allocated(self, beside_bytes: int) -> None:
+        pools = sum(self._pools[place].capacity_bytes for place in (*_HBM, *_STAGING))
+        self.allocated_bytes = max(self.allocated_bytes, pools + beside_bytes)
 
     def fill(self, m: Measurements) -> None:
         """Write peaks and the series into `m`."""

@@ -204,8 +204,11 @@ class PolicySearch:
         search = setup.make_search()
         capture = make_capture(needs, layers, setup.attention_top, search)
         in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
-        self.cache = TieredCache(layout, page_tokens=machine.page_tokens, ordered=in_ddr)
         self._link = Link(layout.device)
+        self.cache = TieredCache(
+            layout, page_tokens=machine.page_tokens, ordered=in_ddr, recall=machine.recall,
+            link=self._link,
+        )  # fmt: skip
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover)
         driven = self._executor if beside is None else beside(self._executor, mover)
@@ -225,6 +228,7 @@ class PolicySearch:
         try:
             return (yield from self._recorder.steps(self._problem))
         finally:
+            self.cache.close()
             self._link.close()
 
     def prepare(self, tokens: list[int]) -> Pass:
@@ -235,8 +239,10 @@ class PolicySearch:
         """Everything measured, once the search is over."""
         measured, feed = self._executor.measurements(), self._feed
         time = measured.time
-        time.prefill_s, time.decode_s = episode.prefill_s, episode.forward_s
-        waited_s = time.rehydration_s + time.exposed_transfer_s
+        # Waiting for streamed tokens happens inside forward passes, all else between them.
+        streamed_s = self.cache.stream_exposed_s
+        time.prefill_s, time.decode_s = episode.prefill_s, episode.forward_s - streamed_s
+        waited_s = time.rehydration_s + time.exposed_transfer_s - streamed_s
         time.policy_s = max(0.0, feed.handling_s - waited_s)
         return LiveOutcome(
             episode,

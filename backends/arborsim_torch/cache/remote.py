@@ -1,0 +1,226 @@
+"""Attention over tokens that stay in host memory, beside the device's part.
+
+``near``: the CPU attends to them where they are.  ``ondemand``: the pages whose keys could matter
+most to a query are fetched, the others are not read (an approximation).  Either gives a partial
+output with its log-sum-exp, which merges exactly with the device's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.views import LayerView, Reading
+from arborsim_torch.kernels.dense import attend
+from arborsim_torch.kernels.merge import merge
+from arborsim_torch.kernels.near import NearAttention, Pending
+from arborsim_torch.kernels.ondemand import PageBounds
+from arborsim_torch.tiers.link import Link
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.assembly import HostPiece, HostTokens
+    from arborsim_torch.cache.tiered import TieredCache
+
+PAGE_TOKENS = 16  #: tokens that Quest's bounds speak of together
+PAGES_TOP = 16  #: pages that a step fetches per layer
+
+Part = tuple[Tensor, Tensor]  # output [lanes, heads, queries, head_dim] and its log-sum-exp
+
+
+class Remote(Protocol):
+    """The host's part of one layer's attention."""
+
+    def start(
+        self, layer: int, query: Tensor, scale: float, window: int | None
+    ) -> Callable[[], Part] | None:
+        """Begin; what is returned waits for the result.  None if the host holds nothing."""
+
+    def rows(
+        self, layer: int, query: Tensor, scale: float, lse: Tensor
+    ) -> tuple[Tensor, LayerView]:
+        """What the host's tokens received, once the log-sum-exp of the whole is known.
+
+        Returns
+        -------
+        float32 Tensor ``[kv_heads, lanes, group, queries, n]``
+        LayerView
+            The entries of its last axis; keys and values are left empty.
+        """
+
+
+@dataclass
+class _Host:
+    """The host's tokens of one layer as one pass reads them."""
+
+    tokens: HostTokens
+    mask: Tensor | None  # bool [lanes or 1, kv_heads or 1, queries, n], on the host
+
+
+class HostAttention:
+    """Makes each layer's part in ``near`` or ``ondemand`` mode (a `Remote`).
+
+    Parameters
+    ----------
+    cache : TieredCache
+    link : Link
+    pages_top : int
+        Pages that a step fetches per layer; 0 attends to all of them on the CPU (``near``).
+
+    Attributes
+    ----------
+    fetched_bytes : int
+        What ``ondemand`` has fetched.
+    """
+
+    def __init__(self, cache: TieredCache, link: Link, pages_top: int = 0) -> None:
+        self._cache, self._link, self._pages_top = cache, link, pages_top
+        self._near = NearAttention(cache.layout.device)
+        self._reading: Reading | None = None
+        self._tokens: list[HostTokens] = []
+        self._masks: dict[tuple[int, int | None], Tensor | None] = {}
+        self._bounds: dict[int, PageBounds] = {}
+        self._chosen: dict[int, Tensor] = {}
+        self.fetched_bytes = 0
+
+    def begin(self, tokens: list[HostTokens], fresh: bool) -> None:
+        """The host's tokens of each layer for the next pass; `fresh` if they have changed."""
+        if fresh:
+            self._bounds.clear()
+        self._tokens = tokens
+        self._masks.clear()
+
+    def attach(self, reading: Reading) -> None:
+        """The pass that is about to run."""
+        self._reading = reading
+
+    def close(self) -> None:
+        self._near.close()
+
+    def start(
+        self, layer: int, query: Tensor, scale: float, window: int | None
+    ) -> Callable[[], Part] | None:
+        host = self._host(layer, window)
+        if not host.tokens.n:
+            return None
+        if self._pages_top:
+            return self._fetch_pages(layer, host, query, scale)
+        parts = [
+            self._near.start(
+                query, data[0], data[1], piece.index, scale, piece.of_mask(host.mask),
+                k_scale=None if scales is None else scales[0, :, :, 0],
+                v_scale=None if scales is None else scales[1, :, :, 0],
+            )
+            for piece, data, scales in self._pieces(layer, host)
+        ]  # fmt: skip
+        return lambda: _merged(parts)
+
+    def rows(
+        self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
+    ) -> tuple[Tensor, LayerView]:
+        host = self._host(layer, window)
+        keys = self._decoded(layer, host)[0].to(query.device)
+        lanes, _, queries, dim = query.shape
+        kv_heads, n, _ = keys.shape
+        packed = query.view(lanes, kv_heads, -1, queries, dim).transpose(0, 1)
+        logits = torch.matmul(packed.flatten(1, 3), keys.transpose(1, 2)).float().mul_(scale)
+        logits = logits.view(kv_heads, lanes, -1, queries, n)
+        total = lse.view(lanes, kv_heads, -1, queries).transpose(0, 1)
+        mass = (logits - total[..., None]).exp_()
+        read = host.mask
+        if self._pages_top:
+            read = _and(read, self._chosen[layer])
+        if read is not None:
+            mass.masked_fill_(~read.to(query.device).transpose(0, 1)[:, :, None], 0.0)
+        empty = keys.new_empty((kv_heads, 0, dim))
+        assert self._reading is not None
+        position = host.tokens.position.to(query.device)
+        return mass, LayerView(empty, empty, None, position, self._reading.positions)
+
+    def _host(self, layer: int, window: int | None) -> _Host:
+        tokens, reading = self._tokens[layer], self._reading
+        assert reading is not None
+        if window is not None and reading.positions <= window:
+            window = None
+        key = (id(tokens), window)
+        if key not in self._masks:
+            at = reading.at.cpu()[:, None, :, None]
+            spots = tokens.position[None, :, None]
+            mask = spots <= at
+            if window is not None:
+                mask = mask & (spots > at - window)
+            if tokens.lanes is not None:
+                mask = mask & tokens.lanes.transpose(0, 1)[:, :, None]
+            self._masks[key] = None if bool(mask.all()) else mask
+        return _Host(tokens, self._masks[key])
+
+    def _pieces(self, layer: int, host: _Host) -> Iterator[tuple[HostPiece, Tensor, Tensor | None]]:
+        for piece in host.tokens.pieces:
+            pool = self._cache.pools[piece.place]
+            parts = pool.bank(layer)
+            yield piece, parts[0].view(pool.codec.storage), parts[1] if len(parts) > 1 else None
+
+    def _decoded(self, layer: int, host: _Host) -> Tensor:
+        """Keys and values ``[2, kv_heads, n, head_dim]``, on the host."""
+        pools, dtype = self._cache.pools, self._cache.layout.dtype
+        parts = []
+        for piece in host.tokens.pieces:
+            pool = pools[piece.place]
+            own = [_gather(part, piece.index) for part in pool.bank(layer)]
+            scale = own[1] if len(own) > 1 else None
+            parts.append(pool.codec.decode(own[0].view(pool.codec.storage), scale, dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _fetch_pages(
+        self, layer: int, host: _Host, query: Tensor, scale: float
+    ) -> Callable[[], Part]:
+        """Fetch the pages with the largest bounds; attend to them on the device."""
+        content = self._decoded(layer, host)
+        n = host.tokens.n
+        page = torch.arange(n) // PAGE_TOKENS
+        if layer not in self._bounds:
+            g = self._cache.layout
+            pages = -(-n // PAGE_TOKENS)
+            bounds = PageBounds(pages, g.kv_heads, g.head_dim, g.dtype)
+            bounds.update(page, content[0])
+            self._bounds[layer] = bounds
+        bounds = self._bounds[layer]
+        newest = query[:, :, -1].cpu()
+        best = bounds.select(newest, min(self._pages_top, len(bounds.filled[0])), shared=True)
+        wanted = torch.zeros((len(best), bounds.filled.shape[1] + 1), dtype=torch.bool)
+        wanted.scatter_(1, best + 1, True)
+        chosen = wanted[:, 1:][:, page]  # bool [kv_heads, n]
+        union = chosen.any(0).nonzero()[:, 0]
+        self._chosen[layer] = chosen[None, :, None]
+        part = content.index_select(2, union).contiguous()
+        out = torch.empty(part.shape, dtype=part.dtype, device=query.device)
+        ticket = self._link.up(part, out)
+        self.fetched_bytes += part.nbytes
+        read = self._chosen[layer][..., union]
+        mask = _and(None if host.mask is None else host.mask[..., union], read)
+
+        def result() -> Part:
+            ticket.wait()
+            return attend(query, out[0], out[1], scale, mask.to(query.device))
+
+        return result
+
+
+def _merged(parts: list[Pending]) -> Part:
+    done = [part.result() for part in parts]
+    return done[0] if len(done) == 1 else merge(*zip(*done, strict=True))
+
+
+def _and(one: Tensor | None, other: Tensor) -> Tensor:
+    return other if one is None else one & other
+
+
+def _gather(part: Tensor, index: Tensor) -> Tensor:
+    """Slots ``[n]`` or, per head, ``[kv_heads, n]`` (-1: any) of ``[2, kv_heads, capacity, m]``."""
+    if index.dim() == 1:
+        return part.index_select(2, index)
+    wide = index.clamp(min=0)[None, :, :, None].expand(2, -1, -1, part.shape[3])
+    return part.gather(2, wide)

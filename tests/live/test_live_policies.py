@@ -1,0 +1,184 @@
+"""Live searches in which tokens really are removed, under every policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.policies.registry import available, build
+from arborsim.search import make_search
+from arborsim_torch.cache.tiered import RECALLS
+from arborsim_torch.live.session import (
+    Ended,
+    LiveOutcome,
+    Machine,
+    PolicySearch,
+    SearchSetup,
+    drive,
+)
+from arborsim_torch.models import load_model
+from arborsim_torch.sources import TaskSource
+from tests.live.tiny import torch
+
+NAMES = sorted(set(available()) - {"oracle"})
+KEPT = ("token", "node", "logprob", "entropy", "reward")
+
+
+@pytest.fixture(scope="module")
+def chain() -> SearchSetup:
+    loaded = load_model("chain", task_options={"lines": 12})
+    source = TaskSource(loaded.task)
+    return SearchSetup(loaded.model, source, lambda: make_search("linear"), 0.0, 0, 130)
+
+
+@pytest.fixture(scope="module")
+def tree() -> SearchSetup:
+    loaded = load_model("chain", task_options={"lines": 12, "lines_per_thought": 3})
+    source = TaskSource(loaded.task, noise=0.1, floor=0.3)
+    make = lambda: make_search("tot-dfs")  # noqa: E731
+    return SearchSetup(loaded.model, source, make, 0.7, 0, 130)
+
+
+def search(
+    setup: SearchSetup, name: str, budget: int, machine: Machine | None = None, **settings: str
+) -> LiveOutcome | BudgetInfeasible:
+    policy = build(name, settings)
+    problem = setup.source.problem(3)
+    found: list[Any] = []
+
+    def done(one: PolicySearch, ended: Ended) -> None:
+        found.append(ended if isinstance(ended, BudgetInfeasible) else one.outcome(ended))
+
+    drive([PolicySearch(setup, problem, policy, budget, machine or Machine())], 1, done)
+    return found[0]  # type: ignore[no-any-return]
+
+
+def same(one: LiveOutcome, other: LiveOutcome) -> bool:
+    """Every token and every bit of its probability."""
+    return all(
+        np.array_equal(one.episode.columns[name], other.episode.columns[name], equal_nan=True)
+        for name in KEPT
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_runs_on_a_chain(chain: SearchSetup, name: str) -> None:
+    small = {"recent": "8"} if hasattr(build(name), "recent") else {}
+    outcome = search(chain, name, 120, **small)
+    assert isinstance(outcome, LiveOutcome)
+    m = outcome.measured
+    total = m.prompt_tokens + m.generated_tokens
+    assert m.generated_tokens == outcome.episode.tokens > 0
+    if build(name).bounded and name not in ("lag-kv-official",):
+        assert m.peak_hbm_kv_tokens <= max(120, m.prompt_tokens) + 64 < total + 64
+        assert m.evicted_tokens + m.offloaded_tokens + m.quantised_tokens > 0
+    assert m.time.decode_s > 0
+    assert outcome.allocated_bytes >= m.peak_hbm_kv_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["arborkv", "h2o", "epikv", "hierarchy", "staircase", "random"])
+def test_policies_on_a_tree(tree: SearchSetup, name: str) -> None:
+    small = {"recent": "8"} if hasattr(build(name), "recent") else {}
+    full = search(tree, "full", 10_000)
+    assert isinstance(full, LiveOutcome)
+    budget = int(0.6 * full.measured.peak_hbm_kv_tokens)
+    outcome = search(tree, name, budget, **small)
+    assert isinstance(outcome, LiveOutcome)
+    lanes = tree.make_search().slots
+    assert outcome.measured.peak_hbm_kv_tokens <= budget + lanes
+    if name == "arborkv":
+        assert outcome.measured.evicted_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["h2o", "epikv", "arborkv", "rkv"])
+def test_a_budget_for_everything_changes_no_bit(chain: SearchSetup, name: str) -> None:
+    full, roomy = search(chain, "full", 10_000), search(chain, name, 10_000)
+    assert isinstance(full, LiveOutcome)
+    assert isinstance(roomy, LiveOutcome)
+    np.testing.assert_array_equal(full.episode.columns["token"], roomy.episode.columns["token"])
+    np.testing.assert_allclose(
+        full.episode.columns["logprob"], roomy.episode.columns["logprob"], atol=1e-4
+    )
+    assert roomy.measured.evicted_tokens == 0
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+@pytest.mark.parametrize("recall", ["stage", "stream"])
+def test_hierarchy_is_bitwise_independent_of_the_share_in_hbm(
+    chain: SearchSetup, tree: SearchSetup, recall: str, kind: str
+) -> None:
+    """Proposition 1 of the memory-hierarchy paper, to the last bit, with evictions going on."""
+    setup = chain if kind == "chain" else tree
+    options = {"recent": "8", "interval": "8", "evict_ratio": "0.05"}
+    runs = [
+        search(setup, "hierarchy", 10_000, Machine(recall=recall), hbm_ratio=beta, **options)
+        for beta in ("1", "0.5", "0")
+    ]
+    first = runs[0]
+    assert isinstance(first, LiveOutcome)
+    assert first.measured.evicted_tokens > 0
+    for run in runs[1:]:
+        assert isinstance(run, LiveOutcome)
+        assert run.measured.offloaded_tokens > 0
+        assert same(first, run)
+
+
+def test_other_recall_modes_differ_by_rounding_alone(chain: SearchSetup) -> None:
+    options = {"recent": "8", "interval": "8", "evict_ratio": "0.02", "quantised_ratio": "0.5"}
+    runs = {
+        recall: search(chain, "hierarchy", 10_000, Machine(recall=recall), **options)
+        for recall in RECALLS
+    }
+    stage = runs.pop("stage")
+    assert isinstance(stage, LiveOutcome)
+    assert stage.measured.quantised_tokens > 0
+    assert stage.measured.peak_staging_bytes > 0
+    for recall, run in runs.items():
+        assert isinstance(run, LiveOutcome)
+        columns = run.episode.columns
+        np.testing.assert_array_equal(columns["token"], stage.episode.columns["token"])
+        if recall == "ondemand":  # more pages than it fetches would make it approximate
+            assert run.measured.offloaded_tokens < 16 * 16
+        np.testing.assert_allclose(
+            columns["logprob"], stage.episode.columns["logprob"], atol=2e-4, err_msg=recall
+        )
+
+
+def test_searches_computed_together_are_those_computed_alone(chain: SearchSetup) -> None:
+    problems = [chain.source.problem(i) for i in range(3)]
+    names = ("h2o", "epikv", "streaming-llm")
+    found: dict[tuple[int, int, str], Any] = {}
+    for width in (1, 4):
+        searches = {}
+        for problem in problems:
+            for name in names:
+                policy = build(name, {"recent": "8"} if name == "epikv" else {})
+                one = PolicySearch(chain, problem, policy, 120, Machine())
+                searches[one] = (width, problem.index, name)
+        drive(searches, width, lambda one, ended: found.update({searches[one]: ended}))  # noqa: B023
+    for problem in problems:
+        for name in names:
+            alone, together = found[1, problem.index, name], found[4, problem.index, name]
+            np.testing.assert_array_equal(alone.columns["token"], together.columns["token"])
+            np.testing.assert_allclose(
+                alone.columns["logprob"], together.columns["logprob"], atol=1e-4
+            )
+
+
+def test_what_cannot_run_is_told(chain: SearchSetup) -> None:
+    with pytest.raises(UsageError, match="future"):
+        search(chain, "oracle", 100)
+    ended = search(chain, "epikv", 20)
+    assert isinstance(ended, BudgetInfeasible)
+    assert "20" in str(ended)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
