@@ -144,10 +144,10 @@ class LiveLog:
         *lines, rest = content.split(b"\n")
         if not lines and _HEAD.startswith(rest[: len(_HEAD)]):
             return
-        if not lines:
+        if not lines or not lines[0].startswith(_HEAD):
             raise self._no_log()
         head = self._parsed(1, lines[0])
-        if head.get("format") != FORMAT or head.get("version") != VERSION:
+        if head.get("version") != VERSION:
             raise self._no_log()
         self._compare("request", head.get("request", {}), self._request)
         try:
