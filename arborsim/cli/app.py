@@ -14,6 +14,7 @@ from arborsim.cli.live import live
 from arborsim.cli.policies import policies
 from arborsim.cli.record import record
 from arborsim.cli.replay import replay
+from arborsim.cli.validate import validate
 from arborsim.errors import ArborsimError
 
 # Typer may use the click package or a copy of its own; this is whichever it raises.
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command()(replay)
 app.command()(record)
 app.command()(live)
+app.command()(validate)
 app.command()(inspect)
 app.command()(policies)
 app.add_typer(calibrate, name="calibrate")

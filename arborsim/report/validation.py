@@ -21,7 +21,8 @@ from arborsim.report.validation_figures import (
 )
 from arborsim.report.validation_table import COLUMNS, cells_of
 from arborsim.validation.results import PEAKS, Validation
-from arborsim.validation.summary import Line, lines_of, sentences, term_errors
+from arborsim.validation.summary import Line, lines_of, term_errors
+from arborsim.validation.verdict import sentences
 
 
 def write_page(result: Validation, path: Path) -> None:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from arborsim.report.terminal import plain
 from arborsim.validation.results import Validation
-from arborsim.validation.summary import Line, lines_of, sentences, term_errors
+from arborsim.validation.summary import Line, lines_of, term_errors
+from arborsim.validation.verdict import sentences
 
 if TYPE_CHECKING:
     from rich.console import Console

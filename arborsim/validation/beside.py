@@ -52,8 +52,9 @@ class Beside:
     ----------
     log : MoveLog
         The moves that really were carried out.
-    aside_s : float
-        Seconds that went into the simulator and the comparison: not the search's.
+    aside_s, aside_thread_s : float
+        Seconds that went into the simulator and the comparison, on the clock and of this thread's
+        CPU time: not the search's.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Beside:
     ) -> None:
         self.live, self.simulated = live, simulated
         self.log = MoveLog()
-        self.aside_s = 0.0
+        self.aside_s = self.aside_thread_s = 0.0
         self._held = held
         self._iteration = 0
         self._tiers_differ = 0
@@ -119,12 +120,13 @@ class Beside:
 
     def _aside(self, *steps: Callable[[], None]) -> None:
         """Do what is not part of the search, then look at both sides."""
-        begun = time.perf_counter()
+        begun, begun_thread = time.perf_counter(), time.thread_time()
         for step in steps:
             step()
         self._samples.append((self._iteration, self._held(), held_by(self.simulated)))
         self._tiers_differ += not np.array_equal(self.live.tier, self.simulated.tier)
         self.aside_s += time.perf_counter() - begun
+        self.aside_thread_s += time.thread_time() - begun_thread
 
 
 class Bytes:

@@ -65,6 +65,9 @@ class CellCheck:
         Rows of `Bytes.thinned`, one after the other; empty for searches that are not drawn.
     live_s, simulated_s : tuple of float
         (c) by `TERMS`.
+    thread_s : float
+        CPU seconds of the live search where one thread computes it all: what other processes on a
+        busy machine hardly change.
     generated_tokens, iterations : int
     same_iterations, shadow_iterations : int
         (d) iterations for which the live run generated the tokens of the shadow run.
@@ -101,6 +104,7 @@ class CellCheck:
     bytes_over_time: tuple[int, ...] = ()
     live_s: tuple[float, ...] = ()
     simulated_s: tuple[float, ...] = ()
+    thread_s: float = _NAN
     generated_tokens: int = 0
     iterations: int = 0
     same_iterations: int = -1

@@ -1,4 +1,4 @@
-"""Many searches as a line per policy and budget, and the verdict over all lines."""
+"""Many searches as a line per policy and budget, and how far off each term of the time is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.calibration.statistics import bootstrap, spearman
-from arborsim.validation.results import PEAKS, TERMS, CellCheck
+from arborsim.validation.results import TERMS, CellCheck
 
 #: With fewer problems than this the ranks of accuracies say nothing.
 LEAST_PROBLEMS = 40
@@ -34,6 +34,8 @@ class Line:
         Searches with the same peaks (moves and traffic) on both sides.
     live_s, simulated_s : tuple of float
         Sums by `TERMS`.
+    thread_s : float
+        CPU seconds of the searching thread; NaN if others computed with it.
     tokens : int
         Generated.
     same : float
@@ -56,6 +58,7 @@ class Line:
     counters_equal: int
     live_s: tuple[float, ...]
     simulated_s: tuple[float, ...]
+    thread_s: float
     tokens: int
     same: float
     jaccard_before: float
@@ -74,6 +77,12 @@ class Line:
         live, simulated = (side[TERMS.index(term)] for side in (self.live_s, self.simulated_s))
         total = self.live_s[TERMS.index("total_s")]
         return simulated / live - 1 if total and live >= LEAST_SHARE * total else _NAN
+
+    @property
+    def thread_error(self) -> float:
+        """Relative error of all seconds against the CPU time of the searching thread."""
+        total = self.simulated_s[TERMS.index("total_s")]
+        return total / self.thread_s - 1 if self.thread_s > 0 else _NAN
 
     def per_token_s(self) -> tuple[float, float]:
         """Measured and simulated seconds per generated token, the prompt's left out."""
@@ -153,6 +162,7 @@ def _line(policy: str, budget: str, checks: Sequence[CellCheck]) -> Line:
         counters_equal=sum(check.live_counters == check.simulated_counters for check in ran),
         live_s=_sums([check.live_s for check in ran]),
         simulated_s=_sums([check.simulated_s for check in ran]),
+        thread_s=sum(check.thread_s for check in ran),
         tokens=sum(check.generated_tokens for check in ran),
         same=_mean([check.same_iterations / max(1, check.shadow_iterations) for check in ran]),
         jaccard_before=_mean([check.jaccard_before for check in ran]),
@@ -165,12 +175,13 @@ def _line(policy: str, budget: str, checks: Sequence[CellCheck]) -> Line:
 
 
 def term_errors(lines: Sequence[Line]) -> list[TermError]:
-    """How far off each term of the time is; the last one is seconds per generated token."""
+    """How far off each term is, then seconds per generated token, and CPU seconds of the thread."""
     errors: dict[str, Callable[[Line], float]] = {
         term: lambda line, term=term: line.error(term)  # type: ignore[misc]
         for term in TERMS
     }
     errors["per_token_s"] = _per_token_error
+    errors["thread_s"] = lambda line: line.thread_error
     found = []
     for term, of in errors.items():
         known = [(abs(of(line)), line.name) for line in lines if line.searches]
@@ -225,62 +236,6 @@ def rank_agreements(checks: Sequence[CellCheck]) -> list[RankAgreement]:
     return found
 
 
-def drift(lines: Sequence[Line]) -> tuple[float, float]:
-    """Median Jaccard index over lines, while the tokens are the same and after that."""
-    return _median([line.jaccard_before for line in lines]), _median(
-        [line.jaccard_after for line in lines]
-    )
-
-
-def sentences(checks: Sequence[CellCheck]) -> list[str]:
-    """The verdict, part by part."""
-    lines = lines_of(checks)
-    ran = [line for line in lines if line.searches]
-    searches = sum(line.searches for line in ran)
-    before, after = drift(ran)
-    plans = sum(line.parity for line in lines)
-    total = {error.term: error for error in term_errors(ran)}["per_token_s"]
-    calls, equal = sum(line.calls for line in ran), sum(line.equal_calls for line in ran)
-    peaks = sum(line.peaks_equal for line in ran)
-    moved, same = (sum(getattr(line, name) for line in lines) for name in _MOVES)
-    said = [
-        f"Plans: {plans:,} of {len(checks):,} shadow runs decide exactly as the replay of their "
-        f"own recording ({same:,} of {moved:,} moves).",
-        f"Bytes: equal to the byte after {equal:,} of {calls:,} steps of {searches:,} live "
-        f"searches; all {len(PEAKS)} peaks equal in {peaks:,}.",
-        f"Time: seconds per token off by {_percent(total.median)} in the median, "
-        f"{_percent(total.worst)} at worst ({total.worst_name or 'nothing ran'}).",
-        f"Decisions under real eviction: Jaccard index of the tokens in HBM {_number(before)} "
-        f"while the tokens are the same, {_number(after)} after that (medians over policies and "
-        "budgets).",
-    ]
-    ranks = rank_agreements(checks)
-    for rank in ranks:
-        said.append(
-            f"Quality: {rank.figure.replace('_', ' ')} against live accuracy, Spearman "
-            f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}] over {rank.lines} policies and "
-            f"budgets, {rank.problems} problems each."
-        )
-    if not ranks:
-        problems = len({check.episode for check in checks})
-        said.append(
-            f"Quality: {problems} problems and {len(ran)} policies and budgets are too few to rank "
-            f"accuracies; at least {LEAST_PROBLEMS} problems are needed."
-        )
-    return said
-
-
-_MOVES = ("shadow_moves", "equal_moves")
-
-
-def _percent(value: float) -> str:
-    return "n/a" if value != value else f"{100 * value:.1f}%"
-
-
-def _number(value: float) -> str:
-    return "n/a" if value != value else f"{value:.3f}"
-
-
 def _sums(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(map(sum, zip(*rows, strict=True))) if rows else (0.0,) * len(TERMS)
 
@@ -288,8 +243,3 @@ def _sums(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 def _mean(values: Sequence[float]) -> float:
     known = [value for value in values if value == value]
     return float(np.mean(known)) if known else _NAN
-
-
-def _median(values: Sequence[float]) -> float:
-    known = [value for value in values if value == value]
-    return float(np.median(known)) if known else _NAN

@@ -23,13 +23,15 @@ from arborsim.validation.results import (
     read_results,
     write_results,
 )
-from arborsim.validation.summary import lines_of, rank_agreements, sentences, term_errors
+from arborsim.validation.summary import lines_of, rank_agreements, term_errors
+from arborsim.validation.verdict import sentences
 
 CHECK = CellCheck(
     episode=0, policy="h2o", budget="0.5", budget_tokens=50, full_tokens=100, shadow_moves=10,
     equal_moves=10, parity=True, calls=5, equal_calls=5, off_bytes=(0,) * 5,
     live_peaks=(600, 0, 0, 0), simulated_peaks=(600, 0, 0, 0), live_counters=(3.0,) * 8,
     simulated_counters=(3.0,) * 8, allocated_bytes=900, weight_bytes=1000,
+    thread_s=3.0,
     live_s=(1.0, 2.0, 1.0, 0.0, 0.0, 4.0), simulated_s=(1.0, 3.0, 0.5, 0.0, 0.0, 4.5),
     generated_tokens=10, iterations=10, same_iterations=8, shadow_iterations=10,
     jaccard_before=1.0, jaccard_after=0.5, jaccard_iteration=(0, 10), jaccard=(1.0, 0.5),

@@ -6,12 +6,14 @@ once under each policy and budget, with a simulated machine beside the live one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 
 from arborsim.backends import LayerChoice, RecordRequest
 from arborsim.errors import BudgetInfeasible, UsageError
@@ -135,7 +137,10 @@ class ValidationRun:
             beside=beside,
         )
         ends: list[Ended] = []
+        begun = time.thread_time()
         drive([search], 1, lambda _, ended: ends.append(ended))
+        thread_s = time.thread_time() - begun - made[0].aside_thread_s
+        alone = self.loaded.model.device.type == "cpu" and torch.get_num_threads() == 1
         if isinstance(ends[0], BudgetInfeasible):
             return replace(check, infeasible=str(ends[0]))
         outcome = search.outcome(ends[0])
@@ -146,6 +151,7 @@ class ValidationRun:
         check = _compared(check, outcome, made[0], number == request.first)
         return replace(
             check,
+            thread_s=thread_s if alone else float("nan"),
             same_iterations=alike.same,
             shadow_iterations=course.iterations,
             jaccard_before=alike.before,
