@@ -72,7 +72,7 @@ class Calibration:
                          "finding", "versions", "protocol")
         }  # fmt: skip
         document = {"calibration": head, "policies": self.policies, "evidence": self.evidence}
-        return "\n".join(_table("", document)).lstrip("\n") + "\n"
+        return "\n".join(toml_lines("", document)).lstrip("\n") + "\n"
 
     def write(self, path: Path) -> None:
         """Write the file.
@@ -99,8 +99,8 @@ def software(*packages: str) -> dict[str, str]:
     return found
 
 
-def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a table: its own values first, then its sub-tables."""
+def toml_lines(name: str, table: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of a TOML table (``""``: the document): its own values first, then its sub-tables."""
     values = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
     if name and values:
         yield f"\n[{name}]"
@@ -108,7 +108,7 @@ def _table(name: str, table: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_key(key)} = {_value(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _table(f"{name}.{_key(key)}" if name else _key(key), value)
+            yield from toml_lines(f"{name}.{_key(key)}" if name else _key(key), value)
 
 
 def _key(key: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from arborsim.cli.calibrate_hardware import hardware
 from arborsim.cli.progress import PatientProgress
 
 if TYPE_CHECKING:
@@ -19,10 +20,11 @@ if TYPE_CHECKING:
     from arborsim.calibration.document import Calibration
 
 calibrate = typer.Typer(
-    help="Find hyper-parameters of policies by measuring; `replay --calibration` uses them.",
+    help="Find hyper-parameters of policies, or what a machine can do, by measuring.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+calibrate.command()(hardware)
 
 OutOption = Annotated[Path, typer.Option(help="The calibration to write (TOML).")]
 PlotOption = Annotated[

@@ -9,6 +9,8 @@ overheads::
 
     max(FLOPs / (peak mfu), weights / (bandwidth mbu) + KV read / (bandwidth kv_efficiency))
         + dequantising + layers per_layer + per_step + sequences per_sequence
+
+A profile may say that a part of the shorter of the two is not hidden (``overlap < 1``).
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ class Reads:
 
 @dataclass(frozen=True)
 class DecodeCost:
-    """Seconds of decode iterations by term; arrays ``[steps]`` where the reads are."""
+    """Seconds of decode iterations by term; arrays ``[steps]`` where the reads are.
+
+    `overlap` is the profile's.
+    """
 
     flops_s: Array
     weights_s: Array
@@ -61,11 +66,11 @@ class DecodeCost:
     dequantise_s: Array
     layers_s: float
     step_s: float
+    overlap: float = 1.0
 
     @property
     def total_s(self) -> np.ndarray:
-        memory_s = self.weights_s + self.kv_s
-        bound = np.maximum(self.flops_s, memory_s) + self.dequantise_s
+        bound = _bound(self.flops_s, self.weights_s + self.kv_s, self.overlap) + self.dequantise_s
         return np.asarray(bound + self.layers_s + self.step_s)
 
     @property
@@ -76,16 +81,24 @@ class DecodeCost:
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """Seconds of a prefill by term."""
+    """Seconds of a prefill by term; `overlap` is the profile's."""
 
     matrices_s: float
     attention_s: float
     memory_s: float
     overhead_s: float
+    overlap: float = 1.0
 
     @property
     def total_s(self) -> float:
-        return max(self.matrices_s + self.attention_s, self.memory_s) + self.overhead_s
+        compute_s = self.matrices_s + self.attention_s
+        return float(_bound(compute_s, self.memory_s, self.overlap)) + self.overhead_s
+
+
+def _bound(compute_s: Array, memory_s: Array, overlap: float) -> np.ndarray:
+    """The longer of the two, and what the longer does not hide of the shorter."""
+    shown_s = (1.0 - overlap) * np.minimum(compute_s, memory_s)
+    return np.asarray(np.maximum(compute_s, memory_s) + shown_s)
 
 
 @dataclass(frozen=True)
@@ -145,6 +158,7 @@ class CostModel:
             dequantise_s=reads.quantised_bytes / p.dequantise_bytes_per_s,
             layers_s=g.layers * p.per_layer_s,
             step_s=p.per_step_s + p.per_sequence_s * reads.sequences,
+            overlap=p.overlap,
         )
 
     def prefill(self, new_tokens: int, present_tokens: float = 0.0) -> PrefillCost:
@@ -162,6 +176,7 @@ class CostModel:
             memory_s=g.weight_bytes / (p.hbm_bytes_per_s * p.mbu)
             + kv_bytes / (p.hbm_bytes_per_s * p.kv_read_efficiency),
             overhead_s=g.layers * p.per_layer_s + p.per_step_s + p.per_sequence_s,
+            overlap=p.overlap,
         )
 
     def _attention_flops(self, pairs: Array) -> Array:

@@ -17,6 +17,8 @@ from arborsim.errors import UnknownName, UsageError
 
 Direction = Literal["h2d", "d2h"]
 ASSUMED = "assumed"
+#: No numbers, or one that means "a roofline" unless it is given.
+_NEUTRAL = ("name", "sources", "evidence", "overlap")
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,14 @@ class HardwareProfile:
         Share of the pinned bandwidth that pageable host memory reaches.
     reserve_share : float
         Share of the HBM that nothing may use (context, fragmentation).
+    overlap : float
+        Share of the shorter of computing and reading memory that runs beside the longer: 1 is a
+        roofline; on a CPU the two can add up.
     sources : mapping of str to str
         Where each number comes from.
+    evidence : mapping
+        What a measured profile was derived from, and how well it predicts; nothing computes with
+        it.
     """
 
     name: str
@@ -81,7 +89,9 @@ class HardwareProfile:
     pcie_latency_s: float
     pageable_factor: float
     reserve_share: float
+    overlap: float = 1.0
     sources: Mapping[str, str] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -92,6 +102,7 @@ class HardwareProfile:
                 self._require(entry.name, 0 < value <= 1, "must lie in (0, 1]")
             elif entry.name.endswith("_s"):
                 self._require(entry.name, value >= 0, "must not be negative")
+        self._require("overlap", 0 <= self.overlap <= 1, "must lie in [0, 1]")
         self._require("reserve_share", 0 <= self.reserve_share < 1, "must lie in [0, 1)")
         sizes, shares = self.block_bytes, self.block_efficiency
         rising = all(a < b for a, b in zip((0.0, *sizes), sizes, strict=False))
@@ -114,7 +125,7 @@ class HardwareProfile:
     def assumed(self) -> list[str]:
         """Names of the numbers that have no source."""
         names = (entry.name for entry in fields(self))
-        return [n for n in names if n not in ("name", "sources") and n not in self.sources]
+        return [n for n in names if n not in _NEUTRAL and n not in self.sources]
 
     def link_bytes_per_s(
         self, block_bytes: np.ndarray | float, direction: Direction, pinned: bool = True
@@ -148,7 +159,7 @@ class HardwareProfile:
                 raise UnknownName(f"key in {origin}", key, known)
         missing = [
             name for name, entry in known.items()
-            if name not in raw and entry.default_factory is MISSING
+            if name not in raw and entry.default is MISSING and entry.default_factory is MISSING
         ]  # fmt: skip
         if missing:
             raise UsageError(f"{origin} lacks {', '.join(missing)}")
@@ -171,6 +182,8 @@ def _typed(value: Any, kind: str, key: str, origin: str) -> Any:
         return int(value)
     if kind.startswith("tuple") and isinstance(value, list):
         return tuple(_typed(entry, "float", key, origin) for entry in value)
+    if kind == "Mapping[str, Any]" and isinstance(value, dict):
+        return value
     if kind.startswith("Mapping") and isinstance(value, dict):
         return {name: _typed(text, "str", f"{key}.{name}", origin) for name, text in value.items()}
     raise UsageError(f"{origin}: {key} must be of type {kind}, not {value!r}")

@@ -22,6 +22,7 @@ from arborsim.calibration.backend import (
     Occlusions,
     OnProgress,
 )
+from arborsim.calibration.hardware import HardwareMeasurements, HardwareRequest
 from arborsim.errors import UsageError
 from arborsim.live.request import LiveRequest, LiveWatch
 from arborsim.search import make_search, search_options
@@ -31,6 +32,7 @@ from arborsim.trace.writer import TraceWriter
 from arborsim.validation.watch import ValidationWatch
 from arborsim_torch import calibration
 from arborsim_torch.capture import Capture
+from arborsim_torch.hardware.measure import measure
 from arborsim_torch.live.run import LiveRun, MetersOf
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.live.validate import ValidationRun, validation_recording
@@ -121,6 +123,12 @@ class TorchBackend:
     def mask(self, request: MaskingRequest, on_progress: OnProgress) -> Maskings:
         """Hide blocks of recorded paths, for `arborsim calibrate msve`."""
         return calibration.mask(request, on_progress)
+
+    def measure_hardware(
+        self, request: HardwareRequest, on_progress: OnProgress
+    ) -> HardwareMeasurements:
+        """Measure this machine, for `arborsim calibrate hardware`."""
+        return measure(request, on_progress)
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,6 +30,16 @@ def test_terms_add_up() -> None:
     memory_s = cost.weights_s + cost.kv_s
     expected = max(cost.flops_s, memory_s) + cost.dequantise_s + cost.layers_s + cost.step_s
     assert float(cost.total_s) == pytest.approx(expected)
+
+
+def test_what_does_not_overlap_adds_up() -> None:
+    reads = Reads(16, 50_000, 5e9)
+    roofline = model().decode(reads)
+    memory_s = roofline.weights_s + roofline.kv_s
+    profile = replace(load_profile("h100"), overlap=0.25)
+    partly = CostModel(profile, load_geometry("llama-3.1-8b")).decode(reads)
+    shorter_s = min(float(roofline.flops_s), float(memory_s))
+    assert float(partly.total_s - roofline.total_s) == pytest.approx(0.75 * shorter_s)
 
 
 def test_large_batches_are_bound_by_compute() -> None:

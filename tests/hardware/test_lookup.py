@@ -157,6 +157,8 @@ def profile_text(**changes: str) -> str:
         ({"reserve_share": "1.0"}, r"\[0, 1\)"),
         ({"block_bytes": "[8192, 4096, 1, 2]"}, "must rise"),
         ({"name": '"x"\nhbm_byte = 3'}, "did you mean .*hbm_bytes"),
+        ({"name": '"x"\noverlap = 1.5'}, r"overlap must lie in \[0, 1\]"),
+        ({"name": '"x"\nevidence = 3'}, "evidence must be of type"),
         ({"name": "'"}, "not valid TOML"),
     ],
 )

@@ -1,0 +1,125 @@
+"""All measurements of a machine, in order."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from arborsim.calibration.backend import OnProgress
+from arborsim.calibration.document import software
+from arborsim.calibration.hardware import HardwareMeasurements, HardwareRequest, Kernels
+from arborsim.errors import UsageError
+from arborsim.trace.schema import Geometry
+from arborsim_torch.hardware import attention, matrices, tokens
+from arborsim_torch.hardware.memory import installed_bytes
+from arborsim_torch.hardware.model import load_for_timing
+from arborsim_torch.hardware.passes import make_design, time_passes
+from arborsim_torch.hardware.timing import Timer
+from arborsim_torch.hardware.transfers import measure_link
+from arborsim_torch.models import LoadedModel, geometry
+
+_STEPS = 9  # how often `_Steps` is told of a new one, on CUDA
+_WHAT = "measuring copies and kernels"
+
+
+def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasurements:
+    """Measure the machine.
+
+    Raises
+    ------
+    UsageError
+        The device or the model does not exist, or memory runs out.
+    """
+    with _memory_errors(request):
+        loaded, notes = load_for_timing(request)
+        device = loaded.model.device
+        quick = request.quick
+        timer = Timer(device, rounds=3, repeats=5, limit_s=0.15 if quick else 0.6)
+        shape, tell = geometry(loaded), _Steps(on_progress)
+        link = measure_link(timer, quick, tell)
+        kernels = _kernels(timer, loaded, shape, quick, tell)
+        passes, left_out = time_passes(
+            timer,
+            loaded.model,
+            make_design(device.type == "cuda", quick),
+            lambda done, total: on_progress("timing forward passes", done, total),
+        )
+    return HardwareMeasurements(
+        device=_name(device),
+        on_cpu=device.type == "cpu",
+        geometry=shape,
+        dtype=str(loaded.model.dtype).removeprefix("torch."),
+        memory_bytes=installed_bytes(device),
+        host_memory_bytes=installed_bytes(torch.device("cpu")),
+        versions=software("numpy", "torch", "transformers"),
+        link=link,
+        kernels=kernels,
+        passes=tuple(passes),
+        notes=(*notes, *left_out),
+    )
+
+
+class _Steps:
+    """Counts what has been begun."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self._on_progress, self._begun = on_progress, 0
+
+    def __call__(self, what: str) -> None:
+        self._on_progress(_WHAT, min(self._begun, _STEPS), _STEPS)
+        self._begun += 1
+
+
+def _kernels(
+    timer: Timer, loaded: LoadedModel, shape: Geometry, quick: bool, tell: Callable[[str], None]
+) -> Kernels:
+    dtype = loaded.model.dtype
+    host = Timer(torch.device("cpu"), timer.rounds, timer.repeats, timer.limit_s)
+    tell("matrix products")
+    flops = matrices.matrix_flops(timer, dtype, quick)
+    tell("reading memory")
+    read, copied = matrices.read_rates(timer, quick), matrices.copy_rates(timer, quick)
+    host_read = read if timer.device.type == "cpu" else matrices.read_rates(host, quick)
+    tell("weights")
+    weights = matrices.weights_rate(timer, loaded.model)
+    tell("attention")
+    kv = attention.kv_rates(timer, shape, dtype, quick)
+    eager = attention.eager_rates(timer, shape, quick)
+    tell("8 bits")
+    written, dequantised = tokens.codec_rates(timer, shape, dtype)
+    tell("gathering and choosing")
+    gathered = tokens.gather_rates(timer, shape, dtype, quick)
+    top_k, argpartition = tokens.choice_s(timer, quick)
+    return Kernels(
+        flops, read, copied, host_read, weights, kv, eager, written, dequantised, gathered,
+        top_k, argpartition,
+    )  # fmt: skip
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # no Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    threads = torch.get_num_threads()
+    cores = f", {len(names)} cores" if names else ""
+    return f"{name}{cores}, {threads} thread{'s' if threads != 1 else ''}"
+
+
+@contextmanager
+def _memory_errors(request: HardwareRequest) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise UsageError(
+            f"out of memory on {request.device} while measuring {request.model}: "
+            "try --quick or a smaller --model"
+        ) from error

@@ -1,0 +1,93 @@
+"""The model whose passes are timed: as much of it as fits, and its first layers alone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from arborsim.calibration.hardware import HardwareRequest
+from arborsim.errors import UsageError
+from arborsim.hardware.lookup import config_of, load_geometry
+from arborsim_torch.hardware.memory import free_bytes
+from arborsim_torch.models import CONFIG, LoadedModel, check_device, load_model
+
+_GIB = 1 << 30
+_SHARE = 0.5  # of the free memory: the other half is for caches and buffers
+_ON_CPU = 4 * _GIB  # random weights are drawn at some 0.1 GB/s there
+_LEAST_LAYERS = 2  # one depth alone does not tell layers from the rest
+
+
+def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, ...]]:
+    """The model, and notes on what was left off.
+
+    Raises
+    ------
+    UsageError
+        There is no such device or model, or not even two layers of it fit.
+    """
+    device = torch.device(check_device(request.device))
+    if not request.model.startswith(CONFIG):
+        loaded = load_model(request.model, "", request.device, request.dtype)
+        return _deep_enough(loaded), ()
+    room = int(free_bytes(device) * _SHARE)
+    if device.type == "cpu":
+        room = min(room, _ON_CPU)
+    name = request.model.removeprefix(CONFIG)
+    whole = load_geometry(name)
+    fitting = _layers_within(room, name)
+    if fitting >= whole.layers:
+        return _deep_enough(load_model(request.model, "", request.device, request.dtype)), ()
+    if fitting < _LEAST_LAYERS:
+        raise UsageError(
+            f"--model {request.model}: not even {_LEAST_LAYERS} layers fit into the "
+            f"{room / 1e9:.1f} GB that measuring may take on {request.device}: choose a smaller one"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name / "config.json" if "/" not in name else Path(folder) / "m.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(_shorter(config_of(name), fitting)))
+        loaded = load_model(f"{CONFIG}{path}", "", request.device, request.dtype)
+    note = f"{fitting} of the model's {whole.layers} layers were run: {room / 1e9:.1f} GB of room"
+    return LoadedModel(request.model, loaded.model, random_weights=True), (note,)
+
+
+def _deep_enough(loaded: LoadedModel) -> LoadedModel:
+    if loaded.model.config.num_hidden_layers < _LEAST_LAYERS:
+        raise UsageError(f"--model {loaded.name} has one layer: its cost per layer cannot be told")
+    return loaded
+
+
+def _layers_within(room_bytes: int, name: str) -> int:
+    """How many layers of a geometry take at most so many bytes, embeddings included."""
+    whole = load_geometry(name)
+    g = whole
+    layer = g.hidden * g.head_dim * (2 * g.heads + 2 * g.kv_heads) + 3 * g.hidden * g.intermediate
+    others = whole.parameters - whole.layers * layer
+    size = whole.weight_bytes_per_element
+    return min(whole.layers, (room_bytes // size - others) // layer)
+
+
+def _shorter(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    kinds = config.get("layer_types")
+    return {
+        **config,
+        "num_hidden_layers": layers,
+        **({"layer_types": kinds[:layers]} if kinds else {}),
+    }
+
+
+@contextmanager
+def first_layers(model: Any, layers: int) -> Iterator[int]:
+    """The model cut to its first layers; yields how many parameters it has then."""
+    whole, depth = model.model.layers, model.config.num_hidden_layers
+    model.model.layers, model.config.num_hidden_layers = whole[:layers], layers
+    try:
+        yield sum(parameter.numel() for parameter in model.parameters())
+    finally:
+        model.model.layers, model.config.num_hidden_layers = whole, depth

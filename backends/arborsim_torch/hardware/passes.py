@@ -1,0 +1,196 @@
+"""Forward passes of the real decoder: prefills, and decode iterations of several lanes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arborsim.calibration.hardware import Pass
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.hardware.model import first_layers
+from arborsim_torch.hardware.timing import Timer
+
+_WARM = 2  # iterations after a change of leaves: what is read is looked up anew
+
+
+@dataclass(frozen=True)
+class Design:
+    """Which passes are timed, and which of them are held out of the fit.
+
+    A pass is held out if its length, its lanes or its layers are.
+
+    Attributes
+    ----------
+    lengths, lanes : tuple of int
+        Rising.
+    held_lengths, held_lanes : frozenset of int
+    held_layers : bool
+        Whether two thirds of the depth are timed, too, and held out.
+    sweeps, rounds, repeats : int
+        Times that all is gone through, if there is time; rounds of each decode, and iterations in
+        each.
+    limit_s : float
+        Longer lengths are left out when those before have taken so long.
+    """
+
+    lengths: tuple[int, ...]
+    held_lengths: frozenset[int]
+    lanes: tuple[int, ...]
+    held_lanes: frozenset[int]
+    held_layers: bool
+    sweeps: int
+    rounds: int
+    repeats: int
+    limit_s: float
+
+    def layers(self, depth: int) -> dict[int, bool]:
+        """Numbers of layers, and whether they are held out."""
+        third = max(1, depth // 3)
+        between = (third + depth) // 2
+        found = {third: False, depth: False}
+        if self.held_layers and between not in found:
+            found[between] = True
+        return found
+
+
+def make_design(on_gpu: bool, quick: bool) -> Design:
+    """On a GPU, longer prompts: short ones all cost the same."""
+    lanes, held = (1, 2, 4, 8, 16), frozenset({2, 8})
+    if quick:
+        lengths = (128, 512, 1024, 4096) if on_gpu else (64, 256, 512, 1024)
+        return Design(lengths, frozenset({lengths[-2 if not on_gpu else 1]}), lanes, held,
+                      False, 2, 1, 5, 8.0)  # fmt: skip
+    if on_gpu:
+        lengths = (128, 512, 1024, 2048, 4096, 8192, 16384)
+    else:
+        lengths = (64, 128, 256, 512, 1024, 1536, 2048)
+    return Design(lengths, frozenset(lengths[1::2]), lanes, held, True, 4, 2, 7, 100.0)
+
+
+def time_passes(
+    timer: Timer, model: Any, design: Design, tell: Callable[[int, int], None]
+) -> tuple[list[Pass], list[str]]:
+    """All passes of the design, and notes on those that would have taken too long."""
+    began = time.perf_counter()
+    best: dict[_Key, Pass] = {}
+    notes: list[str] = []
+    for sweep in range(design.sweeps):
+        start = time.perf_counter()
+        part = _Part(sweep, design.sweeps, tell)
+        for key, one in _sweep(timer, model, design, part, [] if sweep else notes):
+            best[key] = min(best.get(key, one), one, key=lambda each: each.seconds)
+        now = time.perf_counter()
+        if 2 * now - start - began > design.limit_s:
+            break  # another one would take too long
+    tell(1, 1)
+    return list(best.values()), notes
+
+
+#: Length, kind, layers and lanes.
+_Key = tuple[int, str, int, int]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Progress of one sweep as a part of all."""
+
+    sweep: int
+    sweeps: int
+    tell: Callable[[int, int], None]
+
+    def __call__(self, done: int, total: int) -> None:
+        self.tell(self.sweep * total + done, self.sweeps * total)
+
+
+def _sweep(
+    timer: Timer, model: Any, design: Design, part: _Part, notes: list[str]
+) -> Iterator[tuple[_Key, Pass]]:
+    """Every pass once; `notes` get what would take longer than its share of the limit."""
+    depths = design.layers(model.config.num_hidden_layers)
+    for i, (layers, held_out) in enumerate(sorted(depths.items())):
+        share_s = design.limit_s * layers / sum(depths)
+        began, took_s, before = time.perf_counter(), 0.0, 0
+        with first_layers(model, layers) as parameters:
+            timing = _Timing(timer, model, design, layers, parameters, share_s)
+            for j, length in enumerate(design.lengths):
+                part(i * len(design.lengths) + j, len(depths) * len(design.lengths))
+                start = time.perf_counter()
+                if j > 1 and start - began + took_s * (length / before) ** 1.5 > share_s:
+                    kept = " ".join(map(str, design.lengths[:j]))
+                    notes.append(f"{layers} layers: lengths {kept} only, longer ones take too long")
+                    break
+                for one in timing.of_length(length, held_out or length in design.held_lengths):
+                    yield (length, one.kind, one.layers, one.lanes), one
+                took_s, before = time.perf_counter() - start, length
+
+
+@dataclass(frozen=True)
+class _Timing:
+    timer: Timer
+    model: Any
+    design: Design
+    layers: int
+    parameters: int
+    limit_s: float
+
+    def of_length(self, length: int, held_out: bool) -> Iterator[Pass]:
+        """A prefill of `length` tokens, and decode iterations after it."""
+        vocabulary = self.model.config.vocab_size
+        ids = np.random.default_rng(length).integers(0, vocabulary, length)
+        seconds, decoder = self._prefill(ids)
+        yield Pass(
+            "prefill", self.layers, self.parameters, 1, length, length, length, seconds, held_out
+        )
+        best: dict[int, tuple[float, float]] = {}
+        for _ in range(self.design.rounds):
+            for lanes in self.design.lanes:
+                now = self._steps(decoder, lanes)
+                best[lanes] = min(best.get(lanes, now), now)
+        for lanes, (taken, own) in best.items():
+            yield Pass(
+                "decode", self.layers, self.parameters, lanes, 1, length + own,
+                length + lanes * own, taken, held_out or lanes in self.design.held_lanes,
+            )  # fmt: skip
+
+    def _prefill(self, ids: np.ndarray) -> tuple[float, TreeDecoder]:
+        """Best time of a few prefills, and the last decoder."""
+        limit_s = self._share_s() * len(self.design.lanes)
+        began, best = time.perf_counter(), float("inf")
+        tokens = ids.tolist()
+        if len(ids) == self.design.lengths[0]:
+            TreeDecoder(self.model).prefill(tokens)  # the first pass of all is not like the others
+        for _ in range(self.design.rounds):
+            decoder = TreeDecoder(self.model)
+            best = min(best, self.timer.once(lambda d=decoder: d.prefill(tokens)))
+            if time.perf_counter() - began > limit_s:
+                break
+        return best, decoder
+
+    def _steps(self, decoder: TreeDecoder, lanes: int) -> tuple[float, float]:
+        """Median seconds of an iteration of new leaves, and their tokens halfway through."""
+        first = len(decoder.cache.tree)
+        leaves = list(range(first, first + lanes))
+        for leaf in leaves:
+            decoder.open(leaf, 0)
+        decoder.activate(leaves)
+        tokens = [1] * lanes
+        for _ in range(_WARM):
+            decoder.step(tokens)
+        began, taken = time.perf_counter(), []
+        while len(taken) < self.design.repeats:
+            taken.append(self.timer.once(lambda: decoder.step(tokens)))
+            if time.perf_counter() - began > self._share_s():
+                break
+        for leaf in reversed(leaves):
+            decoder.drop(leaf)
+        return statistics.median(taken), _WARM + (len(taken) + 1) / 2
+
+    def _share_s(self) -> float:
+        """What one round of one number of lanes may take."""
+        design = self.design
+        return self.limit_s / (len(design.lengths) * (len(design.lanes) + 2) * design.rounds)

@@ -1,0 +1,292 @@
+"""The machine's profile: the fit against machines that are known, and the file against a replay."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.calibration.decision_cost import DecisionCost, measure_decisions
+from arborsim.calibration.hardware import HardwareMeasurements, Kernels, LinkRates, Pass
+from arborsim.calibration.hardware_fit import (
+    Fitted,
+    agreement,
+    fit_passes,
+    fitted_profile,
+    predicted_s,
+)
+from arborsim.calibration.hardware_profile import make_profile, profile_toml, write_profile
+from arborsim.cli.app import main
+from arborsim.errors import UsageError
+from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.hardware.profile import HardwareProfile
+from tests.simulator.bench import PROFILE
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "reports" / "calibration" / "cpu-2core.toml"
+CHAIN = load_geometry("chain")
+FLOPS, BYTES, WEIGHTS = 1e11, 1e11, 4e10
+
+
+def passes(profile: HardwareProfile, layers: tuple[int, ...] = (2, 4, 6)) -> list[Pass]:
+    """The passes that are timed, taking what the cost model says; every second one held out."""
+    found = []
+    for depth in layers:
+        parameters = 100_000 + 200_000 * depth
+        for length in (64, 128, 512, 1024, 2048):
+            kinds: list[tuple[Any, int, int]] = [("prefill", 1, length)]
+            kinds += [("decode", lanes, 1) for lanes in (1, 2, 4, 8, 16)]
+            for kind, lanes, tokens in kinds:
+                one = Pass(kind, depth, parameters, lanes, tokens, length, length + 5 * lanes, 1.0)
+                if kind == "prefill":
+                    one = replace(one, shared=length)
+                seconds = predicted_s(profile, CHAIN, one)
+                held_out = length in (128, 1024) or lanes in (2, 8) or depth == 4
+                found.append(replace(one, seconds=seconds, held_out=held_out))
+    return found
+
+
+def machine(**changes: Any) -> HardwareProfile:
+    """Peaks as above; the rest as in `Fitted`."""
+    return replace(
+        PROFILE, flops_per_s=FLOPS, hbm_bytes_per_s=BYTES, mbu=WEIGHTS / BYTES, **changes
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    mfu=st.floats(0.3, 0.9),
+    kv=st.floats(0.05, 0.9),
+    overlap=st.sampled_from([0.0, 0.5, 1.0]),
+    layer=st.floats(0, 3e-4),
+    step=st.floats(1e-5, 1e-3),
+    sequence=st.floats(0, 3e-5),
+)
+def test_the_fit_predicts_what_it_has_not_seen(
+    mfu: float, kv: float, overlap: float, layer: float, step: float, sequence: float,
+) -> None:  # fmt: skip
+    truth = Fitted(mfu, kv, overlap, layer, step, sequence)
+    timed = passes(fitted_profile(machine(), truth))
+    found = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
+    held_out = [one for one in timed if one.held_out]
+    agreed = agreement(fitted_profile(machine(), found), CHAIN, held_out)
+    assert agreed.median < 0.02
+    assert agreed.r2 > 0.99
+
+
+def test_the_fit_finds_the_numbers_of_a_machine_that_is_all_overhead() -> None:
+    truth = Fitted(0.5, 0.2, 0.0, 2e-4, 4e-4, 1e-5)
+    timed = passes(fitted_profile(machine(), truth))
+    found = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
+    assert vars(found) == pytest.approx(vars(truth), rel=1e-6)
+    rough = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS, overlaps=(1.0,))
+    assert agreement(fitted_profile(machine(), rough), CHAIN, timed).median > 1e-3
+
+
+def test_too_few_passes_are_refused() -> None:
+    timed = [one for one in passes(machine()) if one.kind == "decode"]
+    with pytest.raises(UsageError, match="too few"):
+        fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
+
+
+def test_agreement_by_hand() -> None:
+    one = passes(machine())[3]
+    seconds = predicted_s(machine(), CHAIN, one)
+    timed = [replace(one, seconds=s) for s in (seconds / 1.5, seconds, 2 * seconds)]
+    found = agreement(machine(), CHAIN, timed)
+    assert (found.passes, found.median, found.largest) == pytest.approx((3, 0.5, 0.5))
+    spread = np.var([1 / 1.5, 1, 2]) * 3
+    assert found.r2 == pytest.approx(1 - ((1 - 1 / 1.5) ** 2 + 1) / spread)
+    assert math.isnan(agreement(machine(), CHAIN, timed[:1]).r2)
+
+
+def measurements(on_cpu: bool = True) -> HardwareMeasurements:
+    """Round numbers, and passes of a machine that is known."""
+    truth = Fitted(0.5, 0.2, 0.0, 2e-4, 4e-4, 1e-5)
+    sizes = {1 << 20: BYTES, 1 << 26: BYTES / 2}
+    slow = () if on_cpu else (0.5e9, 2e9, 5e9)
+    return HardwareMeasurements(
+        device="a machine",
+        on_cpu=on_cpu,
+        geometry=CHAIN,
+        dtype="float32",
+        memory_bytes=10**10,
+        host_memory_bytes=2 * 10**10,
+        versions={"torch": "2.0"},
+        link=LinkRates(
+            (4096, 65536, 1048576), (1e9, 4e9, 1e10), (1e9, 5e9, 2e10), slow, slow, 1e-6, 1.5e10
+        ),
+        kernels=Kernels(
+            {128: FLOPS / 2, 256: FLOPS}, sizes, sizes, {1 << 20: 9e10, 1 << 26: 2e10}, WEIGHTS,
+            {256: 1e10}, {256: 1e9, 1024: 2e9, 4096: 6e9}, {"fp8": 1e9}, {"fp8": 4e8}, {256: 1e10},
+            {1024: 1e-5}, {1024: 1e-5},
+        ),
+        passes=tuple(passes(fitted_profile(machine(), truth))),
+        notes=("a note",),
+    )  # fmt: skip
+
+
+DECISIONS = DecisionCost(3e-5, 5e-9, {"h2o": (3e-5, 5e-9)}, (512, 2048), 1e-6)
+
+
+def test_a_profile_says_where_every_number_is_from_and_reads_back() -> None:
+    made = make_profile("m", measurements(), DECISIONS, "2026-01-02", "arborsim calibrate hardware")
+    profile = made.profile
+    assert profile.assumed() == ["reserve_share"]
+    source = "measured 2026-01-02 on a machine, torch 2.0: "
+    assert all(text.startswith(source) for text in profile.sources.values())
+    assert "same memory" in profile.source("h2d_bytes_per_s")
+    assert HardwareProfile.from_toml(profile_toml(profile), "m.toml") == profile
+    assert profile.per_step_s == pytest.approx(4e-4, rel=1e-5)
+    assert profile.ddr_bytes_per_s == 2e10
+    assert profile.hbm_bytes_per_s == BYTES
+    assert profile.eager_bytes_per_s == 2e9
+    assert (profile.h2d_bytes_per_s, profile.d2h_bytes_per_s) == (1e10, 2e10)
+    assert profile.block_efficiency == pytest.approx((0.075, 0.325, 1.0))
+    assert profile.block_bytes == (4096, 65536, 1048576)
+    assert profile.pageable_factor == 1
+    assert made.agreements["decode held out"].median < 1e-4
+    assert set(made.agreements) == {
+        f"{kind} {part}" for kind in ("decode", "prefill") for part in ("fitted", "held out")
+    }
+
+
+def test_a_gpus_peak_is_that_of_buffers_no_cache_holds() -> None:
+    profile = make_profile("m", measurements(on_cpu=False), DECISIONS, "", "").profile
+    assert profile.hbm_bytes_per_s == BYTES / 2
+    # Shares 0.5 0.5 0.5 up and 0.5 0.4 0.25 down.
+    assert profile.pageable_factor == pytest.approx(0.5)
+    assert "same memory" not in profile.source("h2d_bytes_per_s")
+
+
+def test_an_interrupted_write_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text("before")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write_profile(PROFILE, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["m.toml"]
+    assert path.read_text() == "before"
+    write_profile(PROFILE, path)
+    assert load_profile(path) == PROFILE
+    with pytest.raises(UsageError, match="cannot write"):
+        write_profile(PROFILE, tmp_path / "no" / "m.toml")
+
+
+def test_decisions_cost_more_over_more_tokens() -> None:
+    told: list[tuple[int, int]] = []
+    found = measure_decisions(
+        True, lambda _, i, n: told.append((i, n)), ["epikv", "full", "snapkv"]
+    )
+    assert set(found.policies) == {"epikv", "snapkv"}  # full never decides anything
+    assert found.per_token_s > 0
+    assert found.base_s >= 0
+    assert told[-1] == (3, 3)
+    assert found.run_s > 0
+
+
+def test_the_committed_profile_predicts_as_it_says() -> None:
+    profile = load_profile(COMMITTED)
+    evidence = profile.evidence
+    assert evidence["command"].endswith("arborsim calibrate hardware --out cpu-2core.toml")
+    assert profile.assumed() == ["reserve_share"]
+    columns = evidence["passes"]
+    timed = [
+        Pass(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+    ]
+    geometry = replace(CHAIN, layers=max(columns["layers"]))
+    for kind in ("decode", "prefill"):
+        for held_out, part in ((False, "fitted"), (True, "held out")):
+            chosen = [p for p in timed if (p.kind, p.held_out) == (kind, held_out)]
+            said = evidence["agreement"][f"{kind} {part}"]
+            assert vars(agreement(profile, geometry, chosen)) == pytest.approx(said, rel=1e-2)
+            assert said["median"] < 0.1
+
+
+def test_a_replay_uses_the_committed_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", str(ROOT / "traces" / "chain-vectors.parquet"), "--gpu", str(COMMITTED)]
+    assert main([*command, "--policy", "h2o", "--budget", "0.5", "--episodes", "1"]) == 0
+    assert "h2o" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("one_thread")
+class TestMeasuring:
+    def test_one_thread_is_timed_by_its_own_clock(self) -> None:
+        import torch
+
+        from arborsim_torch.hardware.timing import Timer
+
+        def busy() -> None:
+            until = time.thread_time() + 2e-3
+            while time.thread_time() < until:
+                pass
+
+        timer = Timer(torch.device("cpu"), rounds=2, repeats=3)
+        assert timer.seconds(lambda: time.sleep(0.02)) < 0.01
+        assert 2e-3 <= timer.seconds(busy) < 4e-3
+
+    def test_passes_are_those_of_the_design(self) -> None:
+        import torch
+
+        from arborsim_torch.hardware.model import first_layers
+        from arborsim_torch.hardware.passes import Design, time_passes
+        from arborsim_torch.hardware.timing import Timer
+        from tests.live.tiny import LAYERS, tiny_model
+
+        model = tiny_model()
+        whole = sum(parameter.numel() for parameter in model.parameters())
+        layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+        with first_layers(model, 1) as parameters:
+            assert parameters == whole - (LAYERS - 1) * layer
+        design = Design((8, 20), frozenset({20}), (1, 3), frozenset({3}), True, 2, 1, 3, 60.0)
+        told: list[tuple[int, int]] = []
+        found, notes = time_passes(
+            Timer(torch.device("cpu")), model, design, lambda *at: told.append(at)
+        )
+        assert notes == []
+        assert told[5:7] == [(5, 12), (6, 12)]
+        assert told[-1] == (1, 1)
+        assert len(model.model.layers) == model.config.num_hidden_layers == LAYERS
+        assert len(found) == 3 * 2 * 3
+        for one in found:
+            held_out = one.layers == 2 or one.lanes == 3 or one.shared >= 20
+            assert one.held_out == held_out
+            assert one.parameters == whole - (LAYERS - one.layers) * layer
+            # Two iterations to get warm, and the second of three that are timed.
+            own = 0 if one.kind == "prefill" else 4
+            assert one.attended in (8 + own, 20 + own)
+            assert one.shared == one.attended + (one.lanes - 1) * own
+            assert 0 < one.seconds < 1
+
+    def test_what_does_not_fit_is_cut_to_its_first_layers(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from arborsim.calibration.hardware import HardwareRequest
+        from arborsim_torch.hardware import model as loading
+
+        request = HardwareRequest("config:chain")
+        loaded, notes = loading.load_for_timing(request)
+        assert (loaded.model.config.num_hidden_layers, notes) == (6, ())
+        size = CHAIN.weight_bytes
+        monkeypatch.setattr(loading, "free_bytes", lambda device: int(1.3 * size))
+        loaded, notes = loading.load_for_timing(request)
+        weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+        assert 0.5 * size < weights <= 0.65 * size
+        assert notes[0].startswith(f"{loaded.model.config.num_hidden_layers} of the model's 6")
+        monkeypatch.setattr(loading, "free_bytes", lambda device: size // 8)
+        with pytest.raises(UsageError, match="not even 2 layers"):
+            loading.load_for_timing(request)
