@@ -9,6 +9,7 @@ from types import TracebackType
 from arborsim.live.collect import Collector
 from arborsim.live.log import LiveLog
 from arborsim.live.request import LiveFacts, LiveResult
+from arborsim.report.aggregate import ANY
 from arborsim.report.terminal import plain
 
 _EVERY_S = 0.1
@@ -81,6 +82,7 @@ class BarWatch(Collector):
         return self.episodes * self._cells
 
     def _show(self, what: str) -> None:
+        what = what.removesuffix(f" {ANY}")  # of policies that know no budget
         parts = [plain(what), *self.so_far(time.monotonic() - self._began_s)]
         self._bar.update(
             self._row, completed=len(self.results), total=self.total, description=", ".join(parts)

@@ -109,15 +109,13 @@ class LiveRow:
 
 
 def live_rows(report: LiveReport) -> tuple[LiveRow, ...]:
-    """Rows in the order of `aggregate`: full retention, then budgets, then policies."""
+    """Rows in the order of the results, which is that of the request's cells."""
+    order = list(dict.fromkeys((result.policy, result.budget) for result in report.results))
     ran = [result for result in report.results if not result.infeasible]
-    rows = aggregate(map(_labelled(report), ran))
+    rows = aggregate(episode_result(report, result) for result in ran)
     full = {result.episode: result for result in ran if result.policy == BASELINE}
-    return tuple(_row(report, row, full) for row in rows)
-
-
-def _labelled(report: LiveReport) -> Any:
-    return lambda result: episode_result(report, result)
+    in_order = sorted(rows, key=lambda row: order.index((row.policy, row.budget)))
+    return tuple(_row(report, row, full) for row in in_order)
 
 
 def episode_result(report: LiveReport, result: LiveResult) -> EpisodeResult:
@@ -140,10 +138,13 @@ def _row(report: LiveReport, row: Row, full: dict[int, LiveResult]) -> LiveRow:
     own = [result for result in cell if not result.infeasible]
     shared = [result for result in own if result.episode in full]
     others = [full[result.episode] for result in shared]
-    judged = [result for result in own if result.correct is not None]
+    # Policies that only look on answer nothing.
+    answers = row.is_baseline or not report.shadow
+    judged = [result for result in own if answers and result.correct is not None]
     correct = sum(bool(result.correct) for result in judged)
     low, high = clopper_pearson(correct, len(judged)) if judged else (math.nan, math.nan)
-    difference, p = (math.nan, math.nan) if row.is_baseline else _compared(shared, others)
+    compares = answers and not row.is_baseline
+    difference, p = _compared(shared, others) if compares else (math.nan, math.nan)
     return LiveRow(
         row=row,
         correct=correct,
@@ -207,7 +208,7 @@ def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
         gpu = report.request.get("gpu", {}).get("name", "?")
         found.append(
             f"Shadow run: policies decided, nothing was removed. Bytes and seconds are simulated "
-            f"on {gpu}; answers are those of full retention."
+            f"on {gpu}; the answers are those of full retention."
         )
     together = report.request.get("batch", 1)
     if together > 1 and not report.shadow:

@@ -13,40 +13,47 @@ from arborsim.report.units import quantity
 def summarise(rows: Sequence[LiveRow]) -> list[str]:
     """Sentences about the rows; the first is the answer.
 
-    What full retention solves, which settings answer measurably worse, how many problems the
-    smallest of the others solves and what it saves, and what so few problems cannot show.
+    What full retention solves, which settings answer measurably worse and what so few problems
+    cannot show, and what the smallest of the others needs and solves.
     """
     full = next((row for row in rows if row.row.policy == BASELINE), None)
     others = [row for row in rows if row.row.policy != BASELINE]
     if not rows:
         return ["Nothing could be run."]
-    if not any(row.judged for row in rows):
-        return [*_smallest(others, full), *_slowest(others)] or [_alone(rows[0])]
     if not others:
         return [_alone(rows[0])]
+    if not any(row.judged for row in others):
+        return [*_smallest(others, full), *_slowest(others)]
     if full is None or not full.judged:
         best = max(others, key=lambda row: (row.accuracy, -row.row.peak_hbm_kv_bytes))
         return [f"{_name(best)} solves most: {_score(best)}.", *_smallest(others, None)]
     worse = [row for row in others if row.p < SIGNIFICANT and row.difference < 0]
     rest = [row for row in others if row not in worse and row.judged]
-    sentences = [_verdict(full, rest, worse)]
+    sentences = [f"Full retention solves {_score(full)}. {_verdict(full, rest, worse)}"]
     if worse:
         names = "; ".join(f"{_name(row)}: {_score(row)}" for row in worse)
         sentences.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
-    return [*sentences, *_power(full), *_slowest(others)]
+    if rest:
+        small = min(rest, key=lambda row: row.row.peak_hbm_kv_bytes)
+        sentences.append(
+            f"Of {'the others' if worse else 'all settings'}, {_name(small)} needs the least HBM: "
+            f"{_memory(small)}; it solves {_score(small)}."
+        )
+    return [*sentences, *_slowest(others)]
 
 
 def _verdict(full: LiveRow, rest: Sequence[LiveRow], worse: Sequence[LiveRow]) -> str:
-    start = f"Full retention solves {_score(full)}."
+    """Which settings lose answers, and what so many problems can show at all."""
     if not rest:
-        return f"{start} Every setting tried answers measurably worse."
-    small = min(rest, key=lambda row: row.row.peak_hbm_kv_bytes)
-    among = "Of the settings not measurably worse" if worse else "No setting is measurably worse;"
-    link = ", " if worse else " "
-    return (
-        f"{start} {among}{link}{_name(small)} needs the least HBM: {_memory(small)}, "
-        f"and solves {_score(small)}."
-    )
+        return "Every setting tried answers measurably worse."
+    least = least_visible(full.correct, full.judged)
+    problems = f"{full.judged} problem{'' if full.judged == 1 else 's'}"
+    if least is None:
+        return f"{problems} are too few to tell any setting from it: raise --episodes."
+    shows = f"with {problems}, a loss shows only from {least}/{full.judged} down"
+    count = len(rest) + len(worse)
+    found = f"{len(worse)} of {count} settings are" if worse else "No setting is"
+    return f"{found} measurably worse; {shows} (p < {SIGNIFICANT})."
 
 
 def _smallest(others: Sequence[LiveRow], full: LiveRow | None) -> list[str]:
@@ -68,17 +75,6 @@ def _slowest(others: Sequence[LiveRow]) -> list[str]:
     return [
         f"Speed relative to full retention: from {slow.speed_vs_full:.2f} ({_name(slow)}) to "
         f"{fast.speed_vs_full:.2f} ({_name(fast)})."
-    ]
-
-
-def _power(full: LiveRow) -> list[str]:
-    """What so many problems can show at all."""
-    least = least_visible(full.correct, full.judged)
-    problems = f"{full.judged} problem{'' if full.judged == 1 else 's'}"
-    if least is None:
-        return [f"{problems} are too few to show any loss at p < {SIGNIFICANT}: raise --episodes."]
-    return [
-        f"With {problems}, a loss shows at p < {SIGNIFICANT} only from {least}/{full.judged} down."
     ]
 
 
