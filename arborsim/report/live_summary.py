@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from arborsim.report.aggregate import BASELINE
+from arborsim.report.aggregate import ANY, BASELINE
 from arborsim.report.live_rows import SIGNIFICANT, LiveRow, least_visible
 from arborsim.report.units import quantity
 
@@ -86,7 +86,7 @@ def _alone(row: LiveRow) -> str:
 def _name(row: LiveRow) -> str:
     if row.row.policy == BASELINE:
         return "Full retention"
-    return f"{row.label} at budget {row.budget_label}"
+    return row.label if row.row.budget == ANY else f"{row.label} at budget {row.budget_label}"
 
 
 def _score(row: LiveRow) -> str:
