@@ -16,6 +16,7 @@ from arborsim.errors import UsageError
 from arborsim.report.validation_figures import (
     bytes_figures,
     jaccard_figures,
+    parts_legend,
     quality_figure,
     time_figure,
 )
@@ -55,6 +56,7 @@ def render(result: Validation) -> str:
         "verdict": _list(sentences(result.checks)),
         "table": _table(lines),
         "bytes": "".join(bytes_figures(result.checks)),
+        "parts": parts_legend(),
         "peaks": _peaks(result),
         "time": time_figure(lines),
         "terms": _terms(lines),
@@ -74,8 +76,15 @@ def _asset(name: str) -> str:
 
 def _table(lines: Sequence[Line]) -> str:
     titles = ("policy", "budget", *(title for title, _ in COLUMNS))
-    head = "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
+    head = "".join(
+        f'<th scope="col"{_text_class(i < 2)}>{html.escape(title)}</th>'
+        for i, title in enumerate(titles)
+    )
     return f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, lines))}</tbody>"
+
+
+def _text_class(text: bool) -> str:
+    return ' class="text"' if text else ""
 
 
 def _row(line: Line) -> str:
@@ -115,7 +124,7 @@ def _peaks(result: Validation) -> str:
 
 def _terms(lines: Sequence[Line]) -> str:
     head = "".join(
-        f'<th scope="col">{title}</th>'
+        f'<th scope="col"{_text_class(title == "term")}>{title}</th>'
         for title in ("term", "policies and budgets", "median error", "worst error", "worst")
     )
     rows = "".join(

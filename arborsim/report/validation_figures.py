@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,6 +42,15 @@ def bytes_figures(checks: Sequence[CellCheck]) -> list[str]:
     return found
 
 
+def parts_legend() -> str:
+    """Colours of the bytes' parts."""
+    items = (
+        f'<li><i style="background:var({_COLOURS[part]})"></i>{part.replace("_", " ")}</li>'
+        for part in PARTS
+    )
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
 def _over_time(check: CellCheck) -> np.ndarray:
     return np.array(check.bytes_over_time, dtype=np.int64).reshape(-1, 1 + 2 * len(PARTS))
 
@@ -59,7 +69,7 @@ def time_figure(lines: Sequence[Line]) -> str:
     for line, live, simulated in known:
         tip = f"{line.name}: {1e3 * live:.3f} ms measured, {1e3 * simulated:.3f} ms simulated"
         plot.dot(live, simulated, _colour(line.budget, lines), tip)
-    return plot.svg() + _legend(lines)
+    return f"<div>{plot.svg()}{_legend(lines)}</div>"
 
 
 def jaccard_figures(checks: Sequence[CellCheck]) -> list[str]:
@@ -73,8 +83,10 @@ def jaccard_figures(checks: Sequence[CellCheck]) -> list[str]:
     for budget in dict.fromkeys(check.budget for check in drawn):
         own = [check for check in drawn if check.budget == budget]
         last = max(max(check.jaccard_iteration) for check in own)
-        plot = Plot((0.0, max(1.0, float(last))), (0.0, 1.0), "iteration", "Jaccard index",
-                    title=f"budget {budget}, problem {first}", width=560, height=320)  # fmt: skip
+        least = min(0.9, min(min(check.jaccard) for check in own))
+        plot = Plot((0.0, max(1.0, float(last))), (math.floor(10 * least) / 10, 1.0), "iteration",
+                    "Jaccard index", title=f"budget {budget}, problem {first}",
+                    width=560, height=320)  # fmt: skip
         for i, check in enumerate(own):
             at, value = np.array(check.jaccard_iteration), np.array(check.jaccard)
             same, colour = at <= check.same_iterations, _BUDGET_COLOURS[i % len(_BUDGET_COLOURS)]
