@@ -24,10 +24,12 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from arborsim_torch.cache.views import LayerView, Reading
 from arborsim_torch.kernels.dense import attend, pack, wide_product
+from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.merge import merge
+from arborsim_torch.kernels.scattered import attend_scattered, runs_on
 
 if TYPE_CHECKING:
-    from arborsim_torch.cache.remote import Remote
+    pass
 
 NAME = "arborsim_tree"
 
@@ -168,17 +170,29 @@ def _attend(
     """
     if layer in state.query_layers:
         state.query_vectors[layer] = query
+    remote = state.reading.remote
+    block = None if state.collect or remote else state.reading.block(layer, window)
+    if block is not None:
+        return _attend_block(query, *block, scaling)
     view = state.reading.view(layer, window)
     lanes, heads, queries, dim = query.shape
     kv_heads, n, _ = view.keys.shape
     group = heads // kv_heads
-    split = query.view(lanes, kv_heads, group, queries, dim).transpose(0, 1)
-    packed = split.reshape(kv_heads, lanes * group * queries, dim)
-    mask = None if view.mask is None else view.mask.transpose(0, 1)[:, :, None]
-    remote = state.reading.remote
+    if lanes == queries == 1 and view.mask is None and not state.collect and remote is None:
+        out = F.scaled_dot_product_attention(
+            query.view(1, kv_heads, group, dim), view.keys[None], view.values[None], scale=scaling
+        )
+        return out.view(1, 1, heads, dim)
     elsewhere = None if remote is None else remote.start(layer, query, scaling, window)
     if elsewhere is not None:
         return _attend_both(state, layer, query, scaling, window, view, elsewhere)
+    if state.collect and layer not in state.row_layers:
+        one = _attend_one(state, layer, query, scaling, view)
+        if one is not None:
+            return one
+    split = query.view(lanes, kv_heads, group, queries, dim).transpose(0, 1)
+    packed = split.reshape(kv_heads, lanes * group * queries, dim)
+    mask = None if view.mask is None else view.mask.transpose(0, 1)[:, :, None]
     if state.collect:
         logits = torch.matmul(packed, view.keys.transpose(1, 2)).mul_(scaling)
         spread = logits.view(kv_heads, lanes, group, queries, n)
@@ -196,6 +210,36 @@ def _attend(
         )[0]
     out = out.view(kv_heads, lanes, group, queries, dim).permute(1, 3, 0, 2, 4)
     return out.reshape(lanes, queries, heads, dim)
+
+
+def _attend_block(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """A block of a prompt: fused attention over what came before, and causal over itself."""
+    own = keys.shape[1] - query.shape[2]
+    history = (keys[:, :own], values[:, :own])
+    out, _ = attend_prefill(query, keys[:, own:], values[:, own:], scaling, history)
+    return out.transpose(1, 2)
+
+
+def _attend_one(
+    state: BatchState, layer: int, query: Tensor, scaling: float, view: LayerView
+) -> Tensor | None:
+    """One query per lane and its attention row in one pass, where there is a kernel for that."""
+    if query.shape[2] > 1 or not _has_kernel(query, view.keys):
+        return None
+    n = view.keys.shape[1]
+    index = torch.arange(n, dtype=torch.int32, device=query.device)
+    mask = view.mask
+    if mask is not None:  # [lanes, kv_heads or 1, 1, n]
+        mask = mask[:, 0, 0] if mask.shape[1] == 1 else mask[:, :, 0]
+        mask = mask.expand(query.shape[0], *mask.shape[1:])
+    out, _, mass = attend_scattered(query[:, :, 0], view.keys, view.values, index, scaling, mask)
+    assert mass is not None
+    state.add(layer, (view, mass.transpose(0, 1)[:, :, None, None]))
+    return out[:, None]
+
+
+def _has_kernel(query: Tensor, keys: Tensor) -> bool:
+    return query.is_cuda and runs_on(query.device, query.dtype, keys.dtype)
 
 
 def _attend_both(

@@ -205,6 +205,21 @@ def test_sparse_rows_keep_the_top_of_dense_ones(tmp_path: Path) -> None:
         assert y.sum() == pytest.approx(x.sum(), abs=5e-3)
 
 
+@pytest.mark.parametrize("search", ["linear", "dpts"])
+def test_rows_of_the_scattered_kernel_are_the_same(
+    search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output and row in one pass, as on CUDA; here by the kernel's form in PyTorch."""
+    model, source = tiny_model("qwen2-window"), FakeSource(block=ragged)
+    plain = record(model, search, {}, source, Capture()).columns
+    monkeypatch.setattr("arborsim_torch.attention._has_kernel", lambda query, keys: True)
+    fused = record(model, search, {}, source, Capture()).columns
+    assert plain["token"].tolist() == fused["token"].tolist()
+    np.testing.assert_allclose(
+        plain["attention"].values.to_numpy(), fused["attention"].values.to_numpy(), atol=2e-3
+    )
+
+
 def test_top_entries() -> None:
     index, value, rest = top_entries(np.float32([0.1, 0.5, 0.0, 0.3, 0.1]), 2)
     assert index.tolist() == [1, 3]

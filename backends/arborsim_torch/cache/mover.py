@@ -124,6 +124,7 @@ class Mover:
     @torch.inference_mode()
     def settle(self, wait: bool) -> None:
         """Let copies that have ended take effect; `wait` for all of them."""
+        self.cache.catch_up()
         while self._flights:
             ready = [flight for flight in self._flights if wait or flight.done()]
             if not ready:

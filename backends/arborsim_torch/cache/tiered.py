@@ -148,6 +148,7 @@ class TieredCache:
     @torch.inference_mode()
     def drop(self, node: int) -> None:
         """Free all tokens of a node that nothing will read again."""
+        self.catch_up()
         token = self.tree.tokens(node)
         for place, pool in self.pools.items():
             group, at = np.nonzero(pool.slots.of[:, token] >= 0)
@@ -185,6 +186,11 @@ class TieredCache:
         if any(shrunk):
             self.changed()
 
+    def catch_up(self) -> None:
+        """Let all pools know of all tokens; passes only tell HBM."""
+        for pool in self.pools.values():
+            pool.slots.grow(self.num_tokens)
+
     def changed(self) -> None:
         """Tokens have moved: what attention reads must be looked up anew."""
         self._dense.stale = True
@@ -211,12 +217,13 @@ class TieredCache:
         self.vocabulary_id.extend(ids.T.reshape(-1))
         self.position.extend(position.T.reshape(-1))
         self.place.extend(len(fresh), Place.HBM)
-        for pool in self.pools.values():
-            pool.slots.grow(self.num_tokens)
+        self.pools[Place.HBM].slots.grow(self.num_tokens)
         groups = self.layout.groups
-        slots = self.pools[Place.HBM].take(
-            np.repeat(np.arange(groups), len(fresh)), np.tile(fresh, groups)
-        )
+        if groups == 1:
+            group, token = np.zeros(len(fresh), dtype=np.int64), fresh
+        else:
+            group, token = np.repeat(np.arange(groups), len(fresh)), np.tile(fresh, groups)
+        slots = self.pools[Place.HBM].take(group, token)
         writing = Writing.new(self.pools[Place.HBM], slots.reshape(groups, -1))
         return self._reading(writing, position, first, fresh)
 

@@ -99,11 +99,23 @@ class Reading:
     def queries(self) -> int:
         return self.at.shape[1]
 
+    def block(self, layer: int, window: int | None) -> tuple[Tensor, Tensor] | None:
+        """Keys and values if the queries are the last entries and read what is before them.
+
+        Then no mask is needed; None otherwise.
+        """
+        if not self.causal or self.queries == 1 or self._limits(window) is not None:
+            return None
+        keys, values = self.content(layer)
+        return keys, values
+
+    def _limits(self, window: int | None) -> int | None:
+        """The window, if it is shorter than the path."""
+        return None if window is not None and self.positions <= window else window
+
     def view(self, layer: int, window: int | None = None) -> LayerView:
         """What the queries of a layer may read; `window` is that of sliding attention."""
-        entries = self.entries(layer)
-        if window is not None and self.positions <= window:
-            window = None
+        entries, window = self.entries(layer), self._limits(window)
         key = (id(entries), window)
         if key not in self._masks:
             self._masks[key] = self._mask(entries, window)
