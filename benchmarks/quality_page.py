@@ -1,0 +1,152 @@
+"""Make the tables of ``reports/quality`` from what `benchmarks/quality.py` has stored.
+
+    python benchmarks/quality_page.py
+
+Writes ``results.parquet`` (a row per search and arm, with the facts in its metadata) and
+``README.md``: accuracy with 95% Clopper-Pearson intervals, and Fisher's exact p against full
+retention on the problems that the arm could search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from scipy.stats import beta, fisher_exact
+
+TITLES = {
+    "cliff": "The eviction cliff",
+    "family": "EpiKV's family and other scores without attention",
+    "grid": "The hierarchy: share in HBM against share evicted",
+    "arkv": "ARKV and its two baselines",
+    "game24": "ArborKV against baselines on trees of thoughts",
+    "chain-tree": "ArborKV against baselines on deep searches",
+}
+ABOUT = {
+    "cliff": "chain, 32 lines, greedy; the prompt is kept by all (its share of a search is about "
+    "0.37), the budget is a share of the search's tokens. The hierarchy destroys the share r of "
+    "the reasoning tokens instead of keeping to a budget.",
+    "family": "chain, 32 lines, greedy; all keep the prompt and the newest 16 tokens.",
+    "grid": "chain, 32 lines, greedy; beta is the share of the survivors in HBM (the others lie in "
+    "DDR and are still read), r the share destroyed, of all reasoning tokens so far.",
+    "arkv": "chain, 32 lines, greedy; window 16, no slack (a cut keeps C - W tokens); the prompt "
+    "may be evicted, as in the paper.",
+    "game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7.",
+    "chain-tree": "chain, 24 lines, 4 lines a thought, ToT-DFS, temperature 0.7.",
+}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What one experiment has stored."""
+
+    name: str
+    head: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def read(folder: Path) -> list[Stored]:
+    """All experiments of a folder, in the order of the page."""
+    found = []
+    for name in TITLES:
+        path = folder / f"{name}.jsonl"
+        if path.exists():
+            head, *rows = (json.loads(line) for line in path.read_text().splitlines())
+            found.append(Stored(name, head, rows))
+    return found
+
+
+def interval(right: int, n: int) -> tuple[float, float]:
+    """Clopper-Pearson, 95%."""
+    low = beta.ppf(0.025, right, n - right + 1) if right else 0.0
+    high = beta.ppf(0.975, right + 1, n - right) if right < n else 1.0
+    return float(low), float(high)
+
+
+def table(stored: Stored) -> list[str]:
+    """Markdown lines, one per arm."""
+    by_arm: dict[int, dict[int, dict[str, Any]]] = {}
+    for row in stored.rows:
+        by_arm.setdefault(row["arm"], {})[row["episode"]] = row
+    full = next(i for i, arm in enumerate(stored.head["arms"]) if arm["policy"] == "full")
+    lines = [
+        "| arm | budget | right / n | accuracy | 95% interval | p against full | infeasible "
+        "| peak tokens, share of full | rehydrated tokens |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for i, arm in enumerate(stored.head["arms"]):
+        rows = list(by_arm.get(i, {}).values())
+        if not rows:
+            continue
+        could = [row for row in rows if not row["infeasible"]]
+        n, right = len(could), sum(bool(row["correct"]) for row in could)
+        name = arm["label"]
+        budget = "" if arm["policy"] in ("full", "hierarchy") else arm["budget"]
+        if not n:
+            lines.append(f"| {name} | {budget} | - | - | - | - | {len(rows)} | - | - |")
+            continue
+        low, high = interval(right, n)
+        others = [by_arm[full][row["episode"]] for row in could if row["episode"] in by_arm[full]]
+        full_right = sum(bool(row["correct"]) for row in others)
+        against = [[right, n - right], [full_right, len(others) - full_right]]
+        p = f"{fisher_exact(against).pvalue:.2g}" if i != full else ""
+        peak = sum(row["peak_tokens"] / row["full_tokens"] for row in could) / n
+        back = sum(row["rehydrated"] for row in could) / n
+        lines.append(
+            f"| {name} | {budget} | {right} / {n} | {100 * right / n:.1f}% "
+            f"| {100 * low:.1f} to {100 * high:.1f} | {p} | {len(rows) - n or ''} "
+            f"| {peak:.2f} | {back:.0f} |"
+        )
+    return lines
+
+
+def page(all_stored: list[Stored]) -> str:
+    """The whole page."""
+    facts = all_stored[0].head["facts"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["software"].items())
+    lines = [
+        "# Answers under eviction, measured",
+        "",
+        "Live searches of the reference models in which tokens really are removed (level 3 of the "
+        "three levels of quality). Made by `python benchmarks/quality.py EXPERIMENT` and "
+        "`python benchmarks/quality_page.py`; every row of every search is in `results.parquet`.",
+        "",
+        f"Device {facts['device']}, {facts['dtype']}; {versions}; {all_stored[0].head['date']}. "
+        "Held-out problems, the same for all arms of a table; n counts searches that the budget "
+        "could hold. Intervals are Clopper-Pearson, p is Fisher's exact test against full "
+        "retention on the same problems. The models are tiny: orders are evidence, sizes of "
+        "effects belong to these tasks.",
+    ]
+    for stored in all_stored:
+        lines += ["", f"## {TITLES[stored.name]}", "", ABOUT[stored.name], "", *table(stored)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("reports/quality"))
+    folder = parser.parse_args().folder
+    all_stored = read(folder)
+    if not all_stored:
+        raise SystemExit(f"{folder}: no results; run benchmarks/quality.py first")
+    rows = []
+    for stored in all_stored:
+        for row in stored.rows:
+            arm = stored.head["arms"][row["arm"]]
+            named = {"experiment": stored.name, "label": arm["label"], "policy": arm["policy"],
+                     "budget": arm["budget"], "settings": json.dumps(arm["settings"])}  # fmt: skip
+            rows.append(named | row)
+    facts = {stored.name: {k: stored.head[k] for k in ("facts", "date")} for stored in all_stored}
+    made = pa.Table.from_pylist(rows).replace_schema_metadata({"arborsim": json.dumps(facts)})
+    pq.write_table(made, folder / "results.parquet", compression="zstd")
+    (folder / "README.md").write_text(page(all_stored))
+    print(f"{folder / 'README.md'}: {len(rows)} searches")
+
+
+if __name__ == "__main__":
+    main()
