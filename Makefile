@@ -8,7 +8,7 @@ BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 POLICIES := full,streaming-llm,h2o,epikv,hierarchy,arborkv
 
-.PHONY: demo test lint format traces bench clean
+.PHONY: demo test lint format traces bench validate-gpu clean
 
 demo: .venv/.core
 	$(BIN)/arborsim replay traces/chain-tree.parquet traces/chain-linear.parquet \
@@ -34,6 +34,9 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/decisions.py --out reports/benchmarks/decisions.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
+
+validate-gpu: .venv/.full  ## everything that needs a GPU, in 9 minutes on an H200; adds to reports/validation
+	PYTHONPATH=.:backends $(BIN)/python benchmarks/validate_gpu.py --out reports
 
 .venv/bin/python:
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'arborsim needs Python 3.11 or newer; set PYTHON=...')"

@@ -198,6 +198,8 @@ class EpisodeRecorder:
         see = None if self.capture is None else (lambda logits: found.append(entropies(logits)))
         logits = self.decoder.prefill(self.problem.prompt, see)
         self._drain()
+        if logits.is_cuda:  # nobody may have asked for a result yet, and the clock goes on
+            torch.cuda.synchronize(logits.device)
         entropy = torch.cat(found).tolist() if found else [math.nan] * len(self.problem.prompt)
         self.rows.time_s = self._clock()
         self.rows.open(-1)

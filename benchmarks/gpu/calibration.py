@@ -1,0 +1,32 @@
+"""`arborsim calibrate hardware` on the device, from Python."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from arborsim.calibration.decision_cost import measure_decisions
+from arborsim.calibration.hardware import HardwareRequest
+from arborsim.calibration.hardware_profile import make_profile, write_profile
+from arborsim_torch.hardware.measure import measure
+from benchmarks.gpu.journal import Facts
+
+
+def calibrate(model: str, device: str, quick: bool, path: Path, command: str) -> Facts:
+    """Measure, fit, and write the profile; `model` is one with random weights."""
+
+    def progress(what: str, done: int, total: int) -> None:
+        pass
+
+    measured = measure(HardwareRequest(model, device, quick=quick), progress)
+    decisions = measure_decisions(quick, progress)
+    made = make_profile(path.stem, measured, decisions, time.strftime("%Y-%m-%d"), command)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_profile(made.profile, path)
+    return {
+        "profile": path.name,
+        "quick": quick,
+        "agreement": {name: asdict(each) for name, each in made.agreements.items()},
+        "notes": list(measured.notes),
+    }

@@ -1,0 +1,229 @@
+"""Parts of a long run: each has a time limit, and its result is on the disk before the next one.
+
+A part that runs out of memory or time is a result like any other, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from arborsim.errors import ArborsimError
+
+Facts = dict[str, Any]
+LEAST_S = 2.0  #: nothing is started in less time
+_TRACEBACK_LINES = 6
+
+
+class OutOfTime(BaseException):
+    """A part took longer than it may; no `Exception`, so that nobody takes it for their own."""
+
+
+class Journal:
+    """Runs parts one after the other and writes a line of JSON about each.
+
+    Parameters
+    ----------
+    path : Path
+        Lines are added to it.
+    budget_s : float
+        For all parts together.
+    device : torch.device
+    tell : callable
+        Gets every record as it is written.
+
+    Attributes
+    ----------
+    records : list of dict
+        Those of this run.
+    """
+
+    def __init__(
+        self, path: Path, budget_s: float, device: torch.device, tell: Callable[[Facts], None]
+    ) -> None:
+        self.records: list[Facts] = []
+        self.device = device
+        self._end, self._tell = time.monotonic() + budget_s, tell
+        self._broken = ""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left of the budget, or of what `within` allows."""
+        return self._end - time.monotonic()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Parts in here share so many seconds, if as many are left."""
+        before = self._end
+        self._end = min(before, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._end = before
+
+    def attempt(
+        self,
+        part: str,
+        facts: Mapping[str, Any],
+        limit_s: float,
+        work: Callable[[], Facts],
+        expected_s: float = 0.0,
+    ) -> Facts:
+        """Run one part and record how it ended.
+
+        Parameters
+        ----------
+        part : str
+        facts : mapping
+            What is run; part of the record.
+        limit_s : float
+            The part is stopped after so long, or when the budget ends.
+        work : callable
+            Returns what it found.
+        expected_s : float
+            The part is not started if the budget has less left.
+
+        Returns
+        -------
+        dict
+            The record; its ``outcome`` is "done", "does not fit", "out of time", "refused",
+            "failed" or "left out".
+        """
+        if self._broken:
+            return self.write(part, "left out", {**facts, "why": self._broken})
+        limit_s = min(limit_s, self.left_s)
+        if limit_s < max(LEAST_S, expected_s):
+            why = f"{self.left_s:.0f} s left, {max(LEAST_S, expected_s):.0f} s needed"
+            return self.write(part, "left out", {**facts, "why": why})
+        reset_peak(self.device)
+        began = time.monotonic()
+        outcome, found = _ended(work, limit_s, self.device)
+        taken_s = time.monotonic() - began
+        try:
+            release(self.device)
+        except RuntimeError as error:  # after an illegal access CUDA answers every call with it
+            self._broken = f"the device no longer answers: {str(error).splitlines()[0]}"
+        return self.write(part, outcome, {**facts, "seconds": round(taken_s, 3), **found})
+
+    def write(self, part: str, outcome: str, facts: Mapping[str, Any]) -> Facts:
+        """Add a record; it is on the disk when this returns."""
+        record = {"part": part, "outcome": outcome, **facts}
+        self.records.append(record)
+        self._file.write(json.dumps(record, default=_plain) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._tell(record)
+        return record
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _ended(work: Callable[[], Facts], limit_s: float, device: torch.device) -> tuple[str, Facts]:
+    """How `work` ended.  Nothing of its frames is alive afterwards, so its memory can be freed."""
+    try:
+        with time_limit(limit_s):
+            return "done", work()
+    except OutOfTime:
+        return "out of time", {"limit_s": round(limit_s, 1)}
+    except ArborsimError as error:
+        return "refused", {"error": str(error)}
+    except (RuntimeError, MemoryError) as error:  # the first covers torch's
+        if out_of_memory(error):
+            return "does not fit", memory_facts(error, device)
+        return "failed", _failure(error)
+    except Exception as error:
+        return "failed", _failure(error)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error is about memory, of the device or of the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    said = str(error).lower()
+    return any(text in said for text in ("out of memory", "not enough memory", "can't allocate"))
+
+
+def memory_facts(error: BaseException, device: torch.device) -> Facts:
+    """What was asked for when memory ran out, and what was free."""
+    asked = re.search(r"[Tt]ried to allocate (?:about )?([\d.]+ \w+)", str(error))
+    lines = str(error).splitlines()
+    facts: Facts = {"asked": asked[1] if asked else "", "error": lines[0] if lines else ""}
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        facts |= {"free_bytes": free, "total_bytes": total,
+                  "held_bytes": torch.cuda.memory_allocated(device)}  # fmt: skip
+    return facts
+
+
+def _failure(error: BaseException) -> Facts:
+    lines = traceback.format_exception(error)
+    return {"error": f"{type(error).__name__}: {error}", "where": lines[-_TRACEBACK_LINES:]}
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` in the main thread after so many seconds, between two steps of Python."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done everything it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the largest memory so far."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def release(device: torch.device) -> None:
+    """Give a GPU's memory back that nobody uses, and page-locked memory of the host."""
+    if device.type != "cuda":
+        return  # the host's goes with its last user
+    gc.collect()
+    torch.cuda.empty_cache()
+    empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None)  # PyTorch 2.10
+    if empty_host_cache is not None:
+        empty_host_cache()
+
+
+def peaks(device: torch.device) -> Facts:
+    """Largest memory of PyTorch's allocator since the part began: in tensors, and reserved."""
+    if device.type != "cuda":
+        return {"allocator_peak_bytes": 0, "allocator_reserved_bytes": 0}
+    return {
+        "allocator_peak_bytes": torch.cuda.max_memory_allocated(device),
+        "allocator_reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays as JSON has them."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,0 +1,158 @@
+"""The Triton kernel against plain operations in float64, and copies between device and host."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim.memory.tiers import Tier
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.mover import Cells, Mover
+from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.kernels.scattered import attend_scattered, attend_scattered_torch, runs_on
+from arborsim_torch.models import load_model
+from arborsim_torch.tiers.link import Link
+from benchmarks.gpu.journal import Facts, synchronize
+from tests.live.scattered_cases import CASES, FP8, Case
+
+# One rounding to the queries' type; weights of 16 bits are rounded before they meet the values.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+#: Llama-3.1-8B's heads over half of a long pool, at full precision and in 8 bits.
+LONG = (
+    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=1, n=32768, capacity=65536),
+    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=4, n=32768, capacity=65536,
+         mask="lanes"),
+    Case(dtype=torch.bfloat16, stored=FP8, dim=128, kv_heads=8, group=4, lanes=1, n=32768,
+         capacity=65536),
+)  # fmt: skip
+SMALL = CASES
+
+
+def compare_kernel(case: Case, device: str) -> Facts:
+    """`attend_scattered` on the device against its plain form in float64 on the CPU."""
+    arguments, scales = case.build()
+    q, k, v, index, scale, mask = arguments
+    wide = [part if case.stored else part.double() for part in (k, v)]
+    wanted = attend_scattered_torch(q.double(), *wide, index, scale, mask, **scales)
+    there = [x.to(device) if isinstance(x, Tensor) else x for x in arguments]
+    there_scales = {name: x.to(device) for name, x in scales.items()}
+    run: Callable[[], Any] = lambda: attend_scattered(*there, **there_scales)  # noqa: E731
+    found = run()
+    apart = [_largest_apart(a, b) for a, b in zip(found, wanted, strict=True)]
+    within = TOLERANCE[case.dtype] * (1 + _largest(wanted[0]))
+    by_triton = there[0].is_cuda and runs_on(there[0].device, q.dtype, k.dtype)
+    seconds = _median_s(run, there[0].device)
+    read = 2 * case.kv_heads * (case.n - case.padding) * case.dim * k.element_size()
+    return {
+        "ok": apart[0] <= within and apart[1] <= 1e-4 and apart[2] <= 1e-4,
+        "form": "triton" if by_triton else "torch",
+        "largest_difference": {"out": apart[0], "lse": apart[1], "mass": apart[2]},
+        "median_s": seconds,
+        "read_bytes_per_s": read / seconds,
+    }
+
+
+def _largest_apart(found: Tensor, wanted: Tensor) -> float:
+    """Equal infinities are no difference."""
+    one, other = found.detach().double().cpu(), wanted.double()
+    apart = torch.where(one == other, 0.0, (one - other).abs())
+    return float(apart.max()) if apart.numel() else 0.0
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _median_s(run: Callable[[], Any], device: torch.device, repeats: int = 7) -> float:
+    taken = []
+    for _ in range(repeats):
+        synchronize(device)
+        began = time.perf_counter()
+        run()
+        synchronize(device)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def compare_copies(device: str, block_bytes: tuple[int, ...]) -> Facts:
+    """Random bytes down to the host and up again, several at a time, while the device computes."""
+    random = torch.Generator().manual_seed(0)
+    wrong = 0
+    with Link(device) as link:
+        busy = torch.rand(512, 512, device=link.device)
+        for size in block_bytes:
+            blocks = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=random)
+                      for _ in range(3)]  # fmt: skip
+            there = [block.to(link.device) for block in blocks]
+            host = [link.host_empty(block.shape, block.dtype) for block in blocks]
+            down = [link.down(a, b) for a, b in zip(there, host, strict=True)]
+            busy = busy @ busy / busy.norm()
+            for ticket in down:
+                ticket.wait()
+            back = [torch.empty_like(block) for block in there]
+            up = [link.up(a, b) for a, b in zip(host, back, strict=True)]
+            busy = busy @ busy / busy.norm()
+            for ticket in up:
+                ticket.wait()
+            pairs = [*zip(blocks, host, strict=True), *zip(there, back, strict=True)]
+            wrong += sum(not torch.equal(a, b) for a, b in pairs)
+        down_rate, up_rate = (_rate(side) for side in (link.downward, link.upward))
+        pinned = link.host_empty((1,), torch.uint8).is_pinned() if link.pinned else False
+    return {
+        "ok": wrong == 0 and math.isfinite(float(busy.sum())), "wrong": wrong, "pinned": pinned,
+        "down_bytes_per_s": down_rate, "up_bytes_per_s": up_rate,
+    }  # fmt: skip
+
+
+def _rate(traffic: Any) -> float:
+    return float(traffic.carried_bytes / traffic.busy_s) if traffic.busy_s else 0.0
+
+
+def compare_moved_tokens(device: str, grouping: str, tokens: int = 96) -> Facts:
+    """Keys and values are the same bits after HBM, DDR, HBM; in 8 bits, the same bits in both."""
+    model = load_model("chain", "", device, "float32").model
+    cache = TieredCache(Layout.of(model, grouping))
+    every = np.argwhere(np.ones((cache.layout.groups, tokens), dtype=bool))
+    half = every[every[:, 1] % 2 == 0]
+    cells = Cells(half[:, 0], half[:, 1])
+    with Link(cache.layout.device) as link:
+        mover = Mover(cache, link)
+        decoder = TreeDecoder(model, cache=cache)
+        ids = np.random.default_rng(1).integers(0, model.config.vocab_size, tokens)
+        decoder.prefill(ids.tolist())
+        before = cache.tokens_kv(np.arange(tokens)).clone()
+        _move(mover, cells, Tier.DDR)
+        in_ddr = cache.used_bytes(Place.DDR)
+        _move(mover, cells, Tier.HBM)
+        same = torch.equal(cache.tokens_kv(np.arange(tokens)), before)
+        _move(mover, cells, Tier.HBM_QUANTISED)
+        device_bits = _bits(cache, Place.HBM_QUANTISED, half)
+        _move(mover, cells, Tier.DDR_QUANTISED)
+        same_bits = torch.equal(_bits(cache, Place.DDR_QUANTISED, half), device_bits)
+    expected = len(half) * cache.pools[Place.DDR].bytes_per_cell
+    return {"ok": same and same_bits and in_ddr == expected, "same_after_ddr": same,
+            "same_bits_in_ddr": same_bits, "ddr_bytes": in_ddr}  # fmt: skip
+
+
+def _move(mover: Mover, cells: Cells, tier: Tier) -> None:
+    mover.move(cells, np.full(len(cells), tier, dtype=np.int8))
+    mover.settle(wait=True)
+
+
+def _bits(cache: TieredCache, place: Place, cells: np.ndarray) -> Tensor:
+    """All bytes that a pool holds of these cells, group by group."""
+    pool, parts = cache.pools[place], []
+    for group in range(cache.layout.groups):
+        token = cells[cells[:, 0] == group, 1]
+        block = pool.read(group, pool.slots.of[group, token])
+        parts += [part.contiguous().view(torch.uint8).reshape(-1).cpu() for part in block.parts()]
+    return torch.cat(parts)
