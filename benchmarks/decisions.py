@@ -22,21 +22,17 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 
+from arborsim.calibration.decision_cost import GROUPS, random_scores
 from arborsim.errors import BudgetInfeasible
 from arborsim.events import Decode, Event, Prefill, TokenRun, Transition
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.registry import available, build
-from arborsim.signals.observations import DenseRows, Observations, Signal
-from arborsim.signals.scores import ScoreBook
-from arborsim.trace.schema import PER_LAYER
+from arborsim.signals.observations import Observations
 from arborsim.tree import ThoughtTree
 
 TOKENS = 32_768
 PROMPT = 256
-LAYERS, KV_HEADS, HEADS, HEAD_DIM = 4, 4, 8, 64
 SHORTER = {"rkv": 4_096}  # its redundancy compares every key with every other
-FEW = 11  # tokens; no other axis of a score has this size
-GROUPS = {"shared": 1, "layer": LAYERS, "head": LAYERS * KV_HEADS}
 REPEATS = 15
 
 
@@ -95,50 +91,6 @@ def _view(
         iterations=TOKENS - TOKENS % 128,
         vocabulary=128_256,
     )
-
-
-class FewRows:
-    """Rows of layers and heads for `FEW` tokens: enough to see what shape a score has."""
-
-    layers = tuple(range(LAYERS))
-    kv_heads = KV_HEADS
-
-    def row(self, i: int) -> np.ndarray:
-        return np.full((LAYERS, HEADS, i + 1), 1 / (i + 1), dtype=np.float32)
-
-    def of(self, i: int) -> np.ndarray:
-        return np.full((LAYERS, 2, i + 1), 1 / (i + 1), dtype=np.float16)
-
-    def query(self, i: int) -> np.ndarray:
-        return np.ones((LAYERS, HEADS, HEAD_DIM), dtype=np.float32)
-
-    def __getitem__(self, tokens: slice) -> FewRows:
-        return self
-
-
-def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random numbers in the shapes that the policy's scores have after so many tokens."""
-    rows = [np.full(i + 1, 1 / (i + 1)) for i in range(FEW)]
-    vectors = rng.random((FEW, LAYERS, KV_HEADS, HEAD_DIM)).astype(np.float16)
-    per_layer = {signal: rng.random((FEW, LAYERS)).astype(np.float16) for signal in PER_LAYER}
-    observed = Observations(
-        FEW,
-        DenseRows(np.concatenate(rows), np.cumsum([0, *map(len, rows)])),
-        {**per_layer, Signal.KEY_SKETCH: rng.random((FEW, 16)).astype(np.float16),
-         Signal.EVICTION_TIME: rng.random(FEW)},
-        FewRows(), FewRows(), vectors, vectors,
-    )  # fmt: skip
-    tree = ThoughtTree()
-    tree.open(0, -1)
-    tree.append((0,), FEW)
-    run = TokenRun((0,), FEW, np.zeros(FEW, dtype=np.int32), observed)
-    book = ScoreBook(policy.scores(), LAYERS)
-    book.begin(run, tree, generated=False)
-    book.skip(FEW)
-    return {
-        name: rng.random([tokens if size == FEW else size for size in few.shape]).astype(few.dtype)
-        for name, few in book.values().items()
-    }
 
 
 def milliseconds(policy: Policy, view: CacheView, event: Event) -> float:

@@ -30,7 +30,7 @@ SIZES = (1024, 4096, 16384)
 QUICK_SIZES = (512, 2048)
 _PROMPT, _RUN = 256, 64
 _LAYERS, _KV_HEADS, _HEADS, _HEAD_DIM = 4, 4, 8, 64
-_GROUPS = {"shared": 1, "layer": _LAYERS, "head": _LAYERS * _KV_HEADS}
+GROUPS = {"shared": 1, "layer": _LAYERS, "head": _LAYERS * _KV_HEADS}
 _FEW = 11  # tokens; no other axis of a score has this size
 _INTERVAL = 128  # policies that decide at intervals do so at a multiple of this
 _REPEATS = 7
@@ -92,7 +92,7 @@ def chain_view(policy: Policy, tokens: int, over: int = 1) -> CacheView:
     tree.append((1,), tokens - _PROMPT)
     tree.activate((1,))
     return CacheView(
-        tier=np.zeros((_GROUPS[policy.grouping], tokens), dtype=np.int8),
+        tier=np.zeros((GROUPS[policy.grouping], tokens), dtype=np.int8),
         scores=random_scores(policy, tokens, np.random.default_rng(0)),
         tree=tree,
         leaves=(1,),

@@ -79,7 +79,7 @@ class Kernels:
         Reading a buffer of so many bytes on the device; copying one there (bytes read and
         written); reading one in host memory.
     weights_bytes : float
-        All weights, each multiplied with one row.
+        All parameters, when each weight matrix is multiplied with one row.
     kv_bytes : mapping of int to float
         Keys and values read by fused attention of one query, by number of tokens.
     eager_bytes : mapping of int to float
@@ -113,8 +113,10 @@ class Pass:
     Attributes
     ----------
     kind : {"decode", "prefill"}
-    layers, parameters : int
+    layers : int
         Of the model that was run.
+    parameters : int
+        That count as read by it.
     lanes : int
         Sequences; 1 for a prefill.
     tokens : int

@@ -250,8 +250,15 @@ class TestMeasuring:
         model = tiny_model()
         whole = sum(parameter.numel() for parameter in model.parameters())
         layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
-        with first_layers(model, 1) as parameters:
-            assert parameters == whole - (LAYERS - 1) * layer
+        embedding = model.model.embed_tokens.weight.numel()
+
+        def counts(layers: int, kind: str) -> int:
+            """The whole model's number, in the proportion of the weights that are multiplied."""
+            head = embedding if kind == "decode" else 0  # as large as the input's
+            return round(whole * (layers * layer + head) / (LAYERS * layer + head))
+
+        with first_layers(model, LAYERS) as counted:
+            assert (counted.decode, counted.prefill) == (whole, whole)
         design = Design((8, 20), frozenset({20}), (1, 3), frozenset({3}), True, 2, 1, 3, 60.0)
         told: list[tuple[int, int]] = []
         found, notes = time_passes(
@@ -265,7 +272,7 @@ class TestMeasuring:
         for one in found:
             held_out = one.layers == 2 or one.lanes == 3 or one.shared >= 20
             assert one.held_out == held_out
-            assert one.parameters == whole - (LAYERS - one.layers) * layer
+            assert one.parameters == counts(one.layers, one.kind)
             # Two iterations to get warm, and the second of three that are timed.
             own = 0 if one.kind == "prefill" else 4
             assert one.attended in (8 + own, 20 + own)
@@ -285,7 +292,9 @@ class TestMeasuring:
         monkeypatch.setattr(loading, "free_bytes", lambda device: int(1.3 * size))
         loaded, notes = loading.load_for_timing(request)
         weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
-        assert 0.5 * size < weights <= 0.65 * size
+        assert loaded.model.config.num_hidden_layers == 3  # 0.65 of 6, rounded down
+        assert loaded.model.config.vocab_size == CHAIN.vocab // 2
+        assert 0.45 * size < weights < 0.55 * size
         assert notes[0].startswith(f"{loaded.model.config.num_hidden_layers} of the model's 6")
         monkeypatch.setattr(loading, "free_bytes", lambda device: size // 8)
         with pytest.raises(UsageError, match="not even 2 layers"):

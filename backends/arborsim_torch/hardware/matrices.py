@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from arborsim_torch.hardware.memory import sizes_that_fit
+from arborsim_torch.hardware.model import count
 from arborsim_torch.hardware.timing import Timer
 
 SIZES = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192)}
 MIB = 1 << 20
+_WEIGHTS_LIMIT_S = 2.0
 READS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 LARGE_READS = (*READS, 1024 * MIB)
 
@@ -50,16 +53,20 @@ def copy_rates(timer: Timer, quick: bool) -> dict[int, float]:
 
 @torch.inference_mode()
 def weights_rate(timer: Timer, model: Any) -> float:
-    """Bytes per second of a pass of one row through all weight matrices, one after another."""
+    """Bytes per second of a pass of one row through all weight matrices, one after another.
+
+    The bytes are those that the cost model counts: of all parameters.
+    """
     weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
     rows = {
         width: torch.randn(1, width, device=timer.device, dtype=model.dtype)
         for width in {weight.shape[1] for weight in weights}
     }
-    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    size = count(model) * model.dtype.itemsize
 
     def work() -> None:
         for weight in weights:
             F.linear(rows[weight.shape[1]], weight)
 
-    return size / timer.seconds(work)
+    # A large model's takes longer than other measurements may.
+    return size / replace(timer, limit_s=max(timer.limit_s, _WEIGHTS_LIMIT_S)).seconds(work)

@@ -38,7 +38,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
         loaded, notes = load_for_timing(request)
         device = loaded.model.device
         quick = request.quick
-        timer = Timer(device, rounds=3, repeats=5, limit_s=0.15 if quick else 0.6)
+        timer = Timer(device, 2, 5, 0.1) if quick else Timer(device, 3, 5, 0.6)
         shape, tell = geometry(loaded), _Steps(on_progress)
         link = measure_link(timer, quick, tell)
         kernels = _kernels(timer, loaded, shape, quick, tell)

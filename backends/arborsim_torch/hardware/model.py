@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from arborsim_torch.models import CONFIG, LoadedModel, check_device, load_model
 _GIB = 1 << 30
 _SHARE = 0.5  # of the free memory: the other half is for caches and buffers
 _ON_CPU = 4 * _GIB  # random weights are drawn at some 0.1 GB/s there
+_LEAST_VOCABULARY = 64
 _LEAST_LAYERS = 2  # one depth alone does not tell layers from the rest
 
 
@@ -53,7 +55,7 @@ def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, .
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(_shorter(config_of(name), fitting)))
         loaded = load_model(f"{CONFIG}{path}", "", request.device, request.dtype)
-    note = f"{fitting} of the model's {whole.layers} layers were run: {room / 1e9:.1f} GB of room"
+    note = f"{fitting} of the model's {whole.layers} layers were run, and as much of its vocabulary"
     return LoadedModel(request.model, loaded.model, random_weights=True), (note,)
 
 
@@ -64,30 +66,56 @@ def _deep_enough(loaded: LoadedModel) -> LoadedModel:
 
 
 def _layers_within(room_bytes: int, name: str) -> int:
-    """How many layers of a geometry take at most so many bytes, embeddings included."""
+    """How many layers of a geometry take at most so many bytes, with their share of the rest."""
     whole = load_geometry(name)
-    g = whole
-    layer = g.hidden * g.head_dim * (2 * g.heads + 2 * g.kv_heads) + 3 * g.hidden * g.intermediate
-    others = whole.parameters - whole.layers * layer
-    size = whole.weight_bytes_per_element
-    return min(whole.layers, (room_bytes // size - others) // layer)
+    return min(whole.layers, room_bytes * whole.layers // whole.weight_bytes)
 
 
 def _shorter(config: dict[str, Any], layers: int) -> dict[str, Any]:
+    """The first layers, and as large a share of the vocabulary: a small model of the same kind."""
     kinds = config.get("layer_types")
+    vocabulary = config["vocab_size"] * layers // config["num_hidden_layers"]
     return {
         **config,
         "num_hidden_layers": layers,
+        "vocab_size": max(_LEAST_VOCABULARY, vocabulary),
         **({"layer_types": kinds[:layers]} if kinds else {}),
     }
 
 
+@dataclass(frozen=True)
+class Counted:
+    """Parameters that count as read in a decode iteration, and in a prefill.
+
+    The cost model counts every parameter in every pass.  But of an input embedding only single
+    rows are read, and a prefill multiplies only its last token with the output's.  In a model cut
+    to few layers these two are large, so that it would seem to do more than its share.  What is
+    multiplied counts for as much more as makes the numbers of the whole model right.
+    """
+
+    decode: int
+    prefill: int
+
+
 @contextmanager
-def first_layers(model: Any, layers: int) -> Iterator[int]:
-    """The model cut to its first layers; yields how many parameters it has then."""
+def first_layers(model: Any, layers: int) -> Iterator[Counted]:
+    """The model cut to its first layers; yields what they count for."""
     whole, depth = model.model.layers, model.config.num_hidden_layers
+    all_of_it, before = count(model), _multiplied(model)
     model.model.layers, model.config.num_hidden_layers = whole[:layers], layers
     try:
-        yield sum(parameter.numel() for parameter in model.parameters())
+        now = _multiplied(model)
+        yield Counted(*(round(all_of_it * n / of) for n, of in zip(now, before, strict=True)))
     finally:
         model.model.layers, model.config.num_hidden_layers = whole, depth
+
+
+def count(model: Any) -> int:
+    """All parameters; shared ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _multiplied(model: Any) -> tuple[int, int]:
+    """Parameters that tokens meet: each one that is decoded, and each one of a prompt."""
+    layers = sum(parameter.numel() for parameter in model.model.layers.parameters())
+    return layers + int(model.get_output_embeddings().weight.numel()), layers

@@ -12,7 +12,7 @@ import numpy as np
 
 from arborsim.calibration.hardware import Pass
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.hardware.model import first_layers
+from arborsim_torch.hardware.model import Counted, first_layers
 from arborsim_torch.hardware.timing import Timer
 
 _WARM = 2  # iterations after a change of leaves: what is read is looked up anew
@@ -115,8 +115,8 @@ def _sweep(
     for i, (layers, held_out) in enumerate(sorted(depths.items())):
         share_s = design.limit_s * layers / sum(depths)
         began, took_s, before = time.perf_counter(), 0.0, 0
-        with first_layers(model, layers) as parameters:
-            timing = _Timing(timer, model, design, layers, parameters, share_s)
+        with first_layers(model, layers) as counted:
+            timing = _Timing(timer, model, design, layers, counted, share_s)
             for j, length in enumerate(design.lengths):
                 part(i * len(design.lengths) + j, len(depths) * len(design.lengths))
                 start = time.perf_counter()
@@ -135,7 +135,7 @@ class _Timing:
     model: Any
     design: Design
     layers: int
-    parameters: int
+    counted: Counted
     limit_s: float
 
     def of_length(self, length: int, held_out: bool) -> Iterator[Pass]:
@@ -144,7 +144,15 @@ class _Timing:
         ids = np.random.default_rng(length).integers(0, vocabulary, length)
         seconds, decoder = self._prefill(ids)
         yield Pass(
-            "prefill", self.layers, self.parameters, 1, length, length, length, seconds, held_out
+            "prefill",
+            self.layers,
+            self.counted.prefill,
+            1,
+            length,
+            length,
+            length,
+            seconds,
+            held_out,
         )
         best: dict[int, tuple[float, float]] = {}
         for _ in range(self.design.rounds):
@@ -153,7 +161,7 @@ class _Timing:
                 best[lanes] = min(best.get(lanes, now), now)
         for lanes, (taken, own) in best.items():
             yield Pass(
-                "decode", self.layers, self.parameters, lanes, 1, length + own,
+                "decode", self.layers, self.counted.decode, lanes, 1, length + own,
                 length + lanes * own, taken, held_out or lanes in self.design.held_lanes,
             )  # fmt: skip
 
