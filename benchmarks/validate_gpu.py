@@ -103,7 +103,7 @@ def _plan(options: argparse.Namespace, device: str, profile: Path, folder: Path)
         toy=toy,
         quick=not options.full_calibration,
         sizes=tuple(options.sizes or (TOY_SIZES if toy else SIZES)),
-        new_tokens=options.new_tokens or (16 if toy else 96),
+        new_tokens=options.new_tokens or (16 if toy else 64),
         prefill_block=64 if toy else 1024,
         context_step=64 if toy else 1024,
         longest=256 if toy else 1 << 24,

@@ -29,29 +29,34 @@ def _checks(device: str, toy: bool) -> Iterator[Check]:
     long, small = (kernels.SMALL[:2], kernels.SMALL[-2:]) if toy else (kernels.LONG, kernels.SMALL)
     for case in long:
         yield _kernel(case, device)
-    groupings, steps = (GROUPINGS[::2], 12) if toy else (GROUPINGS, 40)
+    for dtype in kernels.TOLERANCE:
+        for history in (0, 96):
+            facts: Facts = {"dtype": str(dtype).removeprefix("torch."), "history": history}
+            work = partial(kernels.compare_prefill, dtype, history, device)
+            yield "a block of a prompt", facts, work
+    groupings, steps = (GROUPINGS[::2], 12) if toy else (GROUPINGS, 30)
     for grouping in groupings:
-        facts: Facts = {"grouping": grouping}
+        facts = {"grouping": grouping}
         yield "tokens come back", facts, partial(kernels.compare_moved_tokens, device, grouping)
         work = partial(masking.rehydrating_is_keeping, device, grouping)
         yield "rehydrating is keeping", facts, work
-        for recall in RECALLS[:2] if toy else RECALLS:
-            for ordered in (True,) if toy else (False, True):
-                facts = {"grouping": grouping, "recall": recall, "ordered": ordered}
-                work = partial(
-                    masking.evicting_is_masking, device, grouping, ordered, recall, steps
-                )
-                yield "evicting is masking", facts, work
-    names = _FEW_POLICIES if toy else decisions.all_policies()
-    for problem in (0,) if toy else (0, 1):
-        for name, task in decisions.TASKS.items():
-            if toy and name == "chain":
-                continue
-            facts = {"model": name, "problem": problem}
-            work = partial(decisions.compare_decisions, task, device, names, problem)
-            yield "decisions are the CPU's", facts, work
+        modes = [(recall, False) for recall in RECALLS] + [("stage", True)]
+        for recall, ordered in (("stage", True), ("stream", False)) if toy else modes:
+            facts = {"grouping": grouping, "recall": recall, "ordered": ordered}
+            work = partial(masking.evicting_is_masking, device, grouping, ordered, recall, steps)
+            yield "evicting is masking", facts, work
+    yield from _decisions(device, 0, toy)
     for case in small:
         yield _kernel(case, device)
+    if not toy:
+        yield from _decisions(device, 1, toy)
+
+
+def _decisions(device: str, problem: int, toy: bool) -> Iterator[Check]:
+    names = _FEW_POLICIES if toy else decisions.all_policies()
+    for name in ("game24",) if toy else decisions.TASKS:
+        work = partial(decisions.compare_decisions, decisions.TASKS[name], device, names, problem)
+        yield "decisions are the CPU's", {"model": name, "problem": problem}, work
 
 
 def _kernel(case: kernels.Case, device: str) -> Check:

@@ -1,4 +1,4 @@
-"""The Triton kernel against plain operations in float64, and copies between device and host."""
+"""Attention kernels against plain operations in float64, and copies between device and host."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from arborsim_torch.cache.mover import Cells, Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.kernels.dense import attend
+from arborsim_torch.kernels.flash import attend_prefill, choose
 from arborsim_torch.kernels.scattered import attend_scattered, attend_scattered_torch, runs_on
 from arborsim_torch.models import load_model
 from arborsim_torch.tiers.link import Link
 from benchmarks.gpu.journal import Facts, synchronize
+from tests.live.oracle_attention import numbers
 from tests.live.scattered_cases import CASES, FP8, Case
 
 # One rounding to the queries' type; weights of 16 bits are rounded before they meet the values.
@@ -58,6 +61,26 @@ def compare_kernel(case: Case, device: str) -> Facts:
         "largest_difference": {"out": apart[0], "lse": apart[1], "mass": apart[2]},
         "median_s": seconds,
         "read_bytes_per_s": read / seconds,
+    }
+
+
+def compare_prefill(dtype: torch.dtype, history: int, device: str, queries: int = 192) -> Facts:
+    """A block of a prompt over what came before and itself, by the kernel that is chosen there."""
+    heads, kv_heads, dim = 8, 2, 64
+    q = numbers(history, 1, heads, queries, dim, dtype=dtype)
+    k, v = (numbers(history + i, kv_heads, history + queries, dim, dtype=dtype) for i in (1, 2))
+    at = torch.arange(history + queries)
+    mask = (at <= at[history:, None]).expand(1, kv_heads, -1, -1)
+    wanted = attend(q.double(), k.double(), v.double(), dim**-0.5, mask)
+    there = [x.to(device) for x in (q, k, v)]
+    past = (there[1][:, :history], there[2][:, :history]) if history else None
+    own = (there[1][:, history:], there[2][:, history:])
+    found = attend_prefill(there[0], *own, dim**-0.5, past)
+    apart = [_largest_apart(a, b) for a, b in zip(found, wanted, strict=True)]
+    return {
+        "ok": apart[0] <= TOLERANCE[dtype] * (1 + _largest(wanted[0])) and apart[1] <= 2e-3,
+        "form": choose(there[0].device, dtype, dim).name,
+        "largest_difference": {"out": apart[0], "lse": apart[1]},
     }
 
 

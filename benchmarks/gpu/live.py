@@ -73,7 +73,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Arm:
-    """A policy, its settings, and its budget as a share of the prompt and of one path's tokens."""
+    """A policy, its settings, and its budget as a share of the prompt and of one path's tokens.
+
+    What comes later is searched when all others have been, at every length.
+    """
 
     policy: str
     prompt_share: float = 1.0
@@ -81,6 +84,7 @@ class Arm:
     settings: Mapping[str, str] = field(default_factory=dict)
     recall: str = "stage"
     tree: bool = False
+    later: bool = False
 
     @property
     def label(self) -> str:
@@ -105,10 +109,10 @@ def arms(new_tokens: int) -> tuple[Arm, ...]:
         Arm("hierarchy", 1.0, 1.0, window, recall="stream"),
         Arm("full", tree=True),
         Arm("arborkv", 1.0, 2.0, tree=True),
-        Arm(_OFFLOAD, 0.5, 0.5),
-        Arm(_OFFLOAD, 0.5, 0.5, recall="stream"),
         Arm("arkv", 0.25, 0.25, {"window": few}),
-        Arm(_OFFLOAD, 0.5, 0.5, recall="near"),
+        Arm(_OFFLOAD, 0.5, 0.5, later=True),
+        Arm(_OFFLOAD, 0.5, 0.5, recall="stream", later=True),
+        Arm(_OFFLOAD, 0.5, 0.5, recall="near", later=True),
     )
 
 

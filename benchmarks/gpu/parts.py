@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from arborsim.hardware.lookup import load_profile
@@ -123,17 +124,34 @@ class Parts:
         plan, loaded = self._plan, self._loaded
         assert loaded is not None
         profile, origin = self._profile()
-        for size in plan.sizes:
+        self._warm_up(loaded, profile)
+        for later, size in product((False, True), plan.sizes):
             load = Load(size, plan.new_tokens, plan.prefill_block)
             facts: Facts = {
                 "prompt_tokens": size, "new_tokens": plan.new_tokens, "profile": origin
             }  # fmt: skip
-            self._search(YARDSTICK, facts, "", partial(run_yardstick, loaded, load))
+            if not later:
+                self._search(YARDSTICK, facts, "", partial(run_yardstick, loaded, load))
             for arm in arms(plan.new_tokens):
+                if arm.later != later:
+                    continue
                 own = {**facts, "recall": arm.recall, "budget_tokens": arm.budget_tokens(load)}
                 why = too_large_for_host(arm, load, loaded)
                 work = partial(run_arm, loaded, load, arm, profile)
                 self._search(arm.label, own, why, work)
+
+    def _warm_up(self, loaded: LoadedModel, profile: HardwareProfile) -> None:
+        """A short search of every kind: kernels are compiled when they are first needed."""
+        plan = self._plan
+        load = Load(2 * plan.prefill_block, 8, plan.prefill_block)
+
+        def search() -> Facts:
+            run_yardstick(loaded, load)
+            for arm in arms(load.new_tokens):
+                run_arm(loaded, load, arm, profile)
+            return {}
+
+        self._journal.attempt("warm-up", {"prompt_tokens": load.prompt_tokens}, 60.0, search)
 
     def _search(self, label: str, facts: Facts, why: str, work: Callable[[], Facts]) -> None:
         """One search, unless a shorter one tells that it cannot be."""

@@ -50,7 +50,7 @@ def verdict(record: Facts) -> str:
 
 
 def _check(record: Facts) -> list[str]:
-    known = ("grouping", "recall", "ordered", "case", "model", "problem")
+    known = ("grouping", "recall", "ordered", "case", "dtype", "history", "model", "problem")
     of = ", ".join(f"{name} {record[name]}" for name in known if name in record)
     return [record["check"], of, verdict(record), _figures(record)]
 
@@ -65,8 +65,8 @@ def _figures(record: Facts) -> str:
         return f"{equal} of {count} policies equal; {differ} signal values differ"
     if "form" in record:
         worst = max(record["largest_difference"].values())
-        rate = record["read_bytes_per_s"] / _GB
-        return f"{record['form']}, off by {worst:.1e}, {rate:.0f} GB/s"
+        rate = record.get("read_bytes_per_s", 0.0) / _GB
+        return f"{record['form']}, off by {worst:.1e}" + (f", {rate:.0f} GB/s" if rate else "")
     if "down_bytes_per_s" in record:
         rates = (record[f"{way}_bytes_per_s"] / _GB for way in ("down", "up"))
         return "{:.1f} GB/s down, {:.1f} up".format(*rates)
