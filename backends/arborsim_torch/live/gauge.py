@@ -60,10 +60,11 @@ class LiveGauge:
     def observe_peak(self) -> None:
         """The device holds more than before or after: see `Mover.on_peak`."""
         held = {place: self._pools[place].used_bytes for place in (*_HBM, *_STAGING)}
-        staging = self._mover.staging_in_flight_bytes + sum(held[place] for place in _STAGING)
+        buffers = self._mover.staging_in_flight_bytes + self._mover.cache.buffer_bytes
+        staging = buffers + sum(held[place] for place in _STAGING)
         self._peak_hbm = max(self._peak_hbm, staging + sum(held[place] for place in _HBM))
         self._peak_staging = max(self._peak_staging, staging)
-        self._note_allocated(self._mover.staging_in_flight_bytes)
+        self._note_allocated(buffers)
 
     def _note_allocated(self, beside_bytes: int) -> None:
         pools = sum(self._pools[place].capacity_bytes for place in (*_HBM, *_STAGING))

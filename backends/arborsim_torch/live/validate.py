@@ -176,6 +176,7 @@ def held(mover: Mover) -> Held:
     """Bytes of the tokens in the pools, by `arborsim.validation.beside.PARTS`."""
     pools = mover.cache.pools
     staging = pools[Place.STAGING].used_bytes + pools[Place.STAGING_QUANTISED].used_bytes
+    staging += mover.cache.buffer_bytes  # what streamed tokens pass through
     return (
         pools[Place.HBM].used_bytes,
         pools[Place.HBM_QUANTISED].used_bytes,
