@@ -13,7 +13,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -164,9 +164,10 @@ def memory_facts(error: BaseException, device: torch.device) -> Facts:
     lines = str(error).splitlines()
     facts: Facts = {"asked": asked[1] if asked else "", "error": lines[0] if lines else ""}
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        facts |= {"free_bytes": free, "total_bytes": total,
-                  "held_bytes": torch.cuda.memory_allocated(device)}  # fmt: skip
+        with suppress(RuntimeError):  # a device that no longer answers
+            free, total = torch.cuda.mem_get_info(device)
+            facts |= {"free_bytes": free, "total_bytes": total}
+        facts["held_bytes"] = torch.cuda.memory_allocated(device)
     return facts
 
 
@@ -208,6 +209,7 @@ def release(device: torch.device) -> None:
     if device.type != "cuda":
         return  # the host's goes with its last user
     gc.collect()
+    torch.cuda.synchronize(device)  # tells of errors that nobody has waited for
     torch.cuda.empty_cache()
     empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None)  # PyTorch 2.10
     if empty_host_cache is not None:

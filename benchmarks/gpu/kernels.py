@@ -27,15 +27,16 @@ from benchmarks.gpu.journal import Facts, synchronize
 from tests.live.oracle_attention import numbers
 from tests.live.scattered_cases import CASES, FP8, Case
 
-# One rounding to the queries' type; weights of 16 bits are rounded before they meet the values.
+# Of the largest output: it is rounded once to the queries' type, and weights of 16 bits are rounded
+# before they meet the values.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 #: Llama-3.1-8B's heads over half of a long pool, at full precision and in 8 bits.
 LONG = (
-    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=1, n=32768, capacity=65536),
-    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=4, n=32768, capacity=65536,
+    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=1, n=16384, capacity=32768),
+    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=4, n=16384, capacity=32768,
          mask="lanes"),
-    Case(dtype=torch.bfloat16, stored=FP8, dim=128, kv_heads=8, group=4, lanes=1, n=32768,
-         capacity=65536),
+    Case(dtype=torch.bfloat16, stored=FP8, dim=128, kv_heads=8, group=4, lanes=1, n=16384,
+         capacity=32768),
 )  # fmt: skip
 SMALL = CASES
 
@@ -51,12 +52,12 @@ def compare_kernel(case: Case, device: str) -> Facts:
     run: Callable[[], Any] = lambda: attend_scattered(*there, **there_scales)  # noqa: E731
     found = run()
     apart = [_largest_apart(a, b) for a, b in zip(found, wanted, strict=True)]
-    within = TOLERANCE[case.dtype] * (1 + _largest(wanted[0]))
+    within = TOLERANCE[case.dtype] * _largest(wanted[0]), 1e-4, 1e-4 * _largest(wanted[2])
     by_triton = there[0].is_cuda and runs_on(there[0].device, q.dtype, k.dtype)
     seconds = _median_s(run, there[0].device)
     read = 2 * case.kv_heads * (case.n - case.padding) * case.dim * k.element_size()
     return {
-        "ok": apart[0] <= within and apart[1] <= 1e-4 and apart[2] <= 1e-4,
+        "ok": all(a <= most for a, most in zip(apart, within, strict=True)),
         "form": "triton" if by_triton else "torch",
         "largest_difference": {"out": apart[0], "lse": apart[1], "mass": apart[2]},
         "median_s": seconds,
@@ -78,7 +79,7 @@ def compare_prefill(dtype: torch.dtype, history: int, device: str, queries: int 
     found = attend_prefill(there[0], *own, dim**-0.5, past)
     apart = [_largest_apart(a, b) for a, b in zip(found, wanted, strict=True)]
     return {
-        "ok": apart[0] <= TOLERANCE[dtype] * (1 + _largest(wanted[0])) and apart[1] <= 2e-3,
+        "ok": apart[0] <= TOLERANCE[dtype] * _largest(wanted[0]) and apart[1] <= 5e-4,
         "form": choose(there[0].device, dtype, dim).name,
         "largest_difference": {"out": apart[0], "lse": apart[1]},
     }

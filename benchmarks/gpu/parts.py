@@ -107,7 +107,7 @@ class Parts:
 
         def load() -> Facts:
             self._loaded = load_model(self._plan.model, "", self._plan.device)
-            return {"model": self._loaded.name}
+            return {"model": self._loaded.name.rpartition("/")[2]}
 
         if self._loaded is None:
             self._journal.attempt("model", {"for": part}, self._journal.left_s, load)

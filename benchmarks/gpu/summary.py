@@ -11,11 +11,12 @@ from rich.table import Table
 from benchmarks.gpu.journal import Facts
 
 _GB = 1e9
+_WIDE = 190  # columns of a log file
 
 
 def print_summary(records: Sequence[Facts]) -> None:
     """Print the tables of all parts that left records."""
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console(width=None if Console().is_terminal else _WIDE)
     by_part: dict[str, list[Facts]] = {}
     for record in records:
         by_part.setdefault(record["part"], []).append(record)
