@@ -7,6 +7,7 @@ from functools import partial
 
 from benchmarks.gpu import decisions, kernels, masking
 from benchmarks.gpu.journal import Facts, Journal
+from tests.live.scattered_cases import Case
 
 GROUPINGS = ("shared", "layer", "head")
 RECALLS = ("stage", "stream", "near", "ondemand")
@@ -56,9 +57,9 @@ def _decisions(device: str, problem: int, toy: bool) -> Iterator[Check]:
     names = _FEW_POLICIES if toy else decisions.all_policies()
     for name in ("game24",) if toy else decisions.TASKS:
         work = partial(decisions.compare_decisions, decisions.TASKS[name], device, names, problem)
-        yield "decisions are the CPU's", {"model": name, "problem": problem}, work
+        yield "decisions are the CPU's", {"search": name, "problem": problem}, work
 
 
-def _kernel(case: kernels.Case, device: str) -> Check:
+def _kernel(case: Case, device: str) -> Check:
     work = partial(kernels.compare_kernel, case, device)
     return "scattered attention", {"case": case.name}, work

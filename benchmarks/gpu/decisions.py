@@ -28,7 +28,7 @@ from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.session import SearchSetup, make_capture, make_controller
 from arborsim_torch.live.shadow import Onlooker
 from arborsim_torch.models import LoadedModel, geometry, load_model
-from arborsim_torch.recorder import EpisodeResult
+from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import TaskSource
 from benchmarks.gpu.forced import Tape, TapedSetup
 from benchmarks.gpu.journal import Facts
@@ -49,7 +49,9 @@ class Task:
 
 TASKS = {
     "chain": Task("chain", "linear", {}, {"lines": 24}, 260),
-    "game24": Task("game24", "tot-bfs", {"keep": 3, "children": 4}, {}, 90),
+    "game24": Task("game24", "tot-bfs", {"keep": 3, "children": 4}, {}, 130),
+    # Less than some policies protect; the others must choose inside the active paths, too.
+    "game24, tight": Task("game24", "tot-bfs", {"keep": 3, "children": 4}, {}, 90),
 }
 
 
@@ -155,7 +157,7 @@ def _apart(one: np.ndarray, other: np.ndarray) -> Facts:
 
 def _signal_differences(one: dict[str, Any], other: dict[str, Any]) -> Facts:
     """Per column of floats: values, how many differ, and the largest difference."""
-    found = {}
+    found: Facts = {}
     for name in sorted(one.keys() - _NO_SIGNAL):
         mine, theirs = (_floats(columns[name]) for columns in (one, other))
         if mine is None or theirs is None:

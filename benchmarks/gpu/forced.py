@@ -89,5 +89,5 @@ class TapedSetup(SearchSetup):
         made = super().recorder(*arguments, **options)
         taped = ForcedSampler(self.tape) if self.forced else TapedSampler(made.sampler, self.tape)
         made.sampler = taped  # type: ignore[assignment]
-        made.source = TapedSource(made.source, self.tape, self.forced)  # type: ignore[assignment]
+        made.source = TapedSource(made.source, self.tape, self.forced)
         return made

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from arborsim.memory.tiers import Tier
+from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.mover import Cells, Mover
+from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
@@ -45,9 +46,9 @@ def compare_kernel(case: Case, device: str) -> Facts:
     """`attend_scattered` on the device against its plain form in float64 on the CPU."""
     arguments, scales = case.build()
     q, k, v, index, scale, mask = arguments
-    wide = [part if case.stored else part.double() for part in (k, v)]
-    wanted = attend_scattered_torch(q.double(), *wide, index, scale, mask, **scales)
-    there = [x.to(device) if isinstance(x, Tensor) else x for x in arguments]
+    keys, values = (part if case.stored else part.double() for part in (k, v))
+    wanted: Any = attend_scattered_torch(q.double(), keys, values, index, scale, mask, **scales)
+    there: list[Any] = [x.to(device) if isinstance(x, Tensor) else x for x in arguments]
     there_scales = {name: x.to(device) for name, x in scales.items()}
     run: Callable[[], Any] = lambda: attend_scattered(*there, **there_scales)  # noqa: E731
     found = run()

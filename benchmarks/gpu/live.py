@@ -26,19 +26,13 @@ from arborsim.validation.beside import PARTS, Beside
 from arborsim.validation.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import free_bytes
+from arborsim_torch.live.drive import drive
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.session import (
-    Ended,
-    LiveOutcome,
-    Machine,
-    PolicySearch,
-    SearchSetup,
-    drive,
-)
+from arborsim_torch.live.session import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.plan import DENSE_UP_TO
-from arborsim_torch.recorder import EpisodeResult
+from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import RandomSource
 from benchmarks.gpu.journal import Facts, peaks, synchronize
 
@@ -239,7 +233,7 @@ def run_yardstick(loaded: LoadedModel, load: Load) -> Facts:
         model.set_attn_implementation("sdpa")
     source = RandomSource(model.config.vocab_size, *load.source_options)
     ids = torch.tensor([source.problem(0).prompt], device=device)
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
 
     def advance(tokens: Any) -> Any:
         logits = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits

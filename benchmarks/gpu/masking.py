@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from arborsim.memory.tiers import Tier
+from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.mover import Cells, Mover
+from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
@@ -51,7 +52,8 @@ class MaskedModel:
     @torch.inference_mode()
     def logits(self, ids: list[int]) -> Tensor:
         device = self._unread_from.device
-        return self._twin(torch.tensor([ids], device=device), use_cache=False).logits[0]
+        found: Tensor = self._twin(torch.tensor([ids], device=device), use_cache=False).logits[0]
+        return found
 
     def _attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any,

@@ -51,7 +51,7 @@ def verdict(record: Facts) -> str:
 
 
 def _check(record: Facts) -> list[str]:
-    known = ("grouping", "recall", "ordered", "case", "dtype", "history", "model", "problem")
+    known = ("grouping", "recall", "ordered", "case", "dtype", "history", "search", "problem")
     of = ", ".join(f"{name} {record[name]}" for name in known if name in record)
     return [record["check"], of, verdict(record), _figures(record)]
 

@@ -266,7 +266,7 @@ def test_decisions_over_other_signals_are_counted(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(decisions, "_search", counted)
     monkeypatch.setattr(attention.BatchState, "attention", disturbed)
-    found = compare_decisions(TASKS["game24"], "cpu", ["h2o", "streaming-llm"], 0)
+    found = compare_decisions(TASKS["game24, tight"], "cpu", ["h2o", "streaming-llm"], 0)
     assert found["ok"]
     assert found["equal_policies"] == 1
     assert found["equal_share"] == 0.5
