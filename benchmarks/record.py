@@ -21,7 +21,8 @@ from arborsim.trace.schema import Capture as Level
 from arborsim_torch.backend import make_capture
 from arborsim_torch.capture import middle_layers
 from arborsim_torch.models import load_model
-from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import TaskSource
 

@@ -19,8 +19,9 @@ from arborsim.hardware.cost import SCALE_BYTES, CostModel
 from arborsim.hardware.profile import HardwareProfile
 from arborsim.measurements import Measurements
 from arborsim.memory.census import Changes, kinds
-from arborsim.memory.ledger import Ledger, RunProfile
+from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Moves
+from arborsim.memory.run_profile import RunProfile
 from arborsim.memory.tiers import Tier
 from arborsim.simulator.bill import Bill
 from arborsim.simulator.engine import Engine

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from arborsim.measurements import MemorySeries
-from arborsim.memory.ledger import Ledger, RunProfile
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.run_profile import RunProfile
 
 SERIES_POINTS = 512
 _RUN_POINTS = 64  # at most this many of one run ...

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.memory.census import Census, Changes
-from arborsim.memory.ledger import Ledger, RunProfile
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.run_profile import RunProfile
 from arborsim.memory.tiers import NUM_TIERS, Tier
 from arborsim.tree import ThoughtTree
 

@@ -38,7 +38,8 @@ from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.live.validate import ValidationRun, validation_recording
 from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.plan import Plan, make_plan
-from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import read_prompts
 

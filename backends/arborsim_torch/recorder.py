@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,87 +22,13 @@ from arborsim.trace.schema import Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
+from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rows import Rows
 from arborsim_torch.sampling import Choice, Sampler, entropies
 from arborsim_torch.sources import Source
 
-
-class Listener(Protocol):
-    """Hears of everything that happens in a search, as it happens."""
-
-    def began(self, decoder: TreeDecoder) -> None:
-        """A search begins on this decoder."""
-
-    def prompt(self, tokens: Sequence[int]) -> None:
-        """The prompt has been computed."""
-
-    def iteration(self, leaves: Sequence[int], tokens: Sequence[int]) -> None:
-        """Each leaf, in batch order, has computed one token."""
-
-    def turned(self, leaves: tuple[int, ...], parents: tuple[int, ...]) -> None:
-        """The search goes on with these leaves, in order of number."""
-
-    def closed(self, node: int, reward: float, entropy: float) -> None:
-        """A thought is complete."""
-
-    def pruned(self, node: int) -> None:
-        """The search will not come back to a node."""
-
-    def answered(self, correct: bool | None) -> None:
-        """The search is over."""
-
-
-_Result = TypeVar("_Result")
-Iterations = Generator[list[int], Tensor, _Result]  # tokens of the leaves, their logits
 _REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
-
-
-@dataclass
-class LiveNode:
-    """A node while its search runs.
-
-    Attributes
-    ----------
-    generated : list of int
-        All tokens after the prompt, this node's included.
-    tokens : int
-        The node's own.
-    logits : Tensor or None
-        After its last token, to draw its children's first tokens from.
-    value : float or None
-        What the model itself said of the state.
-    """
-
-    parent: int
-    generated: list[int]
-    tokens: int = 0
-    logprob: float = 0.0
-    visits: int = 0
-    score: float = math.nan
-    finished: bool = False
-    dead: bool = False
-    value: float | None = None
-    logits: Tensor | None = None
-    embedding: np.ndarray | None = None
-
-
-@dataclass
-class EpisodeResult:
-    """What `EpisodeRecorder.run` hands back; times in seconds.
-
-    `decode_s` is all that came after the prompt, `forward_s` the part of it that decode iterations
-    took in the model and in drawing tokens.
-    """
-
-    columns: dict[str, Any]
-    correct: bool | None
-    tokens: int
-    prompt_tokens: int
-    iterations: int
-    prefill_s: float
-    decode_s: float
-    forward_s: float
 
 
 @dataclass

@@ -19,7 +19,8 @@ from arborsim_torch.attention import BatchState
 from arborsim_torch.cache.views import LayerView
 from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.token_signals import top_entries
 from tests.live.tiny import (

@@ -11,14 +11,9 @@ from arborsim.errors import BudgetInfeasible, UsageError
 from arborsim.policies.registry import available, build
 from arborsim.search import make_search
 from arborsim_torch.cache.tiered import RECALLS
-from arborsim_torch.live.session import (
-    Ended,
-    LiveOutcome,
-    Machine,
-    PolicySearch,
-    SearchSetup,
-    drive,
-)
+from arborsim_torch.live.drive import drive
+from arborsim_torch.live.run import tokens_that_fit
+from arborsim_torch.live.session import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from tests.live.tiny import torch
@@ -182,3 +177,9 @@ def one_thread() -> Any:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def test_a_budget_that_would_fit_is_named() -> None:
+    """Beside weights of 16 GB on a card of 80 GB, at 131,072 bytes a token."""
+    assert tokens_that_fit(80_000_000_000, 16_000_000_000, 131_072) == 162_760
+    assert tokens_that_fit(8_000_000_000, 16_000_000_000, 131_072) == 1

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.memory.tiers import Tier
+from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.layout import GROUPINGS, Layout
-from arborsim_torch.cache.mover import Cells, Mover
+from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.slots import Slots
 from arborsim_torch.cache.tiered import RECALLS, TieredCache

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from arborsim_torch.cache.pieces import HostPiece, HostTokens, Piece, Row
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.views import Entries
@@ -22,71 +23,6 @@ from arborsim_torch.cache.views import Entries
 if TYPE_CHECKING:
     from arborsim_torch.cache.host_stream import HostStream
     from arborsim_torch.cache.tiered import TieredCache
-
-
-@dataclass
-class Piece:
-    """Tokens of one place: int64 Tensor ``[m]`` of slots, on the pool's device."""
-
-    place: Place
-    slots: Tensor
-
-
-@dataclass(frozen=True)
-class HostPiece:
-    """Tokens of one place on the host.
-
-    Attributes
-    ----------
-    place : Place
-    index : int64 Tensor ``[m]`` or ``[kv_heads, m]``
-        Slots; -1 is padding.
-    span : slice
-        The piece's entries among all of the layer's.
-    """
-
-    place: Place
-    index: Tensor
-    span: slice
-
-    def of_mask(self, mask: Tensor | None) -> Tensor | None:
-        """The piece's part of a mask ``[..., n]``."""
-        return None if mask is None else mask[..., self.span]
-
-
-@dataclass(frozen=True)
-class HostTokens:
-    """The tokens of one layer that stay on the host; tensors are there, too.
-
-    Attributes
-    ----------
-    pieces : list of HostPiece
-    position : int64 Tensor ``[kv_heads or 1, n]``
-    lanes : bool Tensor ``[kv_heads or 1, lanes, n]``
-    n : int
-    """
-
-    pieces: list[HostPiece]
-    position: Tensor
-    lanes: Tensor
-    n: int
-
-
-@dataclass
-class Row:
-    """The tokens that one group reads.
-
-    Attributes
-    ----------
-    token : int64 array ``[n]``, rising
-    pieces : list of Piece
-    order : int64 Tensor ``[n]`` or None
-        Puts the pieces, one after the other, into the order of tokens; None if they are.
-    """
-
-    token: np.ndarray
-    pieces: list[Piece]
-    order: Tensor | None
 
 
 @dataclass(frozen=True)

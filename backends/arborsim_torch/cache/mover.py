@@ -8,53 +8,18 @@ the other modes nothing is staged: reading tokens in DDR is up to the forward pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from arborsim_torch.cache.cells import Cells, Flight
 from arborsim_torch.cache.places import HOME, STAGED, Place
 from arborsim_torch.cache.pool import Block
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.tiers.link import Link, Ticket
+from arborsim_torch.tiers.link import Link
 
 _ON_DEVICE = (Place.HBM, Place.HBM_QUANTISED)
-
-
-@dataclass
-class Cells:
-    """Cells (group, token) of the cache; int64 arrays ``[m]``."""
-
-    group: np.ndarray
-    token: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.token)
-
-    def where(self, mask: np.ndarray) -> Cells:
-        return Cells(self.group[mask], self.token[mask])
-
-    def by_group(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Each group that has cells, and its tokens."""
-        for group in np.unique(self.group).tolist():
-            yield group, self.token[self.group == group]
-
-
-@dataclass
-class Flight:
-    """Blocks on their way, per group; `lands` is their home when they arrive."""
-
-    lands: Place
-    parts: list[tuple[int, np.ndarray, Block]] = field(default_factory=list)
-    tickets: list[Ticket] = field(default_factory=list)
-    to_stage: bool = False
-
-    def done(self) -> bool:
-        return all(ticket.done() for ticket in self.tickets)
-
-    def wait(self) -> float:
-        return sum(ticket.wait() for ticket in self.tickets)
 
 
 class Mover:

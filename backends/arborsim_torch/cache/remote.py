@@ -22,7 +22,7 @@ from arborsim_torch.kernels.ondemand import PageBounds
 from arborsim_torch.tiers.link import Link
 
 if TYPE_CHECKING:
-    from arborsim_torch.cache.assembly import HostPiece, HostTokens
+    from arborsim_torch.cache.pieces import HostPiece, HostTokens
     from arborsim_torch.cache.tiered import TieredCache
 
 PAGE_TOKENS = 16  #: tokens that Quest's bounds speak of together

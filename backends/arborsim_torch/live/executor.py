@@ -13,7 +13,8 @@ from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.memory.pages import GrowingTable
 from arborsim.memory.tiers import Tier
 from arborsim.tree import ThoughtTree
-from arborsim_torch.cache.mover import Cells, Mover
+from arborsim_torch.cache.cells import Cells
+from arborsim_torch.cache.mover import Mover
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.gauge import LiveGauge
 

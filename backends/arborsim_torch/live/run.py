@@ -20,7 +20,8 @@ from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult, 
 from arborsim.policies.full import Full
 from arborsim.search import make_search
 from arborsim_torch.decoder import PREFILL_BLOCK
-from arborsim_torch.live.session import Ended, Machine, PolicySearch, SearchSetup, drive
+from arborsim_torch.live.drive import drive
+from arborsim_torch.live.session import Ended, Machine, PolicySearch, SearchSetup
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.plan import DENSE_UP_TO, Plan
 
@@ -211,12 +212,23 @@ def batched(items: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def _out_of_memory(loaded: LoadedModel, what: str, error: torch.OutOfMemoryError) -> UsageError:
-    device = loaded.model.device
+    """One line: what was asked, what was free, and a budget that would fit."""
+    device, shape = loaded.model.device, geometry(loaded)
     free, total = torch.cuda.mem_get_info(device)
-    weights = geometry(loaded).weight_bytes
+    tokens = tokens_that_fit(total, shape.weight_bytes, shape.kv_bytes_per_token)
     return UsageError(
         f"{what}: out of memory on {torch.cuda.get_device_name(device)}: "
         f"{str(error).splitlines()[0]}; {free / 1e9:.1f} of {total / 1e9:.1f} GB were free, the "
-        f"weights take {weights / 1e9:.1f}; finished searches are kept: lower --max-tokens or "
-        "--budget"
+        f"weights take {shape.weight_bytes / 1e9:.1f}; --budget {tokens} would fit; finished "
+        "searches are kept"
     )
+
+
+def tokens_that_fit(total_bytes: int, weight_bytes: int, kv_bytes_per_token: int) -> int:
+    """Tokens whose keys and values fit beside the weights.
+
+    A fifth of the memory is left to activations, attention rows and fragmentation, and a pool that
+    grows holds its old tensor beside the new one.
+    """
+    spare = 0.8 * total_bytes - weight_bytes
+    return max(1, int(spare / (2.25 * kv_bytes_per_token)))

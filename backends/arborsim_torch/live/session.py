@@ -6,12 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from arborsim.controller import Controller, Executor, Meter
 from arborsim.errors import BudgetInfeasible, UsageError
@@ -24,11 +23,12 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, Capture
-from arborsim_torch.decoder import PREFILL_BLOCK, Pass, run_together
+from arborsim_torch.decoder import PREFILL_BLOCK, Pass
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.gauge import device_peak_bytes
-from arborsim_torch.recorder import EpisodeRecorder, EpisodeResult, Iterations
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.recording import EpisodeResult, Iterations
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import Source
@@ -250,58 +250,6 @@ class PolicySearch:
             self._executor.gauge.allocated_bytes,
             device_peak_bytes(self.cache.layout.device),
         )
-
-
-def drive(
-    searches: Iterable[PolicySearch], width: int, done: Callable[[PolicySearch, Ended], None]
-) -> None:
-    """Run searches to their ends, up to `width` at a time, each iteration in one forward pass.
-
-    Parameters
-    ----------
-    searches : iterable of PolicySearch
-        Taken from when there is room.
-    width : int
-    done : callable
-        Gets every search with its result, or with the `BudgetInfeasible` that ended it.
-    """
-    running: list[tuple[PolicySearch, Iterations[EpisodeResult], list[int]]] = []
-    waiting = iter(searches)
-    while True:
-        while len(running) < width:
-            search = next(waiting, None)
-            if search is None:
-                break
-            steps = search.steps()
-            ended = _advance(steps, None)
-            if isinstance(ended, list):
-                running.append((search, steps, ended))
-            else:
-                done(search, ended)
-        if not running:
-            return
-        logits = run_together([search.prepare(tokens) for search, _, tokens in running])
-        still = []
-        for (search, steps, _), own in zip(running, logits, strict=True):
-            ended = _advance(steps, own[:, 0])
-            if isinstance(ended, list):
-                still.append((search, steps, ended))
-            else:
-                done(search, ended)
-        running = still
-
-
-def _advance(
-    steps: Iterations[EpisodeResult], logits: Tensor | None
-) -> list[int] | EpisodeResult | BudgetInfeasible:
-    """The tokens of the search's next iteration, or how it ended."""
-    try:
-        return steps.send(logits)  # type: ignore[arg-type]
-    except StopIteration as end:
-        result: EpisodeResult = end.value
-        return result
-    except BudgetInfeasible as error:
-        return error
 
 
 def make_controller(

@@ -27,7 +27,7 @@ from arborsim_torch.live.run import MetersOf, facts, make_setup, numbers
 from arborsim_torch.live.session import SearchSetup, make_capture, make_controller
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.plan import Plan
-from arborsim_torch.recorder import EpisodeResult
+from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.reference.tasks import Problem
 
 _NOWHERE = Path("nowhere.parquet")
