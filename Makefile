@@ -32,6 +32,7 @@ traces: .venv/.full  ## record the shipped traces again (needs torch; about 10 m
 bench: .venv/.full
 	$(BIN)/python benchmarks/replay.py --out reports/benchmarks/replay.json
 	$(BIN)/python benchmarks/decisions.py --out reports/benchmarks/decisions.json
+	$(BIN)/python benchmarks/live.py --out reports/benchmarks/live.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
 
