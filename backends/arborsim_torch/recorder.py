@@ -57,6 +57,8 @@ class EpisodeRecorder:
         A new one; by default one that keeps everything until the search drops it.
     prefill_block : int
         Prompt tokens per forward pass.
+    clock : callable
+        Seconds since some moment: what all times are measured with.
     """
 
     model: Any
@@ -71,6 +73,7 @@ class EpisodeRecorder:
     listener: Listener | None = None
     cache: TieredCache | None = None
     prefill_block: int = PREFILL_BLOCK
+    clock: Callable[[], float] = time.perf_counter
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:
@@ -96,7 +99,7 @@ class EpisodeRecorder:
         if self.listener is not None:
             self.listener.began(self.decoder)
         self.rewards = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
-        self._began = time.perf_counter()
+        self._began = self.clock()
         self._complete: list[int] = [ROOT]  # the frontier, in order of completion
         self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
         self._generated, self._forward_s = 0, 0.0
@@ -117,7 +120,7 @@ class EpisodeRecorder:
         )  # fmt: skip
 
     def _clock(self) -> float:
-        return time.perf_counter() - self._began
+        return self.clock() - self._began
 
     def _prefill(self) -> None:
         found: list[Tensor] = []
@@ -228,10 +231,10 @@ class EpisodeRecorder:
             node.generated.append(token)
             node.tokens += 1
             node.logprob += logprob
-        begun = time.perf_counter()
+        begun = self.clock()
         logits = yield [token for token, _ in fed]
         choice = self._choose(active, logits)
-        self._forward_s += time.perf_counter() - begun
+        self._forward_s += self.clock() - begun
         self.rows.iteration += 1
         self.rows.time_s = self._clock()
         last = len(self.problem.prompt) - 1

@@ -81,6 +81,7 @@ class Pool:
         self._pinned = pinned
         self._banks: list[list[Tensor]] = [[] for _ in range(layout.banks)]
         self._capacity = [0] * layout.banks
+        self._views: dict[int, list[Tensor]] = {}  # by layer
 
     @property
     def bytes_per_cell(self) -> int:
@@ -122,8 +123,11 @@ class Pool:
 
     def bank(self, layer: int) -> list[Tensor]:
         """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views."""
-        bank, index = self.layout.bank_of_layer(layer)
-        return [part[index] for part in self._banks[bank]]
+        known = self._views.get(layer)
+        if known is None:
+            bank, index = self.layout.bank_of_layer(layer)
+            known = self._views[layer] = [part[index] for part in self._banks[bank]]
+        return known
 
     def read(self, group: int, slot: np.ndarray) -> Block:
         """Copy the tokens in `slot` of one group, as they are stored."""
@@ -168,6 +172,7 @@ class Pool:
     def _empty(self, bank: int) -> list[Tensor]:
         g = self.layout
         shape = (g.bank_layers, 2, g.kv_heads, self._capacity[bank], g.head_dim)
+        self._views.clear()
         # Zeros: a slot that nobody reads still meets the values' product, as 0 x slot.
         options: dict[str, Any] = {"device": self.device, "pin_memory": self._pinned}
         parts = [torch.zeros(shape, dtype=_addressable(self.codec.storage), **options)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,6 +19,11 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.gauge import LiveGauge
 
+def waits_on(clock: Callable[[], float]) -> bool:
+    """Whether the clock goes on while the thread waits; a thread's CPU time does not."""
+    return clock is not time.thread_time
+
+
 _QUANTISED = np.array([tier.quantised for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 
@@ -31,22 +37,26 @@ class LiveExecutor:
     ----------
     mover : Mover
         On the decoder's cache.
+    seconds : callable
+        Seconds since some moment.
     """
 
-    def __init__(self, mover: Mover) -> None:
-        self._mover = mover
+    def __init__(
+        self, mover: Mover, seconds: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._mover, self._seconds = mover, seconds
         self._cache = mover.cache
         self._tier = GrowingTable(mover.cache.layout.groups, np.int8)
         self._decoder: TreeDecoder | None = None
         self._measured = Measurements()
-        self._began = time.perf_counter()
+        self._began = self._seconds()
         self.gauge = LiveGauge(mover)
         mover.on_peak = self.gauge.observe_peak
 
     def attach(self, decoder: TreeDecoder) -> None:
         """Recompute lost tokens with this decoder."""
         self._decoder = decoder
-        self._began = time.perf_counter()
+        self._began = self._seconds()
 
     @property
     def tier(self) -> np.ndarray:
@@ -88,7 +98,7 @@ class LiveExecutor:
 
     def clock(self) -> float:
         """Seconds since the search began."""
-        return time.perf_counter() - self._began
+        return self._seconds() - self._began
 
     def measurements(self) -> Measurements:
         """What has been measured so far; seconds of the model are added by whoever runs it."""
@@ -146,7 +156,7 @@ class LiveExecutor:
     def _rehydrate(self, cells: Cells) -> None:
         """One prefill per path over its lost tokens, from the root to the leaf."""
         assert self._decoder is not None
-        begun = time.perf_counter()
+        begun = self._seconds()
         exposed_s = self._mover.exposed_s
         self._mover.restore(cells)
         waiting = np.unique(cells.token)
@@ -160,8 +170,8 @@ class LiveExecutor:
             waiting = waiting[~now]
         if self._cache.layout.device.type == "cuda":
             torch.cuda.synchronize(self._cache.layout.device)
-        waited_s = self._mover.exposed_s - exposed_s
-        self._measured.time.rehydration_s += time.perf_counter() - begun - waited_s
+        waited_s = waits_on(self._seconds) * (self._mover.exposed_s - exposed_s)
+        self._measured.time.rehydration_s += self._seconds() - begun - waited_s
         self._measured.rehydrations += 1
 
     def _deepest(self, tokens: np.ndarray) -> int:

@@ -47,6 +47,8 @@ class Feed:
         See `LiveHeadRows`.
     on_begin : callable, optional
         Gets the decoder before anything is computed.
+    clock : callable
+        Seconds since some moment.
 
     Attributes
     ----------
@@ -62,9 +64,10 @@ class Feed:
         layers: tuple[int, ...],
         readable: Readable | None = None,
         on_begin: Callable[[TreeDecoder], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.handling_s = 0.0
-        self._on_begin = on_begin
+        self._on_begin, self._clock = on_begin, clock
         self._controllers = controllers
         self._capture = capture
         self._needs = needs
@@ -82,13 +85,13 @@ class Feed:
             self._on_begin(decoder)
 
     def prompt(self, tokens: Sequence[int]) -> None:
-        begun = time.perf_counter()
+        begun = self._clock()
         self._opened = 1
         self._tell(Prefill(self._run((0,), list(tokens))))
-        self.handling_s += time.perf_counter() - begun
+        self.handling_s += self._clock() - begun
 
     def iteration(self, leaves: Sequence[int], tokens: Sequence[int]) -> None:
-        begun = time.perf_counter()
+        begun = self._clock()
         if self._leaves != tuple(leaves):
             self._flush()
             self._leaves = tuple(leaves)
@@ -97,7 +100,7 @@ class Feed:
         self._tokens += tokens
         if len(self._tokens) >= self._due * len(leaves):
             self._flush()
-        self.handling_s += time.perf_counter() - begun
+        self.handling_s += self._clock() - begun
 
     def turned(self, leaves: tuple[int, ...], parents: tuple[int, ...]) -> None:
         pairs = zip(leaves, parents, strict=True)
@@ -116,10 +119,10 @@ class Feed:
         self._event(Answer(correct))
 
     def _event(self, event: Event) -> None:
-        begun = time.perf_counter()
+        begun = self._clock()
         self._flush()
         self._tell(event)
-        self.handling_s += time.perf_counter() - begun
+        self.handling_s += self._clock() - begun
 
     def _flush(self) -> None:
         """Hand over the iterations that were held back."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, Pass
-from arborsim_torch.live.executor import LiveExecutor
+from arborsim_torch.live.executor import LiveExecutor, waits_on
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.gauge import device_peak_bytes
 from arborsim_torch.recorder import EpisodeRecorder
@@ -54,6 +55,8 @@ class SearchSetup:
     attention_top : int
         Positions kept per attention row; 0 keeps rows whole.
     prefill_block : int
+    clock : callable
+        Seconds since some moment: what all times are measured with.
     """
 
     model: Any
@@ -65,6 +68,7 @@ class SearchSetup:
     dedupe: bool = True
     attention_top: int = 0
     prefill_block: int = PREFILL_BLOCK
+    clock: Callable[[], float] = time.perf_counter
 
     def recorder(
         self,
@@ -87,6 +91,7 @@ class SearchSetup:
             listener=listener,
             cache=cache,
             prefill_block=self.prefill_block,
+            clock=self.clock,
         )
 
 
@@ -210,7 +215,7 @@ class PolicySearch:
             link=self._link,
         )  # fmt: skip
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
-        self._executor = LiveExecutor(mover)
+        self._executor = LiveExecutor(mover, setup.clock)
         driven = self._executor if beside is None else beside(self._executor, mover)
         controller = make_controller(policy, driven, budget_tokens, model, meters)
         if policy.bounded and not in_ddr:
@@ -218,10 +223,11 @@ class PolicySearch:
             room = min(budget_tokens, expected) + search.slots
             self.cache.pools[Place.HBM].reserve(max(room, len(problem.prompt)))
         self._feed = Feed(
-            [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach
-        )
+            [controller], capture, needs, layers, _Readable(self.cache), self._executor.attach,
+            setup.clock,
+        )  # fmt: skip
         self._recorder = setup.recorder(problem, capture, self._feed, self.cache, on_tokens)
-        self._problem = problem
+        self._problem, self._clock = problem, setup.clock
 
     def steps(self) -> Iterations[EpisodeResult]:
         """See `EpisodeRecorder.steps`; raises `BudgetInfeasible` where the policy does."""
@@ -240,9 +246,10 @@ class PolicySearch:
         measured, feed = self._executor.measurements(), self._feed
         time = measured.time
         # Waiting for streamed tokens happens inside forward passes, all else between them.
-        streamed_s = self.cache.stream_exposed_s
+        counts = waits_on(self._clock)
+        streamed_s = counts * self.cache.stream_exposed_s
         time.prefill_s, time.decode_s = episode.prefill_s, episode.forward_s - streamed_s
-        waited_s = time.rehydration_s + time.exposed_transfer_s - streamed_s
+        waited_s = time.rehydration_s + counts * time.exposed_transfer_s - streamed_s
         time.policy_s = max(0.0, feed.handling_s - waited_s)
         return LiveOutcome(
             episode,

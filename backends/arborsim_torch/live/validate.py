@@ -81,7 +81,10 @@ class ValidationRun:
             raise UsageError("a validation needs a machine to simulate: give --gpu")
         self.request, self.loaded, self.plan = request, loaded, plan
         self.info, self.watch, self.machine = info, watch, request.machine
+        self.alone = loaded.model.device.type == "cpu" and torch.get_num_threads() == 1
         self.setup = make_setup(request, loaded, plan)
+        if self.alone:  # other processes change the clock, and not the thread's CPU time
+            self.setup = replace(self.setup, clock=time.thread_time)
 
     def run(self) -> None:
         """All problems that the watch still wants."""
@@ -141,7 +144,6 @@ class ValidationRun:
         begun = time.thread_time()
         drive([search], 1, lambda _, ended: ends.append(ended))
         thread_s = time.thread_time() - begun - made[0].aside_thread_s
-        alone = self.loaded.model.device.type == "cpu" and torch.get_num_threads() == 1
         if isinstance(ends[0], BudgetInfeasible):
             return replace(check, infeasible=str(ends[0]))
         outcome = search.outcome(ends[0])
@@ -149,10 +151,10 @@ class ValidationRun:
         alike = agreement(
             course, shadow_moves, Course.of(ends[0].columns), made[0].log.rows, groups
         )
-        check = _compared(check, outcome, made[0], number == request.first)
+        check = _compared(check, outcome, made[0], number == request.first, self.alone)
         return replace(
             check,
-            thread_s=thread_s if alone else float("nan"),
+            thread_s=thread_s if self.alone else float("nan"),
             same_iterations=alike.same,
             shadow_iterations=course.iterations,
             jaccard_before=alike.before,
@@ -237,11 +239,14 @@ def _parity(shadow: _Shadow, replay: Replayed) -> CellCheck:
     )
 
 
-def _compared(check: CellCheck, outcome: LiveOutcome, beside: Beside, draw: bool) -> CellCheck:
+def _compared(
+    check: CellCheck, outcome: LiveOutcome, beside: Beside, draw: bool, by_thread: bool
+) -> CellCheck:
     """Parts (b) and (c): bytes and seconds of the same search on both machines."""
     live, simulated = outcome.measured, beside.simulated.measurements()
     # The simulator ran inside the feed's handling of events.
-    live.time.policy_s = max(0.0, live.time.policy_s - beside.aside_s)
+    aside_s = beside.aside_thread_s if by_thread else beside.aside_s
+    live.time.policy_s = max(0.0, live.time.policy_s - aside_s)
     over_time = beside.bytes_over_time()
     drawn = over_time.thinned(_SERIES_POINTS).reshape(-1).tolist() if draw else []
     correct = outcome.episode.correct
