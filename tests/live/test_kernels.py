@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from arborsim_torch.kernels import fused
 from arborsim_torch.kernels.dense import attend, attend_with_mass
 from arborsim_torch.kernels.flash import attend_flash, attend_prefill, choose, column_sums
-from arborsim_torch.kernels.merge import merge, merge_splits
+from arborsim_torch.kernels.merge import merge
 
 from .oracle_attention import assert_near, by_group, literal, numbers
 
@@ -105,21 +105,21 @@ def test_merged_parts_are_the_whole(case, cuts):
     parts = [attend(q, k[:, a:b], v[:, a:b], SCALE, mask[..., a:b]) for a, b in pairwise(edges)]
     outs, lses = zip(*parts, strict=True)
     whole = attend(q, k, v, SCALE, mask)
-    for merged in (merge(outs, lses), merge_splits(torch.stack(outs), torch.stack(lses))):
-        assert_near(merged[0], whole[0])
-        assert_near(merged[1], whole[1])
+    merged = merge(outs, lses)
+    assert_near(merged[0], whole[0])
+    assert_near(merged[1], whole[1])
 
 
 def test_what_stands_where_no_key_was_read_does_not_matter():
     outs = torch.tensor([[math.nan, math.inf], [2.0, 3.0]])
     lses = torch.tensor([-math.inf, 1.5])
-    for out, lse in (merge(list(outs), list(lses)), merge_splits(outs, lses)):
-        assert out.tolist() == [2.0, 3.0]
-        assert lse.item() == 1.5
+    out, lse = merge(list(outs), list(lses))
+    assert out.tolist() == [2.0, 3.0]
+    assert lse.item() == 1.5
     nothing = torch.full((2,), -math.inf)
-    for out, lse in (merge(list(outs), list(nothing)), merge_splits(outs, nothing)):
-        assert out.tolist() == [0.0, 0.0]
-        assert lse.item() == -math.inf
+    out, lse = merge(list(outs), list(nothing))
+    assert out.tolist() == [0.0, 0.0]
+    assert lse.item() == -math.inf
 
 
 def test_unequal_numbers_of_parts_are_refused():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from arborsim_torch.kernels.ondemand import PageBounds, slots_of_pages
+from arborsim_torch.kernels.ondemand import PageBounds
 from arborsim_torch.kernels.scattered import attend_scattered
 
 from .oracle_attention import assert_near, literal, numbers
@@ -123,8 +123,8 @@ def test_attention_over_the_chosen_pages_is_attention_over_their_tokens():
         bounds.update(page, pool[0, :, page * page_tokens :][:, :page_tokens])
     for top in (2, 5):
         chosen = bounds.select(q, top)[0]
-        index = slots_of_pages(chosen, page_tokens)
-        assert index.dtype == torch.int32
+        slots = chosen[..., None] * page_tokens + torch.arange(page_tokens)
+        index = slots.masked_fill((chosen < 0)[..., None], -1).flatten(-2).to(torch.int32)
         out, lse, mass = attend_scattered(q, pool[0], pool[1], index, 0.25)
         mask = torch.zeros(1, 2, 1, pages * page_tokens, dtype=torch.bool)
         for head, own in enumerate(chosen.tolist()):

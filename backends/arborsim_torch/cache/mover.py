@@ -127,7 +127,11 @@ class Mover:
 
     @torch.inference_mode()
     def turn(self) -> None:
-        """The active paths have changed: stage what they need, give up what they do not."""
+        """The active paths have changed: stage what they need, give up what they do not.
+
+        Only the difference crosses the link (the memory-hierarchy paper's differential prefetch,
+        section 3.4): what is staged and still needed stays.
+        """
         if self.recall != "stage" or not self._anything_in_ddr():
             return
         self.settle(wait=True)

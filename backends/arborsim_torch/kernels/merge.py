@@ -61,26 +61,6 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     return total.to(outs[0].dtype), lse
 
 
-def merge_splits(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """`merge` of parts that are stacked already, in a few operations however many they are.
-
-    Parameters
-    ----------
-    outs : Tensor ``[parts, ..., head_dim]``
-    lses : Tensor ``[parts, ...]``
-
-    Returns
-    -------
-    out : Tensor ``[..., head_dim]``
-    lse : float32 Tensor ``[...]``
-    """
-    kind = torch.promote_types(accumulator(outs.dtype), lses.dtype)
-    lse = _logsumexp(lses.to(kind))
-    weights = torch.exp(lses.to(kind) - finite(lse))[..., None]
-    empty = (lses == float("-inf"))[..., None]
-    return (outs * weights).masked_fill_(empty, 0.0).sum(0).to(outs.dtype), lse
-
-
 def _logsumexp(parts: Tensor) -> Tensor:
     """Over the first axis; of one part exactly that part."""
     return parts[0] if len(parts) == 1 else torch.logsumexp(parts, dim=0)

@@ -114,23 +114,3 @@ class PageBounds:
         # A bound may be -inf by overflow as well: what counts is whether the page has keys.
         filled = self.filled.expand(most.shape).gather(-1, chosen)
         return torch.where(filled, chosen, -1)
-
-
-def slots_of_pages(pages: Tensor, page_tokens: int) -> Tensor:
-    """The slots of pages that lie one after the other in a pool.
-
-    Parameters
-    ----------
-    pages : int Tensor ``[..., chosen]``
-        -1 for none.
-    page_tokens : int
-        Slots of a page.
-
-    Returns
-    -------
-    int32 Tensor ``[..., chosen x page_tokens]``
-        -1 for the slots of no page: an index for `arborsim_torch.kernels.scattered`.
-    """
-    within = torch.arange(page_tokens, device=pages.device)
-    slots = pages[..., None] * page_tokens + within
-    return slots.masked_fill_((pages < 0)[..., None], -1).flatten(-2).to(torch.int32)
