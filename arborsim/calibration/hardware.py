@@ -13,6 +13,7 @@ from typing import Literal, Protocol, cast, runtime_checkable
 
 from arborsim.backends import get_backend
 from arborsim.calibration.backend import OnProgress
+from arborsim.calibration.policy_cost import PolicyTime
 from arborsim.errors import UsageError
 from arborsim.trace.schema import Geometry
 
@@ -162,6 +163,8 @@ class HardwareMeasurements:
     passes : tuple of Pass
     notes : tuple of str
         What was left out, and why.
+    policies : tuple of PolicyTime
+        Searches under policies; empty if the model is too slow for them.
     """
 
     device: str
@@ -175,6 +178,7 @@ class HardwareMeasurements:
     kernels: Kernels
     passes: tuple[Pass, ...]
     notes: tuple[str, ...] = ()
+    policies: tuple[PolicyTime, ...] = ()
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ from arborsim.calibration.hardware_fit import (
     fit_passes,
     fitted_profile,
 )
+from arborsim.calibration.policy_cost import PolicyCost, PolicyTime, fit_policies
 from arborsim.errors import UsageError
 from arborsim.hardware.profile import HardwareProfile
 
@@ -67,6 +68,9 @@ def make_profile(
     flops = max(kernels.matrix_flops.values())
     memory = _memory_peak(measured)
     weights = min(kernels.weights_bytes, memory)
+    live = fit_policies(measured.policies)
+    if live is None:
+        live = PolicyCost(decisions.base_s, decisions.per_token_s, 0.0, 0.0)
     fitted = fit_passes(measured.passes, measured.geometry, flops, memory, weights)
     raw = HardwareProfile(
         name=name,
@@ -83,8 +87,10 @@ def make_profile(
         per_layer_s=fitted.per_layer_s,
         per_step_s=fitted.per_step_s,
         per_sequence_s=fitted.per_sequence_s,
-        decision_base_s=decisions.base_s,
-        decision_per_token_s=decisions.per_token_s,
+        decision_base_s=live.base_s,
+        decision_per_token_s=live.per_token_s,
+        decision_rows_s=live.rows_s,
+        eager_per_layer_s=live.eager_per_layer_s,
         h2d_bytes_per_s=max(link.h2d),
         d2h_bytes_per_s=max(link.d2h),
         block_bytes=tuple(float(size) for size in link.block_bytes),
@@ -182,8 +188,11 @@ def _sources(measured: HardwareMeasurements, decisions: DecisionCost, date: str)
         **dict.fromkeys(("per_layer_s", "per_step_s", "per_sequence_s"), fit),
         "overlap": fit,
         **dict.fromkeys(
-            ("decision_base_s", "decision_per_token_s"),
-            f"median over {len(decisions.policies)} policies",
+            ("decision_base_s", "decision_per_token_s", "decision_rows_s", "eager_per_layer_s"),
+            f"searches of {measured.geometry.name} under "
+            f"{len({one.name for one in measured.policies})} policies, median"
+            if fit_policies(measured.policies)
+            else f"decisions alone, median over {len(decisions.policies)} policies",
         ),
         "h2d_bytes_per_s": f"best block size{same}",
         "d2h_bytes_per_s": f"best block size{same}",
@@ -219,6 +228,10 @@ def _evidence(
             "passes": {
                 entry.name: [getattr(one, entry.name) for one in measured.passes]
                 for entry in fields(Pass)
+            },
+            "policies": {
+                entry.name: [getattr(one, entry.name) for one in measured.policies]
+                for entry in fields(PolicyTime)
             },
             "decisions": {
                 "sizes": decisions.sizes,

@@ -10,7 +10,8 @@ overheads::
     max(FLOPs / (peak mfu), weights / (bandwidth mbu) + KV read / (bandwidth kv_efficiency))
         + dequantising + layers per_layer + per_step + sequences per_sequence
 
-A profile may say that a part of the shorter of the two is not hidden (``overlap < 1``).
+A profile may say that a part of the shorter of the two is not hidden (``overlap < 1``), and that
+layers take longer where attention rows are read (``eager_per_layer``).
 """
 
 from __future__ import annotations
@@ -146,8 +147,11 @@ class CostModel:
         """Quantisation scales of a token: one per layer and KV head, for K and for V."""
         return 2 * self.geometry.layers * self.geometry.kv_heads
 
-    def decode(self, reads: Reads) -> DecodeCost:
-        """Iterations in which each of ``reads.sequences`` sequences decodes one token."""
+    def decode(self, reads: Reads, fused: bool = True) -> DecodeCost:
+        """Iterations in which each of ``reads.sequences`` sequences decodes one token.
+
+        Without a fused kernel layers launch more; what they write is `eager_rows_s`.
+        """
         p, g = self.profile, self.geometry
         matrices = 2.0 * g.parameters * reads.sequences
         attention = self._attention_flops(reads.attended_tokens)
@@ -156,7 +160,7 @@ class CostModel:
             weights_s=g.weight_bytes / (p.hbm_bytes_per_s * p.mbu),
             kv_s=reads.bytes / (p.hbm_bytes_per_s * p.kv_read_efficiency),
             dequantise_s=reads.quantised_bytes / p.dequantise_bytes_per_s,
-            layers_s=g.layers * p.per_layer_s,
+            layers_s=g.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s)),
             step_s=p.per_step_s + p.per_sequence_s * reads.sequences,
             overlap=p.overlap,
         )
@@ -209,9 +213,11 @@ class CostModel:
         widths = 2 * g.hidden + 2 * (g.heads + g.kv_heads) * g.head_dim + 3 * g.intermediate
         return new_tokens * widths * g.weight_bytes_per_element + sequences * g.vocab * 4
 
-    def decision_s(self, examined_tokens: Array) -> Array:
-        """A policy's decision over so many tokens, on the host."""
-        return self.profile.decision_base_s + self.profile.decision_per_token_s * examined_tokens
+    def decision_s(self, examined_tokens: Array, fused: bool = True) -> Array:
+        """A policy's decision over so many tokens, on the host; more if it reads attention rows."""
+        p = self.profile
+        base_s = p.decision_base_s + (0.0 if fused else p.decision_rows_s)
+        return base_s + p.decision_per_token_s * examined_tokens
 
     def copy_s(self, moved_bytes: Array) -> Array:
         """Device code that reads or writes so many bytes of HBM (quantising, compaction)."""

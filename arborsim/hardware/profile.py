@@ -17,8 +17,10 @@ from arborsim.errors import UnknownName, UsageError
 
 Direction = Literal["h2d", "d2h"]
 ASSUMED = "assumed"
-#: No numbers, or one that means "a roofline" unless it is given.
-_NEUTRAL = ("name", "sources", "evidence", "overlap")
+#: No numbers, or ones that mean "a roofline" and "nothing" unless they are given.
+_NEUTRAL = (
+    "name", "sources", "evidence", "overlap", "decision_rows_s", "eager_per_layer_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class HardwareProfile:
     overlap : float
         Share of the shorter of computing and reading memory that runs beside the longer: 1 is a
         roofline; on a CPU the two can add up.
+    decision_rows_s, eager_per_layer_s : float
+        Where a policy reads attention rows: what each decision takes longer, and what each layer of
+        a decode iteration does beside writing the rows.
     sources : mapping of str to str
         Where each number comes from.
     evidence : mapping
@@ -90,6 +95,8 @@ class HardwareProfile:
     pageable_factor: float
     reserve_share: float
     overlap: float = 1.0
+    decision_rows_s: float = 0.0
+    eager_per_layer_s: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
 

@@ -186,7 +186,7 @@ class SimulatedExecutor:
     def apply(self, moves: Moves, examined_tokens: int) -> None:
         """Carry out one decision taken over `examined_tokens` tokens."""
         self._bill.measured.decisions += 1
-        self._spend_on_policy(float(self._cost.decision_s(examined_tokens)))
+        self._spend_on_policy(float(self._cost.decision_s(examined_tokens, self._iterations.fused)))
         self._carry_out(self._ledger.resolve(moves))
         if self._compact:
             copied_bytes = self._ledger.compact()

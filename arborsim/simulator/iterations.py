@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from arborsim.hardware.cost import CostModel, Reads
+from arborsim.hardware.cost import CostModel, DecodeCost, Reads
 from arborsim.memory.tiers import Tier
 from arborsim.simulator.paths import PathProfile
 
@@ -111,11 +111,11 @@ class IterationModel:
         """
         policy_s = np.zeros(len(decided))
         if decided.any():
-            policy_s = np.where(decided, self.cost.decision_s(path.length), 0.0)
+            policy_s = np.where(decided, self.cost.decision_s(path.length, self.fused), 0.0)
         if not self.fused:
             policy_s = policy_s + self.cost.eager_rows_s(self._attended(path))
         if self.recall == "stage":
-            return IterationCosts(self.cost.decode(self._reads(path, sequences)).total_s, policy_s)
+            return IterationCosts(self._decode(path, sequences).total_s, policy_s)
         away = path.minus(landing).of_tiers(_IN_DDR)
         if self.recall == "stream":
             return self._streaming(path, away, sequences, policy_s)
@@ -143,11 +143,14 @@ class IterationModel:
             quantised_bytes=self._quantised_sizes @ count,
         )
 
+    def _decode(self, path: PathProfile, sequences: int) -> DecodeCost:
+        return self.cost.decode(self._reads(path, sequences), self.fused)
+
     def _streaming(
         self, path: PathProfile, away: PathProfile, sequences: int, policy_s: np.ndarray
     ) -> IterationCosts:
         """Tokens of `away` cross PCIe once per iteration; the GPU reads them from the buffer."""
-        decode_s = self.cost.decode(self._reads(path, sequences)).total_s
+        decode_s = self._decode(path, sequences).total_s
         fetched_bytes = self.bytes_by_tier @ away.shared
         side = self.cost.stream(decode_s, fetched_bytes)
         buffers = np.asarray(self.cost.double_buffer_bytes(fetched_bytes))
@@ -159,7 +162,7 @@ class IterationModel:
         self, local: PathProfile, away: PathProfile, sequences: int, policy_s: np.ndarray
     ) -> IterationCosts:
         """The GPU attends to `local`, the CPU to `away`."""
-        decode = self.cost.decode(self._reads(local, sequences))
+        decode = self._decode(local, sequences)
         remote_bytes = self.bytes_by_tier @ self._read(away)
         side = self.cost.near(decode.attention_s, remote_bytes, sequences)
         queries, partials = (

@@ -67,15 +67,15 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
 
 
 def _of_thread(lines: Sequence[Line], error: TermError) -> str:
-    """What the CPU time says, which a busy machine distorts less than the clock."""
+    """What all CPU time says: the terms', and that of the search's own bookkeeping."""
     if not error.lines:
         return ""
-    clock_s = sum(line.live_s[TERMS.index("total_s")] for line in lines)
-    busy = clock_s / sum(line.thread_s for line in lines)
+    terms_s = sum(line.live_s[TERMS.index("total_s")] for line in lines)
+    share = terms_s / sum(line.thread_s for line in lines)
     return (
-        f" Against the CPU time of the searching thread, all seconds are off by "
-        f"{_percent(error.median)} in the median, {_percent(error.worst)} at worst "
-        f"({error.worst_name}); the clock ran {busy:.2f} times that."
+        f" Seconds are CPU time of the searching thread here, of which the terms are "
+        f"{_percent(share)}; against all of it the sum is off by {_percent(error.median)} in the "
+        f"median, {_percent(error.worst)} at worst ({error.worst_name})."
     )
 
 

@@ -23,8 +23,10 @@ from arborsim.calibration.hardware_fit import (
     predicted_s,
 )
 from arborsim.calibration.hardware_profile import make_profile, profile_toml, write_profile
+from arborsim.calibration.policy_cost import PolicyTime, fit_policies
 from arborsim.cli.app import main
 from arborsim.errors import UsageError
+from arborsim.hardware.cost import CostModel, Reads
 from arborsim.hardware.lookup import load_geometry, load_profile
 from arborsim.hardware.profile import HardwareProfile
 from tests.simulator.bench import PROFILE
@@ -166,6 +168,45 @@ def test_a_gpus_peak_is_that_of_buffers_no_cache_holds() -> None:
     assert "same memory" not in profile.source("h2d_bytes_per_s")
 
 
+def searched(
+    name: str, rows: bool, tokens: float, decision_s: float, slower_s: float
+) -> PolicyTime:
+    """100 iterations of 1 ms and 50 decisions, full retention's events taking 2 ms in all."""
+    decode_s = 100 * (1e-3 + 6 * slower_s)
+    return PolicyTime(
+        name, rows, False, 6, tokens, 100, 50, decode_s, 2e-3 + 50 * decision_s, 0.1, 2e-3
+    )
+
+
+def test_policies_cost_what_their_searches_take_longer() -> None:
+    times = [
+        searched("blind", False, 100, 5e-4 + 100 * 2e-7, 0.0),
+        searched("blind", False, 500, 5e-4 + 500 * 2e-7, 0.0),
+        searched("seeing", True, 100, 8e-4 + 100 * 2e-7, 5e-5),
+        replace(searched("seldom", True, 100, 9e-3, 5e-5), decisions=2),
+        replace(searched("rounding", True, 100, 8e-4 + 100 * 2e-7, 9e-4), quantises=True),
+    ]
+    found = fit_policies(times)
+    assert found is not None
+    assert vars(found) == pytest.approx(
+        {"base_s": 5e-4, "per_token_s": 2e-7, "rows_s": 3e-4, "eager_per_layer_s": 5e-5}
+    )
+    assert fit_policies(times[:2]) is None
+    timed = replace(measurements(), policies=tuple(times))
+    profile = make_profile("m", timed, DECISIONS, "2026-01-02", "").profile
+    cost = CostModel(profile, CHAIN)
+    assert cost.decision_s(1000) == pytest.approx(7e-4)
+    assert cost.decision_s(1000, fused=False) == pytest.approx(1e-3)
+    reads = Reads(1, 100, 1e5)
+    slower = cost.decode(reads, fused=False).total_s - cost.decode(reads).total_s
+    assert float(slower) == pytest.approx(CHAIN.layers * 5e-5)
+    assert "under 4 policies" in profile.source("decision_rows_s")
+    assert HardwareProfile.from_toml(profile_toml(profile), "m.toml") == profile
+    alone = make_profile("m", measurements(), DECISIONS, "", "").profile
+    assert (alone.decision_base_s, alone.decision_rows_s) == (DECISIONS.base_s, 0)
+    assert "decisions alone" in alone.source("decision_base_s")
+
+
 def test_an_interrupted_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +300,7 @@ class TestMeasuring:
 
         with first_layers(model, LAYERS) as counted:
             assert (counted.decode, counted.prefill) == (whole, whole)
-        design = Design((8, 20), frozenset({20}), (1, 3), frozenset({3}), True, 2, 1, 3, 60.0)
+        design = Design((8, 20), frozenset({20}), (1, 3), frozenset({3}), True, 2, 1, 4, 60.0)
         told: list[tuple[int, int]] = []
         found, notes = time_passes(
             Timer(torch.device("cpu")), model, design, lambda *at: told.append(at)
@@ -273,11 +314,33 @@ class TestMeasuring:
             held_out = one.layers == 2 or one.lanes == 3 or one.shared >= 20
             assert one.held_out == held_out
             assert one.parameters == counts(one.layers, one.kind)
-            # Two iterations to get warm, and the second of three that are timed.
-            own = 0 if one.kind == "prefill" else 4
+            # The middle of the second to the fourth token of a thought.
+            own = 0 if one.kind == "prefill" else 3
             assert one.attended in (8 + own, 20 + own)
             assert one.shared == one.attended + (one.lanes - 1) * own
             assert 0 < one.seconds < 1
+
+    def test_policies_are_searched_live(self) -> None:
+        import torch
+
+        from arborsim_torch.hardware.searches import time_policies
+        from arborsim_torch.hardware.timing import Timer
+        from tests.live.tiny import LAYERS, tiny_model
+
+        told: list[tuple[int, int]] = []
+        found = time_policies(
+            Timer(torch.device("cpu")), tiny_model(), True, 20.0,
+            lambda *at: told.append(at), ["full", "h2o", "random"],
+        )  # fmt: skip
+        assert [(one.name, one.rows) for one in found] == [
+            ("h2o", True), ("h2o", True), ("random", False),
+        ]  # fmt: skip
+        assert told == [(0, 3), (1, 3), (2, 3), (1, 1)]
+        for one in found:
+            assert (one.layers, one.iterations) == (LAYERS, 96)
+            assert one.decisions == 48
+            assert 0 < one.policy_s < 1
+            assert one.decision_s > 0
 
     def test_what_does_not_fit_is_cut_to_its_first_layers(
         self, monkeypatch: pytest.MonkeyPatch

@@ -27,13 +27,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same measurements on smaller things, one thread."""
     torch = pytest.importorskip("torch")
     from arborsim.calibration import decision_cost
-    from arborsim_torch.hardware import measure, transfers
+    from arborsim_torch.hardware import measure, searches, transfers
     from arborsim_torch.hardware.passes import Design
 
-    design = Design((16, 64, 96), frozenset({64}), (1, 3), frozenset({3}), True, 1, 1, 2, 30.0)
+    design = Design((16, 64, 96), frozenset({64}), (1, 3), frozenset({3}), True, 1, 1, 4, 30.0)
     monkeypatch.setattr(measure, "make_design", lambda on_gpu, quick: design)
     monkeypatch.setattr(transfers, "QUICK_BLOCKS", (4096, 65536, 1 << 20))
     names = ["h2o", "epikv", "snapkv"]
+    monkeypatch.setattr(searches, "_QUICK", ("h2o", "random"))
     monkeypatch.setattr(decision_cost, "available", lambda: names)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

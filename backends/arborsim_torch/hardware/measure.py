@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,17 +11,21 @@ import torch
 
 from arborsim.calibration.backend import OnProgress
 from arborsim.calibration.document import software
-from arborsim.calibration.hardware import HardwareMeasurements, HardwareRequest, Kernels
+from arborsim.calibration.hardware import HardwareMeasurements, HardwareRequest, Kernels, Pass
+from arborsim.calibration.policy_cost import PolicyTime
 from arborsim.errors import UsageError
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import attention, matrices, tokens
 from arborsim_torch.hardware.memory import installed_bytes
 from arborsim_torch.hardware.model import load_for_timing
 from arborsim_torch.hardware.passes import make_design, time_passes
+from arborsim_torch.hardware.searches import ITERATIONS, time_policies
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.hardware.transfers import measure_link
 from arborsim_torch.models import LoadedModel, geometry
 
+_QUICK_POLICIES_S, _POLICIES_S = 4.0, 60.0
+_LEAST_SEARCHES = 9  # of two policies over two prompts, and their yardsticks
 _STEPS = 9  # how often `_Steps` is told of a new one, on CUDA
 _WHAT = "measuring copies and kernels"
 
@@ -48,6 +52,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
             make_design(device.type == "cuda", quick),
             lambda done, total: on_progress("timing forward passes", done, total),
         )
+        policies, too_slow = _policies(timer, loaded, passes, quick, on_progress)
     return HardwareMeasurements(
         device=_name(device),
         on_cpu=device.type == "cpu",
@@ -59,7 +64,8 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
         link=link,
         kernels=kernels,
         passes=tuple(passes),
-        notes=(*notes, *left_out),
+        notes=(*notes, *left_out, *too_slow),
+        policies=policies,
     )
 
 
@@ -98,6 +104,25 @@ def _kernels(
         flops, read, copied, host_read, weights, kv, eager, written, dequantised, gathered,
         top_k, argpartition,
     )  # fmt: skip
+
+
+def _policies(
+    timer: Timer,
+    loaded: LoadedModel,
+    passes: Sequence[Pass],
+    quick: bool,
+    on_progress: OnProgress,
+) -> tuple[tuple[PolicyTime, ...], tuple[str, ...]]:
+    """Searches under policies, if the model is fast enough for them; and a note if it is not."""
+    limit_s = _QUICK_POLICIES_S if quick else _POLICIES_S
+    step_s = max(one.seconds for one in passes if one.kind == "decode" and one.lanes == 1)
+    if step_s * ITERATIONS * _LEAST_SEARCHES > limit_s:
+        return (), ("the model is too slow for searches under policies: decisions alone are timed",)
+    found = time_policies(
+        timer, loaded.model, quick, limit_s,
+        lambda done, total: on_progress("timing policies", done, total),
+    )  # fmt: skip
+    return tuple(found), ()
 
 
 def _name(device: torch.device) -> str:

@@ -1,21 +1,17 @@
-"""Forward passes of the real decoder: prefills, and decode iterations of several lanes."""
+"""Forward passes of live searches: prefills, and decode iterations of several lanes."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from arborsim.calibration.hardware import Pass
-from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.hardware.model import Counted, first_layers
+from arborsim_torch.hardware.searches import THOUGHT, Fanned, fanned
 from arborsim_torch.hardware.timing import Timer
-
-_WARM = 2  # iterations after a change of leaves: what is read is looked up anew
 
 
 @dataclass(frozen=True)
@@ -31,9 +27,9 @@ class Design:
     held_lengths, held_lanes : frozenset of int
     held_layers : bool
         Whether two thirds of the depth are timed, too, and held out.
-    sweeps, rounds, repeats : int
-        Times that all is gone through, if there is time; rounds of each decode, and iterations in
-        each.
+    sweeps, rounds, thought : int
+        Times that all is gone through, if there is time; searches over each length; tokens of
+        their thoughts.
     limit_s : float
         Longer lengths are left out when those before have taken so long.
     """
@@ -45,7 +41,7 @@ class Design:
     held_layers: bool
     sweeps: int
     rounds: int
-    repeats: int
+    thought: int
     limit_s: float
 
     def layers(self, depth: int) -> dict[int, bool]:
@@ -64,12 +60,12 @@ def make_design(on_gpu: bool, quick: bool) -> Design:
     if quick:
         lengths = (128, 512, 1024, 4096) if on_gpu else (64, 256, 512, 1024)
         return Design(lengths, frozenset({lengths[-2 if not on_gpu else 1]}), lanes, held,
-                      False, 2, 1, 5, 8.0)  # fmt: skip
+                      False, 2, 1, THOUGHT, 8.0)  # fmt: skip
     if on_gpu:
         lengths = (128, 512, 1024, 2048, 4096, 8192, 16384)
     else:
         lengths = (64, 128, 256, 512, 1024, 1536, 2048)
-    return Design(lengths, frozenset(lengths[1::2]), lanes, held, True, 4, 2, 7, 100.0)
+    return Design(lengths, frozenset(lengths[1::2]), lanes, held, True, 3, 2, THOUGHT, 80.0)
 
 
 def time_passes(
@@ -77,18 +73,22 @@ def time_passes(
 ) -> tuple[list[Pass], list[str]]:
     """All passes of the design, and notes on those that would have taken too long."""
     began = time.perf_counter()
-    best: dict[_Key, Pass] = {}
+    found: dict[_Key, list[Pass]] = {}
     notes: list[str] = []
     for sweep in range(design.sweeps):
         start = time.perf_counter()
         part = _Part(sweep, design.sweeps, tell)
         for key, one in _sweep(timer, model, design, part, [] if sweep else notes):
-            best[key] = min(best.get(key, one), one, key=lambda each: each.seconds)
+            found.setdefault(key, []).append(one)
         now = time.perf_counter()
         if 2 * now - start - began > design.limit_s:
             break  # another one would take too long
     tell(1, 1)
-    return list(best.values()), notes
+    # Medians, not the best: a search's iterations are not the best ones either.
+    return [
+        replace(each[0], seconds=statistics.median(one.seconds for one in each))
+        for each in found.values()
+    ], notes
 
 
 #: Length, kind, layers and lanes.
@@ -140,65 +140,32 @@ class _Timing:
 
     def of_length(self, length: int, held_out: bool) -> Iterator[Pass]:
         """A prefill of `length` tokens, and decode iterations after it."""
-        vocabulary = self.model.config.vocab_size
-        ids = np.random.default_rng(length).integers(0, vocabulary, length)
-        seconds, decoder = self._prefill(ids)
-        yield Pass(
-            "prefill",
-            self.layers,
-            self.counted.prefill,
-            1,
-            length,
-            length,
-            length,
-            seconds,
-            held_out,
-        )
-        best: dict[int, tuple[float, float]] = {}
+        share_s = self._share_s()
+        if length == self.design.lengths[0]:  # the first pass of all is not like the others
+            self._fanned(length, share_s)
+        prefills, decodes = list[float](), dict[int, list[float]]()
         for _ in range(self.design.rounds):
-            for lanes in self.design.lanes:
-                now = self._steps(decoder, lanes)
-                best[lanes] = min(best.get(lanes, now), now)
-        for lanes, (taken, own) in best.items():
+            one = self._fanned(length, share_s)
+            prefills.append(one.prefill_s)
+            for lanes, seconds in one.iteration_s.items():
+                decodes.setdefault(lanes, []).append(seconds)
+        yield Pass(
+            "prefill", self.layers, self.counted.prefill, 1, length, length, length,
+            statistics.median(prefills), held_out,
+        )  # fmt: skip
+        own = (self.design.thought + 2) / 2  # the first iteration of a thought is left out
+        for lanes, taken in decodes.items():
             yield Pass(
                 "decode", self.layers, self.counted.decode, lanes, 1, length + own,
-                length + lanes * own, taken, held_out or lanes in self.design.held_lanes,
+                length + lanes * own, statistics.median(taken),
+                held_out or lanes in self.design.held_lanes,
             )  # fmt: skip
 
-    def _prefill(self, ids: np.ndarray) -> tuple[float, TreeDecoder]:
-        """Best time of a few prefills, and the last decoder."""
-        limit_s = self._share_s() * len(self.design.lanes)
-        began, best = time.perf_counter(), float("inf")
-        tokens = ids.tolist()
-        if len(ids) == self.design.lengths[0]:
-            TreeDecoder(self.model).prefill(tokens)  # the first pass of all is not like the others
-        for _ in range(self.design.rounds):
-            decoder = TreeDecoder(self.model)
-            best = min(best, self.timer.once(lambda d=decoder: d.prefill(tokens)))
-            if time.perf_counter() - began > limit_s:
-                break
-        return best, decoder
-
-    def _steps(self, decoder: TreeDecoder, lanes: int) -> tuple[float, float]:
-        """Median seconds of an iteration of new leaves, and their tokens halfway through."""
-        first = len(decoder.cache.tree)
-        leaves = list(range(first, first + lanes))
-        for leaf in leaves:
-            decoder.open(leaf, 0)
-        decoder.activate(leaves)
-        tokens = [1] * lanes
-        for _ in range(_WARM):
-            decoder.step(tokens)
-        began, taken = time.perf_counter(), []
-        while len(taken) < self.design.repeats:
-            taken.append(self.timer.once(lambda: decoder.step(tokens)))
-            if time.perf_counter() - began > self._share_s():
-                break
-        for leaf in reversed(leaves):
-            decoder.drop(leaf)
-        return statistics.median(taken), _WARM + (len(taken) + 1) / 2
+    def _fanned(self, length: int, limit_s: float) -> Fanned:
+        design = self.design
+        return fanned(self.timer, self.model, length, design.lanes, design.thought, limit_s)
 
     def _share_s(self) -> float:
-        """What one round of one number of lanes may take."""
+        """What one search over one length may take."""
         design = self.design
-        return self.limit_s / (len(design.lengths) * (len(design.lanes) + 2) * design.rounds)
+        return self.limit_s / (len(design.lengths) * (design.rounds + 1))

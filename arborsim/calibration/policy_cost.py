@@ -1,0 +1,111 @@
+"""What policies cost in live searches: more than their decisions alone.
+
+A live search takes signals off the model, keeps scores up to date, lets the controller make a plan
+and moves tensors.  All of it happens where a policy decides, so it is told per decision; what
+attention takes longer where its rows are wanted is told per layer of an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class PolicyTime:
+    """One search under one policy, and the same search under full retention.
+
+    Attributes
+    ----------
+    name : str
+    rows, quantises : bool
+        Whether the policy reads attention rows, and whether it rounds tokens.
+    layers : int
+    tokens : float
+        Tokens on the path where decisions are made, mean.
+    iterations, decisions : int
+    decode_s, policy_s : float
+        Of all iterations.
+    full_decode_s, full_policy_s : float
+        The same under full retention.
+    """
+
+    name: str
+    rows: bool
+    quantises: bool
+    layers: int
+    tokens: float
+    iterations: int
+    decisions: int
+    decode_s: float
+    policy_s: float
+    full_decode_s: float
+    full_policy_s: float
+
+    @property
+    def decision_s(self) -> float:
+        """Seconds per decision beyond what full retention handles."""
+        return max(0.0, self.policy_s - self.full_policy_s) / self.decisions
+
+
+@dataclass(frozen=True)
+class PolicyCost:
+    """The cost model's numbers; medians over policies.
+
+    Attributes
+    ----------
+    base_s, per_token_s : float
+        A decision of a policy that reads no attention.
+    rows_s : float
+        What is added to it where attention rows are read.
+    eager_per_layer_s : float
+        What an iteration takes longer where attention rows are read, per layer.
+    """
+
+    base_s: float
+    per_token_s: float
+    rows_s: float
+    eager_per_layer_s: float
+
+
+def fit_policies(times: Sequence[PolicyTime]) -> PolicyCost | None:
+    """None without both a policy that reads attention and one that does not.
+
+    Policies that hardly ever decide say little about a decision; those that round tokens read them
+    more slowly, which is not the rows' doing.
+    """
+    often = [one for one in times if one.decisions * 4 >= one.iterations]
+    blind, seeing = ([one for one in often if one.rows == rows] for rows in (False, True))
+    if not blind or not seeing:
+        return None
+    base_s, per_token_s = _line(blind)
+    rows_s = _median(one.decision_s - base_s - per_token_s * one.tokens for one in seeing)
+    slower_s = _median(
+        (one.decode_s - one.full_decode_s) / (one.iterations * one.layers)
+        for one in times
+        if one.rows and not one.quantises
+    )
+    return PolicyCost(base_s, per_token_s, max(0.0, rows_s), max(0.0, slower_s))
+
+
+def _line(times: Sequence[PolicyTime]) -> tuple[float, float]:
+    """Base and slope, neither negative: medians over policies, the slope over those timed twice."""
+    by_name: dict[str, list[PolicyTime]] = {}
+    for one in times:
+        by_name.setdefault(one.name, []).append(one)
+    pairs = [sorted(each, key=lambda one: one.tokens) for each in by_name.values()]
+    per_token_s = _median(
+        (each[-1].decision_s - each[0].decision_s) / (each[-1].tokens - each[0].tokens)
+        for each in pairs
+        if each[-1].tokens > each[0].tokens
+    )
+    per_token_s = max(0.0, per_token_s)
+    base_s = _median(one.decision_s - per_token_s * one.tokens for one in times)
+    return max(0.0, base_s), per_token_s
+
+
+def _median(values: Iterable[float]) -> float:
+    known = list(values)
+    return float(np.median(known)) if known else 0.0

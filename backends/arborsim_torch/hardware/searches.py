@@ -1,0 +1,208 @@
+"""Searches of a known shape: what an iteration and a policy take in a live one.
+
+The model draws random thoughts after a random prompt; what is timed is the whole search, with the
+drawing of tokens, the bookkeeping of the tree and the turn from one thought to the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from arborsim.calibration.policy_cost import PolicyTime
+from arborsim.errors import ArborsimError
+from arborsim.policies.full import Full
+from arborsim.policies.registry import available, build
+from arborsim.search import ROOT, Expansion, Leaf, make_search
+from arborsim_torch.hardware.timing import Timer
+from arborsim_torch.live.drive import drive
+from arborsim_torch.live.session import Ended, Machine, PolicySearch, SearchSetup
+from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.reference.tasks import Problem
+
+THOUGHT = 8  # tokens, about what the reference tasks' thoughts have
+_TEMPERATURE = 0.7
+_NO_LIMIT = 1 << 40  # tokens
+#: Policies are timed over prompts of so many tokens ...
+_PROMPTS = (96, 512)
+#: ... for so many iterations, the first of which stay within the budget.
+ITERATIONS, _FREE = 96, 48
+_QUICK = ("h2o", "random", "tova", "streaming-llm")
+
+
+class RandomSource:
+    """Random prompts, thoughts of a given length, no answers: a `Source`."""
+
+    name = "random"
+
+    def __init__(self, vocabulary: int, prompt: int, thought: int, max_tokens: int) -> None:
+        self.max_tokens, self._thought = max_tokens, thought
+        ids = np.random.default_rng(prompt).integers(0, vocabulary, prompt)
+        self._problem = Problem("random", "test", 0, tuple(ids.tolist()), None)
+
+    def count(self, first: int) -> int | None:
+        return None
+
+    def problem(self, index: int) -> Problem:
+        return self._problem
+
+    def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
+        return block_tokens >= self._thought
+
+    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
+        return len(generated) >= self.max_tokens
+
+    def value_from_logits(
+        self, problem: Problem, generated: Sequence[int], logits: Any
+    ) -> float | None:
+        return None
+
+    def reward(
+        self,
+        problem: Problem,
+        generated: Sequence[int],
+        value: float | None,
+        rng: np.random.Generator,
+    ) -> float:
+        return 0.5
+
+    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return None
+
+    def text(self, ids: Sequence[int]) -> str:
+        return ""
+
+
+class Fans:
+    """Opens so many children of the prompt at once, drops them, and goes on to the next number."""
+
+    name: ClassVar[str] = "fans"
+    synchronous: ClassVar[bool] = True
+
+    def __init__(self, fans: Sequence[int], late: Callable[[], bool]) -> None:
+        self._fans, self._late = list(fans), late
+        self.slots = max(fans)
+
+    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+        dropped = tuple(leaf.node for leaf in reversed(frontier) if leaf.node != ROOT)
+        if not self._fans or self._late():
+            return Expansion(dropped=dropped, done=True)
+        return Expansion({ROOT: self._fans.pop(0)}, dropped)
+
+    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+        return (ROOT,)
+
+
+@dataclass(frozen=True)
+class Fanned:
+    """Seconds of a search in fans: of its prefill, and of a median iteration by lanes."""
+
+    prefill_s: float
+    iteration_s: dict[int, float]
+
+
+def fanned(
+    timer: Timer, model: Any, prompt: int, lanes: Sequence[int], thought: int, limit_s: float
+) -> Fanned:
+    """Time one; after `limit_s` no other number of lanes is begun, once there is one."""
+    began, ends = time.perf_counter(), list[float]()
+    fans = [lanes[0], *lanes]  # the first thought of all is not like the others
+    late = lambda: len(ends) >= 2 * thought and time.perf_counter() - began > limit_s  # noqa: E731
+    source = RandomSource(model.config.vocab_size, prompt, thought, _NO_LIMIT)
+    setup = _setup(timer, model, source, lambda: Fans(fans, late))
+    _, ended = _run(setup, build("full"), _NO_LIMIT, lambda _: ends.append(timer.clock()))
+    assert isinstance(ended, EpisodeResult)
+    # A thought's first iteration also holds the turn to it, whose cost is the search's own.
+    taken = np.median(np.diff(np.array(ends).reshape(-1, thought), axis=1), axis=1)[1:].tolist()
+    return Fanned(ended.prefill_s, dict(zip(lanes, taken, strict=False)))
+
+
+def time_policies(
+    timer: Timer,
+    model: Any,
+    quick: bool,
+    limit_s: float,
+    tell: Callable[[int, int], None],
+    names: Sequence[str] | None = None,
+) -> list[PolicyTime]:
+    """One search per policy and prompt, beside those of full retention; one warms up first."""
+    chosen = names or (_QUICK if quick else _alternating(available()))
+    began, found = time.perf_counter(), list[PolicyTime]()
+    _time_policy(timer, model, "full", _PROMPTS[0])
+    for i, name in enumerate(chosen):
+        tell(i, len(chosen))
+        for prompt in _PROMPTS:
+            full = _time_policy(timer, model, "full", prompt)
+            one = _time_policy(timer, model, name, prompt, full)
+            found += [one] if one is not None else []
+        if time.perf_counter() - began > limit_s:
+            break
+    tell(1, 1)
+    return found
+
+
+def _alternating(names: Sequence[str]) -> list[str]:
+    """Policies that read attention, and others, in turns: the time may not be enough for all."""
+    kinds: tuple[list[str], list[str]] = [], []
+    for name in names:
+        policy = build(name)
+        if not isinstance(policy, Full):
+            kinds[policy.fused].append(name)
+    longest = max(map(len, kinds))
+    return [kind[i] for i in range(longest) for kind in kinds if i < len(kind)]
+
+
+def _time_policy(
+    timer: Timer, model: Any, name: str, prompt: int, full: PolicyTime | None = None
+) -> PolicyTime | None:
+    """None if the policy cannot search like this, or never decides."""
+    policy = build(name)
+    source = RandomSource(model.config.vocab_size, prompt, THOUGHT, ITERATIONS)
+    setup = _setup(timer, model, source, lambda: make_search("linear"))
+    try:
+        search, ended = _run(setup, policy, prompt + _FREE)
+    except ArborsimError:
+        return None
+    if not isinstance(ended, EpisodeResult):
+        return None
+    measured = search.outcome(ended).measured
+    if full is not None and not measured.decisions:
+        return None
+    return PolicyTime(
+        name,
+        rows=not policy.fused,
+        quantises=any(tier.quantised for tier in policy.method.tiers),
+        layers=model.config.num_hidden_layers,
+        tokens=prompt + (ITERATIONS + _FREE) / 2,
+        iterations=ended.iterations,
+        decisions=measured.decisions,
+        decode_s=measured.time.decode_s,
+        policy_s=measured.time.policy_s,
+        full_decode_s=measured.time.decode_s if full is None else full.decode_s,
+        full_policy_s=measured.time.policy_s if full is None else full.policy_s,
+    )
+
+
+def _setup(
+    timer: Timer, model: Any, source: RandomSource, search: Callable[[], Any]
+) -> SearchSetup:
+    return SearchSetup(
+        model, source, search, _TEMPERATURE, 0, source.max_tokens, dedupe=False, clock=timer.clock
+    )
+
+
+def _run(
+    setup: SearchSetup,
+    policy: Any,
+    budget_tokens: int,
+    on_tokens: Callable[[int], None] | None = None,
+) -> tuple[PolicySearch, Ended]:
+    machine, problem = Machine("stage", overlap=False), setup.source.problem(0)
+    search = PolicySearch(setup, problem, policy, budget_tokens, machine, on_tokens=on_tokens)
+    ends: list[Ended] = []
+    drive([search], 1, lambda _, ended: ends.append(ended))
+    return search, ends[0]
