@@ -13,14 +13,29 @@ from typing import Any
 
 from arborsim.errors import UnknownName, UsageError
 from arborsim.search.base import ROOT, Expansion, Leaf, Search
+from arborsim.search.beam import Beam4, BeamSqrt
+from arborsim.search.best_of_n import BestOfN
 from arborsim.search.dpts import Dpts
+from arborsim.search.dvts import Dvts4, DvtsSqrt
+from arborsim.search.ets import Ets
+from arborsim.search.ets_kv import EtsKv
 from arborsim.search.linear import Linear
+from arborsim.search.rebase import Rebase
+from arborsim.search.self_consistency import SelfConsistency
 from arborsim.search.tot_bfs import TotBfs
 from arborsim.search.tot_dfs import TotDfs
+from arborsim.search.weighted_vote import WeightedVote
 
 __all__ = ["ROOT", "Expansion", "Leaf", "Search", "make_search", "search_names", "search_options"]
 
-_SEARCHES: Mapping[str, type] = {kind.name: kind for kind in (Linear, TotBfs, TotDfs, Dpts)}
+_SEARCHES: Mapping[str, type] = {
+    kind.name: kind
+    for kind in (
+        Linear, BestOfN, SelfConsistency, WeightedVote,
+        Beam4, BeamSqrt, Dvts4, DvtsSqrt, Rebase, Ets, EtsKv,
+        TotBfs, TotDfs, Dpts,
+    )
+}  # fmt: skip
 
 
 def search_names() -> list[str]:

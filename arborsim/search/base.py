@@ -48,6 +48,8 @@ class Leaf:
         Generated tokens on the path from the prompt to here.
     embedding : float ndarray ``[size]`` or None
         Mean last hidden state of the block.
+    answer : str or None
+        Text of the answer, if it is finished and somebody can read one: equal texts vote together.
     """
 
     node: int
@@ -59,6 +61,7 @@ class Leaf:
     visits: int = 0
     tokens: int = 0
     embedding: np.ndarray | None = field(default=None, compare=False, repr=False)
+    answer: str | None = None
 
     @property
     def expandable(self) -> bool:

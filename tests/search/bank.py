@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from arborsim.search import ROOT, Leaf, Search
 
 
@@ -24,6 +26,20 @@ class Bank:
         rng = random.Random(repr((self.seed, path)))
         finished = len(path) >= self.depth or rng.random() < 0.05
         return round(rng.random(), 2), finished, not finished and rng.random() < 0.05
+
+    def tokens(self, path: tuple[int, ...]) -> int:
+        """The thought's own tokens."""
+        return random.Random(repr((self.seed, path, "tokens"))).randint(1, 9)
+
+    def embedding(self, path: tuple[int, ...]) -> np.ndarray:
+        """One of five directions, and a little of the thought's own."""
+        rng = random.Random(repr((self.seed, path, "embedding")))
+        direction = np.eye(5)[rng.randrange(5)]
+        return direction + np.array([rng.gauss(0, 0.05) for _ in range(5)])
+
+    def text(self, path: tuple[int, ...]) -> str:
+        """What the thought at `path` would answer, if it were finished."""
+        return random.Random(repr((self.seed, path, "answer"))).choice("abc")
 
     def has(self, path: tuple[int, ...]) -> bool:
         return random.Random(repr((self.seed, path, "there"))).random() >= self.missing
@@ -69,7 +85,11 @@ def drive(search: Search, bank: Bank, limit: int = 2000) -> Run:
                     path[new] = step
                     running.append(new)
                     reward, finished, dead = bank.child(step)
-                    leaves[new] = Leaf(new, node, len(step), reward, finished, dead)
+                    leaves[new] = Leaf(
+                        new, node, len(step), reward, finished, dead, 0,
+                        leaves[node].tokens + bank.tokens(step), bank.embedding(step),
+                        bank.text(step) if finished else None,
+                    )  # fmt: skip
                     asked[new] = 0
                     asked[node] += 1
         most = max(most, len(running))

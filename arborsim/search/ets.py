@@ -1,0 +1,89 @@
+"""ETS (Hooper et al. 2025, "ETS: Efficient Tree Search for Inference-Time Scaling", equation 4 and
+appendix B.2).
+
+As `arborsim.search.ets_kv`, and clusters of similar last thoughts count: each of which a member is
+kept is worth lambda_d / K.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.errors import UsageError
+from arborsim.search.base import Leaf
+from arborsim.search.cost_model import CostTree, keep_by_program, keep_by_tree
+from arborsim.search.ets_kv import EtsKv
+
+
+@dataclass
+class Ets(EtsKv):
+    """REBASE on leaves that are worth their KV cache or are unlike the others.
+
+    Parameters
+    ----------
+    lambda_d : float
+        What covering all clusters is worth; 0 does not cluster.
+    cut : float
+        Average cosine distance at which clusters stay apart.
+    """
+
+    name: ClassVar[str] = "ets"
+    lambda_d: float = 1.0
+    cut: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.lambda_d >= 0 and math.isfinite(self.lambda_d)):
+            raise UsageError(f"{self.name}: lambda_d must be 0 or more")
+        if not 0 <= self.cut <= 2:
+            raise UsageError(f"{self.name}: cut is a cosine distance and must be 0 to 2")
+
+    @property
+    def uses_embeddings(self) -> bool:
+        """Whether a driver has to give leaves their embeddings."""
+        return self.lambda_d > 0
+
+    def keep(self, tree: CostTree, candidates: Sequence[Leaf]) -> list[int]:
+        if self.lambda_d == 0 or len(candidates) == 1:
+            return keep_by_tree(tree, self.lambda_b)
+        clusters = similar(self._embeddings(candidates), self.cut)
+        return keep_by_program(tree, self.lambda_b, self.lambda_d, clusters)
+
+    def _embeddings(self, leaves: Sequence[Leaf]) -> np.ndarray:
+        rows = []
+        for leaf in leaves:
+            if leaf.embedding is None:
+                raise UsageError(
+                    f"{self.name}: thought {leaf.node} has no embedding to cluster by: record with "
+                    "--capture signals, or search with ets-kv"
+                )
+            rows.append(leaf.embedding)
+        return np.array(rows, dtype=np.float64)
+
+
+def similar(embeddings: np.ndarray, cut: float) -> np.ndarray:
+    """Cluster of each row: average linkage of cosine distances, cut at `cut`.
+
+    Parameters
+    ----------
+    embeddings : float ndarray ``[leaves, size]``
+        Two leaves or more.
+    cut : float
+
+    Returns
+    -------
+    int ndarray ``[leaves]``
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage  # slow to import
+    from scipy.spatial.distance import pdist
+
+    distance = pdist(embeddings, metric="cosine")
+    # A vector of zeros has no direction: it is like nothing else.
+    distance = np.where(np.isfinite(distance), np.maximum(distance, 0.0), 1.0)
+    labels: np.ndarray = fcluster(linkage(distance, method="average"), cut, criterion="distance")
+    return labels
