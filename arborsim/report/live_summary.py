@@ -49,7 +49,8 @@ def _verdict(full: LiveRow, rest: Sequence[LiveRow], worse: Sequence[LiveRow]) -
     least = least_visible(full.correct, full.judged)
     problems = f"{full.judged} problem{'' if full.judged == 1 else 's'}"
     if least is None:
-        return f"{problems} are too few to tell any setting from it: raise --episodes."
+        are = "is" if full.judged == 1 else "are"
+        return f"{problems} {are} too few to tell any setting from it: raise --episodes."
     shows = f"with {problems}, a loss shows only from {least}/{full.judged} down"
     count = len(rest) + len(worse)
     found = f"{len(worse)} of {count} settings are" if worse else "No setting is"

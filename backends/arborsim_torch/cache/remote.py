@@ -40,7 +40,7 @@ class Remote(Protocol):
         """Begin; what is returned waits for the result.  None if the host holds nothing."""
 
     def rows(
-        self, layer: int, query: Tensor, scale: float, lse: Tensor
+        self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
     ) -> tuple[Tensor, LayerView]:
         """What the host's tokens received, once the log-sum-exp of the whole is known.
 

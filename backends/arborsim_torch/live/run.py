@@ -1,4 +1,4 @@
-"""Run a `LiveRequest`: every problem under every cell, one search at a time."""
+"""Run a `LiveRequest`: every problem under every cell, `batch` searches at a time."""
 
 from __future__ import annotations
 

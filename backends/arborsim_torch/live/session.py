@@ -1,6 +1,6 @@
 """One live search under one policy.
 
-`run_policy` removes tokens for real.  Policies that only look on are in
+`PolicySearch` removes tokens for real.  Policies that only look on are in
 `arborsim_torch.live.shadow`.
 """
 

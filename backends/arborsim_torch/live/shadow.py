@@ -66,8 +66,8 @@ class ShadowRun:
         With a `machine`.
     loaded : LoadedModel
     plan : Plan
-    info : callable
-        From a record request to the metadata of its trace.
+    info : TraceInfo
+        Of the trace that is recorded, or would be.
     watch : LiveWatch
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
