@@ -9,6 +9,7 @@ import typer
 
 from arborsim import __version__
 from arborsim.cli.calibrate import calibrate
+from arborsim.cli.import_ import import_
 from arborsim.cli.inspect import inspect
 from arborsim.cli.live import live
 from arborsim.cli.policies import policies
@@ -36,6 +37,7 @@ app.command()(validate)
 app.command()(inspect)
 app.command()(policies)
 app.add_typer(calibrate, name="calibrate")
+app.add_typer(import_, name="import")
 
 
 def _version(shown: bool) -> None:

@@ -139,9 +139,23 @@ def _about(found: Description, unicode: bool) -> Table:
             "software": _options(info.software),
             "timing": _options(info.timing),
             "command": info.command,
+            **_imported(info.extra),
         },
         unicode,
     )
+
+
+def _imported(extra: dict[str, Any]) -> dict[str, Any]:
+    """What a trace that was made of another's recording says about that."""
+    if "source_format" not in extra:
+        return {}
+    left_out = extra.get("left_out")
+    return {
+        "imported from": f"{extra.get('source')} ({extra['source_format']})",
+        "lengths": extra.get("lengths"),
+        "unknown": "token ids, times",
+        "left out": "; ".join(map(str, left_out)) if isinstance(left_out, list) else None,
+    }
 
 
 def _attention_layers(found: Description) -> str:

@@ -127,6 +127,16 @@ class TraceInfo:
     command: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def holds_requests(self) -> bool:
+        """Whether it was made from a log of requests, with the columns `REQUESTS`."""
+        return "prefix_block_tokens" in self.extra
+
+    @property
+    def knows_token_ids(self) -> bool:
+        """Whether `token` has values; who made a trace from another's log may have lengths only."""
+        return self.extra.get("token_ids") != "unknown"
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
@@ -224,6 +234,15 @@ QKV: tuple[pa.Field, ...] = (
     _column("values", _F16_LIST, "", "values, [layers x kv_heads x head_dim]"),
 )
 
+#: Columns of traces made from logs of requests (`TraceInfo.holds_requests`); an episode's first row
+#: has the values.
+REQUESTS: tuple[pa.Field, ...] = (
+    _column("arrival_s", pa.float64(), "s", "when the request arrived, by the log's own clock"),
+    _column("prefix_blocks", pa.list_(pa.int64()), "",
+            "ids of the prompt's blocks, in order; equal leading ids are a shared prefix"),
+    _column("request", pa.string(), "", "the log's other fields, as JSON"),
+)  # fmt: skip
+
 #: Columns with one value per layer and token, and the signal each one holds.
 PER_LAYER: tuple[Signal, ...] = (
     Signal.HIDDEN_CHANGE,
@@ -245,6 +264,7 @@ VECTORS: tuple[Signal, ...] = (Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES
 def arrow_schema(info: TraceInfo) -> pa.Schema:
     """The Arrow schema of a trace with this capture level, metadata included."""
     columns = list(STRUCTURE)
+    columns += REQUESTS if info.holds_requests else ()
     if info.capture is not Capture.TREE:
         columns += SIGNALS
         columns += ATTENTION_DENSE if info.attention == "dense" else ()

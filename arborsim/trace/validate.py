@@ -203,7 +203,7 @@ def _check_values(episode: Episode, where: Where) -> None:
     where.check((entropy < 0) | np.isinf(entropy), lambda r: f"entropy is {entropy[r]:.6g} nats")
     vocab = episode.info.geometry.vocab
     where.check(
-        (token < 0) | (token >= vocab),
+        ((token < 0) & episode.info.knows_token_ids) | (token >= vocab),
         lambda t: f"token {token[t]} is not in the vocabulary of {vocab}",
         episode.token_rows,
     )

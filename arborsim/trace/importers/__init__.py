@@ -1,0 +1,5 @@
+"""Recordings that others made, turned into traces: one module per format.
+
+What a source lacks stays absent: token ids and times that nobody recorded are null and 0, and the
+metadata of the trace says so.  What a source has and is wrong is never guessed at: `Damage`.
+"""

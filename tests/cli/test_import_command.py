@@ -1,0 +1,152 @@
+"""`arborsim import`: whole traces or none, damage by name, and traces that other commands take."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from arborsim.cli.app import main
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.writer import TraceWriter
+from tests.trace.import_helpers import deft_tree, recording, tot_problem
+
+BROKEN = {"incompleted": True, "prompt": "x", "data": {}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sources of all formats, good and bad."""
+    monkeypatch.chdir(tmp_path)
+    request = {"timestamp": 5, "input_length": 20, "output_length": 4}
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,30,4\n"
+    files = {
+        "tot.json": json.dumps([tot_problem(seed) for seed in range(3)]),
+        "deft.json": json.dumps([deft_tree(seed) for seed in range(3)]),
+        "part.json": json.dumps([deft_tree(0), BROKEN, deft_tree(1), [], deft_tree(2)]),
+        "broken.json": json.dumps([BROKEN]),
+        "mooncake.jsonl": json.dumps({**request, "hash_ids": [1]}) + "\n",
+        "bailian.jsonl": json.dumps({**request, "hash_ids": [1, 2], "turn": 1}) + "\n",
+        "azure.csv": azure,
+        "object.json": "{}",
+        "cut.json": '[{"steps": [\n',
+        "empty.jsonl": "\n\n",
+        "none.json": "[]",
+        "there.parquet": "something else",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "latin.json").write_bytes(b'["\xe9"]')
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "source", ["tot.json", "deft.json", "mooncake.jsonl", "bailian.jsonl", "azure.csv"]
+)
+def test_every_format_can_be_inspected_and_replayed(
+    source: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    format = source.partition(".")[0]
+    assert main(["import", format, source, "out.parquet"]) == 0
+    assert "wrote out.parquet" in capsys.readouterr().out
+    assert main(["inspect", "out.parquet"]) == 0
+    assert f"{source} ({format})" in capsys.readouterr().out
+    command = "replay out.parquet --policy full,streaming-llm --budget 16 --json"
+    assert main(shlex.split(command)) == 0
+    assert {"full", "streaming-llm"} <= set(capsys.readouterr().out.replace('"', " ").split())
+    assert not list(folder.glob(".*"))
+
+
+CASES = {
+    "no such file": ("tot nowhere.json out.parquet", "nowhere.json: cannot be read"),
+    "a folder": ("tot folder out.parquet", "folder: cannot be read"),
+    "no JSON": ("deft azure.csv out.parquet", "azure.csv, line 1: this is not JSON"),
+    "cut": ("tot cut.json out.parquet", "cut.json, line 2: this is not JSON"),
+    "no list": ("deft object.json out.parquet", "expected a JSON list"),
+    "Latin-1": ("deft latin.json out.parquet", "byte 2 is not UTF-8"),
+    "no lines": ("mooncake empty.jsonl out.parquet", "there is nothing in it"),
+    "no items": ("tot none.json out.parquet", "there is nothing in it"),
+    "another format": ("tot deft.json out.parquet", "item 0: steps is missing (3 of 3"),
+    "no CSV of Azure's": ("azure mooncake.jsonl out.parquet", "expected the header TIMESTAMP"),
+    "16-token blocks": ("mooncake bailian.jsonl out.parquet", "line 1: hash_ids names 2 blocks"),
+    "damage": ("deft part.json out.parquet", "item 1: the tree is marked incomplete"),
+    "nothing left": ("deft broken.json out.parquet --on-damage skip", "nothing to import"),
+    "neither": ("deft part.json out.parquet --on-damage ignore", "'ignore' is not one of"),
+    "there": ("deft deft.json there.parquet", "there.parquet exists"),
+    "onto itself": ("deft deft.json deft.json --overwrite", "is the recording itself"),
+    "no folder": ("deft deft.json no/out.parquet", "there is no directory no"),
+    "into a folder": ("deft deft.json folder", "folder is a directory"),
+    "unknown geometry": ("deft deft.json out.parquet --model llama-3.1-8c", "llama-3.1-8b"),
+    "no length": ("tot tot.json out.parquet --tokens-per-character 0", "above 0"),
+    "length is no number": ("tot tot.json out.parquet --tokens-per-character nan", "above 0"),
+    "scale 0": ("tot tot.json out.parquet --value-scale 0", "above 0"),
+    "small scale": ("tot tot.json out.parquet --value-scale 1e-4", "more than 0.0001"),
+    "fewer than none": ("tot tot.json out.parquet --limit -1", "--limit"),
+    "unknown format": ("burst burst.csv out.parquet", "No such command"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mistakes_are_one_line_and_leave_nothing(
+    case: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, named = CASES[case]
+    before = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert main(["import", *shlex.split(command)]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+    assert {path.name: path.stat().st_size for path in folder.iterdir()} == before
+
+
+def test_damage_can_be_left_out_and_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split("import deft part.json out.parquet --on-damage skip")) == 0
+    out, error = capsys.readouterr()
+    assert "3 searches" in out
+    assert "2 of 5 items left out" in out
+    assert error.splitlines() == [
+        "left out item 1: the tree is marked incomplete and has 0 nodes",
+        "left out item 3: expected an object with data, found a list",
+    ]
+    extra = TraceReader(folder / "out.parquet").info.extra
+    assert extra["left_out"] == [line.removeprefix("left out ") for line in error.splitlines()]
+    assert extra["source"] == "part.json"
+
+
+def test_limit_and_overwrite(folder: Path) -> None:
+    for limit in (2, 1):
+        command = f"import deft part.json there.parquet --limit {limit} --overwrite"
+        assert main(shlex.split(f"{command} --on-damage skip")) == 0
+        reader = TraceReader(folder / "there.parquet")
+        assert (reader.num_episodes, reader.info.extra["source_items"]) == (1, limit)
+
+
+def test_an_interruption_leaves_the_old_trace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (folder / "there.parquet").read_bytes()
+    write = TraceWriter.write_episode
+
+    def interrupted(self: TraceWriter, columns: dict[str, object]) -> None:
+        if self.num_episodes == 1:
+            raise KeyboardInterrupt
+        write(self, columns)
+
+    monkeypatch.setattr(TraceWriter, "write_episode", interrupted)
+    assert main(shlex.split("import deft deft.json there.parquet --overwrite")) == 130
+    assert (folder / "there.parquet").read_bytes() == before
+    assert not list(folder.glob(".*"))
+
+
+def test_gpt4s_log_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, out = recording("tot-gpt4-game24-bfs.json"), tmp_path / "out.parquet"
+    assert main(["import", "tot", str(log), str(out)]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(out), "--json"]) == 0
+    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
+    assert (accuracy["correct"], accuracy["judged"]) == (69, 100)
