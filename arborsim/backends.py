@@ -185,6 +185,11 @@ def get_backend(name: str = "torch") -> Backend:
     except AttributeError as error:
         raise UsageError(f"the {name} backend is not installed properly: {error}") from error
     except ImportError as error:
+        package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] == package and error.name != package:
+            raise UsageError(
+                f"the {name} backend is not installed properly: {error}: install it again"
+            ) from error
         extra = _SHIPPED[name][1] if name in _SHIPPED else name
         raise UsageError(
             f"the {name} backend needs {error.name or module}, which is not installed: "

@@ -75,9 +75,9 @@ def table(stored: Stored) -> list[str]:
         by_arm.setdefault(row["arm"], {})[row["episode"]] = row
     full = next(i for i, arm in enumerate(stored.head["arms"]) if arm["policy"] == "full")
     lines = [
-        "| arm | budget | right / n | accuracy | 95% interval | p against full | infeasible "
-        "| peak tokens, share of full | rehydrated tokens |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| arm | budget | right / n | accuracy | 95% interval | full, same problems | p "
+        "| infeasible | peak tokens, share of full | rehydrated tokens |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for i, arm in enumerate(stored.head["arms"]):
         rows = list(by_arm.get(i, {}).values())
@@ -88,18 +88,19 @@ def table(stored: Stored) -> list[str]:
         name = arm["label"]
         budget = "" if arm["policy"] in ("full", "hierarchy") else arm["budget"]
         if not n:
-            lines.append(f"| {name} | {budget} | - | - | - | - | {len(rows)} | - | - |")
+            lines.append(f"| {name} | {budget} | - | - | - | - | - | {len(rows)} | - | - |")
             continue
         low, high = interval(right, n)
         others = [by_arm[full][row["episode"]] for row in could if row["episode"] in by_arm[full]]
         full_right = sum(bool(row["correct"]) for row in others)
         against = [[right, n - right], [full_right, len(others) - full_right]]
         p = f"{fisher_exact(against).pvalue:.2g}" if i != full else ""
+        same = f"{100 * full_right / len(others):.1f}%" if i != full and others else ""
         peak = sum(row["peak_tokens"] / row["full_tokens"] for row in could) / n
         back = sum(row["rehydrated"] for row in could) / n
         lines.append(
             f"| {name} | {budget} | {right} / {n} | {100 * right / n:.1f}% "
-            f"| {100 * low:.1f} to {100 * high:.1f} | {p} | {len(rows) - n or ''} "
+            f"| {100 * low:.1f} to {100 * high:.1f} | {same} | {p} | {len(rows) - n or ''} "
             f"| {peak:.2f} | {back:.0f} |"
         )
     return lines
@@ -118,9 +119,11 @@ def page(all_stored: list[Stored]) -> str:
         "",
         f"Device {facts['device']}, {facts['dtype']}; {versions}; {all_stored[0].head['date']}. "
         "Held-out problems, the same for all arms of a table; n counts searches that the budget "
-        "could hold. Intervals are Clopper-Pearson, p is Fisher's exact test against full "
-        "retention on the same problems. The models are tiny: orders are evidence, sizes of "
-        "effects belong to these tasks.",
+        "could hold, which are the easier ones where some were infeasible: compare with full "
+        "retention *on the same problems*, which the next column gives. Intervals are "
+        "Clopper-Pearson, p is Fisher's exact test against that. Peaks are taken before decisions, "
+        "so they exceed a budget by the leaves that decode at once. The models are tiny: orders "
+        "are evidence, sizes of effects belong to these tasks.",
     ]
     for stored in all_stored:
         lines += ["", f"## {TITLES[stored.name]}", "", ABOUT[stored.name], "", *table(stored)]

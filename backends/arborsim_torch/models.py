@@ -21,6 +21,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 REFERENCES = ("chain", "game24")
 CONFIG = "config:"  #: before the name of a geometry: random weights
 _RANDOM_STD = 0.02
+_ROOM = 0.8  # share of the free memory that weights may take
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
@@ -104,6 +105,8 @@ def load_model(
     if name in REFERENCES and task not in ("", name):
         raise UsageError(f"--model {name} cannot do --task {task}: their vocabularies differ")
     if name.startswith(CONFIG):
+        if task:
+            raise UsageError(f"--model {name} has random weights: it can do no --task {task}")
         return _random_model(name.removeprefix(CONFIG), device, dtype)
     if name in REFERENCES or task:
         return _load_reference(name, task or name, device, dtype, task_options or {})
@@ -168,12 +171,19 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
             f"--model {CONFIG}{name}: the {kind} family is not supported; "
             f"supported: {', '.join(FAMILIES)}"
         )
-    stored = str(raw.pop("torch_dtype", "float32"))
-    chosen = _DTYPES[stored if dtype == "auto" else dtype]
+    stored = [str(raw.pop(key)).removeprefix("torch.") for key in ("dtype", "torch_dtype")
+              if raw.get(key) is not None]  # fmt: skip
+    given = dtype if dtype != "auto" else stored[0] if stored else "bfloat16"
+    if given not in _DTYPES:
+        raise UsageError(
+            f"--model {CONFIG}{name}: cannot compute in {given}; give --dtype {', '.join(_DTYPES)}"
+        )
+    chosen = _DTYPES[given]
     # Positions cost no memory: let any length through.
     config = AutoConfig.for_model(kind, **{"max_position_embeddings": 1 << 20, **raw})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=chosen)
+    _check_room(f"--model {CONFIG}{name}", model, device)
     model = model.to_empty(device=device)
     generator = torch.Generator(device=model.device).manual_seed(0)
     with torch.no_grad():
@@ -185,6 +195,29 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     _restore_buffers(model, config)
     model.tie_weights()
     return LoadedModel(f"{name} (random weights)", model.eval(), random_weights=True)
+
+
+def _check_room(what: str, model: Any, device: str) -> None:
+    """Refuse weights that the device has no memory for, before anything is allocated."""
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    free = free_bytes(device)
+    if free is not None and needed > _ROOM * free:
+        raise UsageError(
+            f"{what}: its weights take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free on "
+            f"{device}: use a smaller geometry, --dtype bfloat16, or another device"
+        )
+
+
+def free_bytes(device: str) -> int | None:
+    """Free memory of a device; None where nobody tells."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
 
 
 def _restore_buffers(model: Any, config: Any) -> None:

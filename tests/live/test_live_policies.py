@@ -182,4 +182,4 @@ def one_thread() -> Any:
 def test_a_budget_that_would_fit_is_named() -> None:
     """Beside weights of 16 GB on a card of 80 GB, at 131,072 bytes a token."""
     assert tokens_that_fit(80_000_000_000, 16_000_000_000, 131_072) == 162_760
-    assert tokens_that_fit(8_000_000_000, 16_000_000_000, 131_072) == 1
+    assert tokens_that_fit(20_000_000_000, 16_000_000_000, 131_072) == 0

@@ -57,6 +57,11 @@ class HostTokens:
     lanes: Tensor
     n: int
 
+    @property
+    def real(self) -> Tensor:
+        """Bool ``[kv_heads or 1, n]``: False for padding, which lies on no path."""
+        return self.lanes.any(1)
+
 
 @dataclass
 class Row:

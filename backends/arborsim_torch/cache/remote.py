@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from arborsim_torch.cache.tiered import TieredCache
 
 PAGE_TOKENS = 16  #: tokens that Quest's bounds speak of together
-PAGES_TOP = 16  #: pages that a step fetches per layer
+PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
 
 Part = tuple[Tensor, Tensor]  # output [lanes, heads, queries, head_dim] and its log-sum-exp
 
@@ -68,7 +68,7 @@ class HostAttention:
     cache : TieredCache
     link : Link
     pages_top : int
-        Pages that a step fetches per layer; 0 attends to all of them on the CPU (``near``).
+        Pages that each KV head chooses in a step; 0 attends to all of them on the CPU (``near``).
 
     Attributes
     ----------
@@ -152,8 +152,7 @@ class HostAttention:
             mask = spots <= at
             if window is not None:
                 mask = mask & (spots > at - window)
-            if tokens.lanes is not None:
-                mask = mask & tokens.lanes.transpose(0, 1)[:, :, None]
+            mask = mask & tokens.lanes.transpose(0, 1)[:, :, None]
             self._masks[key] = None if bool(mask.all()) else mask
         return _Host(tokens, self._masks[key])
 
@@ -185,7 +184,11 @@ class HostAttention:
             g = self._cache.layout
             pages = -(-n // PAGE_TOKENS)
             bounds = PageBounds(pages, g.kv_heads, g.head_dim, g.dtype)
-            bounds.update(page, content[0])
+            for head, real in enumerate(host.tokens.real.expand(g.kv_heads, n)):
+                own = PageBounds(pages, 1, g.head_dim, g.dtype)
+                own.update(page[real], content[0, head : head + 1, real])
+                bounds.low[head], bounds.high[head] = own.low[0], own.high[0]
+                bounds.filled[head] = own.filled[0]
             self._bounds[layer] = bounds
         bounds = self._bounds[layer]
         newest = query[:, :, -1].cpu()

@@ -216,19 +216,23 @@ def _out_of_memory(loaded: LoadedModel, what: str, error: torch.OutOfMemoryError
     device, shape = loaded.model.device, geometry(loaded)
     free, total = torch.cuda.mem_get_info(device)
     tokens = tokens_that_fit(total, shape.weight_bytes, shape.kv_bytes_per_token)
+    advice = (
+        f"prompt and budget together of at most {tokens} tokens should fit"
+        if tokens
+        else "the weights leave no room: use a smaller model or a larger device"
+    )
     return UsageError(
         f"{what}: out of memory on {torch.cuda.get_device_name(device)}: "
         f"{str(error).splitlines()[0]}; {free / 1e9:.1f} of {total / 1e9:.1f} GB were free, the "
-        f"weights take {shape.weight_bytes / 1e9:.1f}; --budget {tokens} would fit; finished "
-        "searches are kept"
+        f"weights take {shape.weight_bytes / 1e9:.1f}; finished searches are kept: {advice}"
     )
 
 
 def tokens_that_fit(total_bytes: int, weight_bytes: int, kv_bytes_per_token: int) -> int:
-    """Tokens whose keys and values fit beside the weights.
+    """Tokens whose keys and values fit beside the weights; 0 if nothing does.
 
     A fifth of the memory is left to activations, attention rows and fragmentation, and a pool that
     grows holds its old tensor beside the new one.
     """
     spare = 0.8 * total_bytes - weight_bytes
-    return max(1, int(spare / (2.25 * kv_bytes_per_token)))
+    return max(0, int(spare / (2.25 * kv_bytes_per_token)))
