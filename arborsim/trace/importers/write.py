@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def write_trace(
     if not contents.searches:
         raise UsageError(f"all {contents.items} items are damaged: there is nothing to import")
     # The list of what was left out can be long, and every part would hold it: it comes at the end.
-    short = TraceInfo(**{**vars(info), "extra": {**info.extra, "left_out": []}})
+    short = replace(info, extra={**info.extra, "left_out": []})
     scrap = out.with_name(f".{out.name}.import")
     writer = TraceWriter(scrap, short, overwrite=True)
     try:
