@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from arborsim.search import search_names
+
 _BASE = "Problems and model"
 _POLICY = "Policies and machine"
 _SEARCH = "Search and rewards"
@@ -85,7 +87,7 @@ def live(
     search: Annotated[
         str,
         typer.Option(
-            help="linear, tot-bfs, tot-dfs or dpts [default: linear; game24: tot-bfs].",
+            help=", ".join(search_names()) + " [default: linear; game24: tot-bfs].",
             rich_help_panel=_SEARCH,
         ),
     ] = "",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from arborsim.errors import UsageError
+from arborsim.search import search_names
 
 if TYPE_CHECKING:
     from arborsim.backends import LayerChoice
@@ -50,7 +51,7 @@ def record(
         typer.Option(help='JSON lines, each {"prompt": "..."}.', rich_help_panel=_BASE),
     ] = None,
     search: Annotated[
-        str, typer.Option(help="linear, tot-bfs, tot-dfs or dpts.", rich_help_panel=_REWARD)
+        str, typer.Option(help=", ".join(search_names()) + ".", rich_help_panel=_REWARD)
     ] = "linear",
     set_: Annotated[
         list[str] | None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from arborsim.errors import UnknownName, UsageError
+from arborsim.search import search_names
 
 if TYPE_CHECKING:
     from arborsim.live.request import LiveRequest
@@ -38,7 +39,7 @@ def validate(
     ] = ["0.5,0.7"],  # noqa: B006
     search: Annotated[
         str,
-        typer.Option(help="linear, tot-bfs, tot-dfs or dpts [default: linear; game24: tot-bfs]."),
+        typer.Option(help=", ".join(search_names()) + " [default: linear; game24: tot-bfs]."),
     ] = "",
     set_: Annotated[
         list[str],

@@ -239,7 +239,7 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
             "noise": request.noise,
             "dead_penalty": request.dead_penalty,
             "value_floor": request.value_floor,
-            "dedupe": request.dedupe,
+            "dedupe": request.dedupe and not getattr(search, "keeps_duplicates", False),
             "split": request.split,
             "first": request.first,
             **{f"task.{key}": value for key, value in request.task_options.items()},
@@ -280,6 +280,6 @@ def _too_large(request: RecordRequest) -> UsageError:
     return UsageError(
         f"out of memory on {request.device}: {request.model} in {request.dtype}, "
         f"{request.search} with {make_search(request.search, **request.search_options).slots} "
-        f"leaves at once, capture {request.capture}: try fewer children, a shorter prompt, "
-        "--max-tokens, or --capture tree"
+        "leaves at once: try fewer children, a shorter prompt, --max-tokens, a smaller --dtype, or "
+        "(when recording) --capture tree"
     )

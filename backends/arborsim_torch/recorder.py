@@ -49,7 +49,8 @@ class EpisodeRecorder:
     max_tokens : int
         Generated tokens per path.
     dedupe : bool
-        Give up thoughts that repeat a sibling token by token.
+        Give up thoughts that repeat a sibling token by token, unless the search's
+        `keeps_duplicates` says that they count.
     on_tokens : callable, optional
         Told how many tokens each iteration generated.
     listener : Listener, optional
@@ -164,7 +165,7 @@ class EpisodeRecorder:
         node = self.nodes[n]
         return Leaf(
             n, node.parent, self.rows.depth(n), node.score, node.finished, node.dead,
-            node.visits, len(node.generated), node.embedding,
+            node.visits, len(node.generated), node.embedding, node.answer,
         )  # fmt: skip
 
     def _give_up(self, wish: Expansion) -> None:
@@ -263,13 +264,17 @@ class EpisodeRecorder:
         node.score = math.exp(node.logprob / node.tokens) if math.isnan(reward) else reward
         node.finished = self.source.is_finished(self.problem, node.generated)
         node.dead = not node.finished and len(node.generated) >= self.max_tokens
+        read_answer = getattr(self.source, "answer", None)  # not every source knows answers
+        if node.finished and read_answer is not None:
+            node.answer = read_answer(node.generated)
         if self.capture is not None and self.capture.embeddings:
             node.embedding = self.capture.embedding(n)
         text = self.source.text(node.generated[-node.tokens :])
         self.rows.boundary(n, reward, entropy, text, node.embedding)
         if self.listener is not None:
             self.listener.closed(n, reward, entropy)
-        if self.dedupe and self._repeats(n):
+        votes = getattr(self.search, "keeps_duplicates", False)
+        if self.dedupe and not votes and self._repeats(n):
             node.finished, node.dead = False, True
         self._complete.append(n)
 

@@ -55,6 +55,8 @@ class LiveNode:
         After its last token, to draw its children's first tokens from.
     value : float or None
         What the model itself said of the state.
+    answer : str or None
+        What it answers, if it is finished and its source can read that.
     """
 
     parent: int
@@ -68,6 +70,7 @@ class LiveNode:
     value: float | None = None
     logits: Tensor | None = None
     embedding: np.ndarray | None = None
+    answer: str | None = None
 
 
 @dataclass

@@ -125,6 +125,10 @@ class TaskSource:
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
         return self.task.judge(problem, generated).correct
 
+    def answer(self, generated: Sequence[int]) -> str | None:
+        """What a finished reasoning answers."""
+        return self.task.answer_text(generated)
+
     def text(self, ids: Sequence[int]) -> str:
         return self.task.text(ids)
 
@@ -196,6 +200,11 @@ class PromptSource:
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
         return None
+
+    def answer(self, generated: Sequence[int]) -> str | None:
+        """The last line that is not empty."""
+        lines = self._tokenizer.decode(list(generated), skip_special_tokens=True).split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
     def text(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids)))

@@ -199,6 +199,12 @@ class ChainTask:
         value = self._digits[program.values[program.query]]
         return [self._ask, self._operand(program, "v", program.query), value]
 
+    def answer_text(self, generated: Sequence[int]) -> str | None:
+        """Return the words of the answer line; None if there is none before the end marker."""
+        finish = self._finish(generated) or 0
+        line = generated[max(0, finish - ANSWER_TOKENS) : finish]
+        return self.text(line) if len(line) == ANSWER_TOKENS and line[0] == self._ask else None
+
     def reasoning(self, program: Program, lines: Iterable[int]) -> list[int]:
         """Return the ids that evaluate `lines` in this order, then answer."""
         ids = [token for k in lines for token in self.line(program, k)]

@@ -162,6 +162,12 @@ class Game24Task:
         """Tell whether three lines were written, or the end marker."""
         return len(generated) >= LINE_ENDS[-1] or self.eos_id in generated
 
+    def answer_text(self, generated: Sequence[int]) -> str | None:
+        """Return the number that the third line leaves; None if it was not written."""
+        if len(generated) < LINE_ENDS[-1] or self.eos_id in generated[: LINE_ENDS[-1]]:
+            return None
+        return self.text(generated[LINE_ENDS[-1] - 3 : LINE_ENDS[-1] - 2])
+
     def is_thought_end(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether the last token closes a line."""
         return len(generated) in LINE_ENDS or self.is_finished(problem, generated)

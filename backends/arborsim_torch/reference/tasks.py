@@ -161,6 +161,9 @@ class Task(Protocol):
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         """Tell whether an answer was given or the end marker produced."""
 
+    def answer_text(self, generated: Sequence[int]) -> str | None:
+        """Return what a finished reasoning answers, None if nothing: equal texts are one vote."""
+
     def judge(self, problem: Problem, generated: Sequence[int]) -> Verdict:
         """Verify a (partial) reasoning exactly."""
 
