@@ -11,7 +11,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
-from tests.trace.import_helpers import deft_tree, recording, tot_problem
+from tests.trace.import_helpers import deft_tree, tot_problem
 
 BROKEN = {"incompleted": True, "prompt": "x", "data": {}}
 
@@ -141,12 +141,3 @@ def test_an_interruption_leaves_the_old_trace(
     assert main(shlex.split("import deft deft.json there.parquet --overwrite")) == 130
     assert (folder / "there.parquet").read_bytes() == before
     assert not list(folder.glob(".*"))
-
-
-def test_gpt4s_log_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, out = recording("tot-gpt4-game24-bfs.json"), tmp_path / "out.parquet"
-    assert main(["import", "tot", str(log), str(out)]) == 0
-    capsys.readouterr()
-    assert main(["inspect", str(out), "--json"]) == 0
-    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
-    assert (accuracy["correct"], accuracy["judged"]) == (69, 100)

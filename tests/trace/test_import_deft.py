@@ -48,7 +48,7 @@ def shape_in_source(item: dict[str, Any]) -> Any:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), nodes=st.integers(1, 30))
 def test_the_tree_is_the_sources(
     tmp_path_factory: pytest.TempPathFactory, seed: int, nodes: int

@@ -85,7 +85,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(given_requests=requests)
 def test_what_is_logged_is_what_the_trace_holds(
     tmp_path_factory: pytest.TempPathFactory, given_requests: list[Any]

@@ -1,0 +1,87 @@
+"""Whatever stands in a recording: a search that readers accept, or a `Damage` in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.hardware.lookup import load_geometry
+from arborsim.trace.columns import encode
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.importers.damage import Damage
+from arborsim.trace.importers.deft import search_of
+from arborsim.trace.importers.requests import FORMATS
+from arborsim.trace.importers.sources import Importable
+from arborsim.trace.importers.tot import TotLog
+from arborsim.trace.schema import TraceInfo
+from tests.trace.import_helpers import deft_tree, tot_problem
+
+EXTRA = {"prefix_block_tokens": 512, "token_ids": "unknown"}
+INFO = TraceInfo(load_geometry("chain"), "model", "task", "search", extra=EXTRA)
+REQUEST = {"timestamp": 1.5, "input_length": 600, "output_length": 3, "hash_ids": [1, 2], "a": {}}
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(item: Any) -> list[tuple[Any, Any]]:
+    """Every container of a JSON value with each of its keys."""
+    keys = item if isinstance(item, dict) else range(len(item)) if isinstance(item, list) else ()
+    return [place for key in keys for place in ((item, key), *places(item[key]))]
+
+
+def damage(item: Any, data: st.DataObject) -> Any:
+    """The item with one or two values replaced, or removed."""
+    whole = {"item": json.loads(json.dumps(item))}
+    for _ in range(data.draw(st.integers(1, 2))):
+        container, key = data.draw(st.sampled_from(places(whole)))
+        if data.draw(st.booleans()) or container is whole:
+            container[key] = data.draw(values)
+        else:
+            del container[key]
+    return whole["item"]
+
+
+def search_or_damage(make: Callable[[Any], Importable], item: Any) -> None:
+    try:
+        search = make(item)
+    except Damage as error:
+        assert str(error)
+        assert len(str(error)) < 300
+        return
+    if search.num_tokens > 10**5:
+        return  # a prompt may be long: only its rows would take their time
+    table = encode(search.columns(), INFO, 0)
+    episode = decode_episode(table, INFO, "fuzz", 0, text=True)
+    assert episode.num_tokens == search.num_tokens
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 99), data=st.data())
+def test_tree_of_thoughts_logs(seed: int, data: st.DataObject) -> None:
+    search_or_damage(TotLog().search_of, damage(tot_problem(seed), data))
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 99), data=st.data())
+def test_trees(seed: int, data: st.DataObject) -> None:
+    search_or_damage(search_of, damage(deft_tree(seed, 6), data))
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_requests(data: st.DataObject) -> None:
+    search_or_damage(FORMATS["mooncake"][0], json.dumps(damage(REQUEST, data)))
+
+
+@settings(max_examples=60)
+@given(line=st.text() | st.from_regex(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?,\d+,\d+\Z"))
+def test_csv(line: str) -> None:
+    search_or_damage(FORMATS["azure"][0], line)
