@@ -31,7 +31,7 @@ _NO_LIMIT = 1 << 40  # tokens
 _PROMPTS = (96, 512)
 #: ... for so many iterations, the first of which stay within the budget.
 ITERATIONS, _FREE = 96, 48
-_QUICK = ("h2o", "random", "tova", "streaming-llm")
+_QUICK = ("h2o", "random", "streaming-llm")
 
 
 class RandomSource:
