@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 
 from arborsim.errors import UsageError
-from arborsim.search import ROOT, Leaf, make_search
+from arborsim.search import ROOT, Expansion, Leaf, make_search
 from arborsim.search.base import best_first
 from arborsim.search.cost_model import (
     Cost,
@@ -25,6 +25,7 @@ from arborsim.search.cost_model import (
 from arborsim.search.ets import similar
 from arborsim.search.rebase import rebase_weights
 from tests.search.bank import Bank, drive
+from tests.search.test_allocation import printed
 
 ROOT_LEAF = Leaf(ROOT, -1, 0, math.nan)
 
@@ -222,6 +223,48 @@ def test_ets_is_rebase_where_nothing_costs(name: str, seed: int) -> None:
     free = drive(make_search(name, lambda_b=0), bank)
     rebase = drive(make_search("rebase"), bank)
     assert [free.path[n] for n in free.order] == [rebase.path[n] for n in rebase.order]
+
+
+@pytest.mark.parametrize("name", ["ets", "ets-kv"])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_level_keeps_a_best_set_and_shares_the_width(name: str, seed: int) -> None:
+    search = make_search(name, width=9, lambda_b=1.5)
+    expand, keep = search.expand, search.keep
+    levels, choices = [], []
+
+    def watched_expand(frontier: list[Leaf], width: int) -> Expansion:
+        levels.append((frontier, expand(frontier, width)))
+        return levels[-1][1]
+
+    def watched_keep(tree: CostTree, leaves: list[Leaf]) -> list[int]:
+        choices.append((leaves, keep(tree, leaves)))
+        return choices[-1][1]
+
+    search.expand, search.keep = watched_expand, watched_keep
+    drive(search, Bank(seed, depth=4))
+    for (frontier, found), (leaves, kept) in zip(levels, choices, strict=False):
+        left = 9 - sum(leaf.finished for leaf in frontier)
+        weights = printed([leaf.score for leaf in leaves], left) if len(leaves) > 1 else [left]
+        clusters = [0] * len(leaves)
+        if len(leaves) > 1 and name == "ets":
+            rows = np.array([leaf.embedding for leaf in leaves])
+            clusters = fcluster(linkage(rows, "average", "cosine"), 0.05, "distance").tolist()
+        terms = (1.5, 1.0 if name == "ets" else 0.0, clusters, False)
+        best = max(
+            worth(frontier, leaves, weights, subset, *terms)
+            for size in range(1, len(leaves) + 1)
+            for subset in itertools.combinations(range(len(leaves)), size)
+        )
+        mine = worth(frontier, leaves, weights, tuple(kept), *terms)
+        assert mine == pytest.approx(best, abs=1e-9)
+        survivors = [leaves[i] for i in kept]
+        shares = printed([x.score for x in survivors], left) if len(kept) > 1 else [left]
+        expected = {x.node: n for x, n in zip(survivors, shares, strict=True) if n}
+        assert found.children == expected
+        gone = {x.node for x in leaves} - set(expected)
+        assert gone <= set(found.dropped)
+    assert len(choices) >= 2
+    assert any(len(kept) < len(leaves) for leaves, kept in choices)
 
 
 def test_ets_without_embeddings_says_what_to_do() -> None:
