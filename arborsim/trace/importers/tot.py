@@ -18,8 +18,8 @@ from arborsim.trace.importers.thoughts import Answer, Batch, Search, Thought
 #: Three votes of at most 20 ("sure"), as the program's value prompt scores them.
 VALUE_SCALE = 60.0
 
-#: Pieces of about cl100k's splitting pattern (a token or more each) per character in GPT-4's Game of
-#: 24 log: 138,989 / 225,183.
+#: Pieces of about cl100k's splitting pattern (a token or more each) per character in GPT-4's Game
+#: of 24 log: 138,989 / 225,183.
 TOKENS_PER_CHARACTER = 0.62
 
 

@@ -19,6 +19,7 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.gauge import LiveGauge
 
+
 def waits_on(clock: Callable[[], float]) -> bool:
     """Whether the clock goes on while the thread waits; a thread's CPU time does not."""
     return clock is not time.thread_time
@@ -41,9 +42,7 @@ class LiveExecutor:
         Seconds since some moment.
     """
 
-    def __init__(
-        self, mover: Mover, seconds: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, mover: Mover, seconds: Callable[[], float] = time.perf_counter) -> None:
         self._mover, self._seconds = mover, seconds
         self._cache = mover.cache
         self._tier = GrowingTable(mover.cache.layout.groups, np.int8)
