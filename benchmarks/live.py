@@ -30,7 +30,7 @@ from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.drive import drive
-from arborsim_torch.live.session import Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import Machine, PolicySearch, SearchSetup
 from arborsim_torch.sources import RandomSource
 
 #: Name, layers, width, heads, KV heads, MLP: a tiny model is all overhead, a larger one is not.

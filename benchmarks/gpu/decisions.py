@@ -25,7 +25,7 @@ from arborsim.simulator.executor import SimulatedExecutor
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.session import SearchSetup, make_capture, make_controller
+from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller
 from arborsim_torch.live.shadow import Onlooker
 from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.recording import EpisodeResult

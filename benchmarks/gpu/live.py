@@ -28,7 +28,7 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.live.drive import drive
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.session import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.plan import DENSE_UP_TO

@@ -12,8 +12,8 @@ from arborsim.policies.registry import available, build
 from arborsim.search import make_search
 from arborsim_torch.cache.tiered import RECALLS
 from arborsim_torch.live.drive import drive
+from arborsim_torch.live.policy_search import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
 from arborsim_torch.live.run import tokens_that_fit
-from arborsim_torch.live.session import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from tests.live.tiny import torch

@@ -20,7 +20,7 @@ from arborsim.policies.registry import available, build
 from arborsim.search import ROOT, Expansion, Leaf, make_search
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.live.drive import drive
-from arborsim_torch.live.session import Ended, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import Ended, Machine, PolicySearch, SearchSetup
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.reference.tasks import Problem
 

@@ -21,7 +21,7 @@ from arborsim.policies.full import Full
 from arborsim.search import make_search
 from arborsim_torch.decoder import PREFILL_BLOCK
 from arborsim_torch.live.drive import drive
-from arborsim_torch.live.session import Ended, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import Ended, Machine, PolicySearch, SearchSetup
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.plan import DENSE_UP_TO, Plan
 

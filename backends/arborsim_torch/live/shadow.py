@@ -23,8 +23,8 @@ from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
+from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller
 from arborsim_torch.live.run import MetersOf, facts, make_setup, numbers
-from arborsim_torch.live.session import SearchSetup, make_capture, make_controller
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.plan import Plan
 from arborsim_torch.recording import EpisodeResult

@@ -32,8 +32,8 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.live.drive import drive
 from arborsim_torch.live.executor import LiveExecutor
+from arborsim_torch.live.policy_search import Ended, LiveOutcome, Machine, PolicySearch
 from arborsim_torch.live.run import facts, make_setup, numbers
-from arborsim_torch.live.session import Ended, LiveOutcome, Machine, PolicySearch
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.plan import Plan
