@@ -3,8 +3,8 @@
     python benchmarks/quality.py cliff family grid arkv trees --episodes 200 --out reports/quality
 
 Tokens really are removed; every cell is a policy with settings and a budget, and all cells of an
-experiment search the same held-out problems.  Finished searches are kept, so an interrupted run
-goes on where it stopped.  `benchmarks/quality_page.py` makes the tables.
+experiment search the same held-out problems.  Finished searches are kept (in JSON lines, or in the
+``results.parquet`` that the page is made with), so a run goes on where the last one stopped.  `benchmarks/quality_page.py` makes the tables.
 """
 
 from __future__ import annotations
@@ -198,9 +198,34 @@ class Collector:
         self._file.flush()
 
 
+def restore(name: str, arms: tuple[Arm, ...], out: Path) -> None:
+    """Write the lines of an experiment that only ``results.parquet`` holds, so that a run goes on.
+
+    Rows of arms that are no longer in the experiment are left out.
+    """
+    path, made = out / f"{name}.jsonl", out / "results.parquet"
+    if path.exists() or not made.exists():
+        return
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(made)
+    known = json.loads(table.schema.metadata[b"arborsim"]).get(name)
+    if known is None:
+        return
+    numbers = {(arm.label, arm.budget, json.dumps(arm.settings)): i for i, arm in enumerate(arms)}
+    lines = [json.dumps(known | {"arms": [asdict(arm) for arm in arms]})]
+    for row in table.to_pylist():
+        arm = numbers.get((row.pop("label"), row.pop("budget"), row.pop("settings")))
+        if row.pop("experiment") == name and arm is not None:
+            row.pop("policy")
+            lines.append(json.dumps(row | {"arm": arm}))
+    path.write_text("\n".join(lines) + "\n")
+
+
 def run(name: str, episodes: int, batch: int, out: Path) -> None:
     """One experiment, cell by cell: what is finished is on the disk."""
     experiment = EXPERIMENTS[name]()
+    restore(name, experiment.arms, out)
     collector = Collector(out / f"{name}.jsonl", experiment.arms)
     backend = get_backend("torch")
     for arm, cell in zip(experiment.arms, collector.request_cells, strict=True):
