@@ -4,7 +4,8 @@
 
 Tokens really are removed; every cell is a policy with settings and a budget, and all cells of an
 experiment search the same held-out problems.  Finished searches are kept (in JSON lines, or in the
-``results.parquet`` that the page is made with), so a run goes on where the last one stopped.  `benchmarks/quality_page.py` makes the tables.
+``results.parquet`` that the page is made with), so a run goes on where the last one
+stopped.  `benchmarks/quality_page.py` makes the tables.
 """
 
 from __future__ import annotations
