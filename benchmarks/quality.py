@@ -1,6 +1,6 @@
 """What evicting costs in answers: live runs of the reference models under policies.
 
-    python benchmarks/quality.py cliff family grid arkv trees --episodes 200 --out reports/quality
+    python benchmarks/quality.py cliff family grid arkv game24 --episodes 200 --out reports/quality
 
 Tokens really are removed; every cell is a policy with settings and a budget, and all cells of an
 experiment search the same held-out problems.  Finished searches are kept (in JSON lines, or in the
