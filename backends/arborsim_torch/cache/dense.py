@@ -61,8 +61,6 @@ class DensePool:
         self._straight = False
         self._lanes: Tensor | None = None  # bool [groups, lanes, capacity]
         self._position: Tensor | None = None  # int64 [groups, capacity]
-        self._contents: list[Tensor] = []
-        self._room = -1
 
     def plan(self, fresh: np.ndarray) -> ReadPlan:
         """What the next pass reads; `fresh` are its new tokens."""

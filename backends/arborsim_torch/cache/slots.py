@@ -26,11 +26,14 @@ class Slots:
         Slots below this have been taken at some time.
     used : int64 ``[groups]``
         Tokens held.
+    total : int
+        Their sum.
     """
 
     def __init__(self, groups: int) -> None:
         self.high = np.zeros(groups, dtype=np.int64)
         self.used = np.zeros(groups, dtype=np.int64)
+        self.total = 0
         self._groups = groups
         self._slot = GrowingTable(groups, np.int32)
         self._free = np.zeros((groups, 16), dtype=np.int32)  # stacks; the last entry is taken next
@@ -48,6 +51,7 @@ class Slots:
 
     def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Give slots to cells (group, token); returns them, int64 ``[cells]``."""
+        self.total += len(token)
         counts = np.bincount(group, minlength=self._groups)
         rank = _rank(group, counts)
         spare = self._num_free[group]
@@ -73,6 +77,7 @@ class Slots:
         self._free[group, self._num_free[group] + _rank(group, counts)] = slot
         self._num_free += counts
         self.used -= counts
+        self.total -= len(token)
         self._slot.values[group, token] = NOWHERE
 
     def compact(self) -> list[np.ndarray]:

@@ -82,6 +82,7 @@ class TieredCache:
         self.layout = layout
         self.tree = ThoughtTree()
         self.leaves: list[int] = []
+        self._lengths: list[int] = []  # of the leaves' paths
         self.place = GrowingTable(layout.groups, np.int8)
         self.vocabulary_id = GrowingArray(np.int32)
         self.position = GrowingArray(np.int32)
@@ -138,24 +139,24 @@ class TieredCache:
     def activate(self, leaves: Sequence[int]) -> None:
         """The next passes are over these leaves, in this order."""
         self.leaves = list(leaves)
+        self._lengths = [len(self.tree.path(leaf)) for leaf in leaves]
         self.tree.forget_paths(leaves)
         self.changed()
 
     def length(self, lane: int) -> int:
         """Tokens on the path of a lane, evicted ones included."""
-        return len(self.tree.path(self.leaves[lane]))
+        return self._lengths[lane]
 
     @torch.inference_mode()
     def drop(self, node: int) -> None:
         """Free all tokens of a node that nothing will read again."""
         self.catch_up()
         token = self.tree.tokens(node)
-        for place, pool in self.pools.items():
+        for pool in self.pools.values():
             group, at = np.nonzero(pool.slots.of[:, token] >= 0)
             pool.give_back(group, token[at])
-            if place is Place.HBM:
-                self.shrink()
         self.place.values[:, token] = Place.LOST
+        self.shrink()
         self.changed()
 
     # -- bytes ---------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ class TieredCache:
 
     @property
     def seen_tokens(self) -> int:
-        return max((self.length(i) for i in range(len(self.leaves))), default=0)
+        return max(self._lengths, default=0)
 
     @property
     def held_tokens(self) -> int:
@@ -209,8 +210,8 @@ class TieredCache:
         width, queries = ids.shape
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
-        first = [self.length(i) for i in range(width)]
-        start = self.num_tokens
+        first, start = self._lengths, self.num_tokens
+        self._lengths = [length + queries for length in first]
         self.tree.append(self.leaves, queries)
         fresh = np.arange(start, start + width * queries)
         position = np.asarray(first)[:, None] + np.arange(queries)
@@ -233,7 +234,7 @@ class TieredCache:
         They have slots already (see `Mover.restore`); groups that never lost a token keep what
         they have.
         """
-        self.leaves = [leaf]
+        self.leaves, self._lengths = [leaf], [len(self.tree.path(leaf))]
         self.changed()
         position = self.position.values[tokens].astype(np.int64)[None]
         lost = self.place.values[:, tokens] == Place.LOST
@@ -265,8 +266,7 @@ class TieredCache:
     def _assembles(self) -> bool:
         if self.ordered:
             return True
-        elsewhere = [p for p in self.pools if p is not Place.HBM]
-        return any(self.pools[place].slots.used.any() for place in elsewhere)
+        return any(p.slots.total for place, p in self.pools.items() if place is not Place.HBM)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Take a layer's new keys and values, ``[lanes, kv_heads, queries, head_dim]``."""

@@ -61,7 +61,7 @@ class Writing:
 
 def _rows(slots: np.ndarray, device: torch.device) -> Put:
     first, count = int(slots[0]), len(slots)
-    if int(slots[-1]) == first + count - 1 and (np.diff(slots) == 1).all():
+    if count == 1 or (slots == np.arange(first, first + count)).all():
 
         def put_span(target: Tensor, new: Tensor) -> None:
             target[:, first : first + count] = new

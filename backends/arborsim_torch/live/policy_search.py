@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,15 +136,11 @@ class LiveOutcome:
 Ended = EpisodeResult | BudgetInfeasible
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Readable:
     """Which tokens attention reads now, per captured layer and KV head."""
 
     cache: TieredCache
-    layers: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.layers = self.cache.layout.layers
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         held = self.cache.place.values[:, tokens] != Place.LOST
