@@ -7,6 +7,7 @@ The answer is elected by the finished chains, weighted by their final scores.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +18,7 @@ from arborsim.search.vote import weighted_majority
 
 
 @dataclass
-class LevelSearch:
+class LevelSearch(ABC):
     """One level at a time.
 
     Parameters
@@ -41,6 +42,7 @@ class LevelSearch:
     def slots(self) -> int:
         return self.width
 
+    @abstractmethod
     def share(
         self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
     ) -> Mapping[int, int]:
@@ -48,7 +50,6 @@ class LevelSearch:
 
         `candidates` are the states that can be continued, best first; `width` is 1 or more.
         """
-        raise NotImplementedError
 
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
         left = min(width, self.width - sum(leaf.finished for leaf in frontier))

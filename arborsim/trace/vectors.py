@@ -7,6 +7,8 @@ policies of a replay share them as long as they fit into `_KEPT_BYTES`.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import pyarrow as pa
 
@@ -46,6 +48,44 @@ def vectors_of(
     broken = ~np.isfinite(vectors).all(axis=(1, 2, 3))
     where.check(broken, lambda t: f"{name} holds a value that is not finite", token_rows)
     return vectors
+
+
+def scaled(query: np.ndarray) -> np.ndarray:
+    """A recorded query, float16 ``[layers, heads, head_dim]``, as attention takes it: float32."""
+    return np.asarray(query.astype(np.float32) * np.float32(query.shape[-1] ** -0.5))
+
+
+def keys_of(keys: np.ndarray, path: np.ndarray) -> np.ndarray:
+    """The keys of a path, from those of all tokens ``[layers, KV heads, head_dim, tokens]``."""
+    straight = int(path[-1]) == len(path) - 1  # ids rise, so this means 0, 1, 2, ...
+    return keys[..., : len(path)] if straight else keys[..., path]
+
+
+def attention_row(
+    query: np.ndarray, keys: np.ndarray, readable: np.ndarray | None = None
+) -> np.ndarray:
+    """Softmax of a scaled query over keys, in float32.
+
+    Parameters
+    ----------
+    query : float32 ``[layers, heads, head_dim]``
+    keys : float32 ``[layers, KV heads, head_dim, n]``
+    readable : bool ``[layers, KV heads, n]``, optional
+        The others get 0; at least one per KV head.
+
+    Returns
+    -------
+    float32 ``[layers, heads, n]``
+    """
+    layers, heads, size = query.shape
+    kv_heads = keys.shape[1]
+    logits = np.matmul(query.reshape(layers, kv_heads, heads // kv_heads, size), keys)
+    if readable is not None:
+        logits[~np.broadcast_to(readable[:, :, None], logits.shape)] = -np.inf
+    logits -= logits.max(axis=-1, keepdims=True)
+    np.exp(logits, out=logits)
+    logits /= logits.sum(axis=-1, keepdims=True)
+    return np.asarray(logits.reshape(layers, heads, -1))
 
 
 class VectorRows:
@@ -90,31 +130,33 @@ class VectorRows:
 
     def query(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled."""
-        scale = np.float32(self._queries.shape[-1] ** -0.5)
-        return np.asarray(self._queries[i].astype(np.float32) * scale)
+        return scaled(self._queries[i])
 
     def _compute(self, i: int) -> np.ndarray:
-        layers, heads, size = self._queries.shape[1:]
         length = int(self._position[i]) + 1
         path = self._paths.of(i, length)
-        straight = int(path[-1]) == length - 1  # ids rise, so this means 0, 1, 2, ...
-        keys = self._keys[..., :length] if straight else self._keys[..., path]
-        kv_heads = keys.shape[1]
-        logits = np.matmul(self.query(i).reshape(layers, kv_heads, heads // kv_heads, size), keys)
-        logits -= logits.max(axis=-1, keepdims=True)
-        np.exp(logits, out=logits)
-        logits /= logits.sum(axis=-1, keepdims=True)
-        return np.asarray(logits.reshape(layers, heads, length))
+        return attention_row(self.query(i), keys_of(self._keys, path))
 
     def __getitem__(self, tokens: slice) -> ShiftedRows:
         start, _, _ = tokens.indices(len(self._position))
         return ShiftedRows(self, start)
 
 
+class TokenRows(Protocol):
+    """Rows by number of the token in the whole search."""
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    def row(self, i: int) -> np.ndarray: ...
+
+    def query(self, i: int) -> np.ndarray: ...
+
+
 class ShiftedRows:
     """The rows of a run: row 0 is that of its first token."""
 
-    def __init__(self, rows: VectorRows, start: int) -> None:
+    def __init__(self, rows: TokenRows, start: int) -> None:
         self._rows = rows
         self._start = start
 

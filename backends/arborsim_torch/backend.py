@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import arborsim
-from arborsim.backends import RecordProgress, RecordRequest
+from arborsim.backends import RecordProgress, RecordRequest, SearchRequest
 from arborsim.calibration.backend import (
     MaskingRequest,
     Maskings,
@@ -64,12 +64,7 @@ class TorchBackend:
             Passed on; the whole episodes are in the file.
         """
         with _clear_memory_errors(request):
-            make_search(request.search, **request.search_options)  # before the slow part
-            prompts = read_prompts(request.prompts) if request.prompts else None
-            loaded = load_model(
-                request.model, request.task, request.device, request.dtype,
-                request.task_options, request.trust_remote_code,
-            )  # fmt: skip
+            loaded, prompts = _load(request)
             plan = make_plan(request, loaded, prompts)
             info = _info(request, loaded, plan)
             with TraceWriter(
@@ -91,12 +86,7 @@ class TorchBackend:
         """
         recording = record_request(request)
         with _clear_memory_errors(recording):
-            make_search(request.search, **request.search_options)  # before the slow part
-            prompts = read_prompts(request.prompts) if request.prompts else None
-            loaded = load_model(
-                request.model, request.task, request.device, request.dtype,
-                request.task_options, request.trust_remote_code,
-            )  # fmt: skip
+            loaded, prompts = _load(request)
             plan = make_plan(recording, loaded, prompts)
             if request.shadow:
                 info = _info(recording, loaded, plan)
@@ -107,12 +97,7 @@ class TorchBackend:
     def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:
         """Compare simulated with measured searches; raises what `live` raises."""
         with _clear_memory_errors(record_request(request)):
-            make_search(request.search, **request.search_options)  # before the slow part
-            prompts = read_prompts(request.prompts) if request.prompts else None
-            loaded = load_model(
-                request.model, request.task, request.device, request.dtype,
-                request.task_options, request.trust_remote_code,
-            )  # fmt: skip
+            loaded, prompts = _load(request)
             recording = validation_recording(request, loaded)
             plan = make_plan(recording, loaded, prompts)
             ValidationRun(request, loaded, plan, _info(recording, loaded, plan), watch).run()
@@ -130,6 +115,17 @@ class TorchBackend:
     ) -> HardwareMeasurements:
         """Measure this machine, for `arborsim calibrate hardware`."""
         return measure(request, on_progress)
+
+
+def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
+    """The model and the file of prompts, if any; what is quickly checked comes first."""
+    make_search(request.search, **request.search_options)
+    prompts = read_prompts(request.prompts) if request.prompts else None
+    loaded = load_model(
+        request.model, request.task, request.device, request.dtype,
+        request.task_options, request.trust_remote_code,
+    )  # fmt: skip
+    return loaded, prompts
 
 
 @dataclass

@@ -16,7 +16,6 @@ from arborsim_torch.live.policy_search import Ended, LiveOutcome, Machine, Polic
 from arborsim_torch.live.run import tokens_that_fit
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
-from tests.live.tiny import torch
 
 NAMES = sorted(set(available()) - {"oracle"})
 KEPT = ("token", "node", "logprob", "entropy", "reward")
@@ -169,14 +168,6 @@ def test_what_cannot_run_is_told(chain: SearchSetup) -> None:
     ended = search(chain, "epikv", 20)
     assert isinstance(ended, BudgetInfeasible)
     assert "20" in str(ended)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_a_budget_that_would_fit_is_named() -> None:

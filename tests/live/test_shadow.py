@@ -18,7 +18,6 @@ from arborsim.policies.registry import available, build
 from arborsim.replay_episode import Machine
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
-from tests.live.tiny import torch
 
 NAMES = sorted(set(available()) - {"oracle"})
 
@@ -44,14 +43,6 @@ class Collect:
 
     def finished(self, result: LiveResult) -> None:
         self.results.append(result)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.live.drive import drive
 from arborsim_torch.live.policy_search import Ended, Machine, PolicySearch, SearchSetup
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.sources import RandomSource
 
 THOUGHT = 8  # tokens, about what the reference tasks' thoughts have
 _TEMPERATURE = 0.7
@@ -32,49 +32,6 @@ _PROMPTS = (96, 512)
 #: ... for so many iterations, the first of which stay within the budget.
 ITERATIONS, _FREE = 96, 48
 _QUICK = ("h2o", "random", "streaming-llm")
-
-
-class RandomSource:
-    """Random prompts, thoughts of a given length, no answers: a `Source`."""
-
-    name = "random"
-
-    def __init__(self, vocabulary: int, prompt: int, thought: int, max_tokens: int) -> None:
-        self.max_tokens, self._thought = max_tokens, thought
-        ids = np.random.default_rng(prompt).integers(0, vocabulary, prompt)
-        self._problem = Problem("random", "test", 0, tuple(ids.tolist()), None)
-
-    def count(self, first: int) -> int | None:
-        return None
-
-    def problem(self, index: int) -> Problem:
-        return self._problem
-
-    def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
-        return block_tokens >= self._thought
-
-    def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
-        return len(generated) >= self.max_tokens
-
-    def value_from_logits(
-        self, problem: Problem, generated: Sequence[int], logits: Any
-    ) -> float | None:
-        return None
-
-    def reward(
-        self,
-        problem: Problem,
-        generated: Sequence[int],
-        value: float | None,
-        rng: np.random.Generator,
-    ) -> float:
-        return 0.5
-
-    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
-        return None
-
-    def text(self, ids: Sequence[int]) -> str:
-        return ""
 
 
 class Fans:
@@ -112,7 +69,7 @@ def fanned(
     began, ends = time.perf_counter(), list[float]()
     fans = [lanes[0], *lanes]  # the first thought of all is not like the others
     late = lambda: len(ends) >= 2 * thought and time.perf_counter() - began > limit_s  # noqa: E731
-    source = RandomSource(model.config.vocab_size, prompt, thought, _NO_LIMIT)
+    source = RandomSource(model.config.vocab_size, prompt, _NO_LIMIT, thought)
     setup = _setup(timer, model, source, lambda: Fans(fans, late))
     _, ended = _run(setup, build("full"), _NO_LIMIT, lambda _: ends.append(timer.clock()))
     assert isinstance(ended, EpisodeResult)
@@ -161,7 +118,7 @@ def _time_policy(
 ) -> PolicyTime | None:
     """None if the policy cannot search like this, or never decides."""
     policy = build(name)
-    source = RandomSource(model.config.vocab_size, prompt, THOUGHT, ITERATIONS)
+    source = RandomSource(model.config.vocab_size, prompt, ITERATIONS, THOUGHT)
     setup = _setup(timer, model, source, lambda: make_search("linear"))
     try:
         search, ended = _run(setup, policy, prompt + _FREE)

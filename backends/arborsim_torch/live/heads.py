@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from arborsim.trace.vectors import ShiftedRows, attention_row, keys_of, scaled
 from arborsim.tree import GrowingArray, ThoughtTree
 
 #: Of one group's tokens: which can be read now.  Int64 tokens -> bool ``[layers, kv_heads, n]``.
@@ -52,41 +53,11 @@ class LiveHeadRows:
     def query(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled."""
         assert self._queries is not None
-        query = self._queries.values[i].astype(np.float32)
-        return np.asarray(query * np.float32(query.shape[-1] ** -0.5))
+        return scaled(self._queries.values[i])
 
     def row(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, position + 1]`` of token `i`."""
         path = self._tree.path(int(self._tree.node_of_token.values[i]))
         path = path[: int(np.searchsorted(path, i)) + 1]
-        straight = int(path[-1]) == len(path) - 1
-        keys = self._keys[..., : len(path)] if straight else self._keys[..., path]
-        query = self.query(i)
-        layers, heads, size = query.shape
-        logits = np.matmul(query.reshape(layers, self.kv_heads, -1, size), keys)
-        if self._readable is not None:
-            logits[~np.broadcast_to(self._readable(path)[:, :, None], logits.shape)] = -np.inf
-        logits -= logits.max(axis=-1, keepdims=True)
-        np.exp(logits, out=logits)
-        logits /= logits.sum(axis=-1, keepdims=True)
-        return np.asarray(logits.reshape(layers, heads, len(path)))
-
-
-class ShiftedRows:
-    """The rows of a run: row 0 is that of its first token (`arborsim.signals` `HeadRows`)."""
-
-    def __init__(self, rows: LiveHeadRows, start: int) -> None:
-        self._rows, self._start = rows, start
-
-    @property
-    def kv_heads(self) -> int:
-        return self._rows.kv_heads
-
-    def row(self, i: int) -> np.ndarray:
-        return self._rows.row(self._start + i)
-
-    def query(self, i: int) -> np.ndarray:
-        return self._rows.query(self._start + i)
-
-    def __getitem__(self, tokens: slice) -> ShiftedRows:
-        return ShiftedRows(self._rows, self._start + (tokens.start or 0))
+        readable = None if self._readable is None else self._readable(path)
+        return attention_row(self.query(i), keys_of(self._keys, path), readable)
