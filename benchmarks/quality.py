@@ -65,7 +65,8 @@ TREE = {
     "model": "chain",
     "task_options": {"lines": 24, "lines_per_thought": 4},
     "search": "tot-dfs",
-    "temperature": 0.7,
+    "temperature": 1.0,
+    "dead_penalty": 0.3,  # the value sees dead ends late: the search has to come back, trees grow
 }
 FULL = Arm("full", "full", "1")
 
@@ -121,7 +122,7 @@ def _arkv() -> Experiment:
     return Experiment(CHAIN, (FULL, *arms))
 
 
-def _trees(search: dict[str, Any]) -> Experiment:
+def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
     kinds: dict[str, tuple[str, dict[str, str]]] = {
         "arborkv": ("arborkv", {}),
         "arborkv, no rehydration": ("arborkv", {"rehydrate": "false"}),
@@ -133,7 +134,7 @@ def _trees(search: dict[str, Any]) -> Experiment:
     arms = [
         Arm(label, name, budget, settings)
         for label, (name, settings) in kinds.items()
-        for budget in ("0.7", "0.6", "0.5", "0.25")
+        for budget in budgets
     ]
     return Experiment(search, (FULL, *arms))
 
@@ -143,8 +144,8 @@ EXPERIMENTS = {
     "family": _family,
     "grid": _grid,
     "arkv": _arkv,
-    "game24": lambda: _trees(GAME),
-    "chain-tree": lambda: _trees(TREE),
+    "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
+    "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
 }
 
 
