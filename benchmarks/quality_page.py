@@ -37,8 +37,8 @@ ABOUT = {
     "arkv": "chain, 32 lines, greedy; window 16, no slack (a cut keeps C - W tokens); the prompt "
     "may be evicted, as in the paper.",
     "game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7.",
-    "chain-tree": "chain, 24 lines, 4 lines a thought, ToT-DFS, temperature 1; a dead end keeps 0.7 of its "
-    "value, so that the search has to go back (most trees are several times a path).",
+    "chain-tree": "chain, 24 lines, 4 lines a thought, ToT-DFS, temperature 1; a dead end "
+    "keeps 0.7 of its value, so that the search has to go back (most trees are several times a path).",
 }
 
 
