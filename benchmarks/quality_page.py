@@ -38,7 +38,7 @@ ABOUT = {
     "may be evicted, as in the paper.",
     "game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7.",
     "chain-tree": "chain, 24 lines, 4 lines a thought, ToT-DFS, temperature 1; a dead end "
-    "keeps 0.7 of its value, so that the search has to go back (most trees are several times a path).",
+    "keeps 0.7 of its value, so that the search has to go back and trees outgrow their paths.",
 }
 
 
