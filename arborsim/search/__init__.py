@@ -20,6 +20,7 @@ from arborsim.search.dvts import Dvts4, DvtsSqrt
 from arborsim.search.ets import Ets
 from arborsim.search.ets_kv import EtsKv
 from arborsim.search.linear import Linear
+from arborsim.search.mcts import Mcts
 from arborsim.search.rebase import Rebase
 from arborsim.search.self_consistency import SelfConsistency
 from arborsim.search.tot_bfs import TotBfs
@@ -33,7 +34,7 @@ _SEARCHES: Mapping[str, type] = {
     for kind in (
         Linear, BestOfN, SelfConsistency, WeightedVote,
         Beam4, BeamSqrt, Dvts4, DvtsSqrt, Rebase, Ets, EtsKv,
-        TotBfs, TotDfs, Dpts,
+        TotBfs, TotDfs, Dpts, Mcts,
     )
 }  # fmt: skip
 

@@ -59,6 +59,21 @@ def test_record(name: str, tmp_path: Path) -> None:
         assert episode.correct is not None
 
 
+def test_mcts_records(tmp_path: Path) -> None:
+    out = tmp_path / "trace.parquet"
+    options = ["--set", "steps=12", "--set", "children=2", "--set", "width=2", "--episodes", "2"]
+    arguments = ["--model", "game24", "--search", "mcts", "--capture", "tree"]
+    assert main(["record", "--out", str(out), *arguments, *options]) == 0
+    reader = TraceReader(out)
+    assert reader.info.search == "mcts"
+    for episode in reader.episodes():
+        below = children(episode)
+        assert below[0] == 2
+        assert max(below.values()) == 2
+        assert sum(below.values()) <= 12
+        assert episode.correct is not None
+
+
 def test_ets_without_signals_is_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ class Run:
     dropped: list[int]
     answer: tuple[int, ...]
     most_running: int
+    seen: list[int]  # nodes that the search was shown and did not give up
 
 
 def drive(search: Search, bank: Bank, limit: int = 2000) -> Run:
@@ -101,4 +102,4 @@ def drive(search: Search, bank: Bank, limit: int = 2000) -> Run:
     else:
         raise AssertionError("the search never ended")
     seen = [replace(leaves[n], visits=asked[n]) for n in frontier]
-    return Run(leaves, path, sorted(path)[1:], dropped, search.answer(seen), most)
+    return Run(leaves, path, sorted(path)[1:], dropped, search.answer(seen), most, frontier)

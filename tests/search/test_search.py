@@ -6,6 +6,7 @@ import contextlib
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -189,6 +190,94 @@ def test_dpts(seed: int, width: int) -> None:
 
 def test_dpts_fills_its_slots() -> None:
     assert drive(make_search("dpts"), Bank(1)).most_running == 4
+
+
+def literal_mcts(bank: Bank, width: int, children: int, steps: int, w: float = 1.0) -> list:
+    """UCT from its definition, all statistics counted anew for each choice."""
+    thoughts: list = []
+    complete: list = []
+
+    def inside(s: tuple, some: list) -> list:
+        return [t for t in some if t[: len(s)] == s]
+
+    def uct(s: tuple) -> float:
+        rewards = [bank.child(t)[0] for t in inside(s, complete)]
+        n = len(inside(s, thoughts))
+        return sum(rewards) / len(rewards) + w * math.sqrt(
+            math.log(len(inside(s[:-1], thoughts))) / n
+        )
+
+    def places(s: tuple) -> list:
+        """States at or below s that may have another child, found depth first."""
+        if s != () and (s not in complete or any(bank.child(s)[1:])):
+            return []
+        mine = [t for t in thoughts if len(t) == len(s) + 1 and t[: len(s)] == s]
+        if len(mine) < children:
+            return [s]
+        return [p for t in mine for p in places(t)]
+
+    while True:
+        while len(thoughts) < steps and len(thoughts) - len(complete) < width and places(()):
+            s: tuple = ()
+            while s not in places(s):
+                below = [t for t in thoughts if t[:-1] == s and places(t)]
+                s = max(below, key=lambda t: (uct(t), -thoughts.index(t)))
+            made = sum(t[:-1] == s for t in thoughts)
+            thoughts.append((*s, made))
+        if len(thoughts) == len(complete):
+            return thoughts
+        complete.append(thoughts[len(complete)])
+        reward, finished, _ = bank.child(complete[-1])
+        if finished and reward >= 0.9:
+            return thoughts
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("width", [1, 4])
+def test_mcts(seed: int, width: int) -> None:
+    bank = Bank(seed, depth=4)
+    run = drive(make_search("mcts", width=width, children=2, steps=40), bank)
+    assert [run.path[n] for n in run.order] == literal_mcts(bank, width, 2, 40)
+    assert run.most_running <= width
+    finished = [n for n in run.order if run.leaves[n].finished and n in run.seen]
+    if finished:
+        best = max(run.leaves[n].score for n in finished)
+        assert run.leaves[run.answer[0]].score == best
+
+
+def test_mcts_by_hand() -> None:
+    """Two children of the root, 0.8 and 0.2; the better one's children are worth nothing."""
+    search = make_search("mcts", children=2, exploration=1.0)
+    root = Leaf(ROOT, -1, 0, math.nan)
+    frontier = [root]
+
+    def grow(node: int, score: float) -> int:
+        (parent,) = search.expand(frontier, 1).children
+        above = next(x for x in frontier if x.node == parent)
+        frontier[frontier.index(above)] = replace(above, visits=above.visits + 1)
+        frontier.append(Leaf(node, parent, above.depth + 1, score))
+        return parent
+
+    assert [grow(1, 0.8), grow(2, 0.2)] == [0, 0]
+    # 0.8 + sqrt(ln 2 / 1) = 1.63 against 0.2 + 0.83 = 1.03
+    assert grow(3, 0.0) == 1
+    # (0.8 + 0) / 2 + sqrt(ln 3 / 2) = 1.14 against 0.2 + sqrt(ln 3 / 1) = 1.25
+    assert grow(4, 0.0) == 2
+    # 0.4 + sqrt(ln 4 / 2) = 1.23 against (0.2 + 0) / 2 + sqrt(ln 4 / 2) = 0.93
+    assert grow(5, 0.0) == 1
+
+
+def test_mcts_gives_up_what_it_never_comes_back_to() -> None:
+    run = drive(make_search("mcts", children=2, steps=200, accept=2.0), Bank(3, depth=5))
+    closed = {run.path[n] for n in run.dropped}
+    dead = {run.path[n] for n in run.order if run.leaves[n].dead}
+    inner = {p[:i] for p in run.path.values() for i in range(1, len(p))}
+    assert dead
+    # the whole tree was searched: all but the answers are given up, children before parents
+    assert closed == dead | inner
+    for n in run.dropped:
+        if run.leaves[n].parent != ROOT:
+            assert run.dropped.index(n) < run.dropped.index(run.leaves[n].parent)
 
 
 @pytest.mark.parametrize("name", search_names())
