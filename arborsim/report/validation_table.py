@@ -22,7 +22,7 @@ COLUMNS = (
     ("bytes", "share of steps after which the simulated bytes of every tier are the live ones"),
     ("peaks", "searches in which all simulated peaks are the live ones"),
     ("time", "relative error of all seconds, simulated against measured"),
-    ("token", "the same per generated token, without the prompt"),
+    ("token", "relative error of the seconds per generated token, without the prompt"),
     ("same", "share of the iterations that the live run repeats token by token"),
     ("J", "Jaccard index of the tokens in HBM, shadow against live, while the tokens are the same"),
     ("J after", "the same after the first other token, matched by order of arrival"),
@@ -75,6 +75,7 @@ def print_validation(result: Validation, console: Console | None = None) -> None
         cells = cells_of(line)
         table.add_row(plain(line.policy), plain(line.budget), *(cells[i] for i in shown))
     console.print(table)
+    console.print(plain(_legend(shown)), style="dim", markup=False)
     for error in term_errors(lines):
         if error.lines:
             console.print(
@@ -85,6 +86,14 @@ def print_validation(result: Validation, console: Console | None = None) -> None
             )
     for sentence in (*sentences(result.checks), *result.left_out):
         console.print(plain(sentence), markup=False)
+
+
+def _legend(shown: list[int]) -> str:
+    """What the columns show, and which of them a wider terminal would show."""
+    said = "; ".join(f"{COLUMNS[i][0]}: {COLUMNS[i][1].replace('; ', ', ')}" for i in shown)
+    hidden = [title for i, (title, _) in enumerate(COLUMNS) if i not in shown]
+    missing = f" From {_WIDE} columns on also {', '.join(hidden)}." if hidden else ""
+    return f"{said}.{missing}"
 
 
 def _of(count: int, total: int) -> str:
