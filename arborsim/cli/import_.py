@@ -91,11 +91,11 @@ def deft(
     """DeFT's reasoning trees (JSON): tokens per node."""
     from arborsim.trace.importers.deft import search_of
     from arborsim.trace.importers.sources import read_list
-    from arborsim.trace.importers.write import Description, check_out
+    from arborsim.trace.importers.write import NO_ENDS, Description, check_out
 
     check_out(out, overwrite)
     contents = read_list(log, search_of, limit)
-    about = Description("deft", "reasoning trees", "level by level", "the source's", {}, {})
+    about = Description("deft", "reasoning trees", "level by level", "the source's", {}, NO_ENDS)
     _write(log, out, contents, about, on_damage, overwrite, model)
 
 
@@ -149,12 +149,12 @@ def _requests(
 ) -> None:
     from arborsim.trace.importers.requests import FORMATS, Request, shared_prefix_tokens
     from arborsim.trace.importers.sources import read_lines
-    from arborsim.trace.importers.write import Description, check_out
+    from arborsim.trace.importers.write import NO_ENDS, Description, check_out
 
     check_out(out, overwrite)
     request_of, block_tokens = FORMATS[name]
     contents = read_lines(log, request_of, limit, header=name == "azure")
-    extra = {"prefix_block_tokens": block_tokens}
+    extra = {"prefix_block_tokens": block_tokens, **NO_ENDS}
     about = Description(name, "requests", "linear", "the source's", {}, extra)
     _write(log, out, contents, about, on_damage, overwrite, model)
     if block_tokens:

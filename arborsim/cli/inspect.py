@@ -171,8 +171,8 @@ def _statistics(found: Description) -> Table:
     from arborsim.trace.describe import SPREADS
 
     table = _table("Per episode", "", "total", "least", "median", "mean", "most")
-    for name, label in SPREADS.items():
-        spread = found.spreads[name]
+    for name, spread in found.spreads.items():
+        label = SPREADS[name]
         total = "" if name in ("depth", "branching", "longest_path_tokens") else spread.total
         numbers = (total, spread.smallest, spread.median, spread.mean, spread.largest)
         table.add_row(label, *map(_number, numbers))

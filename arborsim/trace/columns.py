@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arborsim.errors import UsageError
-from arborsim.trace.schema import KINDS, Kind, TraceInfo, arrow_schema
+from arborsim.trace.schema import ENDS, KINDS, Kind, TraceInfo, arrow_schema
 
 #: Columns a recorder must give; the writer adds `episode` and `seq`, the others default to null.
 REQUIRED = ("kind", "iteration", "node", "parent", "depth", "position", "token", "time_s")
@@ -32,8 +32,8 @@ def encode(columns: Mapping[str, Any], info: TraceInfo, index: int) -> pa.Table:
     columns : mapping of str to sequence, ndarray or pyarrow.Array
         By column name.  A column has one entry per row, or one per token (prefill and token rows;
         the other rows are null then).  List columns take a 2-D array, a sequence of 1-D arrays
-        (or None), or an Arrow list array (`lists`).  `kind` takes numbers or labels.  None, NaN,
-        and in `position`, `token` and `correct` negative numbers are stored as null.
+        (or None), or an Arrow list array (`lists`).  `kind` and `end` take numbers or labels.
+        None, NaN, and in `position`, `token` and `correct` negative numbers are stored as null.
     info : TraceInfo
     index : int
         Episode number.
@@ -61,6 +61,7 @@ def encode(columns: Mapping[str, Any], info: TraceInfo, index: int) -> pa.Table:
         "kind": kinds,
         "episode": np.full(rows, index, dtype=np.int32),
         "seq": np.arange(rows, dtype=np.int32),
+        "end": _end_array(columns.get("end"), index),
     }
     arrays = []
     for field in schema:
@@ -109,6 +110,22 @@ def _kind_array(kinds: Any, index: int) -> pa.DictionaryArray:
     if len(codes) == 0 or codes.min() < 0 or codes.max() >= len(KINDS):
         raise UsageError(f"episode {index}: it has no rows, or rows of a kind beyond {KINDS}")
     return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(KINDS))
+
+
+def _end_array(ends: Any, index: int) -> pa.DictionaryArray | None:
+    """Values of `End` or their labels, with null for NONE."""
+    if ends is None or isinstance(ends, pa.Array | pa.ChunkedArray):
+        return ends
+    number: dict[Any, int] = {None: 0, **{label: i for i, label in enumerate(ENDS, 1)}}
+    try:
+        known = [int(number.get(end, end)) for end in ends]
+        codes = np.asarray(known, dtype=np.int64)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"episode {index}: unknown end of a thought ({error})") from None
+    if len(codes) and (codes.min() < 0 or codes.max() > len(ENDS)):
+        raise UsageError(f"episode {index}: an end of a thought beyond {ENDS}")
+    indices = pa.array((codes - 1).astype(np.int8), mask=codes == 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(ENDS))
 
 
 def _encode_column(
@@ -186,15 +203,27 @@ def floats_of(column: pa.ChunkedArray) -> np.ndarray:
 
 def kinds_of(column: pa.ChunkedArray) -> np.ndarray:
     """`Kind` numbers as int8; -1 where the label is null or unknown."""
+    return _codes_of(column, KINDS)[0]
+
+
+def ends_of(column: pa.ChunkedArray) -> np.ndarray:
+    """`End` numbers as int8: 0 where it is null, -1 where the label is unknown."""
+    codes, null = _codes_of(column, ENDS)
+    return np.where(null, np.int8(0), np.where(codes < 0, codes, codes + np.int8(1)))
+
+
+def _codes_of(column: pa.ChunkedArray, known: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Number of each label in `known` as int8, -1 if it is null or unknown; and which are null."""
     array = _one_chunk(column)
     if not pa.types.is_dictionary(array.type):
         array = array.dictionary_encode()
     labels = array.dictionary.to_pylist()
-    number = [KINDS.index(label) if label in KINDS else -1 for label in labels] + [-1]
+    number = [known.index(label) if label in known else -1 for label in labels] + [-1]
     codes = np.asarray(array.indices.fill_null(-1))
     # Arrow does not check the indices of a damaged file against the dictionary.
-    known = (codes >= 0) & (codes < len(labels))
-    return np.asarray(number, dtype=np.int8).take(np.where(known, codes, len(labels)))
+    valid = (codes >= 0) & (codes < len(labels))
+    found = np.asarray(number, dtype=np.int8).take(np.where(valid, codes, len(labels)))
+    return found, array.is_null().to_numpy(zero_copy_only=False)
 
 
 def lists_of(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:

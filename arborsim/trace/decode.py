@@ -9,12 +9,19 @@ import numpy as np
 import pyarrow as pa
 
 from arborsim.signals.observations import AttentionRows, DenseRows, Signal, SparseRows
-from arborsim.trace.columns import floats_of, integers_of, kinds_of, lists_of, strings_of
+from arborsim.trace.columns import (
+    ends_of,
+    floats_of,
+    integers_of,
+    kinds_of,
+    lists_of,
+    strings_of,
+)
 from arborsim.trace.episode import Episode
 from arborsim.trace.layer_rows import layer_rows_of
 from arborsim.trace.layout import ROW_COLUMNS
 from arborsim.trace.paths import paths_of
-from arborsim.trace.schema import PER_LAYER, Kind, TraceInfo
+from arborsim.trace.schema import LATER, PER_LAYER, Kind, TraceInfo
 from arborsim.trace.validate import validate
 from arborsim.trace.validate_attention import check_attention
 from arborsim.trace.vectors import VectorRows, vectors_of
@@ -77,7 +84,9 @@ def _decode(
     embedding: bool,
 ) -> Episode:
     needs = _present(table) if needs is None else needs
-    row = {name: _row_column(table, name, where) for name in ROW_COLUMNS}
+    names = set(table.column_names) - ({"end"} if not info.knows_ends else set())
+    later = {name for name in LATER if name not in names}
+    row = {name: _row_column(table, name, where) for name in ROW_COLUMNS if name not in later}
     wrong = row["episode"] != where.episode
     where.check(wrong, lambda r: f"is of episode {row['episode'][r]}: a row group holds one")
     wrong = row["seq"] != np.arange(table.num_rows)
@@ -102,6 +111,8 @@ def _decode(
         attention=None,
         per_layer={},
         text=strings_of(table["text"]) if text else None,
+        end=row.get("end"),
+        answer=strings_of(table["answer"]) if text and "answer" in names else None,
     )
     # Structure first: a wrong kind or position would make the signals look wrong.
     validate(bare, where)
@@ -146,8 +157,8 @@ def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
     if column.null_count and name in _NEVER_NULL:
         missing = column.is_null().to_numpy()
         where.check(missing, lambda r: f"{name} is null")
-    if name == "kind":
-        return kinds_of(column)
+    if name in ("kind", "end"):
+        return kinds_of(column) if name == "kind" else ends_of(column)
     return floats_of(column) if pa.types.is_floating(column.type) else integers_of(column)
 
 

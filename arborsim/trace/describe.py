@@ -12,7 +12,7 @@ import numpy as np
 from arborsim.signals.observations import Signal
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, recording_options
-from arborsim.trace.schema import Kind, TraceInfo
+from arborsim.trace.schema import End, Kind, TraceInfo
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class EpisodeFacts:
         Times that it came back: went on from a block, by itself or by a new child, that was not
         among the leaves it had just turned to.
     prunes, iterations : int
+    finished, dead : int or None
+        Thoughts that hold an answer, and that ran into the cap; None if the trace does not tell.
     duration_s : float
     answered : bool
         Whether the search came to an end by an answer.
@@ -83,6 +85,8 @@ class EpisodeFacts:
     revisits: int
     prunes: int
     iterations: int
+    finished: int | None
+    dead: int | None
     duration_s: float
     answered: bool
     correct: bool | None
@@ -149,6 +153,8 @@ SPREADS = {
     "revisits": "revisits",
     "prunes": "prunes",
     "iterations": "iterations",
+    "finished": "finished thoughts",
+    "dead": "thoughts cut by the cap",
     "duration_s": "duration, s",
 }
 
@@ -170,11 +176,17 @@ def describe(reader: TraceReader) -> Description:
         info=reader.info,
         signals=signals,
         columns=column_sizes(reader),
-        spreads={name: Spread.of(getattr(fact, name) for fact in facts) for name in SPREADS},
+        spreads=_spreads(facts),
         episodes=facts,
         accuracy=accuracy([fact.correct for fact in facts]),
         policies=policy_fits(reader),
     )
+
+
+def _spreads(facts: tuple[EpisodeFacts, ...]) -> dict[str, Spread]:
+    """Of everything that all episodes tell."""
+    values = {name: [getattr(fact, name) for fact in facts] for name in SPREADS}
+    return {name: Spread.of(own) for name, own in values.items() if None not in own}
 
 
 def episode_facts(episode: Episode) -> EpisodeFacts:
@@ -185,7 +197,9 @@ def episode_facts(episode: Episode) -> EpisodeFacts:
     parents = children[children > 0]
     prompt = int((kind == Kind.PREFILL).sum())
     transitions, revisits = count_transitions(episode)
-    verdict = int(episode.correct[-1])
+    answered = bool(kind[-1] == Kind.ANSWER)
+    verdict = int(episode.correct[-1]) if answered else -1
+    end = episode.end
     return EpisodeFacts(
         index=episode.index,
         prompt_tokens=prompt,
@@ -198,8 +212,10 @@ def episode_facts(episode: Episode) -> EpisodeFacts:
         revisits=revisits,
         prunes=int((kind == Kind.PRUNE).sum()),
         iterations=int(episode.iteration[-1]),
+        finished=None if end is None else int((end == End.FINISHED).sum()),
+        dead=None if end is None else int((end == End.DEAD).sum()),
         duration_s=float(episode.time_s[-1]),
-        answered=bool(kind[-1] == Kind.ANSWER),
+        answered=answered,
         correct=None if verdict < 0 else bool(verdict),
     )
 
@@ -226,10 +242,7 @@ def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:
     stored = dict.fromkeys(reader.columns, 0)
     unpacked = dict(stored)
     for episode in range(reader.num_episodes):
-        group = reader.metadata(episode)
-        for i in range(group.num_columns):
-            chunk = group.column(i)
-            name = chunk.path_in_schema.split(".")[0]
+        for name, chunk in reader.chunks(episode):
             stored[name] += chunk.total_compressed_size
             unpacked[name] += chunk.total_uncompressed_size
     sizes = (ColumnSize(name, stored[name], unpacked[name]) for name in reader.columns)

@@ -30,7 +30,10 @@ class Episode:
     time_s : float64 ``[rows]``
     entropy, reward : float32 ``[rows]``
     correct : int8 ``[rows]``
-        1, 0, or -1 for "not judged".
+        1, 0, or -1 for "not judged".  Of the last row: the search's answer; of boundary rows: the
+        thought's own.
+    end : int8 ``[rows]`` or None
+        Values of `arborsim.trace.schema.End`; None if the trace does not tell which thoughts ended.
     token_rows : int64 ``[tokens]``
         Row of each token.
     token, position : int32 ``[tokens]``
@@ -41,6 +44,8 @@ class Episode:
         offline optimum's eviction times, float64 ``[tokens]``, are among them.
     text : tuple of (str or None) or None
         One per row, only if it was asked for.
+    answer : tuple of (str or None) or None
+        What finished thoughts answer; one per row, only if text was asked for.
     embedding_rows, embedding : int64 ``[k]``, float16 ``[k, size]``, or None
         The rows (boundaries) that have an embedding, and the embeddings; only if asked for.
     attention_layers : LayerRows or None
@@ -73,6 +78,8 @@ class Episode:
     head_attention: HeadRows | None = None
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
+    end: np.ndarray | None = None
+    answer: tuple[str | None, ...] | None = None
 
     @property
     def num_rows(self) -> int:

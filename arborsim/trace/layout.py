@@ -11,7 +11,7 @@ from arborsim.trace.schema import LATER, PER_LAYER, TraceInfo, arrow_schema
 #: Columns that are read whatever is asked for.
 ROW_COLUMNS = (
     "episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth",
-    "position", "token", "entropy", "reward", "correct",
+    "position", "token", "entropy", "reward", "correct", "end",
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def columns_for(
     embedding: bool = False,
     attention_layers: bool = False,
 ) -> list[str]:
-    """The columns to read for these observations."""
+    """The columns to read for these observations; traces made before may lack some of `LATER`."""
     names = list(ROW_COLUMNS)
     names += [signal.value for signal in (*PER_LAYER, Signal.KEY_SKETCH) if signal in needs]
     if Signal.HEAD_ATTENTION in needs:
@@ -71,7 +71,7 @@ def columns_for(
     if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
         sparse = ("attention_index", "attention_value", "attention_rest")
         names += sparse if info.attention == "sparse" else ("attention",)
-    names += ["text"] if text else []
+    names += ["text", "answer"] if text else []
     names += ["embedding"] if embedding else []
     if attention_layers or Signal.LAYER_ATTENTION in needs:
         names += ["attention_layers"]

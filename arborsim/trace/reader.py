@@ -87,13 +87,35 @@ class TraceReader:
         if column not in self.columns:
             return False
         for episode in range(self.num_episodes):
-            for chunk in _chunks(self.metadata(episode), column):
+            for name, chunk in self.chunks(episode):
+                if name != column:
+                    continue
                 statistics = chunk.statistics
                 if statistics is None or not statistics.has_null_count:
                     return True
                 if statistics.null_count < chunk.num_values:
                     return True
         return False
+
+    def chunks(self, episode: int) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
+        """Parquet's account of each part of a column, with the column's name.
+
+        Raises
+        ------
+        TraceError
+            The names are damaged.
+        """
+        group = self.metadata(episode)
+        for i in range(group.num_columns):
+            chunk = group.column(i)
+            try:
+                name = chunk.path_in_schema.split(".")[0]
+            except UnicodeDecodeError as error:
+                raise TraceError(
+                    f"{self.path}: episode {episode}: the name of column {i} is not UTF-8 "
+                    f"({error.reason}); copy the file again, or record it again"
+                ) from error
+            yield name, chunk
 
     def require(self, needs: Iterable[Signal], who: str) -> None:
         """Refuse to go on without the observations that `who` reads.
@@ -133,7 +155,8 @@ class TraceReader:
         needs : iterable of Signal
             The observations to decode; the others are never read from disk.
         text, embedding : bool
-            Also decode the text of blocks and answers, and the embeddings at boundaries.
+            Also decode the text of blocks and answers (those of thoughts too), and the embeddings
+            at boundaries.
         start, stop : int
             Episode numbers; all by default.
         who : str
@@ -144,7 +167,8 @@ class TraceReader:
         Raises
         ------
         MissingSignal
-            `needs` names what the trace does not hold, or there are no rows of single layers.
+            `needs` names what the trace does not hold, or there are no embeddings or no rows of
+            single layers.
         TraceError
             The episode is damaged.
         """
@@ -159,8 +183,13 @@ class TraceReader:
                 f"{who} reads attention_layers, which {self.path} does not hold: "
                 "record it with --attention-layers"
             )
+        if embedding and "embedding" not in self.columns:
+            raise MissingSignal(
+                f"{who} reads embeddings, which {self.path} does not hold: record it with "
+                "--capture signals, or as a bank with --bank"
+            )
         extra = {"text": text, "embedding": embedding, "attention_layers": attention_layers}
-        names = columns_for(wanted, self.info, **extra)
+        names = [n for n in columns_for(wanted, self.info, **extra) if n in self.columns]
         last = self.num_episodes if stop is None else min(stop, self.num_episodes)
         for index in range(start, last):
             table = self.table(index, names)
@@ -222,13 +251,6 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
             else:
                 options.append("--capture signals by this version of arborsim")
     return list(dict.fromkeys(options))
-
-
-def _chunks(group: pq.RowGroupMetaData, column: str) -> Iterator[pq.ColumnChunkMetaData]:
-    for i in range(group.num_columns):
-        chunk = group.column(i)
-        if chunk.path_in_schema.split(".")[0] == column:
-            yield chunk
 
 
 def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:

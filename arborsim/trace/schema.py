@@ -40,6 +40,22 @@ class Kind(IntEnum):
 KINDS: tuple[str, ...] = tuple(kind.label for kind in Kind)
 
 
+class End(IntEnum):
+    """How a thought ended, before duplicates are told apart.  Stored as a string; NONE as null."""
+
+    NONE = 0  # it can be continued
+    FINISHED = 1  # the reasoning ends here, it holds an answer
+    DEAD = 2  # it cannot be continued although it is not finished (the cap on tokens)
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+#: Labels of the column `end`, in the order of `End` from FINISHED on.
+ENDS: tuple[str, ...] = tuple(end.label for end in End if end is not End.NONE)
+
+
 class Capture(StrEnum):
     """How much a recording holds; each level includes the ones before it."""
 
@@ -101,6 +117,8 @@ class TraceInfo:
         How attention rows are stored; "sparse" keeps `attention_top` positions per row.
     qkv_layers, attention_layer_ids : tuple of int
         Layers whose vectors (`qkv` capture) and whose own rows are stored.
+    embeddings : bool
+        Whether capture level `tree` stores embeddings, as a bank does; the other levels always do.
     device, software : str, dict
         Where it ran and the versions it ran with.
     timing : dict
@@ -121,6 +139,7 @@ class TraceInfo:
     attention_top: int = 0
     qkv_layers: tuple[int, ...] = ()
     attention_layer_ids: tuple[int, ...] = ()
+    embeddings: bool = False
     device: str = ""
     software: dict[str, str] = field(default_factory=dict)
     timing: dict[str, float] = field(default_factory=dict)
@@ -136,6 +155,15 @@ class TraceInfo:
     def knows_token_ids(self) -> bool:
         """Whether `token` has values; who made a trace from another's log may have lengths only."""
         return self.extra.get("token_ids") != "unknown"
+
+    @property
+    def knows_ends(self) -> bool:
+        """Whether `end` tells thoughts that ended from those that can be continued."""
+        return self.extra.get("ends") != "unknown"
+
+    @property
+    def stores_embeddings(self) -> bool:
+        return self.embeddings or self.capture is not Capture.TREE
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -173,6 +201,8 @@ def _check_types(record: Any) -> None:
         value = getattr(record, f.name)
         if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
             raise TypeError(f"{f.name} is {value!r:.40} instead of {expected.__name__}")
+        if f.type == "bool" and not isinstance(value, bool):
+            raise TypeError(f"{f.name} is {value!r:.40} instead of true or false")
         if isinstance(record, Geometry) and isinstance(value, int) and value < 1:
             raise ValueError(f"{f.name} is {value}")
 
@@ -199,12 +229,17 @@ STRUCTURE: tuple[pa.Field, ...] = (
     _column("entropy", pa.float32(), "nats", "entropy of the distribution after this row's token"),
     _column("reward", pa.float32(), "", "search value in [0, 1] (boundary rows)"),
     _column("text", pa.string(), "", "decoded text of a block (boundary) or the answer"),
-    _column("correct", pa.bool_(), "", "verdict on the answer (answer rows)"),
-)
+    _column("correct", pa.bool_(), "", "verdict on the answer (answer rows, finished thoughts)"),
+    _column("end", pa.dictionary(pa.int8(), pa.string()), "",
+            "finished or dead; null: the thought can be continued (boundary rows)"),
+    _column("answer", pa.string(), "", "what a finished thought answers (boundary rows)"),
+)  # fmt: skip
+
+_EMBEDDING = _column("embedding", _F16_LIST, "", "mean last hidden state of the block (boundary)")
 
 #: Columns of the `signals` level.  `attention` or the three `attention_*` columns, not both.
 SIGNALS: tuple[pa.Field, ...] = (
-    _column("embedding", _F16_LIST, "", "mean last hidden state of the block (boundary rows)"),
+    _EMBEDDING,
     _column("hidden_change", _F16_LIST, "", "||h_l(t) - h_l(t-1)|| per layer"),
     _column("key_variance", _F16_LIST, "", "variance over the head dimension, per layer"),
     _column("value_variance", _F16_LIST, "", "variance over the head dimension, per layer"),
@@ -255,7 +290,7 @@ PER_LAYER: tuple[Signal, ...] = (
 )
 
 #: Columns that recorders of version 0.1 did not write: a trace may lack them.
-LATER: frozenset[str] = frozenset({"key_norm", "value_norm"})
+LATER: frozenset[str] = frozenset({"key_norm", "value_norm", "end", "answer"})
 
 #: Signals made of vectors of the captured layers.
 VECTORS: tuple[Signal, ...] = (Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES)
@@ -265,7 +300,9 @@ def arrow_schema(info: TraceInfo) -> pa.Schema:
     """The Arrow schema of a trace with this capture level, metadata included."""
     columns = list(STRUCTURE)
     columns += REQUESTS if info.holds_requests else ()
-    if info.capture is not Capture.TREE:
+    if info.capture is Capture.TREE:
+        columns += (_EMBEDDING,) if info.embeddings else ()
+    else:
         columns += SIGNALS
         columns += ATTENTION_DENSE if info.attention == "dense" else ()
         columns += ATTENTION_SPARSE if info.attention == "sparse" else ()

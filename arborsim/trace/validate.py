@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from arborsim.trace.episode import Episode
-from arborsim.trace.schema import KINDS, Kind
+from arborsim.trace.schema import ENDS, KINDS, End, Kind
 from arborsim.trace.where import Where
 
 
@@ -28,6 +28,7 @@ def validate(episode: Episode, where: Where) -> None:
     _check_transitions(episode, where, first_row)
     _check_positions(episode, where)
     _check_values(episode, where)
+    _check_ends(episode, where, first_row)
 
 
 def _check_nodes(episode: Episode, where: Where) -> np.ndarray:
@@ -207,3 +208,29 @@ def _check_values(episode: Episode, where: Where) -> None:
         lambda t: f"token {token[t]} is not in the vocabulary of {vocab}",
         episode.token_rows,
     )
+
+
+def _check_ends(episode: Episode, where: Where, first_row: np.ndarray) -> None:
+    """Thoughts end where they are complete, only finished ones answer, and none goes on."""
+    end, node = episode.end, episode.node
+    if end is None:
+        return
+    where.check(end < 0, lambda r: f"the end of a thought is none of {', '.join(ENDS)}")
+    ended = end != End.NONE
+    where.check(
+        ended & (episode.kind != Kind.BOUNDARY),
+        lambda r: f"{KINDS[episode.kind[r]]} row says that a thought is {ENDS[end[r] - 1]}",
+    )
+    ended_at = np.full(len(first_row), len(end))
+    np.minimum.at(ended_at, node[ended], np.flatnonzero(ended))
+    opened, up = first_row[1:], episode.parent[first_row[1:]]
+    where.check(
+        ended_at[up] < opened,
+        lambda n: (
+            f"node {n + 1} is opened under node {up[n]}, which ended in row {ended_at[up[n]]}"
+        ),
+        opened,
+    )
+    if episode.answer is not None:
+        answers = np.fromiter((a is not None for a in episode.answer), bool, len(end))
+        where.check(answers & (end != End.FINISHED), lambda r: "an answer, but no finished thought")

@@ -263,7 +263,7 @@ def open_parquet(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
         file,
         schema,
         compression="zstd",
-        use_dictionary=["kind"],
+        use_dictionary=["kind", "end", "answer"],
         use_byte_stream_split=[
             leaf for field in schema for leaf in _float_leaves(field.name, field.type)
         ],

@@ -59,7 +59,7 @@ class Rows:
             name: []
             for name in (
                 "time_s", "kind", "iteration", "node", "parent", "depth", "position", "token",
-                "logprob", "entropy", "reward", "text", "correct",
+                "logprob", "entropy", "reward", "text", "correct", "end", "answer",
             )
         }
     )  # fmt: skip
@@ -129,9 +129,12 @@ def random_trace_columns(
     """
     structure, signals = rng.spawn(2)
     rows = _structure(structure, info, kind, prompt, nodes, block, width, rewards)
+    _end_thoughts(np.random.default_rng(structure.integers(2**32)), rows)
     columns: dict[str, Any] = dict(rows.columns)
     if info.capture is Capture.TREE:
         columns["entropy"] = [None] * len(columns["kind"])
+        if info.embeddings:
+            columns["embedding"] = _embeddings(columns["kind"], signals)
         return columns
     _add_signals(columns, rows, signals, info, coarse)
     return columns
@@ -252,6 +255,17 @@ def _structure(
     return rows
 
 
+def _end_thoughts(rng: np.random.Generator, rows: Rows) -> None:
+    """Some thoughts without children are finished, with or without an answer, and some dead."""
+    columns = rows.columns
+    for row, kind in enumerate(columns["kind"]):
+        if kind == Kind.BOUNDARY and columns["node"][row] not in rows.parents:
+            columns["end"][row] = [None, "finished", "dead"][int(rng.integers(3))]
+            if columns["end"][row] == "finished":
+                columns["answer"][row] = [None, "24", "\u00e9"][int(rng.integers(3))]
+                columns["correct"][row] = [None, True, False][int(rng.integers(3))]
+
+
 def _choose_leaves(
     rng: np.random.Generator,
     rows: Rows,
@@ -297,10 +311,7 @@ def _add_signals(
     for signal in PER_LAYER:
         columns[signal.value] = vectors(rng.lognormal(0.0, 0.5, (tokens, layers)))
     columns["key_sketch"] = vectors(rng.normal(size=(tokens, SKETCH_SIZE)))
-    columns["embedding"] = [
-        rng.normal(size=EMBEDDING_SIZE).astype(np.float16) if kind == Kind.BOUNDARY else None
-        for kind in columns["kind"]
-    ]
+    columns["embedding"] = _embeddings(columns["kind"], rng)
     # Attention as models show it: a sink, a taste for the recent, and a few heavy hitters.
     weight = rng.gamma(0.3, 3.0, tokens)
     dense = [_attention_row(weight[ids], rng) for ids in rows.path_of_token]
@@ -321,6 +332,13 @@ def _add_signals(
         captured = len(info.qkv_layers)
         for name, width in (("queries", heads), ("keys", kv_heads), ("values", kv_heads)):
             columns[name] = vectors(rng.normal(size=(tokens, captured * width * size)))
+
+
+def _embeddings(kinds: list[int], rng: np.random.Generator) -> list[np.ndarray | None]:
+    return [
+        rng.normal(size=EMBEDDING_SIZE).astype(np.float16) if kind == Kind.BOUNDARY else None
+        for kind in kinds
+    ]
 
 
 def _token_number(kinds: list[int]) -> list[int]:

@@ -74,6 +74,20 @@ def test_facts_of_a_small_tree():
     assert (facts.iterations, facts.duration_s) == (3, 1.5)
     assert facts.answered
     assert facts.correct is True
+    assert (facts.finished, facts.dead) == (0, 0)
+
+
+def test_a_verdict_on_a_thought_is_none_on_the_search():
+    rows = small_tree()
+    last = len(rows.columns["kind"]) - 1
+    at = next(r for r in range(last) if rows.columns["node"][r] == 3 and
+              rows.columns["kind"][r] == Kind.BOUNDARY)  # fmt: skip
+    rows.columns["end"][at], rows.columns["correct"][at] = "finished", True
+    cut = Rows({name: values[: at + 1] for name, values in rows.columns.items()}, rows.parents)
+    facts = episode_facts(episode_of(cut))
+    assert (facts.finished, facts.dead) == (1, 0)
+    assert facts.correct is None
+    assert not facts.answered
 
 
 def test_tree_of_a_small_search():

@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ from arborsim.trace.importers.damage import Damage
 from arborsim.trace.importers.sources import read_list
 from arborsim.trace.importers.tot import TotLog
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import KINDS, Kind
+from arborsim.trace.schema import KINDS, End, Kind
 from tests.trace.import_helpers import Change, imported, parents, recording, rows, tot_problem
 
 SMALL = {
@@ -79,6 +80,9 @@ def test_a_small_log_row_by_row(tmp_path: Path) -> None:
     assert episode.text[-1] == "ab\nd\n"
     assert episode.correct[closed].tolist() == [-1, -1, -1, 1, 0]
     assert episode.correct[-1] == 1
+    assert episode.end is not None
+    assert episode.end[closed].tolist() == [0, 0, 0, 1, 1]
+    assert episode.answer == (None,) * episode.num_rows  # no line says "Answer:"
     assert (episode.token == -1).all()
 
 
@@ -205,6 +209,23 @@ def test_gpt4_solves_69_of_100_puzzles_by_what_the_trace_says(gpt4: TraceReader)
             selections += Counter(step["kept"]) == Counter(step["new_ys"][i] for i in best)
     assert (gpt4.num_episodes, by_verdict, by_arithmetic) == (100, 69, 69)
     assert (states, proposals, selections) == (500, 8412, 400)
+
+
+def test_gpt4s_answers_are_read_off_its_last_lines(gpt4: TraceReader) -> None:
+    finished = answers = right = 0
+    for episode in gpt4.episodes(text=True):
+        assert episode.end is not None
+        assert episode.answer is not None
+        ended = np.flatnonzero(episode.end)
+        assert set(episode.end[ended]) == {End.FINISHED}
+        assert set(episode.depth[ended]) == {4}
+        finished += len(ended)
+        for row in ended:
+            answer = episode.answer[row]
+            answers += answer is not None
+            if answer is not None and episode.correct[row] == 1:
+                right += value_of(ast.parse(answer.split("=")[0], mode="eval").body) == 24
+    assert (finished, answers, right) == (2240, 162, 119)
 
 
 def test_inspect_shows_the_logs_own_result(

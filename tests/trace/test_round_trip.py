@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import MissingSignal, TraceError
+from arborsim.errors import MissingSignal, TraceError, UsageError
 from arborsim.signals.observations import Signal
 from arborsim.trace.columns import lists, lists_of
 from arborsim.trace.reader import TraceReader
@@ -22,6 +22,7 @@ from tests.helpers.traces import make_info, make_trace, random_trace_columns
 
 LEVELS = {
     "tree": {"capture": "tree"},
+    "bank": {"capture": "tree", "embeddings": True},
     "dense": {"capture": "signals", "attention": "dense"},
     "sparse": {"capture": "signals", "attention": "sparse", "attention_top": 5},
     "no attention": {"capture": "signals", "attention": "none"},
@@ -57,8 +58,7 @@ def test_read_equals_written(seed, level, kind, prompt, nodes, block, width):
         assert reader.num_episodes == 2
         assert reader.file_bytes == path.stat().st_size
         held = [signal for signal in Signal if reader.has(signal)]
-        full = info.capture != "tree"
-        read = list(reader.episodes(held, text=True, embedding=full))
+        read = list(reader.episodes(held, text=True, embedding=info.stores_embeddings))
         for index, (episode, columns) in enumerate(zip(read, written, strict=True)):
             assert episode.index == index
             check_equal(episode, columns, info, held)
@@ -72,6 +72,9 @@ def check_equal(episode, columns, info: TraceInfo, held: list[Signal]) -> None:
         np.testing.assert_array_equal(getattr(episode, name), expected)
     np.testing.assert_array_equal(episode.correct, or_missing(columns["correct"], -1))
     assert episode.text == tuple(columns["text"])
+    assert episode.answer == tuple(columns["answer"])
+    labels = [None, "finished", "dead"]
+    np.testing.assert_array_equal(episode.end, [labels.index(end) for end in columns["end"]])
     rows = [r for r, kind in enumerate(columns["kind"]) if kind <= Kind.TOKEN]
     np.testing.assert_array_equal(episode.token_rows, rows)
     for name in ("token", "position"):
@@ -138,6 +141,55 @@ def test_tree_capture_holds_no_signal_and_says_how_to_get_it(tmp_path):
     )
     with pytest.raises(MissingSignal, match="policy epikv reads hidden_change"):
         next(reader.episodes([Signal.HIDDEN_CHANGE], who="policy epikv"))
+    with pytest.raises(MissingSignal, match=r"ets reads embeddings.*--capture signals.*--bank"):
+        next(reader.episodes(embedding=True, who="ets"))
+
+
+def without(path: Path, columns: list[str], out: Path) -> TraceReader:
+    """The same trace as recorders wrote it that did not know these columns."""
+    file = pq.ParquetFile(path)
+    schema = file.schema_arrow
+    keep = [name for name in schema.names if name not in columns]
+    kept = pa.schema([schema.field(name) for name in keep], metadata=schema.metadata)
+    with pq.ParquetWriter(out, kept) as writer:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=keep)
+            writer.write_table(table, row_group_size=table.num_rows)
+    return TraceReader(out)
+
+
+def test_a_trace_of_an_older_recorder_does_not_tell_which_thoughts_ended(tmp_path):
+    path = make_trace(tmp_path / "new.parquet", capture="tree")
+    old = without(path, ["end", "answer"], tmp_path / "old.parquet")
+    for ours, theirs in zip(TraceReader(path).episodes(), old.episodes(text=True), strict=True):
+        assert theirs.end is None
+        assert theirs.answer is None
+        assert ours.end is not None
+        np.testing.assert_array_equal(ours.correct, theirs.correct)
+
+
+def test_a_source_that_does_not_tell_which_thoughts_ended_says_so(tmp_path):
+    info = make_info(capture="tree", extra={"ends": "unknown"})
+    episode = next(TraceReader(make_trace(tmp_path / "t.parquet", info=info)).episodes(text=True))
+    assert episode.end is None
+    assert not episode.info.knows_ends
+
+
+def test_ends_by_label_by_number_and_as_plain_strings(tmp_path):
+    info = make_info(capture="tree")
+    columns = random_trace_columns(np.random.default_rng(5), info, nodes=30)
+    numbers = [["finished", "dead"].index(end) + 1 if end else 0 for end in columns["end"]]
+    assert set(numbers) == {0, 1, 2}
+    for given_as in (columns["end"], numbers, np.array(numbers), pa.array(columns["end"])):
+        path = tmp_path / "t.parquet"
+        with TraceWriter(path, info, overwrite=True) as writer:
+            writer.write_episode({**columns, "end": given_as})
+        np.testing.assert_array_equal(next(TraceReader(path).episodes()).end, numbers)
+    for wrong in ([3] * len(numbers), ["lost"] * len(numbers), [-1] * len(numbers)):
+        writer = TraceWriter(path, info, overwrite=True)
+        with pytest.raises(UsageError, match="end of a thought"):
+            writer.write_episode({**columns, "end": wrong})
+        writer.close()
 
 
 def test_missing_attention_and_reward_have_their_own_remedies(tmp_path):

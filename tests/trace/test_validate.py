@@ -55,6 +55,8 @@ def good(info=DENSE) -> dict:
     columns["token"] = [None if p is None else p for p in columns["position"]]
     columns["entropy"] = [0.5] * len(ROWS)
     columns["reward"] = [0.5 if kind == END else None for kind in columns["kind"]]
+    columns["end"] = [0] * 14 + [1, 0]
+    columns["answer"] = [None] * 14 + ["24", None]
     tokens = [p for p in columns["position"] if p is not None]
     columns["hidden_change"] = [np.ones(2, np.float16) if p is not None else None
                                 for p in columns["position"]]  # fmt: skip
@@ -133,6 +135,9 @@ def test_the_unchanged_episode_is_valid(tmp_path, info):
         ("token", 6, 10, "row 6: token 10 is not in the vocabulary of 10"),
         ("reward", 9, 1.5, "row 9: reward is 1.5, not between 0 and 1"),
         ("reward", 9, -0.5, "row 9: reward is -0.5, not between 0 and 1"),
+        ("end", 4, 1, "row 4: token row says that a thought is finished"),
+        ("end", 8, 2, "row 11: node 3 is opened under node 1, which ended in row 8"),
+        ("answer", 9, "24", "row 9: an answer, but no finished thought"),
         ("entropy", 4, -1.0, "row 4: entropy is -1 nats"),
         ("entropy", 4, np.inf, "row 4: entropy is inf nats"),
         ("hidden_change", 5, [1.0], "row 5: hidden_change has 1 values, but the model has 2"),
@@ -225,6 +230,16 @@ def test_unknown_kind(tmp_path, label):
     assert problem(path) == ("row 4: unknown kind of row" if label else "row 4: kind is null")
 
 
+def test_unknown_end(tmp_path):
+    path = write(tmp_path / "t.parquet", good())
+    table = pq.ParquetFile(path).read()
+    at = table.column_names.index("end")
+    field = table.schema.field(at)
+    labels = [None] * 9 + ["asleep"] + [None] * 6
+    pq.write_table(table.set_column(at, field, pa.array(labels, field.type)), path)
+    assert problem(path) == "row 9: the end of a thought is none of finished, dead"
+
+
 def test_leaf_twice_in_one_transition(tmp_path):
     columns = good()
     columns["node"][3], columns["node"][2] = 1, 1
@@ -254,7 +269,7 @@ def test_parent_that_goes_on_after_its_child(tmp_path):
     for name, value in {
         "kind": int(TURN), "iteration": 4, "node": 1, "parent": 0, "depth": 1, "position": None,
         "time_s": 9.0, "token": None, "entropy": None, "reward": None, "hidden_change": None,
-        "attention": None,
+        "attention": None, "end": 0, "answer": None,
     }.items():  # fmt: skip
         columns[name][turn] = value
         columns[name].append(value)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.trace.importers.damage import MOST_TOKENS, Damage
-from arborsim.trace.schema import Kind
+from arborsim.trace.schema import End, Kind
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Thought:
     text : str or None
     correct : int
         1, 0, or -1 for "not judged".
+    end : End
+    answer : str or None
+        Only of finished thoughts.
     """
 
     parent: int
@@ -34,6 +37,8 @@ class Thought:
     reward: float = math.nan
     text: str | None = None
     correct: int = -1
+    end: End = End.NONE
+    answer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ class _Rows:
     reward: dict[int, float] = field(default_factory=dict)
     correct: dict[int, int] = field(default_factory=dict)
     text: dict[int, str | None] = field(default_factory=dict)
+    end: dict[int, End] = field(default_factory=dict)
+    answer: dict[int, str | None] = field(default_factory=dict)
     count: int = 0
 
     def add(self, kind: Kind, node: Any, iteration: Any, position: Any = -1) -> int:
@@ -160,6 +167,7 @@ def _add_batch(
     for row, thought in enumerate(thoughts, first):
         rows.reward[row], rows.text[row] = thought.reward, thought.text
         rows.correct[row] = thought.correct
+        rows.end[row], rows.answer[row] = thought.end, thought.answer
     rows.add(Kind.PRUNE, np.asarray(batch.pruned, dtype=np.int32), iteration)
     return iteration
 
@@ -170,6 +178,8 @@ def _columns(rows: _Rows, parent: np.ndarray, depth: np.ndarray) -> dict[str, An
     reward[list(rows.reward)] = list(rows.reward.values())
     correct = np.full(rows.count, -1, dtype=np.int8)
     correct[list(rows.correct)] = list(rows.correct.values())
+    end = np.zeros(rows.count, dtype=np.int8)
+    end[list(rows.end)] = list(rows.end.values())
     columns: dict[str, Any] = {
         "kind": np.concatenate(rows.kind),
         "iteration": np.concatenate(rows.iteration),
@@ -181,7 +191,10 @@ def _columns(rows: _Rows, parent: np.ndarray, depth: np.ndarray) -> dict[str, An
         "time_s": np.zeros(rows.count),
         "reward": reward,
         "correct": correct,
+        "end": end,
     }
+    if any(answer is not None for answer in rows.answer.values()):
+        columns["answer"] = [rows.answer.get(row) for row in range(rows.count)]
     if any(text is not None for text in rows.text.values()):
         columns["text"] = [rows.text.get(row) for row in range(rows.count)]
     return columns

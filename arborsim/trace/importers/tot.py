@@ -9,11 +9,12 @@ verdict `r` on each of the final `ys`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from arborsim.trace.importers.damage import Damage, array, field, finite, text, whole
 from arborsim.trace.importers.thoughts import Answer, Batch, Search, Thought
+from arborsim.trace.schema import End
 
 #: Three votes of at most 20 ("sure"), as the program's value prompt scores them.
 VALUE_SCALE = 60.0
@@ -49,7 +50,8 @@ class TotLog:
         """One problem: each step is a batch of proposals, after which the unselected are given up.
 
         The answer is right if any of the final states is (for b = 5: any of 5); its leaf is the
-        first right one, or the first.  The verdict on each state stands at its block as well.
+        first right one, or the first.  The verdict on each state stands at its block as well.  All
+        proposals of the last step are finished; one whose last line is ``Answer: ...`` answers it.
 
         Raises
         ------
@@ -75,6 +77,7 @@ class TotLog:
             pruned = [node for node in range(count, count + len(thoughts)) if node not in kept]
             count += len(thoughts)
             batches.append(Batch(thoughts, pruned))
+        batches[-1] = _finish(batches[-1], proposals)
         answer = _judge(item, states, batches, count)
         prompt_tokens = self.prompt_tokens or self.tokens(problem)
         return Search(prompt_tokens, batches, problem, answer)
@@ -119,6 +122,21 @@ def _selected(
     return states
 
 
+def _finish(last: Batch, proposals: list[str]) -> Batch:
+    """The last step's thoughts, each with its answer if its state ends in one."""
+    finished = [
+        replace(thought, end=End.FINISHED, answer=_answer(state))
+        for thought, state in zip(last.thoughts, proposals, strict=True)
+    ]
+    return Batch(finished, last.pruned)
+
+
+def _answer(state: str) -> str | None:
+    line = state.strip().rpartition("\n")[2]
+    label, colon, said = line.partition(":")
+    return said.strip() if colon and label.strip().lower() == "answer" else None
+
+
 def _judge(
     item: Any, states: list[tuple[str, int]], batches: list[Batch], count: int
 ) -> Answer | None:
@@ -135,7 +153,7 @@ def _judge(
     first = count - len(last)
     for (_, node), verdict in zip(states, verdicts, strict=True):
         old = last[node - first]
-        last[node - first] = Thought(old.parent, old.tokens, old.reward, old.text, verdict)
+        last[node - first] = replace(old, correct=verdict)
     batches[-1] = Batch(last, batches[-1].pruned)
     best = verdicts.index(max(verdicts))
     return Answer(states[best][1], max(verdicts), states[best][0])

@@ -15,6 +15,9 @@ from arborsim.trace.parts import parts_directory, remove_parts
 from arborsim.trace.schema import Capture, Geometry, TraceInfo
 from arborsim.trace.writer import TraceWriter
 
+#: `Description.extra` of a source that does not tell which thoughts ended (`TraceInfo.knows_ends`).
+NO_ENDS = {"ends": "unknown"}
+
 
 @dataclass(frozen=True)
 class Description:
