@@ -9,6 +9,7 @@ import typer
 
 from arborsim import __version__
 from arborsim.cli.calibrate import calibrate
+from arborsim.cli.generate import generate
 from arborsim.cli.import_ import import_
 from arborsim.cli.inspect import inspect
 from arborsim.cli.live import live
@@ -35,6 +36,7 @@ app.command()(record)
 app.command()(live)
 app.command()(validate)
 app.command()(inspect)
+app.command()(generate)
 app.command()(policies)
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(import_, name="import")

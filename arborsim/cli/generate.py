@@ -1,0 +1,103 @@
+"""`arborsim generate`: searches of stated lengths and trees, as a trace."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arborsim.errors import UsageError
+
+
+class Rewards(StrEnum):
+    none = "none"
+    uniform = "uniform"
+
+
+def generate(
+    out: Annotated[Path, typer.Option(help="The trace to make.", show_default=False)],
+    prompt_tokens: Annotated[
+        str,
+        typer.Option(
+            help="Tokens of a prompt: 1024, uniform:low=64,high=512, "
+            "lognormal:median=200,sigma=0.6[,most=4096] or file:NAME (one number a line)."
+        ),
+    ] = "lognormal:median=512,sigma=0.8,most=8192",
+    thought_tokens: Annotated[str, typer.Option(help="Tokens of a thought.")] = (
+        "lognormal:median=128,sigma=0.6,most=2048"
+    ),
+    depth: Annotated[str, typer.Option(help="Levels of thoughts.")] = "8",
+    branching: Annotated[str, typer.Option(help="Children of a block that is expanded.")] = "1",
+    first: Annotated[
+        str, typer.Option(help="Children of the prompt [default: as --branching].")
+    ] = "",
+    pruned: Annotated[
+        str, typer.Option(help="Share of each level given up; 0.5,0.75: per level, last one stays.")
+    ] = "0",
+    finished: Annotated[
+        str, typer.Option(help="Share of what stays that has an answer and is not expanded.")
+    ] = "0",
+    parallel: Annotated[
+        int, typer.Option(help="Most thoughts decoded side by side; 0: a whole level.", min=0)
+    ] = 0,
+    rewards: Annotated[
+        Rewards, typer.Option(help="uniform: the lowest of drawn rewards are given up.")
+    ] = Rewards.none,
+    solved: Annotated[
+        float | None,
+        typer.Option(help="Share of searches with a correct answer [default: not judged]."),
+    ] = None,
+    searches: Annotated[int, typer.Option(help="How many searches.", min=1)] = 100,
+    seed: Annotated[
+        int, typer.Option(help="Of all draws; search i depends on it and i.", min=0)
+    ] = 0,
+    model: Annotated[
+        str, typer.Option(help="Geometry to charge for: a name, or a config.json.")
+    ] = "llama-3.1-8b",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the trace.")] = False,
+) -> None:
+    """Make a trace of searches drawn from distributions of lengths and trees.
+
+    It holds structure and lengths, no signals: policies that read none can be replayed on it.
+    """
+    from arborsim.cli.progress import PatientProgress
+    from arborsim.hardware.lookup import load_geometry
+    from arborsim.planning.distributions import parse_counts
+    from arborsim.planning.generate import TreeSpec, write_generated
+    from arborsim.trace.importers.write import check_out
+
+    check_out(out, overwrite)
+    spec = TreeSpec(
+        parse_counts(prompt_tokens, "--prompt-tokens"),
+        parse_counts(thought_tokens, "--thought-tokens"),
+        parse_counts(depth, "--depth"),
+        parse_counts(branching, "--branching"),
+        parse_counts(first, "--first") if first else None,
+        _shares(pruned, "--pruned"),
+        _shares(finished, "--finished"),
+        parallel,
+        rewards is Rewards.uniform,
+        solved,
+    )
+    command = shlex.join(["arborsim", *sys.argv[1:]])
+    geometry = load_geometry(model)
+    with PatientProgress(searches) as progress:
+        tokens = write_generated(
+            spec, searches, seed, geometry, out, overwrite, command,
+            lambda what, units: progress.advance(what, 1),
+        )  # fmt: skip
+    typer.echo(f"wrote {out}: {searches:,} searches, {tokens:,} tokens; no signals, no seconds")
+
+
+def _shares(text: str, option: str) -> tuple[float, ...]:
+    """``"0.5,0.75"`` as numbers; their range is the distribution's matter."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"{option} {text:.40}: expected a share (0.5), or one per level (0.5,0.75)"
+        ) from None
