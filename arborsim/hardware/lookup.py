@@ -1,4 +1,4 @@
-"""Find hardware profiles and model geometries by name, or read them from a user's file."""
+"""Find hardware profiles, hosts and model geometries by name, or read them from a user's file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 from arborsim.errors import UnknownName, UsageError
 from arborsim.hardware.config import geometry_from_config
-from arborsim.hardware.profile import HardwareProfile
+from arborsim.hardware.host import HostProfile, attach
+from arborsim.hardware.profile import HardwareProfile, parse_toml
 from arborsim.trace.schema import Geometry
 
 PROFILE_ALIASES = {
-    "4090": "rtx4090", "a100": "a100-80", "a100-80gb": "a100-80", "h100-sxm": "h100",
+    "4090": "rtx4090", "5080": "rtx5080", "rtx-a6000": "a6000", "6000-ada": "rtx6000-ada",
+    "a100": "a100-80", "a100-80gb": "a100-80", "a100-40gb": "a100-40", "h100-sxm": "h100",
     "h100-80": "h100", "h200-sxm": "h200",
 }  # fmt: skip
 GEOMETRY_ALIASES = {
@@ -36,8 +38,16 @@ def geometry_names() -> list[str]:
     return _shipped("geometries", ".json")
 
 
-def load_profile(name_or_path: str | Path) -> HardwareProfile:
+def host_names() -> list[str]:
+    """Names of the shipped hosts."""
+    return _shipped("hosts", ".toml")
+
+
+def load_profile(name_or_path: str | Path, host: str | Path | None = None) -> HardwareProfile:
     """The hardware profile of that name or alias (``h200``), or in that TOML file.
+
+    A file may name another profile as its ``base``; it then gives only what differs.  `host` puts
+    the GPU into a host: its name, or its TOML file.
 
     Raises
     ------
@@ -46,8 +56,36 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     UsageError
         The file cannot be read or is no hardware profile.
     """
+    profile = _profile(name_or_path, ())
+    return attach(profile, load_host(host)) if host else profile
+
+
+def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfile:
+    """A profile; `above` are the files that name it as their base."""
     text, origin, _ = _read(name_or_path, "GPU", "profiles", ".toml", PROFILE_ALIASES)
-    return HardwareProfile.from_toml(text, origin)
+    if origin in above:
+        raise UsageError(f"{origin} is its own base: name another profile there")
+    raw = parse_toml(text, origin)
+    if "base" not in raw:
+        return HardwareProfile.from_toml(text, origin)
+    base = raw.pop("base")
+    if not isinstance(base, str):
+        raise UsageError(f"{origin}: base must be the name or the file of a profile, not {base!r}")
+    return _profile(base, (*above, origin)).with_values(raw, origin)
+
+
+def load_host(name_or_path: str | Path) -> HostProfile:
+    """The host of that name (``ddr5-2tb``), or in that TOML file.
+
+    Raises
+    ------
+    UnknownName
+        Nothing of that name is shipped; the message names the nearest.
+    UsageError
+        The file cannot be read or is no host.
+    """
+    text, origin, _ = _read(name_or_path, "host", "hosts", ".toml", {})
+    return HostProfile.from_toml(text, origin)
 
 
 def load_geometry(name_or_path: str | Path) -> Geometry:

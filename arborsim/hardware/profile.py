@@ -1,14 +1,16 @@
 """A machine as the cost model sees it: one flat record of numbers with units in their names.
 
 A profile is a TOML file.  Every number may name its source in a table ``[sources]``; one without a
-source is *assumed*, and reports say so.  ``arborsim calibrate`` writes measured profiles.
+source, or whose source begins with "assumed", is *assumed*, and reports say so.  A file that names
+another profile as its ``base`` gives only what differs (`arborsim.hardware.lookup.load_profile`).
+``arborsim calibrate`` writes measured profiles.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -129,10 +131,21 @@ class HardwareProfile:
         """Where the number `name` comes from, or "assumed"."""
         return self.sources.get(name, ASSUMED)
 
+    def is_assumed(self, name: str) -> bool:
+        """Whether nobody has published or measured the number `name`."""
+        return self.source(name).startswith(ASSUMED)
+
     def assumed(self) -> list[str]:
-        """Names of the numbers that have no source."""
+        """Names of the numbers that are assumed."""
+        return [name for name in self.numbers() if self.is_assumed(name)]
+
+    def numbers(self) -> list[str]:
+        """Names of the numbers that the profile must give, and of others that it names a source of.
+
+        The others mean "a roofline" or "nothing" unless they are given.
+        """
         names = (entry.name for entry in fields(self))
-        return [n for n in names if n not in _NEUTRAL and n not in self.sources]
+        return [n for n in names if n not in _NEUTRAL or n in self.sources]
 
     def link_bytes_per_s(
         self, block_bytes: np.ndarray | float, direction: Direction, pinned: bool = True
@@ -149,33 +162,64 @@ class HardwareProfile:
 
     @classmethod
     def from_toml(cls, text: str, origin: str) -> HardwareProfile:
-        """Parse a profile; `origin` names it in error messages.
+        """Parse a whole profile; `origin` names it in error messages.
 
         Raises
         ------
         UsageError
             Not TOML, or a key is missing, unknown, or of the wrong type.
         """
-        try:
-            raw = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"{origin} is not valid TOML: {error}") from None
-        known = {entry.name: entry for entry in fields(cls)}
-        for key in raw:
-            if key not in known:
-                raise UnknownName(f"key in {origin}", key, known)
+        values = record_values(cls, parse_toml(text, origin), origin)
+        optional = (MISSING, MISSING)
         missing = [
-            name for name, entry in known.items()
-            if name not in raw and entry.default is MISSING and entry.default_factory is MISSING
+            entry.name for entry in fields(cls)
+            if entry.name not in values and (entry.default, entry.default_factory) == optional
         ]  # fmt: skip
         if missing:
             raise UsageError(f"{origin} lacks {', '.join(missing)}")
-        kinds = {name: str(entry.type) for name, entry in known.items()}
-        values = {key: _typed(value, kinds[key], key, origin) for key, value in raw.items()}
-        for key in values.get("sources", {}):
-            if key not in known:
-                raise UnknownName(f"source in {origin}", key, known)
         return cls(**values)
+
+    def with_values(self, raw: Mapping[str, Any], origin: str) -> HardwareProfile:
+        """This profile with what a TOML table gives in place of its own numbers.
+
+        A number that is given without a source is assumed.
+
+        Raises
+        ------
+        UsageError
+            A key is unknown or of the wrong type.
+        """
+        values = record_values(type(self), raw, origin)
+        kept = {name: text for name, text in self.sources.items() if name not in values}
+        values["sources"] = {**kept, **values.get("sources", {})}
+        return replace(self, **values)
+
+
+def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    """The table of a TOML file, or a `UsageError` that names it."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{origin} is not valid TOML: {error}") from None
+
+
+def record_values(kind: type[Any], raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """The fields of a record that a TOML table gives, in the types of their annotations.
+
+    Raises
+    ------
+    UsageError
+        A key, or a key of ``[sources]``, is unknown, or a value is of the wrong type.
+    """
+    kinds = {entry.name: str(entry.type) for entry in fields(kind)}
+    for key in raw:
+        if key not in kinds:
+            raise UnknownName(f"key in {origin}", key, kinds)
+    values = {key: _typed(value, kinds[key], key, origin) for key, value in raw.items()}
+    for key in values.get("sources", {}):
+        if key not in kinds:
+            raise UnknownName(f"source in {origin}", key, kinds)
+    return values
 
 
 def _typed(value: Any, kind: str, key: str, origin: str) -> Any:
