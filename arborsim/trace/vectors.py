@@ -105,7 +105,7 @@ class VectorRows:
     def __init__(
         self, queries: np.ndarray, keys: np.ndarray, position: np.ndarray, paths: TokenPaths
     ) -> None:
-        self._queries = queries
+        self.queries = queries
         # [layers, KV heads, head_dim, tokens]: a row is one product per KV head
         self._keys = np.ascontiguousarray(keys.transpose(1, 2, 3, 0), dtype=np.float32)
         self._position = position
@@ -130,7 +130,7 @@ class VectorRows:
 
     def query(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, head_dim]``: the query of token `i`, scaled."""
-        return scaled(self._queries[i])
+        return scaled(self.queries[i])
 
     def _compute(self, i: int) -> np.ndarray:
         length = int(self._position[i]) + 1

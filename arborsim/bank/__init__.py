@@ -1,0 +1,7 @@
+"""Searches replayed on recorded thoughts: which would have been right, and at what cost."""
+
+from arborsim.bank.bank import Bank
+from arborsim.bank.visited import visited
+from arborsim.bank.walk import Step, Stretch, Walk, walk
+
+__all__ = ["Bank", "Step", "Stretch", "Walk", "visited", "walk"]

@@ -1,0 +1,183 @@
+"""A bank: recorded thoughts, in the order in which a search that asks for children gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from arborsim.errors import TraceError
+from arborsim.trace.episode import Episode
+from arborsim.trace.schema import Kind
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """One problem's recorded thoughts; all sequences have one entry per recorded node.
+
+    Attributes
+    ----------
+    episode : Episode
+    parent, depth : list of int
+        As recorded; node 0 is the prompt.
+    tokens : list of int
+        Tokens of the node itself.
+    complete : list of bool
+        False for a thought that was still running when its recording ended: its length, score and
+        end are unknown.
+    score : list of float
+        Search value, as stored (float32); NaN where there is none.
+    end : list of int
+        `arborsim.trace.schema.End`, before duplicates are told apart.
+    answer : list of (str or None)
+    verdict : list of (bool or None)
+        Of the thought's answer; None for "not judged".
+    embedding : mapping of int to float16 ndarray ``[size]``
+        Of the nodes that have one.
+    twin : list of int
+        The first complete sibling that says the same: equal tokens, or equal texts where token ids
+        are unknown; the node itself if there is none before it.
+    children : list of tuple of int
+        Recorded children of each node, in order of opening.
+    judged : bool
+        Whether the recording judges answers: then a search that hands in no answer is wrong.
+    """
+
+    episode: Episode
+    parent: list[int]
+    depth: list[int]
+    tokens: list[int]
+    complete: list[bool]
+    score: list[float]
+    end: list[int]
+    answer: Sequence[str | None]
+    verdict: list[bool | None]
+    twin: list[int]
+    children: list[tuple[int, ...]]
+    judged: bool
+    embedding: Mapping[int, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.tokens[0]
+
+    @classmethod
+    def of(cls, episode: Episode, scores: Mapping[int, float] | None = None) -> Bank:
+        """The bank that an episode of a trace is.
+
+        Parameters
+        ----------
+        episode : Episode
+            Read with text, and with embeddings if a search needs them.
+        scores : mapping of int to float, optional
+            Scores of nodes that have no reward.
+
+        Raises
+        ------
+        TraceError
+            The trace does not say which thoughts ended, so nobody knows which could be continued.
+        """
+        if episode.end is None:
+            raise TraceError(no_bank(f"episode {episode.index}"))
+        nodes = int(episode.node.max()) + 1
+        parent, depth = np.full(nodes, -1), np.zeros(nodes, dtype=int)
+        parent[episode.node], depth[episode.node] = episode.parent, episode.depth
+        closing = np.flatnonzero(episode.kind == Kind.BOUNDARY)
+        at = episode.node[closing]
+        complete, score = np.zeros(nodes, dtype=bool), np.full(nodes, np.nan)
+        end, correct = np.zeros(nodes, dtype=int), np.full(nodes, -1)
+        complete[at], score[at] = True, episode.reward[closing]
+        end[at], correct[at] = episode.end[closing], episode.correct[closing]
+        complete[0] = True
+        for node, value in (scores or {}).items():
+            score[node] = value
+        node_of_token = episode.node[episode.token_rows]
+        children: list[list[int]] = [[] for _ in range(nodes)]
+        for node in range(1, nodes):
+            children[parent[node]].append(node)
+        return cls(
+            episode=episode,
+            parent=parent.tolist(),
+            depth=depth.tolist(),
+            tokens=np.bincount(node_of_token, minlength=nodes).tolist(),
+            complete=complete.tolist(),
+            score=score.tolist(),
+            end=end.tolist(),
+            answer=_by_node(episode.answer, closing, at, nodes),
+            verdict=[None if value < 0 else bool(value) for value in correct.tolist()],
+            twin=_twins(episode, parent.tolist(), closing, at),
+            children=[tuple(below) for below in children],
+            judged=bool((episode.correct >= 0).any()),
+            embedding=_embeddings(episode),
+        )
+
+
+def no_bank(where: str) -> str:
+    """What is wrong with a trace whose thoughts have no ends, and what to do."""
+    return (
+        f"{where}: the trace does not say which thoughts ended, so it is no bank to search: make "
+        "one with arborsim record --bank, or import the log again (arborsim import tot)"
+    )
+
+
+def unrewarded_scores(episode: Episode, logprob: np.ndarray) -> dict[int, float]:
+    """Scores of complete thoughts without a reward: the geometric mean of token probabilities.
+
+    A live search ranks them so, too.
+
+    Parameters
+    ----------
+    episode : Episode
+    logprob : float32 ``[rows]``
+        Log-probability of each token row; NaN where it is unknown.
+    """
+    closing = episode.kind == Kind.BOUNDARY
+    bare = episode.node[closing & np.isnan(episode.reward)]
+    found: dict[int, float] = {}
+    if not len(bare):
+        return found
+    node, value = episode.node[episode.token_rows], logprob[episode.token_rows].astype(np.float64)
+    for number in bare.tolist():
+        own = value[node == number].tolist()
+        if own:
+            found[number] = float(np.exp(sum(own) / len(own)))
+    return found
+
+
+def _by_node(
+    values: Sequence[str | None] | None, rows: np.ndarray, nodes: np.ndarray, count: int
+) -> list[str | None]:
+    found: list[str | None] = [None] * count
+    if values is not None:
+        for row, node in zip(rows.tolist(), nodes.tolist(), strict=True):
+            found[node] = values[row]
+    return found
+
+
+def _embeddings(episode: Episode) -> dict[int, np.ndarray]:
+    if episode.embedding_rows is None or episode.embedding is None:
+        return {}
+    nodes = episode.node[episode.embedding_rows].tolist()
+    return dict(zip(nodes, episode.embedding, strict=True))
+
+
+def _twins(episode: Episode, parent: list[int], closing: np.ndarray, at: np.ndarray) -> list[int]:
+    """The first sibling with the same content; unknown content is like nothing else."""
+    count = len(parent)
+    content: list[bytes | str | None]
+    if episode.info.knows_token_ids:
+        node = episode.node[episode.token_rows]
+        order = np.argsort(node, kind="stable")
+        bounds = np.searchsorted(node[order], np.arange(count + 1)).tolist()
+        token = episode.token[order]
+        content = [token[bounds[n] : bounds[n + 1]].tobytes() for n in range(count)]
+    else:
+        content = list(_by_node(episode.text, closing, at, count))
+    first: dict[tuple[int, bytes | str], int] = {}
+    twin = list(range(count))
+    for n in sorted(at.tolist()):  # complete thoughts only
+        said = content[n]
+        if said is not None:
+            twin[n] = first.setdefault((parent[n], said), n)
+    return twin

@@ -1,0 +1,234 @@
+"""A walked search as an episode of its own, so that everything that works on traces works on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from arborsim.bank.walk import Step, Walk
+from arborsim.signals.observations import AttentionRows, DenseRows, SparseRows
+from arborsim.trace.episode import Episode
+from arborsim.trace.layer_rows import LayerRows
+from arborsim.trace.paths import paths_of
+from arborsim.trace.schema import Kind
+from arborsim.trace.vectors import VectorRows
+
+_NO_ROW = -1
+
+
+def visited(walk: Walk, episode: Episode) -> Episode:
+    """The rows of the nodes that `walk` visited, renumbered, with this search's own events.
+
+    Parameters
+    ----------
+    walk : Walk
+    episode : Episode
+        The one whose bank was walked.  Its signals are carried along, token by token.
+
+    Returns
+    -------
+    Episode
+        Prefill, transitions, decode iterations, boundaries, prunes and the answer of this search,
+        in the order in which a live recording has them.  Nobody measured seconds: `time_s` is 0.
+    """
+    rows = _Rows(walk, episode)
+    for step in walk.steps:
+        rows.step(step)
+    rows.event(Kind.ANSWER, walk.answer)
+    kind, node, iteration, source = rows.columns()
+    parents = np.asarray(walk.parent, dtype=np.int32)
+    depths = np.asarray(walk.depth, dtype=np.int32)
+    recorded = source != _NO_ROW
+    token_rows = np.flatnonzero((kind == Kind.PREFILL) | (kind == Kind.TOKEN))
+    token = np.cumsum(_is_token(episode))[source[token_rows]] - 1  # its number in the bank
+    correct = np.where(recorded, episode.correct[source], -1).astype(np.int8)
+    correct[-1] = -1 if walk.correct is None else walk.correct
+    text = _texts(walk, episode, source)
+    new = Episode(
+        index=episode.index,
+        info=replace(episode.info, search=walk.search, search_parameters={}),
+        kind=kind,
+        iteration=iteration,
+        node=node,
+        parent=parents[node],
+        depth=depths[node],
+        time_s=np.zeros(len(kind)),
+        entropy=_floats(episode.entropy, source, recorded),
+        reward=_floats(episode.reward, source, recorded),
+        correct=correct,
+        token_rows=token_rows,
+        token=episode.token[token],
+        position=episode.position[token],
+        attention=_attention(episode.attention, token),
+        per_layer={signal: values[token] for signal, values in episode.per_layer.items()},
+        text=text,
+        attention_layers=_layer_rows(episode.attention_layers, token),
+        keys=None if episode.keys is None else episode.keys[token],
+        values=None if episode.values is None else episode.values[token],
+        end=_integers(episode.end, source, recorded),
+        answer=_strings(episode.answer, source),
+        **_embeddings(episode, source),
+    )
+    return replace(new, head_attention=_head_rows(episode, new, token))
+
+
+@dataclass
+class _Rows:
+    """Collects rows: kind, node, iteration, and the bank's row (or `_NO_ROW`), in chunks."""
+
+    walk: Walk
+    episode: Episode
+    iteration: int = 0
+    _chunks: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    _pending: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _turns: bool = False
+
+    def __post_init__(self) -> None:
+        episode = self.episode
+        node = episode.node[episode.token_rows]
+        order = np.argsort(node, kind="stable")
+        # Rows of the tokens of node n: token_rows[first[n]:first[n + 1]].
+        self._token_rows = episode.token_rows[order]
+        count = int(episode.node.max()) + 1
+        self._first = np.searchsorted(node[order], np.arange(count + 1))
+        self._boundary = np.full(count, _NO_ROW)
+        closing = np.flatnonzero(episode.kind == Kind.BOUNDARY)
+        self._boundary[episode.node[closing]] = closing
+        self._bank_node = np.asarray(self.walk.bank_node)
+        self._next = self._first[self._bank_node].copy()  # of each visited node, its next token
+        prompt = np.flatnonzero(episode.kind == Kind.PREFILL)
+        zeros = np.zeros(len(prompt), dtype=np.int64)
+        self._chunks.append((zeros + int(Kind.PREFILL), zeros, zeros, prompt))
+
+    def event(self, kind: Kind, node: int, row: int = _NO_ROW) -> None:
+        self._pending.append((int(kind), node, self.iteration, row))
+
+    def step(self, step: Step) -> None:
+        """What the search decided, and what was decoded then."""
+        for node in step.dropped:
+            self.event(Kind.PRUNE, node)
+        self._turns = self._turns or bool(step.opened)
+        for stretch in step.stretches:
+            if self._turns:  # the batch that goes on with the new ones, in order of number
+                for node in sorted(stretch.leaves):
+                    self.event(Kind.TRANSITION, node)
+                self._turns = False
+            if stretch.iterations:
+                self._decode(np.asarray(stretch.leaves), stretch.iterations)
+            for node in stretch.ended:
+                self.event(Kind.BOUNDARY, node, int(self._boundary[self._bank_node[node]]))
+
+    def _decode(self, leaves: np.ndarray, iterations: int) -> None:
+        self._flush()
+        width = len(leaves)
+        steps = np.arange(iterations)
+        tokens = (self._next[leaves] + steps[:, None]).ravel()
+        self._next[leaves] += iterations
+        self._chunks.append((
+            np.full(iterations * width, int(Kind.TOKEN)),
+            np.tile(leaves, iterations),
+            np.repeat(self.iteration + 1 + steps, width),
+            self._token_rows[tokens],
+        ))  # fmt: skip
+        self.iteration += iterations
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._chunks.append(tuple(np.asarray(self._pending).T))
+            self._pending = []
+
+    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Kind int8, node and iteration int32, row of the bank int64; all ``[rows]``."""
+        self._flush()
+        kind, node, iteration, source = (
+            np.concatenate(parts) for parts in zip(*self._chunks, strict=True)
+        )
+        return (
+            kind.astype(np.int8), node.astype(np.int32), iteration.astype(np.int32),
+            source.astype(np.int64),
+        )  # fmt: skip
+
+
+def _is_token(episode: Episode) -> np.ndarray:
+    return np.isin(episode.kind, (Kind.PREFILL, Kind.TOKEN))
+
+
+def _floats(values: np.ndarray, source: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    return np.where(recorded, values[source], np.nan).astype(values.dtype)
+
+
+def _integers(
+    values: np.ndarray | None, source: np.ndarray, recorded: np.ndarray
+) -> np.ndarray | None:
+    return None if values is None else np.where(recorded, values[source], 0).astype(values.dtype)
+
+
+def _strings(
+    values: tuple[str | None, ...] | None, source: np.ndarray
+) -> tuple[str | None, ...] | None:
+    if values is None:
+        return None
+    return tuple(None if row == _NO_ROW else values[row] for row in source.tolist())
+
+
+def _texts(walk: Walk, episode: Episode, source: np.ndarray) -> tuple[str | None, ...] | None:
+    """The recorded texts; of the answer, the texts of all thoughts that lead to it."""
+    texts = _strings(episode.text, source)
+    if texts is None or episode.text is None:
+        return None
+    closing = np.flatnonzero(episode.kind == Kind.BOUNDARY)
+    said = dict(zip(episode.node[closing].tolist(), closing.tolist(), strict=True))
+    parts, node = [], walk.answer
+    while node > 0:
+        row = said.get(walk.bank_node[node])
+        parts.append((episode.text[row] if row is not None else None) or "")
+        node = walk.parent[node]
+    return (*texts[:-1], "".join(reversed(parts)))
+
+
+def _embeddings(episode: Episode, source: np.ndarray) -> dict[str, Any]:
+    if episode.embedding_rows is None or episode.embedding is None:
+        return {}
+    number = np.full(episode.num_rows, -1)
+    number[episode.embedding_rows] = np.arange(len(episode.embedding_rows))
+    found = np.where(source == _NO_ROW, -1, number[source])
+    rows = np.flatnonzero(found >= 0)
+    return {"embedding_rows": rows, "embedding": episode.embedding[found[rows]]}
+
+
+def _gather(offsets: np.ndarray, picked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the values of the picked rows lie, and the offsets of the rows made of them."""
+    lengths = np.diff(offsets)[picked]
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    within = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+    return np.repeat(offsets[:-1][picked], lengths) + within, ends
+
+
+def _attention(rows: AttentionRows | None, token: np.ndarray) -> AttentionRows | None:
+    # Positions count along the path, and a path is the same whoever visits it.
+    if isinstance(rows, DenseRows):
+        values, offsets = _gather(rows.offsets, token)
+        return DenseRows(rows.values[values], offsets)
+    if isinstance(rows, SparseRows):
+        values, offsets = _gather(rows.offsets, token)
+        return SparseRows(
+            rows.index[values], rows.value[values], offsets, rows.rest[token], rows.lengths[token]
+        )
+    return None
+
+
+def _layer_rows(rows: LayerRows | None, token: np.ndarray) -> LayerRows | None:
+    if rows is None:
+        return None
+    values, offsets = _gather(rows.offsets, token)
+    return LayerRows(rows.layers, rows.values[values], offsets)
+
+
+def _head_rows(old: Episode, new: Episode, token: np.ndarray) -> VectorRows | None:
+    """Rows that are computed from queries and keys, over the new paths."""
+    if not isinstance(old.head_attention, VectorRows) or new.keys is None:
+        return None
+    paths = paths_of(new.token_rows, new.node, new.parent)
+    return VectorRows(old.head_attention.queries[token], new.keys, new.position, paths)

@@ -1,0 +1,336 @@
+"""A search walked over a bank: the driver of `arborsim.search.base`, on recorded thoughts.
+
+Every thought that runs takes one token per decode iteration, so thoughts end in the order in which
+they would end live; those that end in one iteration, in the order of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from arborsim.bank.bank import Bank
+from arborsim.bank.kv import unique_path_tokens
+from arborsim.search import ROOT, Expansion, Leaf, Search
+from arborsim.trace.schema import End
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Decode iterations in which the same leaves took one token each.
+
+    Attributes
+    ----------
+    leaves : tuple of int
+        In the order of the batch.
+    iterations : int
+        0 if the stretch only says that `broken` thoughts could not go on.
+    ended : tuple of int
+        Thoughts that are complete after the last iteration, in order.
+    broken : tuple of int
+        Thoughts whose recording stopped here, before they were complete.
+    """
+
+    leaves: tuple[int, ...]
+    iterations: int
+    ended: tuple[int, ...] = ()
+    broken: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One selection: the search was shown the frontier, and answered.
+
+    Attributes
+    ----------
+    iteration : int
+        Decode iterations done before.
+    completed : tuple of int
+        Thoughts completed since the step before, in order.
+    candidates : tuple of int
+        Those of them that can be continued.
+    dropped : tuple of int
+        Nodes given up, deepest first.
+    opened : tuple of int
+        Nodes opened, in order.
+    misses : int
+        Children that were asked for and not recorded.
+    kv_tokens : int
+        Unique tokens of the candidates and their ancestors, without the prompt.
+    stretches : tuple of Stretch
+        What was decoded until the next step.
+    """
+
+    iteration: int
+    completed: tuple[int, ...]
+    candidates: tuple[int, ...]
+    dropped: tuple[int, ...]
+    opened: tuple[int, ...]
+    misses: int
+    kv_tokens: int
+    stretches: tuple[Stretch, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """What a search did on a bank.  Nodes are numbered in order of opening; 0 is the prompt.
+
+    Attributes
+    ----------
+    search : str
+    bank_node, parent, depth, tokens : tuple of int
+        Per node: its number in the bank, and as in `Bank` (`tokens` are those that were decoded:
+        fewer than recorded for a thought that still ran at the end).
+    score : tuple of float
+    finished, dead : tuple of bool
+        As the search saw them at last (a repeated thought is dead).
+    steps : tuple of Step
+    candidates : tuple of int
+        The answers that the search handed in, best first.
+    answer : int
+        The first right one of them, or else the first.
+    correct : bool or None
+        None: not judged.
+    bank_misses : int
+        Children that were asked for and not recorded, and thoughts whose end was not.
+    prompt_tokens : int
+    """
+
+    search: str
+    bank_node: tuple[int, ...]
+    parent: tuple[int, ...]
+    depth: tuple[int, ...]
+    tokens: tuple[int, ...]
+    score: tuple[float, ...]
+    finished: tuple[bool, ...]
+    dead: tuple[bool, ...]
+    steps: tuple[Step, ...]
+    candidates: tuple[int, ...]
+    answer: int
+    correct: bool | None
+    bank_misses: int
+    prompt_tokens: int
+
+    @property
+    def model_calls(self) -> int:
+        """Thoughts opened: each is one request to the model."""
+        return len(self.bank_node) - 1
+
+    @property
+    def iterations(self) -> int:
+        """Decode iterations: forward passes over a batch of thoughts."""
+        return sum(s.iterations for step in self.steps for s in step.stretches)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(self.tokens[1:])
+
+    @property
+    def selections(self) -> int:
+        """Steps that had candidates."""
+        return sum(1 for step in self.steps if step.candidates)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV size (`arborsim.bank.kv`), in tokens, without the prompt."""
+        return sum(step.kv_tokens for step in self.steps)
+
+    @property
+    def kv_tokens_with_prompt(self) -> int:
+        """The same, with the prompt counted once per selection."""
+        return self.kv_tokens + self.prompt_tokens * self.selections
+
+
+def walk(search: Search, bank: Bank, dedupe: bool = True) -> Walk:
+    """Run `search` on `bank`.
+
+    Expanding a node hands out its next recorded children that this search has not seen.  A node
+    that has run out of them is dead from then on; the search is asked again if nothing runs.
+
+    Parameters
+    ----------
+    search : Search
+        A new object.
+    bank : Bank
+    dedupe : bool
+        A thought that repeats a complete sibling is dead, unless the search's `keeps_duplicates`
+        says that they count.  As in a live run.
+    """
+    return _Driver(search, bank, dedupe).run()
+
+
+class _Driver:
+    def __init__(self, search: Search, bank: Bank, dedupe: bool) -> None:
+        self.search, self.bank = search, bank
+        self._dedupe = dedupe and not getattr(search, "keeps_duplicates", False)
+        self._bank_node, self._parent, self._depth = [ROOT], [-1], [0]
+        self._tokens = [bank.prompt_tokens]  # own, as far as decoded once the walk is over
+        self._path_tokens = [0]
+        self._visits = [0]
+        self._leaf: list[Leaf | None] = [Leaf(ROOT, -1, 0, float("nan"))]
+        self._frontier: dict[int, Leaf] = {ROOT: self._root()}
+        self._said: dict[tuple[int, int], int] = {}  # (parent, twin) -> complete in the frontier
+        self._active: list[int] = []
+        self._ends: dict[int, int] = {}  # running node -> iteration of its last recorded token
+        self._began: list[int] = [0]
+        self._iteration = 0
+        self._late_misses = 0
+        self._steps: list[Step] = []
+        self._completed: list[int] = []
+        self._stretches: list[Stretch] = []
+
+    def _root(self) -> Leaf:
+        leaf = self._leaf[ROOT]
+        assert leaf is not None
+        return leaf
+
+    def run(self) -> Walk:
+        while True:
+            if not self._active or not self.search.synchronous:
+                done, ran_out = self._select()
+                if done:
+                    break
+                if ran_out and not (self._active and self.search.synchronous):
+                    continue  # it may want something else instead
+            if not self._active:
+                break
+            while self._active and not self._decode():
+                pass
+        return self._result()
+
+    def _select(self) -> tuple[bool, bool]:
+        """Ask the search once; returns whether it is over, and whether a node has run out."""
+        self._end_step()
+        wish = self.search.expand(
+            list(self._frontier.values()), self.search.slots - len(self._active)
+        )
+        completed = tuple(self._completed)
+        candidates = tuple(n for n in completed if self._frontier[n].expandable)
+        self._completed.clear()
+        self._give_up(wish)
+        opened, misses, ran_out = ((), 0, False) if wish.done else self._open(wish.children)
+        kv_tokens = unique_path_tokens(self._parent, self._tokens, candidates)
+        self._steps.append(
+            Step(self._iteration, completed, candidates, wish.dropped, opened, misses, kv_tokens)
+        )
+        return wish.done, ran_out
+
+    def _end_step(self) -> None:
+        if self._stretches:
+            self._steps[-1] = replace(self._steps[-1], stretches=tuple(self._stretches))
+            self._stretches.clear()
+
+    def _give_up(self, wish: Expansion) -> None:
+        for node in wish.dropped:
+            del self._frontier[node]
+            self._said[self._content(node)] -= 1
+
+    def _open(self, wanted: Mapping[int, int]) -> tuple[tuple[int, ...], int, bool]:
+        """Hand out children; returns the new nodes, the misses, and whether a node ran out."""
+        opened, misses, ran_out = [], 0, False
+        for node, count in wanted.items():
+            recorded = self.bank.children[self._bank_node[node]]
+            given = recorded[self._visits[node] :][:count]
+            self._visits[node] += len(given)
+            opened += [self._new(node, child) for child in given]
+            leaf = replace(self._frontier[node], visits=self._visits[node])
+            if len(given) < count:
+                misses += count - len(given)
+                ran_out = ran_out or not leaf.dead
+                leaf = replace(leaf, dead=True)
+            self._frontier[node] = leaf
+        self._active += opened
+        return tuple(opened), misses, ran_out
+
+    def _new(self, parent: int, recorded: int) -> int:
+        node = len(self._bank_node)
+        own = self.bank.tokens[recorded]
+        self._bank_node.append(recorded)
+        self._parent.append(parent)
+        self._depth.append(self._depth[parent] + 1)
+        self._tokens.append(own)
+        self._path_tokens.append(self._path_tokens[parent] + own)
+        self._visits.append(0)
+        self._leaf.append(None)
+        self._began.append(self._iteration)
+        self._ends[node] = self._iteration + own
+        return node
+
+    def _decode(self) -> bool:
+        """Decode until a thought's last recorded token; returns whether any is complete."""
+        leaves = tuple(self._active)
+        broken = tuple(n for n in leaves if self._ends[n] == self._iteration)
+        if broken:  # the search goes on for longer than the recording of these did
+            self._late_misses += len(broken)
+            self._stretches.append(Stretch(leaves, 0, broken=broken))
+            self._leave(broken)
+            return True
+        until = min(self._ends[n] for n in leaves)
+        taken, self._iteration = until - self._iteration, until
+        complete = self.bank.complete
+        ended = tuple(n for n in leaves if self._ends[n] == until and complete[self._bank_node[n]])
+        self._stretches.append(Stretch(leaves, taken, ended))
+        self._leave(ended)
+        return bool(ended)
+
+    def _leave(self, nodes: tuple[int, ...]) -> None:
+        for node in nodes:
+            self._close(node)
+            del self._ends[node]
+        gone = set(nodes)
+        self._active = [n for n in self._active if n not in gone]
+        self._completed += nodes
+
+    def _close(self, node: int) -> None:
+        bank, recorded, parent = self.bank, self._bank_node[node], self._parent[node]
+        end = bank.end[recorded]
+        finished = end == End.FINISHED
+        dead = end == End.DEAD or not bank.complete[recorded]
+        same = self._said.get(self._content(node), 0)
+        if same and self._dedupe:
+            finished, dead = False, True
+        self._said[self._content(node)] = same + 1
+        leaf = Leaf(
+            node, parent, self._depth[node], bank.score[recorded], finished, dead, 0,
+            self._path_tokens[node], bank.embedding.get(recorded), bank.answer[recorded],
+        )  # fmt: skip
+        self._leaf[node] = self._frontier[node] = leaf
+
+    def _content(self, node: int) -> tuple[int, int]:
+        """The same for siblings that say the same."""
+        return self._parent[node], self.bank.twin[self._bank_node[node]]
+
+    def _result(self) -> Walk:
+        self._end_step()
+        for node in self._ends:  # still running: only what was decoded counts
+            self._tokens[node] = self._iteration - self._began[node]
+        candidates = self.search.answer(list(self._frontier.values()))
+        verdicts = [self._verdict(node) for node in candidates]
+        right = [node for node, verdict in zip(candidates, verdicts, strict=True) if verdict]
+        unknown = None in verdicts and not right
+        # The frontier has the last word on a leaf: a state that has run out of children is dead.
+        leaves = [self._frontier.get(n, leaf) for n, leaf in enumerate(self._leaf)]
+        return Walk(
+            search=self.search.name,
+            bank_node=tuple(self._bank_node),
+            parent=tuple(self._parent),
+            depth=tuple(self._depth),
+            tokens=tuple(self._tokens),
+            score=tuple(float("nan") if leaf is None else leaf.score for leaf in leaves),
+            finished=tuple(leaf is not None and leaf.finished for leaf in leaves),
+            dead=tuple(leaf is not None and leaf.dead for leaf in leaves),
+            steps=tuple(self._steps),
+            candidates=tuple(candidates),
+            answer=right[0] if right else candidates[0],
+            correct=True if right else None if unknown else False,
+            bank_misses=self._late_misses + sum(step.misses for step in self._steps),
+            prompt_tokens=self.bank.prompt_tokens,
+        )
+
+    def _verdict(self, node: int) -> bool | None:
+        """Whether a candidate answer is right; one that holds no answer is wrong."""
+        recorded = self._bank_node[node]
+        verdict = self.bank.verdict[recorded]
+        if verdict is None and self.bank.judged and self.bank.end[recorded] != End.FINISHED:
+            return False
+        return verdict
