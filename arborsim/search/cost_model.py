@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +102,9 @@ def objective(
 def keep_by_program(
     tree: CostTree, lambda_b: float, lambda_d: float, clusters: np.ndarray
 ) -> list[int]:
-    """Numbers of the leaves of a best set, by integer programming.
+    """Numbers of the leaves of a best set, by integer programming over all nodes and clusters.
+
+    `arborsim.search.reduction.keep_best` finds a set of the same worth in less time.
 
     Parameters
     ----------
@@ -112,58 +113,71 @@ def keep_by_program(
     clusters : int ndarray ``[leaves]``
         Cluster of each leaf.
     """
-    from scipy.optimize import Bounds, milp  # slow to import, and few searches need it
-
     labels, of_leaf = np.unique(clusters, return_inverse=True)
     nodes = len(tree.parent)
-    gain = np.concatenate(
-        [tree.weight - lambda_b * tree.cost, np.full(len(labels), lambda_d / len(labels))]
-    )
-    found = milp(
-        -_SCALE * gain,
-        integrality=np.ones(len(gain)),
-        bounds=Bounds(0, 1),
-        constraints=_constraints(tree, of_leaf, len(labels)),
-        options={"mip_rel_gap": 0.0},
-    )
-    if not found.success:  # the program is bounded, and one leaf alone is a solution
-        raise RuntimeError(f"ETS's integer program was not solved: {found.message}")
-    kept: list[int] = np.flatnonzero(found.x[:nodes][tree.leaf] > 0.5).tolist()
-    return kept
+    gain = tree.weight - lambda_b * tree.cost
+    program = Program([*gain.tolist(), *[lambda_d / len(labels)] * len(labels)])
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parent.tolist()):
+        if parent >= 0:
+            program.only_with(node, [parent])
+            children.setdefault(parent, []).append(node)
+    for node, below in children.items():
+        program.only_with(node, below)
+    for cluster in range(len(labels)):
+        program.only_with(nodes + cluster, tree.leaf[of_leaf == cluster].tolist())
+    program.choose(0)  # every set keeps the root
+    chosen = program.solve()
+    return np.flatnonzero(chosen[:nodes][tree.leaf]).tolist()
 
 
-def _constraints(tree: CostTree, of_leaf: np.ndarray, clusters: int) -> Any:
-    """An inner node is kept exactly if some child is; a cluster counts only if a leaf of it is.
+class Program:
+    """Choose things so that their gains sum up to the most.
 
-    Both are one row per node over its children instead of one per leaf below it: the same
-    integer points with fewer rows.
+    Parameters
+    ----------
+    gain : sequence of float
+        What choosing each thing adds.
     """
-    from scipy.optimize import LinearConstraint
-    from scipy.sparse import coo_array
 
-    nodes = len(tree.parent)
-    child = np.flatnonzero(tree.parent >= 0)
-    above = tree.parent[child]
-    edges = np.arange(len(child))
-    first_inner = len(child)  # rows: edges, then all nodes as parents, clusters, "at least one"
-    inner = np.unique(above)
-    first_cluster = first_inner + nodes
-    last = first_cluster + clusters
-    one = np.ones
-    triples = [
-        (edges, above, one(len(child))),  # parent - child >= 0
-        (edges, child, -one(len(child))),
-        (first_inner + above, child, one(len(child))),  # children - parent >= 0
-        (first_inner + inner, inner, -one(len(inner))),
-        (first_cluster + of_leaf, tree.leaf, one(len(tree.leaf))),  # members - cluster >= 0
-        (first_cluster + np.arange(clusters), nodes + np.arange(clusters), -one(clusters)),
-        (np.full(len(tree.leaf), last), tree.leaf, one(len(tree.leaf))),
-    ]
-    row, column, entry = (np.concatenate(part) for part in zip(*triples, strict=True))
-    matrix = coo_array((entry, (row, column)), shape=(last + 1, nodes + clusters)).tocsr()
-    lowest = np.zeros(last + 1)
-    lowest[last] = 1.0
-    return LinearConstraint(matrix, lowest, np.inf)
+    def __init__(self, gain: Sequence[float]) -> None:
+        self._gain = np.array(gain, dtype=np.float64)
+        self._lowest = np.zeros(len(self._gain))
+        self._rows = 0
+        self._row: list[int] = []
+        self._column: list[int] = []
+        self._entry: list[float] = []
+
+    def only_with(self, one: int, others: Sequence[int]) -> None:
+        """`one` may be chosen only if at least one of `others` is."""
+        self._row += [self._rows] * (1 + len(others))
+        self._column += [one, *others]
+        self._entry += [-1.0, *[1.0] * len(others)]
+        self._rows += 1
+
+    def choose(self, one: int) -> None:
+        """`one` is chosen in any case."""
+        self._lowest[one] = 1.0
+
+    def solve(self) -> np.ndarray:
+        """Which things are chosen, as bool ndarray ``[things]``."""
+        from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, rarely needed
+        from scipy.sparse import csr_array
+
+        matrix = csr_array(
+            (self._entry, (self._row, self._column)), shape=(self._rows, len(self._gain))
+        )
+        found = milp(
+            -_SCALE * self._gain,
+            integrality=np.ones(len(self._gain)),
+            bounds=Bounds(self._lowest, 1),
+            constraints=LinearConstraint(matrix, 0, np.inf),
+            options={"mip_rel_gap": 0.0},
+        )
+        if not found.success:  # programs here are bounded, and choosing everything is a solution
+            raise RuntimeError(f"ETS's integer program was not solved: {found.message}")
+        chosen: np.ndarray = found.x > 0.5
+        return chosen
 
 
 def keep_by_tree(tree: CostTree, lambda_b: float) -> list[int]:

@@ -16,8 +16,9 @@ import numpy as np
 
 from arborsim.errors import UsageError
 from arborsim.search.base import Leaf
-from arborsim.search.cost_model import CostTree, keep_by_program, keep_by_tree
+from arborsim.search.cost_model import CostTree, keep_by_tree
 from arborsim.search.ets_kv import EtsKv
+from arborsim.search.reduction import keep_best
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Ets(EtsKv):
         if self.lambda_d == 0 or len(candidates) == 1:
             return keep_by_tree(tree, self.lambda_b)
         clusters = similar(self._embeddings(candidates), self.cut)
-        return keep_by_program(tree, self.lambda_b, self.lambda_d, clusters)
+        return keep_best(tree, self.lambda_b, self.lambda_d, clusters)
 
     def _embeddings(self, leaves: Sequence[Leaf]) -> np.ndarray:
         rows = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from arborsim.search.base import best_first
 from arborsim.search.cost_model import (
     Cost,
     CostTree,
+    Program,
     cost_tree,
     keep_by_program,
     keep_by_tree,
@@ -24,6 +26,7 @@ from arborsim.search.cost_model import (
 )
 from arborsim.search.ets import similar
 from arborsim.search.rebase import rebase_weights
+from arborsim.search.reduction import keep_best
 from tests.search.bank import Bank, drive
 from tests.search.test_allocation import printed
 
@@ -79,14 +82,18 @@ def worth(
     )
 
 
+both = pytest.mark.parametrize("keep", [keep_by_program, keep_best])
+
+
+@both
 @settings(max_examples=40, deadline=None)
 @given(trees(most=9), lambdas, lambdas, st.booleans())
-def test_program_finds_the_best_of_all_subsets(
-    drawn: tuple, lambda_b: float, lambda_d: float, by_token: bool
+def test_the_best_of_all_subsets_is_found(
+    keep: Callable[..., list[int]], drawn: tuple, lambda_b: float, lambda_d: float, by_token: bool
 ) -> None:
     frontier, leaves, weights, clusters = drawn
     tree = cost_tree(frontier, leaves, weights, Cost.TOKEN if by_token else Cost.NODE)
-    kept = keep_by_program(tree, lambda_b, lambda_d, np.array(clusters))
+    kept = keep(tree, lambda_b, lambda_d, np.array(clusters))
     assert kept
     terms = (frontier, leaves, weights)
     rest = (lambda_b, lambda_d, clusters, by_token)
@@ -116,17 +123,69 @@ def every_subset(tree: CostTree, lambda_b: float, lambda_d: float, clusters: np.
     return float(total.max())
 
 
-@settings(max_examples=40, deadline=None)
+@both
+@settings(max_examples=60, deadline=None)
 @given(trees(), lambdas, lambdas, st.sampled_from(Cost))
-def test_program_on_up_to_fourteen_leaves(
-    drawn: tuple, lambda_b: float, lambda_d: float, cost: Cost
+def test_up_to_fourteen_leaves(
+    keep: Callable[..., list[int]], drawn: tuple, lambda_b: float, lambda_d: float, cost: Cost
 ) -> None:
     frontier, leaves, weights, clusters = drawn
     tree = cost_tree(frontier, leaves, weights, cost)
     of_leaf = np.array(clusters)
-    kept = keep_by_program(tree, lambda_b, lambda_d, of_leaf)
+    kept = keep(tree, lambda_b, lambda_d, of_leaf)
     best = every_subset(tree, lambda_b, lambda_d, of_leaf)
     assert objective(tree, kept, lambda_b, lambda_d, of_leaf) == pytest.approx(best, abs=1e-9)
+
+
+@st.composite
+def large_trees(draw: st.DrawFn) -> tuple[CostTree, np.ndarray]:
+    """Up to some 100 leaves in up to 30 clusters, which reach across branches."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    near = draw(st.integers(1, 40))
+    parent = [-1] + [int(rng.integers(max(0, i - near), i)) for i in range(1, 150)]
+    leaf = np.array(sorted(set(range(150)) - set(parent)))
+    weight = np.zeros(150)
+    weight[leaf] = rng.integers(0, draw(st.integers(1, 12)) + 1, len(leaf)) + 1e-3
+    cost = rng.integers(1, draw(st.integers(1, 9)) + 1, 150).astype(float)
+    tree = CostTree(np.array(parent), leaf, weight / weight.sum(), cost / cost.sum())
+    return tree, rng.integers(0, draw(st.integers(1, 30)), len(leaf))
+
+
+@settings(max_examples=40, deadline=None)
+@given(large_trees(), lambdas, st.sampled_from([0.3, 1.0, 1.45, 6.0]))
+def test_reducing_keeps_the_optimum(
+    drawn: tuple[CostTree, np.ndarray], lambda_b: float, lambda_d: float
+) -> None:
+    tree, clusters = drawn
+    by_program = keep_by_program(tree, lambda_b, lambda_d, clusters)
+    reduced = keep_best(tree, lambda_b, lambda_d, clusters)
+    terms = (lambda_b, lambda_d, clusters)
+    assert reduced == sorted(set(reduced))
+    assert reduced
+    expected = objective(tree, by_program, *terms)
+    assert objective(tree, reduced, *terms) == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_is_left_to_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    solve = Program.solve
+
+    def watched(program: Program) -> np.ndarray:
+        found = solve(program)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(Program, "solve", watched)
+    # Two branches of two leaves; each leaf weighs less than 6/7, what it costs.
+    weight = np.array([0, 0, 0, 3, 3, 1, 1]) / 8
+    parent, leaf = np.array([-1, 0, 0, 1, 1, 2, 2]), np.array([3, 4, 5, 6])
+    tree = CostTree(parent, leaf, weight, np.full(7, 1 / 7))
+    # A cluster per branch: within one, the heavier leaf covers it, and nothing is left to choose.
+    assert keep_best(tree, 6.0, 6.0, np.array([1, 1, 2, 2])) == [0, 2]
+    assert sizes == []
+    # Clusters across branches: which branch goes is known only for both clusters together.
+    assert keep_best(tree, 6.0, 6.0, np.array([1, 2, 1, 2])) == [0, 1]
+    assert sizes == [9]
 
 
 @settings(max_examples=60, deadline=None)
@@ -166,15 +225,16 @@ def test_keeping_by_hand() -> None:
     assert keep_by_tree(tree, 0.19) == [0, 1, 2]
 
 
-def test_coverage_counts_a_cluster_once_any_member_stays() -> None:
+@both
+def test_coverage_counts_a_cluster_once_any_member_stays(keep: Callable[..., list[int]]) -> None:
     """The printed constraint (z <= x of every member) would give nothing for one member."""
     frontier, leaves = two_families()
     tree = cost_tree(frontier, leaves, [4, 3, 2, 1], Cost.NODE)
     apart = np.array([1, 1, 1, 2])
-    assert keep_by_program(tree, 2.0, 0.0, apart) == [0, 1]
-    assert keep_by_program(tree, 2.0, 1.0, apart) == [0, 1, 3]
+    assert keep(tree, 2.0, 0.0, apart) == [0, 1]
+    assert keep(tree, 2.0, 1.0, apart) == [0, 1, 3]
     # so strict that one of each cluster is all that is left: covering both is worth 1
-    assert keep_by_program(tree, 2.9, 2.0, apart) == [0, 3]
+    assert keep(tree, 2.9, 2.0, apart) == [0, 3]
 
 
 @settings(max_examples=30, deadline=None)
