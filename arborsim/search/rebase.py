@@ -63,7 +63,7 @@ def rebase_weights(leaves: Sequence[Leaf], width: int, temperature: float) -> li
         # and as the leaf is one of those that are left, no share exceeds what is left.
         rest = scores[i:]
         gap = np.subtract(rest, score, out=np.zeros(len(rest)), where=rest != score)
-        count = math.ceil(width / math.fsum(np.exp(gap / temperature)))
+        count = math.ceil(width / math.fsum(np.exp(gap / temperature).tolist()))
         counts.append(min(count, width))
         width -= counts[-1]
     return counts

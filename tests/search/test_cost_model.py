@@ -255,6 +255,11 @@ def test_clusters_by_hand() -> None:
     assert a == b != c
     zero = similar(np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]), 0.05)
     assert len(set(zero.tolist())) == 3
+    # repeats are one cluster even where nothing else may be
+    thirds = np.random.default_rng(0).normal(size=(5, 33))
+    again = similar(np.concatenate([thirds, thirds, 7 * thirds]), 0.0).reshape(3, 5)
+    assert (again == again[0]).all()
+    assert len(set(again[0].tolist())) == 5
 
 
 def test_ets_prunes_then_shares_all_of_the_width() -> None:
