@@ -70,6 +70,7 @@ class Machine:
             groups=num_groups(policy, recorded),
             page_tokens=self.page_tokens,
             recall=self.recall,
+            policy=policy.name,
             fused=policy.fused,
             tree_attention=self.tree_attention,
             event_by_event=self.event_by_event,

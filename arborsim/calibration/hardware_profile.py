@@ -21,8 +21,9 @@ from arborsim.calibration.hardware_fit import (
     fit_passes,
     fitted_profile,
 )
-from arborsim.calibration.policy_cost import PolicyCost, PolicyTime, fit_policies
+from arborsim.calibration.policy_cost import PolicyCost, PolicyTime, fit_policies, seconds_of
 from arborsim.errors import UsageError
+from arborsim.hardware.policy_seconds import PolicySeconds
 from arborsim.hardware.profile import HardwareProfile
 
 RESERVE_SHARE = 0.1  # what fragmentation takes cannot be measured on a machine that is idle
@@ -91,6 +92,7 @@ def make_profile(
         decision_per_token_s=live.per_token_s,
         decision_rows_s=live.rows_s,
         eager_per_layer_s=live.eager_per_layer_s,
+        policies=seconds_of(measured.policies, decisions.policies),
         h2d_bytes_per_s=max(link.h2d),
         d2h_bytes_per_s=max(link.d2h),
         block_bytes=tuple(float(size) for size in link.block_bytes),
@@ -115,6 +117,7 @@ def make_profile(
 def profile_toml(profile: HardwareProfile) -> str:
     """The text of a profile's file; `HardwareProfile.from_toml` reads it back."""
     document = {entry.name: getattr(profile, entry.name) for entry in fields(profile)}
+    document["policies"] = {name: asdict(taken) for name, taken in profile.policies.items()}
     head = (
         f"# {profile.name}: measured by `arborsim calibrate hardware`; what has no source in the\n"
         "# table below is assumed, and what it was derived from is under evidence.\n"
@@ -194,6 +197,8 @@ def _sources(measured: HardwareMeasurements, decisions: DecisionCost, date: str)
             if fit_policies(measured.policies)
             else f"decisions alone, median over {len(decisions.policies)} policies",
         ),
+        "policies": f"searches of {measured.geometry.name} of one and of several sequences, with "
+        "decisions and without",
         "h2d_bytes_per_s": f"best block size{same}",
         "d2h_bytes_per_s": f"best block size{same}",
         "block_bytes": f"mean of both directions{same}",
@@ -250,6 +255,10 @@ def _rounded_profile(profile: HardwareProfile) -> HardwareProfile:
     return replace(
         profile,
         block_efficiency=shares,
+        policies={
+            name: PolicySeconds(**_plain(asdict(taken)))
+            for name, taken in profile.policies.items()
+        },
         **{
             entry.name: _plain(getattr(profile, entry.name))
             for entry in fields(profile)

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import numpy as np
 
 from arborsim.errors import UnknownName, UsageError
+from arborsim.hardware.policy_seconds import PolicySeconds
 
 Direction = Literal["h2d", "d2h"]
 ASSUMED = "assumed"
 #: No numbers, or ones that mean "a roofline" and "nothing" unless they are given.
 _NEUTRAL = (
-    "name", "sources", "evidence", "overlap", "decision_rows_s", "eager_per_layer_s",
+    "name", "sources", "evidence", "overlap", "decision_rows_s", "eager_per_layer_s", "policies",
 )  # fmt: skip
 
 
@@ -66,6 +67,8 @@ class HardwareProfile:
     decision_rows_s, eager_per_layer_s : float
         Where a policy reads attention rows: what each decision takes longer, and what each layer of
         a decode iteration does beside writing the rows.
+    policies : mapping of str to PolicySeconds
+        Policies whose own seconds are known; they replace the three numbers of decisions.
     sources : mapping of str to str
         Where each number comes from.
     evidence : mapping
@@ -99,6 +102,7 @@ class HardwareProfile:
     overlap: float = 1.0
     decision_rows_s: float = 0.0
     eager_per_layer_s: float = 0.0
+    policies: Mapping[str, PolicySeconds] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
@@ -126,6 +130,22 @@ class HardwareProfile:
     def usable_hbm_bytes(self) -> int:
         """HBM less the reserve."""
         return int(self.hbm_bytes * (1 - self.reserve_share))
+
+    def policy_seconds(self, name: str, fused: bool) -> PolicySeconds:
+        """What the policy takes; if nobody has measured it, a decision of a usual one.
+
+        Parameters
+        ----------
+        name : str
+        fused : bool
+            Whether it reads no attention rows.
+        """
+        rows_s = 0.0 if fused else self.decision_rows_s
+        usual = PolicySeconds(
+            decision_base_s=self.decision_base_s + rows_s,
+            decision_per_token_s=self.decision_per_token_s,
+        )
+        return self.policies.get(name, usual)
 
     def source(self, name: str) -> str:
         """Where the number `name` comes from, or "assumed"."""
@@ -235,6 +255,11 @@ def _typed(value: Any, kind: str, key: str, origin: str) -> Any:
         return tuple(_typed(entry, "float", key, origin) for entry in value)
     if kind == "Mapping[str, Any]" and isinstance(value, dict):
         return value
+    if kind == "Mapping[str, PolicySeconds]" and isinstance(value, dict):
+        return {
+            name: PolicySeconds.from_table(table, f"{origin}, {key}.{name}")
+            for name, table in value.items()
+        }
     if kind.startswith("Mapping") and isinstance(value, dict):
         return {name: _typed(text, "str", f"{key}.{name}", origin) for name, text in value.items()}
     raise UsageError(f"{origin}: {key} must be of type {kind}, not {value!r}")

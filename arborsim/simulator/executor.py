@@ -56,6 +56,8 @@ class SimulatedExecutor:
         Slots per page.
     recall : {"stage", "stream", "near"}
         How tokens in DDR take part in attention.
+    policy : str
+        Name of the policy that decides: the profile may know what it takes.
     fused : bool
         False if the policy reads attention rows, which then must be written out.
     tree_attention : bool
@@ -83,6 +85,7 @@ class SimulatedExecutor:
         groups: int = 1,
         page_tokens: int = 1,
         recall: str = "stage",
+        policy: str = "",
         fused: bool = True,
         tree_attention: bool = True,
         overlap: bool = True,
@@ -104,9 +107,11 @@ class SimulatedExecutor:
             scale_bytes=SCALE_BYTES,
             page_tokens=page_tokens,
         )
+        self._policy = profile.policy_seconds(policy, fused)
         self._iterations = IterationModel(
-            self._cost, self._ledger.bytes_by_tier, groups, recall, fused, tree_attention
-        )
+            self._cost, self._ledger.bytes_by_tier, groups, recall, fused, tree_attention,
+            self._policy,
+        )  # fmt: skip
         self._gauge = MemoryGauge(self._ledger)
         self._overlap = overlap
         self._compact = compact
@@ -186,7 +191,7 @@ class SimulatedExecutor:
     def apply(self, moves: Moves, examined_tokens: int) -> None:
         """Carry out one decision taken over `examined_tokens` tokens."""
         self._bill.measured.decisions += 1
-        self._spend_on_policy(float(self._cost.decision_s(examined_tokens, self._iterations.fused)))
+        self._spend_on_policy(float(self._policy.decision_s(examined_tokens)))
         self._carry_out(self._ledger.resolve(moves))
         if self._compact:
             copied_bytes = self._ledger.compact()

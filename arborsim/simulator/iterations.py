@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from arborsim.hardware.cost import CostModel, DecodeCost, Reads
+from arborsim.hardware.policy_seconds import PolicySeconds
 from arborsim.memory.tiers import Tier
 from arborsim.simulator.paths import PathProfile
 
@@ -84,6 +85,7 @@ class IterationModel:
         Whether attention runs without writing out probabilities.
     tree_attention : bool
         Whether a batch reads a shared token once, or once per branch.
+    policy : PolicySeconds
     """
 
     cost: CostModel
@@ -92,6 +94,7 @@ class IterationModel:
     recall: str
     fused: bool
     tree_attention: bool
+    policy: PolicySeconds
 
     def price(
         self, path: PathProfile, sequences: int, landing: PathProfile, decided: np.ndarray
@@ -109,9 +112,9 @@ class IterationModel:
         decided : bool ``[steps]``
             Whether the policy decides after the iteration.
         """
-        policy_s = np.zeros(len(decided))
+        policy_s = np.full(len(decided), self.policy.observing_s(sequences))
         if decided.any():
-            policy_s = np.where(decided, self.cost.decision_s(path.length, self.fused), 0.0)
+            policy_s += np.where(decided, self.policy.decision_s(path.length), 0.0)
         if not self.fused:
             policy_s = policy_s + self.cost.eager_rows_s(self._attended(path))
         if self.recall == "stage":

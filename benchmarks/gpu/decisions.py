@@ -136,6 +136,7 @@ def _onlooker(policy: Policy, loaded: LoadedModel, budget_tokens: int, log: Move
         geometry(loaded),
         load_profile("h200"),
         groups=Layout.of(loaded.model, policy.grouping).groups,
+        policy=policy.name,
         fused=policy.fused,
     )
     return Onlooker(make_controller(policy, machine, budget_tokens, loaded.model, [log]))

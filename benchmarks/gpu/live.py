@@ -185,6 +185,7 @@ def _simulated(
         profile,
         groups=mover.cache.layout.groups,
         recall=recall,
+        policy=policy.name,
         fused=policy.fused,
     )
 

@@ -23,11 +23,12 @@ from arborsim.calibration.hardware_fit import (
     predicted_s,
 )
 from arborsim.calibration.hardware_profile import make_profile, profile_toml, write_profile
-from arborsim.calibration.policy_cost import PolicyTime, fit_policies
+from arborsim.calibration.policy_cost import PolicyTime, fit_policies, seconds_of
 from arborsim.cli.app import main
-from arborsim.errors import UsageError
+from arborsim.errors import UnknownName, UsageError
 from arborsim.hardware.cost import CostModel, Reads
 from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.hardware.policy_seconds import PolicySeconds
 from arborsim.hardware.profile import HardwareProfile
 from tests.simulator.bench import PROFILE
 
@@ -195,8 +196,8 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     timed = replace(measurements(), policies=tuple(times))
     profile = make_profile("m", timed, DECISIONS, "2026-01-02", "").profile
     cost = CostModel(profile, CHAIN)
-    assert cost.decision_s(1000) == pytest.approx(7e-4)
-    assert cost.decision_s(1000, fused=False) == pytest.approx(1e-3)
+    assert profile.policy_seconds("unknown", True).decision_s(1000) == pytest.approx(7e-4)
+    assert profile.policy_seconds("unknown", False).decision_s(1000) == pytest.approx(1e-3)
     reads = Reads(1, 100, 1e5)
     slower = cost.decode(reads, fused=False).total_s - cost.decode(reads).total_s
     assert float(slower) == pytest.approx(CHAIN.layers * 5e-5)
@@ -205,6 +206,35 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     alone = make_profile("m", measurements(), DECISIONS, "", "").profile
     assert (alone.decision_base_s, alone.decision_rows_s) == (DECISIONS.base_s, 0)
     assert "decisions alone" in alone.source("decision_base_s")
+
+
+def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() -> None:
+    quiet = ((1, 3e-5), (8, 1e-4))  # 2e-5 an iteration and 1e-5 a sequence
+    times = [
+        replace(searched("a", False, tokens, 0, 0.0), quiet=quiet, policy_s=policy_s)
+        for tokens, policy_s in ((100, 100 * 3e-5 + 50 * 6e-4), (500, 100 * 3e-5 + 50 * 7e-4))
+    ]
+    never = replace(searched("never", True, 100, 0, 0.0), quiet=((1, 5e-6), (8, 5e-6)), decisions=0)
+    untimed = searched("untimed", True, 100, 1e-3, 0.0)
+    seldom = replace(searched("seldom", True, 100, 9e-3, 0.0), quiet=((1, 0), (8, 0)), decisions=2)
+    found = seconds_of([*times, never, untimed, seldom], {"a": (1, 1), "seldom": (1e-4, 1e-7)})
+    assert list(found) == ["a", "never", "seldom"]
+    assert found["seldom"] == PolicySeconds(0, 0, 1e-4, 1e-7)
+    assert vars(found["a"]) == pytest.approx(
+        {"iteration_s": 2e-5, "lane_s": 1e-5, "decision_base_s": 5.75e-4,
+         "decision_per_token_s": 2.5e-7}
+    )  # fmt: skip
+    assert found["never"] == PolicySeconds(iteration_s=5e-6)
+    timed = replace(measurements(), policies=(*times, never, untimed))
+    profile = make_profile("m", timed, DECISIONS, "", "").profile
+    assert profile.policy_seconds("a", True).decision_s(1000) == pytest.approx(8.25e-4)
+    assert profile.policy_seconds("a", True).observing_s(4) == pytest.approx(6e-5)
+    assert HardwareProfile.from_toml(profile_toml(profile), "m.toml") == profile
+    text = profile_toml(profile)
+    with pytest.raises(UnknownName, match="lane_s"):
+        HardwareProfile.from_toml(text.replace("lane_s", "lanes_s", 1), "m.toml")
+    with pytest.raises(UsageError, match=r"m.toml, policies.a: iteration_s must be 0 seconds"):
+        HardwareProfile.from_toml(text.replace("iteration_s = 2e-05", "iteration_s = -1"), "m.toml")
 
 
 def test_an_interrupted_write_leaves_nothing(
@@ -330,17 +360,18 @@ class TestMeasuring:
         told: list[tuple[int, int]] = []
         found = time_policies(
             Timer(torch.device("cpu")), tiny_model(), True, 20.0,
-            lambda *at: told.append(at), ["full", "h2o", "random"],
+            lambda *at: told.append(at), ["h2o", "random"],
         )  # fmt: skip
         assert [(one.name, one.rows) for one in found] == [
-            ("h2o", True), ("h2o", True), ("random", False),
+            ("full", False), ("full", False), ("h2o", True), ("h2o", True), ("random", False),
         ]  # fmt: skip
         assert told == [(0, 3), (1, 3), (2, 3), (1, 1)]
         for one in found:
             assert (one.layers, one.iterations) == (LAYERS, 96)
-            assert one.decisions == 48
+            assert one.decisions == (0 if one.name == "full" else 48)
             assert 0 < one.policy_s < 1
-            assert one.decision_s > 0
+            assert [lanes for lanes, _ in one.quiet] == [1, 8]
+            assert all(0 < seconds < 0.1 for _, seconds in one.quiet)
 
     def test_what_does_not_fit_is_cut_to_its_first_layers(
         self, monkeypatch: pytest.MonkeyPatch

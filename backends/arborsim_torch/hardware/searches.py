@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +31,8 @@ _NO_LIMIT = 1 << 40  # tokens
 _PROMPTS = (96, 512)
 #: ... for so many iterations, the first of which stay within the budget.
 ITERATIONS, _FREE = 96, 48
+#: Without a budget: so many sequences decode together, for so many thoughts one after the other.
+_LANES, _THOUGHTS = (1, 8), 8
 _QUICK = ("h2o", "random", "streaming-llm")
 
 
@@ -90,12 +92,13 @@ def time_policies(
     chosen = names or (_QUICK if quick else _alternating(available()))
     began, found = time.perf_counter(), list[PolicyTime]()
     _time_policy(timer, model, "full", _PROMPTS[0])
-    for i, name in enumerate(chosen):
-        tell(i, len(chosen))
+    for i, name in enumerate(["full", *chosen]):
+        tell(i, len(chosen) + 1)
+        quiet = _quiet(timer, model, name)
         for prompt in _PROMPTS:
             full = _time_policy(timer, model, "full", prompt)
-            one = _time_policy(timer, model, name, prompt, full)
-            found += [one] if one is not None else []
+            one = full if name == "full" else _time_policy(timer, model, name, prompt, full)
+            found += [replace(one, quiet=quiet)] if one is not None else []
         if time.perf_counter() - began > limit_s:
             break
     tell(1, 1)
@@ -113,10 +116,31 @@ def _alternating(names: Sequence[str]) -> list[str]:
     return [kind[i] for i in range(longest) for kind in kinds if i < len(kind)]
 
 
+def _quiet(timer: Timer, model: Any, name: str) -> tuple[tuple[int, float], ...]:
+    """Lanes, and the policy's seconds per iteration of a search whose budget holds everything.
+
+    Nothing if the policy cannot search like this.
+    """
+    source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, THOUGHT)
+    found = []
+    for lanes in _LANES:
+        fans = [lanes] * _THOUGHTS
+        setup = _setup(timer, model, source, lambda fans=fans: Fans(fans, lambda: False))
+        try:
+            whole = _PROMPTS[0] + sum(fans) * THOUGHT
+            search, ended = _run(setup, build(name), whole)
+        except ArborsimError:
+            return ()
+        if not isinstance(ended, EpisodeResult):
+            return ()
+        found.append((lanes, search.outcome(ended).measured.time.policy_s / ended.iterations))
+    return tuple(found)
+
+
 def _time_policy(
     timer: Timer, model: Any, name: str, prompt: int, full: PolicyTime | None = None
 ) -> PolicyTime | None:
-    """None if the policy cannot search like this, or never decides."""
+    """None if the policy cannot search like this."""
     policy = build(name)
     source = RandomSource(model.config.vocab_size, prompt, ITERATIONS, THOUGHT)
     setup = _setup(timer, model, source, lambda: make_search("linear"))
@@ -127,8 +151,6 @@ def _time_policy(
     if not isinstance(ended, EpisodeResult):
         return None
     measured = search.outcome(ended).measured
-    if full is not None and not measured.decisions:
-        return None
     return PolicyTime(
         name,
         rows=not policy.fused,

@@ -171,6 +171,7 @@ class ValidationRun:
             groups=mover.cache.layout.groups,
             recall=self.request.recall,
             overlap=self.request.overlap,
+            policy=policy.name,
             fused=policy.fused,
         )
 
