@@ -167,15 +167,18 @@ class Program:
         matrix = csr_array(
             (self._entry, (self._row, self._column)), shape=(self._rows, len(self._gain))
         )
-        found = milp(
-            -_SCALE * self._gain,
-            integrality=np.ones(len(self._gain)),
-            bounds=Bounds(self._lowest, 1),
-            constraints=LinearConstraint(matrix, 0, np.inf),
-            options={"mip_rel_gap": 0.0},
-        )
-        if not found.success:  # programs here are bounded, and choosing everything is a solution
-            raise RuntimeError(f"ETS's integer program was not solved: {found.message}")
+        for whole in (0, 1):  # without whole numbers first: mostly they come out whole anyway
+            found = milp(
+                -_SCALE * self._gain,
+                integrality=np.full(len(self._gain), whole),
+                bounds=Bounds(self._lowest, 1),
+                constraints=LinearConstraint(matrix, 0, np.inf),
+                options={"mip_rel_gap": 0.0},
+            )
+            if not found.success:  # programs here are bounded; choosing everything is a solution
+                raise RuntimeError(f"ETS's integer program was not solved: {found.message}")
+            if np.all(np.abs(found.x - np.round(found.x)) < 1e-9):
+                break
         chosen: np.ndarray = found.x > 0.5
         return chosen
 
