@@ -75,11 +75,13 @@ class TotDfs:
                 leaf for leaf in frontier
                 if leaf.parent == state.node and leaf.expandable and leaf.node not in dropped
             ]  # fmt: skip
-            # Proposals of one state are completed before the best of them is followed.
+            # Proposals of one state are completed before the best of them is followed.  A state may
+            # have come to its end early: a bank had no more children for it.
+            full = state.visits >= self.children or state.dead
             proposed = state.visits and state.visits % self.propose == 0
-            if below and (proposed or state.visits >= self.children):
+            if below and (proposed or full):
                 self._at = best_first(below)[0].node
-            elif state.visits < self.children:
+            elif not full:
                 opened = sum(leaf.visits for leaf in frontier)
                 batch = self.propose - state.visits % self.propose
                 left = max(0, self.steps - max(opened, len(self._seen) - 1))

@@ -180,3 +180,13 @@ def test_a_trace_without_ends_is_no_bank() -> None:
     info = bank_info(extra={"ends": "unknown"})
     with pytest.raises(TraceError, match="arborsim record --bank"):
         Bank.of(episode_of(columns, info))
+
+
+def test_a_depth_first_search_goes_back_where_the_bank_runs_out() -> None:
+    """Two recorded children per state, three allowed: all of the tree is visited all the same."""
+    bank = made_bank(5, width=2, depth=3, duplicates=0.0)
+    settings_ = {"threshold": 0, "relative": 0, "accept": 2}
+    done = walk(make_search("tot-dfs", **settings_), bank)
+    assert sorted(done.bank_node) == list(range(len(bank.parent)))
+    can_go_on = [n for n, below in enumerate(bank.children) if below]
+    assert done.bank_misses == len(can_go_on)  # one at each, when its third child is asked for

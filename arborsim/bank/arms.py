@@ -1,0 +1,155 @@
+"""Which searches are compared: algorithms, widths and settings, as one list of arms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arborsim.errors import UnknownName, UsageError
+from arborsim.search import Search, make_search, search_names, search_options
+
+#: What the others are compared with: ETS's tables 1 and 2 do.
+REFERENCE = "rebase"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One search algorithm at one width.
+
+    Attributes
+    ----------
+    algorithm : str
+    width : int
+        As it was asked for; of an algorithm without a width, what it runs at once.
+    options : tuple of (str, object)
+        All that is not the algorithm's default.
+    swept : str
+        ``"lambda_b=1.25"`` of a sweep.
+    """
+
+    algorithm: str
+    width: int
+    options: tuple[tuple[str, Any], ...] = ()
+    swept: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.algorithm} {self.swept}".strip()
+
+    def make(self) -> Search:
+        """A new search for one problem."""
+        return make_search(self.algorithm, **dict(self.options))
+
+
+def chosen_algorithms(names: Sequence[str]) -> list[str]:
+    """The algorithms that are meant; ``all`` is every one.
+
+    Raises
+    ------
+    UnknownName, UsageError
+    """
+    if not names:
+        raise UsageError("--algorithm names no search")
+    for name in names:
+        if name != "all":
+            search_options(name)  # raises, with the nearest names
+    return search_names() if "all" in names else list(names)
+
+
+def split_settings(
+    algorithms: Sequence[str], given: Iterable[str]
+) -> tuple[dict[str, dict[str, str]], list[str]]:
+    """What ``--set`` gives to the searches, and what is left for the policies.
+
+    Parameters
+    ----------
+    algorithms : sequence of str
+    given : iterable of str
+        ``name=value`` for every chosen algorithm that has the option, or ``algorithm.name=value``.
+    """
+    options: dict[str, dict[str, str]] = {name: {} for name in algorithms}
+    rest = []
+    for setting in given:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting}: expected name=value, or algorithm.name=value")
+        name, _, option = key.rpartition(".")
+        if name in search_names():
+            if name not in options:
+                raise UsageError(f"--set {setting}: {name} is not among {', '.join(algorithms)}")
+            if option not in search_options(name):
+                raise UnknownName(f"option of {name}", option, search_options(name))
+            meant = [name]
+        else:
+            meant = [a for a in algorithms if key in search_options(a)]
+        for algorithm in meant:
+            options[algorithm][option if name in meant else key] = value.strip()
+        if not meant:
+            rest.append(setting)
+    return options, rest
+
+
+def arms_of(
+    algorithm: str, widths: Sequence[int], given: Mapping[str, str], swept: str = ""
+) -> list[Arm]:
+    """One arm per width, or a single one for an algorithm that has none.
+
+    `width` is the number of thoughts that run together at first: N chains (``n``), the width of a
+    search by levels, the slots of an asynchronous one.  ToT-BFS keeps its b states and gives each
+    N // b children.  ``linear`` has no width.  Options in `given` win.
+
+    Raises
+    ------
+    UsageError
+        The algorithm cannot use a width.
+    """
+    found: dict[tuple[tuple[str, Any], ...], Arm] = {}
+    for width in widths:
+        options = {**_width_options(algorithm, width, given), **given}
+        search = make_search(algorithm, **options)
+        if not _takes_width(algorithm) or ("children" in given and algorithm == "tot-bfs"):
+            width = search.slots
+        key = tuple(sorted(options.items()))
+        found.setdefault(key, Arm(algorithm, width, key, swept))
+    return list(found.values())
+
+
+def _takes_width(algorithm: str) -> bool:
+    return bool({"width", "n", "keep"} & set(search_options(algorithm)))
+
+
+def _width_options(algorithm: str, width: int, given: Mapping[str, str]) -> dict[str, int]:
+    known = search_options(algorithm)
+    for option in ("width", "n"):
+        if option in known:
+            return {option: width}
+    if not {"keep", "children"} <= set(known) or "children" in given:
+        return {}
+    keep = int(given["keep"]) if str(given.get("keep", "")).isdecimal() else known["keep"]
+    if width < keep:
+        raise UsageError(
+            f"{algorithm}: width {width} is less than one child for each of the {keep} states "
+            f"that it keeps: use {keep} or more, or --set {algorithm}.keep={width}"
+        )
+    return {"children": width // max(keep, 1)}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """``lambda_b=1,1.25,1.5``: one option, several values."""
+
+    option: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str, algorithms: Sequence[str]) -> Sweep:
+        """Raises `UsageError` if it is none, or no chosen algorithm has the option."""
+        option, equals, values = (part.strip() for part in text.partition("="))
+        listed = tuple(dict.fromkeys(v.strip() for v in values.split(",") if v.strip()))
+        if not equals or not listed:
+            raise UsageError(f"--sweep {text}: expected name=value,value,...")
+        known = {name for a in algorithms for name in search_options(a)}
+        if option not in known:
+            raise UnknownName(f"option of {', '.join(algorithms)}", option, known)
+        return cls(option, listed)
