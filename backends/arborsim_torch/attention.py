@@ -171,6 +171,9 @@ def _attend(
     block = None if state.collect or remote else state.reading.block(layer, window)
     if block is not None:
         return _attend_block(query, *block, scaling)
+    apart = None if state.collect or remote else state.reading.by_path(layer, window)
+    if apart is not None:
+        return _attend_by_path(query, *apart, scaling)
     view = state.reading.view(layer, window)
     lanes, heads, queries, dim = query.shape
     kv_heads, n, _ = view.keys.shape
@@ -215,6 +218,18 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -
     history = (keys[:, :own], values[:, :own])
     out, _ = attend_prefill(query, keys[:, own:], values[:, own:], scaling, history)
     return out.transpose(1, 2)
+
+
+def _attend_by_path(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """One query per lane over the lane's own path, ``[kv_heads, lanes, positions, head_dim]``."""
+    lanes, heads, _, dim = query.shape
+    kv_heads = len(keys)
+    own = query.view(lanes, kv_heads, heads // kv_heads, dim).transpose(0, 1)
+    read = None if mask is None else mask[None, :, None]
+    out = F.scaled_dot_product_attention(own, keys, values, attn_mask=read, scale=scaling)
+    return out.transpose(0, 1).reshape(lanes, 1, heads, dim)
 
 
 def _attend_one(

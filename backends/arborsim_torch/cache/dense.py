@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from arborsim_torch.cache.tiered import TieredCache
 
 
+_SHARED = 4  # slots in the pool per token of the longest path, from which paths are read apart
+_ROOM = 64  # positions to grow into
+
+
 @dataclass(frozen=True)
 class ReadPlan:
     """What one pass reads; see `Reading` for the two functions.
@@ -31,12 +35,15 @@ class ReadPlan:
         Entry ``p`` has position ``p``, in all groups.
     held : int
         Entries.
+    paths : int64 Tensor ``[lanes, positions]`` or None
+        See `Reading`.
     """
 
     by_layer: list[Entries]
     contents: list[Tensor]
     straight: bool
     held: int
+    paths: Tensor | None = None
 
     def entries(self, layer: int) -> Entries:
         return self.by_layer[layer]
@@ -48,14 +55,22 @@ class ReadPlan:
 class DensePool:
     """Makes `ReadPlan`s over the pool in HBM.
 
+    Parameters
+    ----------
+    cache : TieredCache
+    by_path : bool
+        Let lanes read their paths one by one where the pool holds `_SHARED` times as much.
+
     Attributes
     ----------
     stale : bool
         Tokens moved since the last plan.
     """
 
-    def __init__(self, cache: TieredCache) -> None:
+    def __init__(self, cache: TieredCache, by_path: bool = False) -> None:
         self._cache = cache
+        self._by_path = by_path and cache.layout.groups == 1
+        self._paths: np.ndarray | None = None  # int64 [lanes, positions]: slots
         self.stale = True
         self._full = False  # every slot up to the highest is read by the one lane
         self._straight = False
@@ -64,6 +79,8 @@ class DensePool:
 
     def plan(self, fresh: np.ndarray) -> ReadPlan:
         """What the next pass reads; `fresh` are its new tokens."""
+        if self._by_path and self._read_paths(fresh):
+            return self._plan_by_path()
         if self.stale:
             self._look_up()
         elif len(fresh):
@@ -81,6 +98,42 @@ class DensePool:
         banks = [layout.bank_of_layer(layer)[0] for layer in range(layout.layers)]
         contents = [pool.bank(i)[0][:, :, : high[b]] for i, b in enumerate(banks)]
         return ReadPlan([by_bank[b] for b in banks], contents, self._straight, max(high))
+
+    def _read_paths(self, fresh: np.ndarray) -> bool:
+        """Bring the slots of all paths up to date; False if they should not be read one by one."""
+        cache, slots = self._cache, self._cache.pools[Place.HBM].slots
+        lanes, longest = len(cache.leaves), cache.seen_tokens
+        if lanes < 2 or int(slots.high[0]) < _SHARED * longest or len(fresh) != lanes:
+            self.stale = self.stale or self._paths is not None
+            self._paths = None
+            return False
+        if self._paths is None or self.stale:
+            paths = [cache.tree.path(leaf) for leaf in cache.leaves]
+            self._paths = np.zeros((lanes, longest + _ROOM), dtype=np.int64)
+            for lane, path in enumerate(paths):
+                self._paths[lane, : len(path)] = slots.of[0, path]
+            cache.tree.forget_paths(cache.leaves)
+            self.stale = False
+        else:
+            if longest > self._paths.shape[1]:
+                room = np.zeros((lanes, _ROOM + longest // 2), dtype=np.int64)
+                self._paths = np.concatenate([self._paths, room], axis=1)
+            self._paths[np.arange(lanes), cache.position.values[fresh]] = slots.of[0, fresh]
+        if self._paths.min() < 0:  # a token that is not here would have to be masked
+            self._paths, self.stale = None, True
+            return False
+        return True
+
+    def _plan_by_path(self) -> ReadPlan:
+        cache, layout = self._cache, self._cache.layout
+        assert self._paths is not None
+        pool = cache.pools[Place.HBM]
+        high = int(pool.slots.high[0])
+        own = np.ascontiguousarray(self._paths[:, : cache.seen_tokens])
+        paths = torch.from_numpy(own).to(layout.device)
+        contents = [pool.bank(layer)[0][:, :, :high] for layer in range(layout.layers)]
+        nobody: list[Entries] = []  # attention does not ask for entries
+        return ReadPlan(nobody, contents, False, high, paths)
 
     def _look_up(self) -> None:
         """Find out from the books which slots are read, by whom, and where they stand."""

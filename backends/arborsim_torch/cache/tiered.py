@@ -24,7 +24,7 @@ from arborsim.memory.pages import GrowingTable
 from arborsim.memory.tiers import Tier
 from arborsim.tree import GrowingArray, ThoughtTree
 from arborsim_torch.cache.assembly import AssembledPlan, Assembly
-from arborsim_torch.cache.dense import DensePool
+from arborsim_torch.cache.dense import DensePool, ReadPlan
 from arborsim_torch.cache.hf import hf_cache
 from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Layout
@@ -56,6 +56,9 @@ class TieredCache:
         How tokens in DDR that are not staged take part in attention.  Without a link, they are
         copied layer by layer while the computation waits.
     link : Link, optional
+    by_path : bool
+        Where lanes share little of what the pool holds, read each lane's path by itself: for trees
+        of thousands of short nodes.
 
     Attributes
     ----------
@@ -76,6 +79,7 @@ class TieredCache:
         ordered: bool = False,
         recall: str = "stage",
         link: Link | None = None,
+        by_path: bool = False,
     ) -> None:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
@@ -101,7 +105,7 @@ class TieredCache:
             if place is not Place.LOST
         }
         self.ordered = ordered
-        self._dense = DensePool(self)
+        self._dense = DensePool(self, by_path)
         self.stream: HostStream | None = None
         self.remote: HostAttention | None = None
         if link is not None and recall == "stream":
@@ -258,6 +262,7 @@ class TieredCache:
         reading = Reading(
             at, first, longest, plan.entries, plan.content, writing.store, remote,
             causal=plan.straight and len(fresh) == position.shape[1] and len(first) == 1,
+            paths=plan.paths if isinstance(plan, ReadPlan) else None,
         )  # fmt: skip
         if remote is not None:
             remote.attach(reading)

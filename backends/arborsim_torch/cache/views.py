@@ -79,6 +79,9 @@ class Reading:
         Attends to tokens that stay on the host.
     causal : bool
         The queries are the last tokens of one lane and entry ``p`` has position ``p``.
+    paths : int64 Tensor ``[lanes, positions]`` or None
+        Slots on the path of each lane, in order of position and anything beyond its end: if lanes
+        have one query each and it is cheaper to read paths one by one than all of `content`.
     """
 
     at: Tensor
@@ -89,6 +92,7 @@ class Reading:
     store: Callable[[int, Tensor, Tensor], None]
     remote: Remote | None = None
     causal: bool = False
+    paths: Tensor | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
 
     @property
@@ -108,6 +112,34 @@ class Reading:
             return None
         keys, values = self.content(layer)
         return keys, values
+
+    def by_path(
+        self, layer: int, window: int | None
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Keys and values ``[kv_heads, lanes, longest path, head_dim]`` of each lane's own path.
+
+        And which of them a lane may read, ``[lanes, longest path]`` (None if all); None if
+        everything is to be read at once.
+        """
+        if self.paths is None:
+            return None
+        lanes, longest = self.paths.shape
+        flat = self.paths.view(-1)
+        keys, values = (
+            part.index_select(1, flat).view(len(part), lanes, longest, part.shape[2])
+            for part in self.content(layer)
+        )
+        return keys, values, self._path_mask(self._limits(window))
+
+    def _path_mask(self, window: int | None) -> Tensor | None:
+        if window is None and min(self.first) + 1 == self.positions:
+            return None
+        key = (0, window)  # no view is made of such a pass, so nothing else is kept under 0
+        if key not in self._masks:
+            spots = torch.arange(self.positions, device=self.at.device)
+            seen = spots <= self.at
+            self._masks[key] = seen if window is None else seen & (spots > self.at - window)
+        return self._masks[key]
 
     def _limits(self, window: int | None) -> int | None:
         """The window, if it is shorter than the path."""
