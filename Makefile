@@ -32,6 +32,8 @@ traces: .venv/.full  ## record the shipped traces again (needs torch; about 10 m
 bench: .venv/.full
 	$(BIN)/python benchmarks/replay.py --out reports/benchmarks/replay.json
 	$(BIN)/python benchmarks/decisions.py --out reports/benchmarks/decisions.json
+	$(PIP) pulp==3.3.2
+	$(BIN)/python benchmarks/ets.py --out reports/benchmarks/ets.json
 	$(BIN)/python benchmarks/live.py --out reports/benchmarks/live.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py

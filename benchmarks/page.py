@@ -2,8 +2,8 @@
 
 ``python benchmarks/page.py``, after ``python benchmarks/replay.py --out
 reports/benchmarks/replay.json``, ``python benchmarks/decisions.py --out
-reports/benchmarks/decisions.json`` and ``python benchmarks/live.py --out
-reports/benchmarks/live.json``.
+reports/benchmarks/decisions.json``, ``python benchmarks/ets.py --out reports/benchmarks/ets.json``
+and ``python benchmarks/live.py --out reports/benchmarks/live.json``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ FIGURES = ROOT / "reports" / "benchmarks"
 PAGE = ROOT / "docs" / "performance.md"
 
 
-def page(replay: dict[str, Any], decisions: dict[str, Any], live: dict[str, Any]) -> str:
+def page(
+    replay: dict[str, Any], decisions: dict[str, Any], ets: dict[str, Any], live: dict[str, Any]
+) -> str:
     """The whole page as Markdown."""
-    parts = (_head(replay), _free(replay), _attention(replay), _decisions(decisions), _live(live))
+    replays = (_head(replay), _free(replay), _attention(replay))
+    parts = (*replays, _decisions(decisions), _ets(ets), _live(live))
     return "\n".join(line for part in parts for line in part)
 
 
@@ -30,7 +33,8 @@ def _head(replay: dict[str, Any]) -> list[str]:
         "",
         "Made by `python benchmarks/page.py` from `reports/benchmarks/*.json`, which",
         "`python benchmarks/replay.py --out reports/benchmarks/replay.json`,",
-        "`python benchmarks/decisions.py --out reports/benchmarks/decisions.json` and",
+        "`python benchmarks/decisions.py --out reports/benchmarks/decisions.json`,",
+        "`python benchmarks/ets.py --out reports/benchmarks/ets.json` (it needs PuLP) and",
         "`python benchmarks/live.py --out reports/benchmarks/live.json` write.",
         f"One core, Python {replay['python']}, {versions}; generated traces on Llama-3.1-8B's",
         "geometry, H100 profile. The machine is shared: compare ratios, not seconds.",
@@ -129,6 +133,39 @@ def _decision(name: str, row: dict[str, Any]) -> str:
     return f"| `{name}` | {reads} | {row['groups']} | {row['tokens']:,} | {cost} |"
 
 
+def _ets(ets: dict[str, Any]) -> list[str]:
+    """A step of ETS, and the same program by PuLP."""
+    ways = {
+        "solving: reduced, then HiGHS (what `ets` does)": "reduced_ms",
+        "solving: whole, HiGHS": "highs_ms",
+        "solving: whole and as printed, PuLP with CBC": "pulp_ms",
+        "clustering": "cluster_ms",
+        "the step: weights, tree, clustering, solving": "step_ms",
+    }
+    by_size = " and ".join(f"{ms:.0f} ms with {n}" for n, ms in ets["step_ms_by_size"].items())
+    versions = ets["versions"]
+    return [
+        f"## A step of ETS at width {ets['width']}",
+        "",
+        f"{ets['problems']} levels of searches that REBASE and ETS grow on random thoughts (medians:",
+        f"{ets['leaves']:.0f} leaves, {ets['nodes']:.0f} nodes, {ets['clusters']:.0f} clusters), each",
+        f"solved three ways, whose answers are worth the same to 1e-9. scipy {versions['scipy']},",
+        f"PuLP {versions['pulp']} with the CBC that it brings.",
+        "",
+        "| | median ms | 95th percentile |",
+        "|---|---:|---:|",
+        *(
+            f"| {title} | {ets['median'][key]:.1f} | {ets['percentile_95'][key]:.1f} |"
+            for title, key in ways.items()
+        ),
+        "",
+        f"A step takes {by_size} numbers per embedding; the aim is 50 ms. PuLP takes",
+        f"{ets['solve_ratio']} times as long to solve the program, and a step with it",
+        f"{ets['step_ratio']} times as long (medians of the ratios); the aim is 3.",
+        "",
+    ]
+
+
 def _slower_ms(live: dict[str, Any]) -> float:
     """How much longer an iteration of the first model takes with arborsim's cache, on average."""
     first = live["speeds"][0]["model"]
@@ -176,7 +213,7 @@ def _live(live: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    names = ("replay", "decisions", "live")
+    names = ("replay", "decisions", "ets", "live")
     figures = [json.loads((FIGURES / f"{name}.json").read_text()) for name in names]
     PAGE.write_text(page(*figures))
     print(f"wrote {PAGE.relative_to(ROOT)}")

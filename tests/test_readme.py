@@ -99,7 +99,7 @@ def test_the_performance_page_is_made_of_the_figures() -> None:
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
     folder = ROOT / "reports" / "benchmarks"
-    names = ("replay", "decisions", "live")
+    names = ("replay", "decisions", "ets", "live")
     figures = [json.loads((folder / f"{name}.json").read_text()) for name in names]
     assert (ROOT / "docs" / "performance.md").read_text() == page.page(*figures)
 
