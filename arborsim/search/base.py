@@ -50,6 +50,8 @@ class Leaf:
         Mean last hidden state of the block.
     answer : str or None
         Text of the answer, if it is finished and somebody can read one: equal texts vote together.
+    twin : int or None
+        The first complete sibling that says the same; the node itself or None if there is none.
     """
 
     node: int
@@ -62,6 +64,7 @@ class Leaf:
     tokens: int = 0
     embedding: np.ndarray | None = field(default=None, compare=False, repr=False)
     answer: str | None = None
+    twin: int | None = field(default=None, compare=False)
 
     @property
     def expandable(self) -> bool:

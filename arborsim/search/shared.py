@@ -1,0 +1,215 @@
+"""Several searches over one tree, which grows just what they ask for: how a bank is made for them.
+
+A search that asks for children gets those that are recorded and that it has not had, in order of
+opening; only what is missing is opened.  Every search sees nothing but what it was handed out, in
+the order and at the iterations at which it would see it alone.  So the tree, as a bank, has every
+thought that each of the searches asks for when it is run on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from arborsim.errors import UsageError
+from arborsim.search.base import ROOT, Expansion, Leaf, Search
+from arborsim.search.vote import weighted_majority
+
+
+@dataclass
+class SharedTree:
+    """Runs `searches` side by side on the thoughts that one driver grows.
+
+    The driver must not tell duplicates apart, but give every leaf its `twin`.
+
+    Parameters
+    ----------
+    searches : sequence of Search
+        New objects.
+    slots : int
+        Thoughts that may run at once, of all searches together.
+    dedupe : bool
+        A thought that repeats one of its siblings is dead, for each search that does not keep
+        duplicates.
+    """
+
+    name: ClassVar[str] = "shared-tree"
+    synchronous: ClassVar[bool] = False
+    keeps_duplicates: ClassVar[bool] = True
+    searches: Sequence[Search]
+    slots: int = 256
+    dedupe: bool = True
+    _tree: _Tree = field(init=False, repr=False)
+    _walks: list[Iterator[None]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise UsageError("at least one thought must be able to run at once")
+        self._tree = _Tree()
+        self._walks = [_Walk(search, self._tree, self.dedupe).run() for search in self.searches]
+
+    @property
+    def uses_embeddings(self) -> bool:
+        """Whether a driver has to give leaves their embeddings."""
+        return any(getattr(search, "uses_embeddings", False) for search in self.searches)
+
+    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+        self._tree.note(frontier)
+        self._walks = [walk for walk in self._walks if next(walk, _OVER) is not _OVER]
+        children = self._tree.open(width)
+        return Expansion(children, done=not (self._walks or children or self._tree.running))
+
+    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+        """Of all thoughts together: each search's own answer is found by running it on the tree."""
+        return weighted_majority(frontier)
+
+
+_OVER = object()
+
+
+class _Tree:
+    """The thoughts that are open or asked for.
+
+    Attributes
+    ----------
+    leaf : list of (Leaf or None)
+        Of each node, once it is complete.
+    children : list of list of int
+        Of each node, in order of opening.
+    running : int
+        Open nodes that are not complete.
+    """
+
+    def __init__(self) -> None:
+        self.leaf: list[Leaf | None] = [None]
+        self.children: list[list[int]] = [[]]
+        self.running = 1  # the prompt, until the driver shows it
+        self._wanted = [0]  # children of each node, those to be opened included
+        self._queue: dict[int, int] = {}  # node -> children to be opened, in order of asking
+
+    def note(self, frontier: Sequence[Leaf]) -> None:
+        """Take in the leaves that are new: the last ones of a frontier in order of completion."""
+        for leaf in reversed(frontier):
+            if self.leaf[leaf.node] is not None:
+                return
+            self.leaf[leaf.node] = leaf
+            self.running -= 1
+
+    def want(self, node: int, count: int) -> None:
+        """`count` children of `node` are needed in all."""
+        more = count - self._wanted[node]
+        if more > 0:
+            self._wanted[node] = count
+            self._queue[node] = self._queue.get(node, 0) + more
+
+    def open(self, width: int) -> dict[int, int]:
+        """Open what was asked for, at most `width` children; the driver numbers them so, too."""
+        opened: dict[int, int] = {}
+        while self._queue and width > 0:
+            node, count = next(iter(self._queue.items()))
+            now = min(count, width)
+            opened[node] = now
+            width -= now
+            if now == count:
+                del self._queue[node]
+            else:
+                self._queue[node] = count - now
+            for _ in range(now):
+                self.children[node].append(len(self.leaf))
+                self.leaf.append(None)
+                self.children.append([])
+                self._wanted.append(0)
+            self.running += now
+        return opened
+
+
+class _Walk:
+    """One search, with node numbers of its own: in order of opening, as if it were alone."""
+
+    def __init__(self, search: Search, tree: _Tree, dedupe: bool) -> None:
+        self.search, self.tree = search, tree
+        self._dedupe = dedupe and not getattr(search, "keeps_duplicates", False)
+        self._of = [ROOT]  # node of the tree
+        self._parent = [-1]
+        self._visits = [0]
+        self._ends = [0]  # iteration of the last token
+        self._frontier: dict[int, Leaf] = {}
+        self._said: dict[tuple[int, int], int] = {}  # (parent, twin) -> complete, not given up
+        self._active: list[int] = []
+        self._iteration = 0
+
+    def run(self) -> Iterator[None]:
+        """The search as a coroutine that waits, by yielding, for thoughts of the tree."""
+        while self.tree.leaf[ROOT] is None:
+            yield
+        self._frontier[ROOT] = self.tree.leaf[ROOT]
+        while True:
+            if not self._active or not self.search.synchronous:
+                free = self.search.slots - len(self._active)
+                wish = self.search.expand(list(self._frontier.values()), free)
+                for node in wish.dropped:
+                    del self._frontier[node]
+                    self._said[self._content(node)] -= 1
+                if wish.done:
+                    return
+                yield from self._open(wish)
+            if not self._active:
+                return
+            yield from self._decode()
+
+    def _open(self, wish: Expansion) -> Iterator[None]:
+        for node, count in wish.children.items():
+            self.tree.want(self._of[node], self._visits[node] + count)
+        for node, count in wish.children.items():
+            first = self._visits[node]
+            recorded = self.tree.children[self._of[node]]
+            while len(recorded) < first + count:
+                yield
+            for child in recorded[first : first + count]:
+                self._active.append(len(self._of))
+                self._of.append(child)
+                self._parent.append(node)
+                self._visits.append(0)
+                self._ends.append(-1)  # as long as nobody knows
+            self._visits[node] += count
+            self._frontier[node] = replace(self._frontier[node], visits=self._visits[node])
+
+    def _decode(self) -> Iterator[None]:
+        """Go on to the next iteration in which a thought ends."""
+        for node in self._active:
+            if self._ends[node] < 0:
+                while self.tree.leaf[self._of[node]] is None:
+                    yield
+                self._ends[node] = self._iteration + self._own_tokens(node)
+        self._iteration = min(self._ends[node] for node in self._active)
+        ended = [n for n in self._active if self._ends[n] == self._iteration]
+        self._active = [n for n in self._active if self._ends[n] > self._iteration]
+        for node in ended:
+            self._close(node)
+
+    def _leaf(self, node: int) -> Leaf:
+        leaf = self.tree.leaf[self._of[node]]
+        assert leaf is not None, "a walk goes on once its thoughts are complete"
+        return leaf
+
+    def _own_tokens(self, node: int) -> int:
+        return self._leaf(node).tokens - self._leaf(self._parent[node]).tokens
+
+    def _close(self, node: int) -> None:
+        leaf, content = self._leaf(node), self._content(node)
+        repeats = self._said.get(content, 0) > 0 and self._dedupe
+        self._said[content] = self._said.get(content, 0) + 1
+        self._frontier[node] = replace(
+            leaf,
+            node=node,
+            parent=self._parent[node],
+            finished=leaf.finished and not repeats,
+            dead=leaf.dead or repeats,
+            visits=0,
+        )
+
+    def _content(self, node: int) -> tuple[int, int]:
+        """The same for siblings that say the same."""
+        leaf = self._leaf(node)
+        return self._parent[node], leaf.node if leaf.twin is None else leaf.twin
