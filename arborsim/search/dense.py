@@ -95,7 +95,7 @@ class Dense:
         return Expansion(children, tuple(leaf.node for leaf in dropped), done=over)
 
     def _enter(self, leaf: Leaf, dropped: list[Leaf]) -> None:
-        """A thought is complete: it waits for children, or is given up and with it what is above."""
+        """A thought is complete: it waits for children, or is given up with what is above it."""
         self._known[leaf.node] = leaf
         if leaf.expandable and leaf.depth < self.depth:
             self._opened[leaf.node] = self._open_below[leaf.node] = 0
