@@ -30,6 +30,53 @@ _SHIPPED = {"torch": ("arborsim_torch.backend:TorchBackend", "torch")}
 LayerChoice = tuple[int, ...] | Literal["all"]
 
 
+@dataclass(frozen=True)
+class RewardChoice:
+    """What scores thoughts.
+
+    Attributes
+    ----------
+    name : str
+        "verifier", "value", a folder with a reward model, or "" for the default of the problems.
+    token : str
+        Of a step-token model: the token after which it scores a step.
+    label : str
+        What is good: a class of a classifier, or "good,bad" tokens of a step-token model.
+    aggregate : {"last", "min", "prod"}
+        How the scores of a path's steps become one.
+    """
+
+    name: str = ""
+    token: str = ""
+    label: str = ""
+    aggregate: str = "last"
+
+
+@dataclass(frozen=True)
+class ModelUsage:
+    """What a model beside the searched one took.
+
+    Attributes
+    ----------
+    role : {"reward", "embed"}
+    name : str
+    seconds : float
+    weight_bytes : int
+    peak_kv_bytes : int
+        Most that its keys and values took at once; 0 for encoders, which keep none.
+    texts, tokens : int
+        Computed; tokens with padding, and 0 where they are not counted.
+    """
+
+    role: str
+    name: str
+    seconds: float
+    weight_bytes: int
+    peak_kv_bytes: int = 0
+    texts: int = 0
+    tokens: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
     """Which problems to search, on which model, and how.
@@ -63,6 +110,10 @@ class SearchRequest:
         Longest thought of a plain prompt, which otherwise ends at a newline.
     task_options : mapping
         E.g. ``lines`` of `chain`.
+    reward : RewardChoice
+    embed : str
+        Folder of a sentence-transformers model that embeds thoughts; "" for the mean last hidden
+        state of the searched model.
     dedupe : bool
         Give up a thought that repeats a sibling token by token.
     trust_remote_code : bool
@@ -87,6 +138,8 @@ class SearchRequest:
     value_floor: float = 0.3
     thought_tokens: int = 64
     task_options: Mapping[str, Any] = field(default_factory=dict)
+    reward: RewardChoice = RewardChoice()
+    embed: str = ""
     dedupe: bool = True
     trust_remote_code: bool = False
 
@@ -136,6 +189,8 @@ class RecordProgress:
     tokens : int
         Generated so far in this run.
     tokens_per_s : float
+    beside : tuple of ModelUsage
+        What reward and embedding models took in this run.
     """
 
     episode: int
@@ -144,6 +199,7 @@ class RecordProgress:
     judged: int
     tokens: int
     tokens_per_s: float
+    beside: tuple[ModelUsage, ...] = ()
 
 
 class Backend(Protocol):

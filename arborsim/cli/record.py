@@ -14,7 +14,7 @@ from arborsim.errors import UsageError
 from arborsim.search import search_names
 
 if TYPE_CHECKING:
-    from arborsim.backends import LayerChoice
+    from arborsim.backends import LayerChoice, ModelUsage
 
 _BASE = "Basics"
 _WHAT = "What is stored"
@@ -102,16 +102,51 @@ def record(
             min=0.0, help="0 is greedy; default 0 for linear, else 0.7.", rich_help_panel=_REWARD
         ),
     ] = None,
+    reward: Annotated[
+        str,
+        typer.Option(
+            help="What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
+            "reward model [default: chain: verifier; game24: value].",
+            rich_help_panel=_REWARD,
+        ),
+    ] = "",
+    reward_token: Annotated[
+        str,
+        typer.Option(
+            help="Step-token model: the token after which it scores a step.",
+            rich_help_panel=_REWARD,
+        ),
+    ] = "",
+    reward_label: Annotated[
+        str,
+        typer.Option(
+            help="What is good: a class of a classifier [default: 1 of two], or the tokens "
+            "good,bad of a step-token model [default: +,-].",
+            rich_help_panel=_REWARD,
+        ),
+    ] = "",
+    reward_aggregate: Annotated[
+        str,
+        typer.Option(help="Scores of steps: last, min or prod.", rich_help_panel=_REWARD),
+    ] = "last",
+    embed: Annotated[
+        str,
+        typer.Option(
+            help="Folder of a sentence-transformers model that embeds thoughts [default: mean "
+            "last hidden states].",
+            rich_help_panel=_REWARD,
+        ),
+    ] = "",
     noise: Annotated[
         float,
-        typer.Option(min=0.0, help="chain: noise of rewards (std).", rich_help_panel=_REWARD),
+        typer.Option(min=0.0, help="Verifier: noise of rewards (std).", rich_help_panel=_REWARD),
     ] = 0.1,
     dead_penalty: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=1.0,
-            help="chain: how well rewards see a dead path.",
+            help="Verifier: how well rewards see a dead path.",
             rich_help_panel=_REWARD,
         ),
     ] = 1.0,
@@ -166,7 +201,7 @@ def record(
 
     Ctrl-C stops after the last whole episode, leaves a valid trace, and exits with code 130.
     """
-    from arborsim.backends import RecordRequest, get_backend
+    from arborsim.backends import RecordRequest, RewardChoice, get_backend
     from arborsim.cli.options import check_output
     from arborsim.trace.schema import Capture
 
@@ -198,6 +233,8 @@ def record(
         value_floor=value_floor,
         thought_tokens=thought_tokens,
         task_options=_given(lines=lines, lines_per_thought=lines_per_thought),
+        reward=RewardChoice(reward, reward_token, reward_label, reward_aggregate),
+        embed=embed,
         dedupe=not keep_duplicates,
         trust_remote_code=trust_remote_code,
         overwrite=overwrite,
@@ -244,6 +281,8 @@ def _run(request: Any, backend: Any) -> int:
             typer.echo(f"arborsim: interrupted: {left}", err=True)
             return 130
     typer.echo(f"{request.out}: {seen.episode} episodes, {describe(seen)}")
+    for usage in seen.beside:
+        typer.echo(describe_usage(usage))
     return 0
 
 
@@ -251,6 +290,16 @@ def describe(progress: Any) -> str:
     """Accuracy so far and speed, in words."""
     verdict = f"{progress.correct}/{progress.judged} correct, " if progress.judged else ""
     return f"{verdict}{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
+
+
+def describe_usage(usage: ModelUsage) -> str:
+    """What a reward or embedding model took, in words."""
+    kind = {"reward": "reward model", "embed": "embedding model"}[usage.role]
+    kv = f", KV up to {usage.peak_kv_bytes / 1e6:.3g} MB" if usage.peak_kv_bytes else ""
+    return (
+        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.seconds:.2f} s, weights "
+        f"{usage.weight_bytes / 1e6:.3g} MB{kv}"
+    )
 
 
 def _settings(given: list[str]) -> dict[str, str]:

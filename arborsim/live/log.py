@@ -34,13 +34,17 @@ _T = TypeVar("_T")
 
 def describe(request: LiveRequest) -> dict[str, Any]:
     """Everything that determines the results of `request`, as JSON; paths of outputs are not."""
-    others = {"cells", "command", "machine", "prompts", "trace"}
+    others = {"cells", "command", "embed", "machine", "prompts", "reward", "trace"}
     plain = sorted({f.name for f in fields(LiveRequest)} - others)
     found: dict[str, Any] = {name: getattr(request, name) for name in plain}
     found["cells"] = [
         {"policy": c.policy.name, "budget": c.budget.text, "settings": values_of(c.policy)}
         for c in request.cells
     ]
+    if request.reward.name:  # logs from before there was a choice hold the default
+        found["reward"] = asdict(request.reward)
+    if request.embed:
+        found["embed"] = request.embed
     if request.prompts is not None:
         try:
             found["prompts_sha256"] = _digest(request.prompts.read_bytes())

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import arborsim
-from arborsim.backends import RecordProgress, RecordRequest, SearchRequest
+from arborsim.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
 from arborsim.calibration.backend import (
     MaskingRequest,
     Maskings,
@@ -40,6 +40,8 @@ from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.plan import Plan, make_plan
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.rewards.embed import check_embedder
+from arborsim_torch.rewards.load import check_choice
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import read_prompts
 
@@ -120,6 +122,9 @@ class TorchBackend:
 def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     """The model and the file of prompts, if any; what is quickly checked comes first."""
     make_search(request.search, **request.search_options)
+    check_choice(request.reward)
+    if request.embed:
+        check_embedder(request.embed)
     prompts = read_prompts(request.prompts) if request.prompts else None
     loaded = load_model(
         request.model, request.task, request.device, request.dtype,
@@ -142,6 +147,7 @@ class Tally:
     iterations: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    beside: tuple[ModelUsage, ...] = ()
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, result: EpisodeResult) -> None:
@@ -156,8 +162,9 @@ class Tally:
     def progress(self) -> RecordProgress:
         seconds = time.perf_counter() - self.began
         return RecordProgress(
-            self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds
-        )
+            self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds,
+            self.beside,
+        )  # fmt: skip
 
     def timing(self) -> dict[str, float]:
         """The timing profile for the trace's metadata."""
@@ -169,6 +176,11 @@ class Tally:
             ),
             "decode_s": self.decode_s,
             "prefill_s": self.prefill_s,
+            **{
+                f"{model.role}_{what}": float(getattr(model, what))
+                for model in self.beside
+                for what in ("seconds", "weight_bytes", "peak_kv_bytes", "texts", "tokens")
+            },
         }
 
 
@@ -202,10 +214,13 @@ def _record_all(
             max_tokens=plan.max_tokens,
             dedupe=request.dedupe,
             on_tokens=on_tokens,
+            reward=plan.reward,
+            embedder=plan.embedder,
         )
         result = recorder.run(plan.source.problem(request.first + episode))
         writer.write_episode(result.columns)
         tally.add(result)
+        tally.beside = plan.beside()
         writer.update_timing(tally.timing())
         on_progress(tally.progress())
     return tally.progress()
@@ -239,6 +254,7 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
             "split": request.split,
             "first": request.first,
             **{f"task.{key}": value for key, value in request.task_options.items()},
+            **_beside(request, plan),
         },
         seed=request.seed,
         capture=request.capture,
@@ -257,6 +273,20 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
         },
         command=request.command,
     )
+
+
+def _beside(request: RecordRequest, plan: Plan) -> dict[str, str | int]:
+    """What scores and embeds thoughts, where it is not what does so by default."""
+    found: dict[str, str | int] = {}
+    if request.reward.name:
+        usage = plan.reward.usage() if plan.reward is not None else None
+        found["reward"] = request.reward.name if usage is None else usage.name
+        for what in ("token", "label", "aggregate"):
+            if usage is not None and getattr(request.reward, what):
+                found[f"reward_{what}"] = getattr(request.reward, what)
+    if plan.embedder is not None:
+        found |= {"embed": plan.embedder.name, "embedding_size": plan.embedder.size}
+    return found
 
 
 @contextmanager

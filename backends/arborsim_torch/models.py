@@ -21,7 +21,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 REFERENCES = ("chain", "game24")
 CONFIG = "config:"  #: before the name of a geometry: random weights
 _RANDOM_STD = 0.02
-_ROOM = 0.8  # share of the free memory that weights may take
+ROOM = 0.8  # share of the free memory that weights may take
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
@@ -201,7 +201,7 @@ def _check_room(what: str, model: Any, device: str) -> None:
     """Refuse weights that the device has no memory for, before anything is allocated."""
     needed = sum(p.numel() * p.element_size() for p in model.parameters())
     free = free_bytes(device)
-    if free is not None and needed > _ROOM * free:
+    if free is not None and needed > ROOM * free:
         raise UsageError(
             f"{what}: its weights take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free on "
             f"{device}: use a smaller geometry, --dtype bfloat16, or another device"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborsim.backends import LayerChoice, RecordRequest
+from arborsim.backends import LayerChoice, ModelUsage, RecordRequest
 from arborsim.errors import UsageError
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
 from arborsim_torch.models import LoadedModel, eos_ids
+from arborsim_torch.rewards.base import Embedder, Reward
+from arborsim_torch.rewards.embed import load_embedder
+from arborsim_torch.rewards.exact import OwnValue
+from arborsim_torch.rewards.load import load_reward
 from arborsim_torch.sources import PromptSource, RandomSource, Source, TaskSource
 
 DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stores whole
@@ -19,7 +23,10 @@ _DEFAULT_PROMPT_TOKENS = 512  # of random ones
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows from a request once the model is there."""
+    """What follows from a request once the model is there.
+
+    `reward` and `embedder` are None where the source scores thoughts and the model embeds them.
+    """
 
     source: Source
     episodes: int
@@ -27,6 +34,13 @@ class Plan:
     sparse: bool
     vector_layers: tuple[int, ...]
     row_layers: tuple[int, ...]
+    reward: Reward | None = None
+    embedder: Embedder | None = None
+
+    def beside(self) -> tuple[ModelUsage, ...]:
+        """What the models beside the searched one took so far."""
+        used = [model.usage() for model in (self.reward, self.embedder) if model is not None]
+        return tuple(usage for usage in used if usage is not None)
 
 
 def make_plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Plan:
@@ -64,7 +78,33 @@ def make_plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | 
         chosen = request.qkv_layers or middle_layers(loaded.model.config.num_hidden_layers)
         layers = _existing("--qkv-layers", chosen, loaded)
     row_layers = _row_layers(request, loaded, longest + max_tokens)
-    return Plan(source, episodes, max_tokens, sparse, layers, row_layers)
+    embedder = load_embedder(request.embed, request.device) if request.embed else None
+    return Plan(
+        source, episodes, max_tokens, sparse, layers, row_layers,
+        _reward(request, loaded, source), embedder,
+    )  # fmt: skip
+
+
+def _reward(request: RecordRequest, loaded: LoadedModel, source: Source) -> Reward | None:
+    """What scores thoughts; None for the source itself."""
+    name = request.reward.name
+    if not name:
+        return None
+    if name == "verifier":
+        if not isinstance(source, TaskSource):
+            raise UsageError(
+                f"--reward verifier: nothing can verify the answers of {loaded.name}: give the "
+                "folder of a reward model"
+            )
+        return source.verifier
+    if name == "value":
+        if loaded.task is None or loaded.task.value_readout is None:
+            raise UsageError(
+                f"--reward value: {loaded.name} states no value of its own, as game24 does: give "
+                "the folder of a reward model"
+            )
+        return OwnValue()
+    return load_reward(request.reward, loaded, request.device)
 
 
 def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -> tuple[int, ...]:

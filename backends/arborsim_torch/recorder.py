@@ -22,8 +22,10 @@ from arborsim.trace.schema import Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
-from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode
+from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode, path_ends
 from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.rewards.base import Embedder, Reward, Thought
+from arborsim_torch.rewards.exact import SourceReward
 from arborsim_torch.rows import Rows
 from arborsim_torch.sampling import Choice, Sampler, entropies
 from arborsim_torch.sources import Source
@@ -60,6 +62,10 @@ class EpisodeRecorder:
         Prompt tokens per forward pass.
     clock : callable
         Seconds since some moment: what all times are measured with.
+    reward : Reward, optional
+        Scores thoughts; by default `source` does.
+    embedder : Embedder, optional
+        Embeds the text of thoughts; by default `capture` takes mean last hidden states.
     """
 
     model: Any
@@ -75,6 +81,8 @@ class EpisodeRecorder:
     cache: TieredCache | None = None
     prefill_block: int = PREFILL_BLOCK
     clock: Callable[[], float] = time.perf_counter
+    reward: Reward | None = None
+    embedder: Embedder | None = None
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:
@@ -100,6 +108,9 @@ class EpisodeRecorder:
         if self.listener is not None:
             self.listener.began(self.decoder)
         self.rewards = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
+        self._reward = SourceReward(self.source) if self.reward is None else self.reward
+        if self.embedder is not None and self.capture is not None:
+            self.capture.embeddings = False
         self._began = self.clock()
         self._complete: list[int] = [ROOT]  # the frontier, in order of completion
         self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
@@ -112,7 +123,8 @@ class EpisodeRecorder:
         decode_s = self._clock() - prefill_s
         correct = self._answer()
         signals = self.capture if self.capture is not None and self.capture.keeps else None
-        columns = self.rows.columns(with_embeddings=signals is not None and signals.embeddings)
+        embedded = self.embedder is not None or (signals is not None and signals.embeddings)
+        columns = self.rows.columns(with_embeddings=signals is not None and embedded)
         if signals is not None:
             columns.update(signals.columns())
         return EpisodeResult(
@@ -151,6 +163,7 @@ class EpisodeRecorder:
             ended = yield from self._iterate(active)
             if ended:
                 self._drain()
+                self._judge([node for node, _ in ended])
                 for node, entropy in ended:
                     self._close(node, entropy)
                 gone = {node for node, _ in ended}
@@ -256,10 +269,28 @@ class EpisodeRecorder:
             self.on_tokens(len(active))
         return ended
 
+    def _judge(self, ended: Sequence[int]) -> None:
+        """Reward and embed the thoughts that have just ended, all at once."""
+        nodes = [self.nodes[n] for n in ended]
+        thoughts = [
+            Thought(self.problem, node.generated, path_ends(self.nodes, n), node.value)
+            for n, node in zip(ended, nodes, strict=True)
+        ]
+        for node, score in zip(nodes, self._reward.score(thoughts, self.rewards), strict=True):
+            node.reward = score
+        if self.embedder is not None:
+            texts = [self.source.text(node.generated[-node.tokens :]) for node in nodes]
+            for node, vector in zip(nodes, self.embedder.embed(texts), strict=True):
+                node.embedding = vector
+        elif self.capture is not None and self.capture.embeddings:
+            for n, node in zip(ended, nodes, strict=True):
+                node.embedding = self.capture.embedding(n)
+        self.rows.time_s = self._clock()
+
     def _close(self, n: int, entropy: float) -> None:
-        """The thought of `n` is complete: reward it and hand it to the search."""
+        """The thought of `n` is complete: hand it to the search."""
         node = self.nodes[n]
-        reward = self.source.reward(self.problem, node.generated, node.value, self.rewards)
+        reward = node.reward
         # Without a reward, the geometric mean of the token probabilities ranks thoughts.
         node.score = math.exp(node.logprob / node.tokens) if math.isnan(reward) else reward
         node.finished = self.source.is_finished(self.problem, node.generated)
@@ -267,8 +298,6 @@ class EpisodeRecorder:
         read_answer = getattr(self.source, "answer", None)  # not every source knows answers
         if node.finished and read_answer is not None:
             node.answer = read_answer(node.generated)
-        if self.capture is not None and self.capture.embeddings:
-            node.embedding = self.capture.embedding(n)
         text = self.source.text(node.generated[-node.tokens :])
         self.rows.boundary(n, reward, entropy, text, node.embedding)
         if self.listener is not None:

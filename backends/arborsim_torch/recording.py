@@ -55,6 +55,8 @@ class LiveNode:
         After its last token, to draw its children's first tokens from.
     value : float or None
         What the model itself said of the state.
+    reward : float
+        What it was rewarded with once complete; NaN if nothing rewards it.
     answer : str or None
         What it answers, if it is finished and its source can read that.
     """
@@ -68,9 +70,19 @@ class LiveNode:
     finished: bool = False
     dead: bool = False
     value: float | None = None
+    reward: float = math.nan
     logits: Tensor | None = None
     embedding: np.ndarray | None = None
     answer: str | None = None
+
+
+def path_ends(nodes: Sequence[LiveNode], n: int) -> tuple[int, ...]:
+    """Generated tokens on the path of node `n` after each of its thoughts, the first one first."""
+    ends = []
+    while nodes[n].parent >= 0:
+        ends.append(len(nodes[n].generated))
+        n = nodes[n].parent
+    return tuple(reversed(ends))
 
 
 @dataclass

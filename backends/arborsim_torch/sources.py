@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from arborsim.errors import UsageError
-from arborsim_torch.reference.tasks import Problem, Task, noisy_value
+from arborsim_torch.reference.tasks import Problem, Task
+from arborsim_torch.rewards.base import Reward, Thought
+from arborsim_torch.rewards.exact import OwnValue, Verifier
 
 
 class Source(Protocol):
@@ -58,11 +59,8 @@ class TaskSource:
     ----------
     task : Task
     split : str
-    noise, dead_penalty : float
-        See `arborsim_torch.reference.noisy_value`.
-    floor : float
-        Value of a state that is alive but has made no progress: what the verifier knows is
-        rescaled from [0, 1] to [floor, 1], so that such a state is not taken for a dead one.
+    noise, dead_penalty, floor : float
+        See `arborsim_torch.rewards.exact.Verifier`.
     """
 
     def __init__(
@@ -76,7 +74,8 @@ class TaskSource:
         self.task, self.split = task, split
         self.name = task.name
         self.max_tokens = task.max_tokens
-        self._noise, self._dead_penalty, self._floor = noise, dead_penalty, floor
+        self.verifier = Verifier(task, noise, dead_penalty, floor)
+        self._reward: Reward = self.verifier if task.value_readout is None else OwnValue()
         try:
             task.num_problems(split)
         except KeyError:
@@ -114,13 +113,8 @@ class TaskSource:
         value: float | None,
         rng: np.random.Generator,
     ) -> float:
-        if self.task.value_readout is not None:
-            # A line without its value token is broken: the model did not get to state one.
-            return 0.0 if value is None else value
-        verdict = self.task.judge(problem, generated)
-        known = self._floor + (1.0 - self._floor) * verdict.progress
-        verdict = replace(verdict, progress=known)
-        return noisy_value(verdict, rng, self._noise, dead_penalty=self._dead_penalty)
+        thought = Thought(problem, generated, (len(generated),), value)
+        return self._reward.score([thought], rng)[0]
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
         return self.task.judge(problem, generated).correct

@@ -31,6 +31,7 @@ from arborsim_torch.live.gauge import device_peak_bytes
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult, Iterations
 from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import Source
 from arborsim_torch.tiers.link import Link
@@ -57,6 +58,10 @@ class SearchSetup:
     prefill_block : int
     clock : callable
         Seconds since some moment: what all times are measured with.
+    reward : Reward or None
+        None for the source's own.
+    embedder : Embedder or None
+        None for the model's mean last hidden states.
     """
 
     model: Any
@@ -69,6 +74,8 @@ class SearchSetup:
     attention_top: int = 0
     prefill_block: int = PREFILL_BLOCK
     clock: Callable[[], float] = time.perf_counter
+    reward: Reward | None = None
+    embedder: Embedder | None = None
 
     def recorder(
         self,
@@ -92,6 +99,8 @@ class SearchSetup:
             cache=cache,
             prefill_block=self.prefill_block,
             clock=self.clock,
+            reward=self.reward,
+            embedder=self.embedder,
         )
 
 

@@ -75,6 +75,8 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: Plan) -> SearchS
         dedupe=request.dedupe,
         attention_top=top,
         prefill_block=_BIG_MODEL_BLOCK if on_gpu else PREFILL_BLOCK,
+        reward=plan.reward,
+        embedder=plan.embedder,
     )
 
 

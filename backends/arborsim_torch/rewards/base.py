@@ -1,0 +1,119 @@
+"""What a search's reward sees and says, and what it costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from arborsim.backends import ModelUsage
+from arborsim.errors import UsageError
+from arborsim_torch.reference.tasks import Problem
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A thought that has just ended, with all that led to it.
+
+    Attributes
+    ----------
+    problem : Problem
+        Its `prompt` holds the prompt's token ids.
+    generated : sequence of int
+        All tokens after the prompt, this thought's included.
+    ends : tuple of int
+        Lengths of `generated` at which the thoughts of the path ended, this one last.
+    value : float or None
+        What the searched model itself said of the state.
+    """
+
+    problem: Problem
+    generated: Sequence[int]
+    ends: tuple[int, ...]
+    value: float | None = None
+
+
+class Reward(Protocol):
+    """Scores thoughts for a search.
+
+    All thoughts that end in one iteration come in one call.  A score is in [0, 1], higher is
+    better; NaN says that there is none, and the search falls back on probabilities.  A reward
+    sees the text of a path and the model's own value, never its hidden states.
+    """
+
+    def score(self, thoughts: Sequence[Thought], rng: np.random.Generator) -> list[float]:
+        """One score per thought; noise is drawn from `rng`, in the order of the thoughts."""
+
+    def usage(self) -> ModelUsage | None:
+        """What its own model took so far; None if it has none."""
+
+
+class Embedder(Protocol):
+    """Embeds the text of thoughts, for searches that look for unlike ones."""
+
+    name: str
+    size: int
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """float16 ``[texts, size]``."""
+
+    def usage(self) -> ModelUsage:
+        """What the model took so far."""
+
+
+@dataclass
+class Account:
+    """Adds up what a model takes beside the searched one.
+
+    Attributes
+    ----------
+    seconds : float
+        Encoding of texts included; on a GPU until the results are on the host.
+    tokens : int
+        Computed, padding included.
+    peak_kv_bytes : int
+        Most that its keys and values of one call took.
+    """
+
+    role: str
+    name: str
+    weight_bytes: int
+    device: torch.device
+    seconds: float = 0.0
+    texts: int = 0
+    tokens: int = 0
+    peak_kv_bytes: int = 0
+
+    @contextmanager
+    def timed(self, texts: Sequence[object]) -> Iterator[None]:
+        """Time a call; its results must be on the host when the block ends."""
+        if self.device.type == "cuda":  # what the searched model still computes is not ours
+            torch.cuda.synchronize(self.device)
+        began = time.perf_counter()
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise self._too_large(texts) from error
+        except RuntimeError as error:
+            if "not enough memory" not in str(error) and "can't allocate memory" not in str(error):
+                raise
+            raise self._too_large(texts) from error
+        self.seconds += time.perf_counter() - began
+        self.texts += len(texts)
+
+    def _too_large(self, texts: Sequence[object]) -> UsageError:
+        return UsageError(
+            f"--{self.role} {self.name}: out of memory on {self.device} with {len(texts)} thoughts "
+            "at once: try fewer children, a lower --max-tokens, or a smaller model"
+        )
+
+    def usage(self) -> ModelUsage:
+        return ModelUsage(
+            self.role, self.name, self.seconds, self.weight_bytes, self.peak_kv_bytes,
+            self.texts, self.tokens,
+        )  # fmt: skip

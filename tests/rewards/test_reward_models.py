@@ -1,0 +1,290 @@
+"""``arborsim record --reward FOLDER``: its rewards are those of transformers on the same text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from arborsim.cli.app import main
+from arborsim.trace.reader import Episode, TraceReader
+from arborsim.trace.schema import Kind
+from arborsim_torch.reference.tasks import get_task
+from tests.rewards.tiny_rewards import WORDS, save_model, word_tokenizer
+
+SEARCH = ("--model", "game24", "--search", "rebase", "--set", "width=6", "--episodes", "2")
+GAME = get_task("game24")
+
+
+def record(out: Path, *arguments: object) -> TraceReader:
+    assert main(["record", "--out", str(out), *map(str, (*SEARCH, *arguments))]) == 0
+    return TraceReader(out)
+
+
+def paths(episode: Episode, marks: bool) -> list[tuple[float, str, list[str]]]:
+    """Of each rewarded thought its reward, the prompt and every step to it; with <bos> or not."""
+    words: dict[int, list[str]] = {}
+    parent: dict[int, int] = {}
+    for row, token in zip(episode.token_rows, episode.token, strict=True):
+        node, word = int(episode.node[row]), GAME.vocab.vocab[token]
+        parent[node] = int(episode.parent[row])
+        words.setdefault(node, [])
+        if marks or not word.startswith("<"):
+            words[node].append(word)
+    found = []
+    for row in np.flatnonzero(episode.kind == Kind.BOUNDARY):
+        node, steps = int(episode.node[row]), []
+        while node > 0:
+            steps.insert(0, " ".join(words[node]))
+            node = parent[node]
+        found.append((float(episode.reward[row]), " ".join(words[0]), steps))
+    return found
+
+
+def checked(reader: TraceReader, expected: Any, marks: bool = False) -> None:
+    """Every reward is `expected(prompt, steps)`, and they are not all alike."""
+    rewards = []
+    for episode in reader.episodes():
+        for reward, prompt, steps in paths(episode, marks):
+            assert reward == pytest.approx(expected(prompt, steps), abs=2e-6)
+            rewards.append(reward)
+    assert len(rewards) >= 20
+    assert np.std(rewards) > 0.01
+
+
+@torch.no_grad()
+def test_a_sequence_classifier_with_its_own_tokeniser(tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path / "orm", "ForSequenceClassification", vocab=len(WORDS), num_labels=1,
+        tokenizer=word_tokenizer(), pad_token_id=1,
+    )  # fmt: skip
+    model = transformers.LlamaForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def expected(prompt: str, steps: list[str]) -> float:
+        text = tokenizer(f"{prompt} {' '.join(steps)}", return_tensors="pt")
+        return float(model(**text).logits[0, 0].sigmoid())
+
+    reader = record(tmp_path / "t.parquet", "--reward", folder)
+    checked(reader, expected)
+    assert reader.info.search_parameters["reward"] == "orm"
+
+
+@torch.no_grad()
+def test_a_conversation_where_the_tokeniser_has_a_template(tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path / "orm", "ForSequenceClassification", vocab=len(WORDS), num_labels=2,
+        tokenizer=word_tokenizer(chat=True), pad_token_id=1, id2label={0: "good", 1: "bad"},
+    )  # fmt: skip
+    model = transformers.LlamaForSequenceClassification.from_pretrained(folder).eval()
+
+    def expected(prompt: str, steps: list[str]) -> float:
+        text = f"= {prompt} - * {' '.join(steps)} -"
+        ids = torch.tensor([[WORDS.index(word) for word in text.split()]])
+        return float(model(ids).logits[0].softmax(-1)[0])
+
+    checked(record(tmp_path / "t.parquet", "--reward", folder, "--reward-label", "good"), expected)
+
+
+@torch.no_grad()
+def test_without_tokeniser_it_reads_the_searched_models_ids(tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path / "orm", "ForSequenceClassification", vocab=GAME.vocab_size, num_labels=1
+    )
+    model = transformers.LlamaForSequenceClassification.from_pretrained(folder).eval()
+
+    def expected(prompt: str, steps: list[str]) -> float:
+        ids = GAME.vocab.encode([*prompt.split(), *" ".join(steps).split()])
+        return float(model(torch.tensor([ids])).logits[0, 0].sigmoid())
+
+    checked(record(tmp_path / "t.parquet", "--reward", folder), expected, marks=True)
+
+
+@pytest.mark.parametrize("aggregate", ["last", "min", "prod"])
+@torch.no_grad()
+def test_a_step_token_model(aggregate: str, tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path / "prm", "ForCausalLM", vocab=len(WORDS), tokenizer=word_tokenizer()
+    )
+    model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    good, bad, step = (WORDS.index(word) for word in ("+", "-", "ки"))
+
+    def expected(prompt: str, steps: list[str]) -> float:
+        text = prompt + " " + "\n".join(f"{part} ки" for part in steps)
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        at_steps = model(ids).logits[0][ids[0] == step]
+        scores = at_steps[:, [good, bad]].softmax(-1)[:, 0].tolist()
+        assert len(scores) == len(steps)
+        return {"last": scores[-1], "min": min(scores), "prod": math.prod(scores)}[aggregate]
+
+    options = ("--reward-token", "ки", "--reward-aggregate", aggregate)
+    checked(record(tmp_path / "t.parquet", "--reward", folder, *options), expected)
+
+
+@torch.no_grad()
+def test_a_step_token_model_on_shared_ids(tmp_path: Path) -> None:
+    """Scored at ")" and asked for Y against N, behind the value token of every line."""
+    folder = save_model(tmp_path / "prm", "ForCausalLM", vocab=GAME.vocab_size)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    pair = GAME.vocab.encode(["Y", "N"])
+
+    def expected(prompt: str, steps: list[str]) -> float:
+        words = prompt.split()
+        for step in steps:
+            words += step.split() + ([] if step.endswith(")") else [")"])
+        logits = model(torch.tensor([GAME.vocab.encode(words)])).logits[0, -1]
+        return float(logits[pair].softmax(-1)[0])
+
+    options = ("--reward-token", ")", "--reward-label", "Y,N")
+    reader = record(tmp_path / "t.parquet", "--reward", folder, *options)
+    checked(reader, expected, marks=True)
+
+
+@pytest.mark.parametrize("token", ["", "ки"])
+@torch.no_grad()
+def test_a_classifier_of_steps(token: str, tmp_path: Path) -> None:
+    folder = save_model(
+        tmp_path / "prm", "ForTokenClassification", vocab=len(WORDS), num_labels=2,
+        tokenizer=word_tokenizer(),
+    )  # fmt: skip
+    model = transformers.LlamaForTokenClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def expected(prompt: str, steps: list[str]) -> float:
+        text = prompt + " " + "\n".join(f"{part} {token}".strip() for part in steps)
+        logits = model(**tokenizer(text, return_tensors="pt")).logits[0]
+        ends = np.cumsum([len(part.split()) + bool(token) for part in steps])
+        at_steps = logits[torch.tensor(ends + len(prompt.split()))]
+        return float(at_steps.softmax(-1)[:, 1].min())
+
+    options = ("--reward-token", token, "--reward-aggregate", "min")
+    checked(record(tmp_path / "t.parquet", "--reward", folder, *options), expected)
+
+
+def test_what_it_takes_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_model(
+        tmp_path / "orm", "ForSequenceClassification", vocab=GAME.vocab_size, num_labels=1
+    )
+    reader = record(tmp_path / "t.parquet", "--reward", folder)
+    timing = reader.info.timing
+    parameters = transformers.LlamaForSequenceClassification.from_pretrained(
+        folder
+    ).num_parameters()
+    assert timing["reward_weight_bytes"] == 4 * parameters
+    episodes = list(reader.episodes())
+    assert timing["reward_texts"] == sum((e.kind == Kind.BOUNDARY).sum() for e in episodes)
+    # Keys and values of 2 layers, 2 heads, 8 numbers of 4 bytes, for all paths of one iteration.
+    per_token = 2 * 2 * 2 * 8 * 4
+    batches = []
+    for e in episodes:
+        closed = e.iteration[e.kind == Kind.BOUNDARY]
+        for iteration in np.unique(closed):
+            length = e.position[e.iteration[e.token_rows] == iteration].max() + 1
+            batches.append(int(length * (closed == iteration).sum()))
+    assert timing["reward_tokens"] == sum(batches)
+    assert timing["reward_peak_kv_bytes"] == max(batches) * per_token
+    assert 0 < timing["reward_seconds"] < timing["decode_s"]
+    closing = capsys.readouterr().out.splitlines()[-1]
+    assert closing.startswith(f"reward model orm: {int(timing['reward_texts'])} thoughts, ")
+    assert "KV up to" in closing
+
+
+def test_resuming_with_another_reward_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.parquet"
+    record(out, "--reward", "verifier")
+    arguments = ["record", "--out", str(out), *SEARCH, "--reward", "value", "--resume"]
+    assert main(arguments) == 2
+    assert "another search_parameters" in capsys.readouterr().err
+
+
+def fail(capsys: pytest.CaptureFixture[str], out: Path, *arguments: object) -> str:
+    """The one line that a failing command prints."""
+    capsys.readouterr()
+    assert main(["record", "--out", str(out / "t.parquet"), *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert not list(out.glob("*.parquet*"))
+    return error
+
+
+def test_what_cannot_work_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    game = ("--model", "game24", "--search", "rebase", "--episodes", "1", "--reward")
+    words = {"vocab": len(WORDS), "tokenizer": word_tokenizer()}
+
+    def said(*arguments: object) -> str:
+        return fail(capsys, tmp_path, *game, *arguments)
+
+    assert "did you mean verifier" in said("verifer")
+    assert "no such folder" in said(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    assert "that is a file" in said(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in said(tmp_path / "empty")
+    assert "is for a reward model" in said("verifier", "--reward-token", "x")
+    assert "is for a reward model" in said("value", "--reward-label", "x")
+    assert "did you mean prod" in said("verifier", "--reward-aggregate", "prd")
+
+    prm = save_model(tmp_path / "prm", "ForCausalLM", **words)
+    assert "--reward-token" in said(prm)
+    assert "5 tokens of the vocabulary" in said(prm, "--reward-token", "a b c d e")
+    assert "needs two tokens" in said(prm, "--reward-token", "ки", "--reward-label", "+")
+    orm = save_model(tmp_path / "orm", "ForSequenceClassification", num_labels=3, **words)
+    assert "leave out --reward-token" in said(orm, "--reward-token", "ки")
+    assert "leave out --reward-aggregate" in said(orm, "--reward-aggregate", "min")
+    assert "0 (LABEL_0), 1 (LABEL_1), 2 (LABEL_2)" in said(orm)
+    one = save_model(tmp_path / "one", "ForSequenceClassification", num_labels=1, **words)
+    assert "no classes" in said(one, "--reward-label", "good")
+    bare = save_model(tmp_path / "bare", "Model", **words)
+    assert "LlamaModel, which scores nothing" in said(bare)
+
+    small = save_model(tmp_path / "small", "ForSequenceClassification", vocab=50, num_labels=1)
+    assert "only 50 of its 212" in said(small)
+    word_tokenizer().save_pretrained(small)
+    assert f"{len(WORDS)} tokens, but the model only 50" in said(small)
+    short = save_model(
+        tmp_path / "short", "ForSequenceClassification", num_labels=1,
+        max_position_embeddings=12, **words,
+    )  # fmt: skip
+    assert "the model takes 12" in said(short)
+
+    headless = save_model(tmp_path / "headless", "ForCausalLM", **words)
+    config = (headless / "config.json").read_text()
+    (headless / "config.json").write_text(
+        config.replace("ForCausalLM", "ForSequenceClassification")
+    )
+    assert "weights lack score.weight" in said(headless)
+    (headless / "config.json").write_text("{")
+    assert "config.json cannot be read" in said(headless)
+    torch.save({}, prm / "pytorch_model.bin")
+    (prm / "model.safetensors").rename(prm / "gone")
+    assert "pickled weights can run code" in said(prm, "--reward-token", "ки")
+    (prm / "model.safetensors").write_bytes(b"damaged")
+    assert "cannot be loaded" in said(prm, "--reward-token", "ки")
+
+    monkeypatch.setattr("arborsim_torch.rewards.folder.free_bytes", lambda device: 1000)
+    assert "GB are free on cpu" in said(one)
+
+
+def test_memory_that_runs_out_while_scoring_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_model(
+        tmp_path / "orm", "ForSequenceClassification", vocab=GAME.vocab_size, num_labels=1
+    )
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(transformers.LlamaForSequenceClassification, "forward", full)
+    error = fail(capsys, tmp_path, *SEARCH, "--reward", folder)
+    assert "--reward orm: out of memory on cpu with 6 thoughts at once" in error
