@@ -143,7 +143,7 @@ class _Walk:
         """The search as a coroutine that waits, by yielding, for thoughts of the tree."""
         while self.tree.leaf[ROOT] is None:
             yield
-        self._frontier[ROOT] = self.tree.leaf[ROOT]
+        self._frontier[ROOT] = self._leaf(ROOT)
         while True:
             if not self._active or not self.search.synchronous:
                 free = self.search.slots - len(self._active)
