@@ -1,0 +1,163 @@
+"""The tables ``[candidates]`` and ``[prices]`` of a workload: where to serve, how, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from arborsim.errors import UsageError
+from arborsim.hardware.lookup import load_profile
+from arborsim.hardware.prices import Prices, load_prices
+from arborsim.hardware.profile import HardwareProfile
+from arborsim.planning.fields import Section, located
+from arborsim.planning.workload import Hardware, PolicyChoice
+from arborsim.policies.registry import build
+from arborsim.trace.schema import Geometry
+
+KEYS = ("gpus", "hosts", "tensor_parallel", "policies", "budgets", "recalls")
+
+
+def read_gpus(candidates: Section, base: Path) -> list[HardwareProfile]:
+    """Each GPU in each host; in the host of its own profile if none is named.
+
+    Raises
+    ------
+    UsageError
+        An unknown name, a broken file, or the same GPU under two names.
+    """
+    hosts = candidates.texts("hosts") if "hosts" in candidates else [""]
+    found: list[HardwareProfile] = []
+    for gpu in candidates.texts("gpus"):
+        with located(candidates.at("gpus")):
+            load_profile(_name_or_path(gpu, base))
+        for host in hosts:
+            with located(candidates.at("hosts")):
+                profile = load_profile(_name_or_path(gpu, base), _name_or_path(host, base))
+            if any(profile.name == other.name for other in found):
+                raise UsageError(f"{candidates.at('gpus')}: {profile.name} is named twice")
+            found.append(profile)
+    return found
+
+
+def _name_or_path(given: str, base: Path) -> str:
+    """Files lie beside the workload; anything else is a name."""
+    return str(base / given) if given.endswith(".toml") or "/" in given else given
+
+
+def read_prices(raw: Any, base: Path, gpus: Sequence[HardwareProfile]) -> Prices:
+    """The shipped prices, or those of a file, with the workload's own in their place.
+
+    Raises
+    ------
+    UsageError
+        A price for something that is no candidate, or prices in two currencies.
+    """
+    section = Section(raw, "[prices]", ("file", "currency", "per_hour"))
+    file = base / section.text("file") if "file" in section else None
+    with located("[prices] file"):
+        listed = load_prices(file)
+    names = [profile.name.partition("+")[0] for profile in gpus]
+    own: dict[str, tuple[float, float]] = {}
+    if "per_hour" in section:
+        given = Section(section.value("per_hour"), "[prices.per_hour]", names)
+        own = {name: _range(given, name) for name in names if name in given}
+    currency = section.text("currency") if "currency" in section else listed.currency
+    for name in names:
+        if currency != listed.currency and name not in own and listed.of(name) is not None:
+            raise UsageError(
+                f"[prices] currency is {currency}, but the price of {name} is listed in "
+                f"{listed.currency}: give it under [prices.per_hour]"
+            )
+    return replace(listed, currency=currency, per_hour={**listed.per_hour, **own})
+
+
+def _range(prices: Section, name: str) -> tuple[float, float]:
+    """One price, or the lowest and the highest."""
+    found = prices.numbers(name)
+    if len(found) > 2 or found != sorted(found) or found[0] < 0:
+        raise UsageError(
+            f"{prices.at(name)} must be a price of at least 0, or the lowest and the highest "
+            f"([2.5, 4.0]), not {found}"
+        )
+    return found[0], found[-1]
+
+
+def read_hardware(
+    candidates: Section, gpus: Sequence[HardwareProfile], geometry: Geometry, prices: Prices
+) -> tuple[Hardware, ...]:
+    """Each GPU, alone and in every group that was asked for.
+
+    Raises
+    ------
+    UsageError
+        A number of GPUs among which the model's heads cannot be divided.
+    """
+    groups = candidates.items("tensor_parallel") if "tensor_parallel" in candidates else [1]
+    where = candidates.at("tensor_parallel")
+    for group in groups:
+        if not isinstance(group, int) or isinstance(group, bool) or group < 1:
+            raise UsageError(f"{where} must be whole numbers of GPUs, not {group!r:.40}")
+        if geometry.heads % group:
+            raise UsageError(
+                f"{where}: the {geometry.heads} heads of {geometry.name} cannot be divided among "
+                f"{group} GPUs"
+            )
+    if len(set(groups)) < len(groups):
+        raise UsageError(f"{where} names a number twice")
+    found = []
+    for profile, group in product(gpus, groups):
+        each = prices.of(profile.name)
+        price = None if each is None else (group * each[0], group * each[1])
+        name = profile.name if group == 1 else f"{group}x {profile.name}"
+        found.append(Hardware(name, profile, group, price))
+    return tuple(found)
+
+
+def read_policies(candidates: Section, base: Path) -> tuple[PolicyChoice, ...]:
+    """Policies by name, file or class; a table ``{use = ..., name = ..., set = {...}}`` sets some.
+
+    Raises
+    ------
+    UsageError
+        An unknown policy or setting, or two choices of one name.
+    """
+    given = candidates.items("policies") if "policies" in candidates else ["full"]
+    found: list[PolicyChoice] = []
+    for each in given:
+        choice = _policy(each, candidates.at("policies"), base)
+        if any(choice.name == other.name for other in found):
+            raise UsageError(
+                f"{candidates.at('policies')}: there is another one called '{choice.name}'; "
+                'give it a name: {use = "...", name = "..."}'
+            )
+        found.append(choice)
+    return tuple(found)
+
+
+def _policy(given: Any, place: str, base: Path) -> PolicyChoice:
+    if not isinstance(given, str | dict):
+        raise UsageError(f"{place}: {given!r:.40} is neither a name nor a table with use and set")
+    raw = {"use": given} if isinstance(given, str) else given
+    section = Section(raw, place, ("use", "name", "set"))
+    use = section.text("use")
+    settings = _settings(section.value("set"), section.at("set")) if "set" in section else {}
+    with located(place):
+        policy = build(str(base / use) if use.endswith(".toml") else use, settings)
+    return PolicyChoice(section.text("name") if "name" in section else policy.name, policy)
+
+
+def _settings(raw: Any, place: str) -> dict[str, str]:
+    """Settings as text, as ``--set`` has them; ``allocate.alpha`` may be a table in a table."""
+    if not isinstance(raw, dict):
+        raise UsageError(f"{place} must be a table, such as {{ recent = 64 }}, not {raw!r:.40}")
+    flat: dict[str, object] = {}
+    for key, value in raw.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        flat |= {f"{key}.{name}" if name else key: each for name, each in inner}
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in flat.items()
+    }

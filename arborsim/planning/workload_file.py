@@ -1,0 +1,182 @@
+"""Workloads in TOML files; `example_workload` is one with every key explained.
+
+Paths in the file are relative to the folder that it lies in.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from arborsim.budget import Budget
+from arborsim.errors import UnknownName, UsageError
+from arborsim.hardware.lookup import load_geometry
+from arborsim.planning.arrivals import TRACE, Arrivals, ClosedLoop, Poisson, read_arrivals
+from arborsim.planning.candidates import (
+    KEYS,
+    read_gpus,
+    read_hardware,
+    read_policies,
+    read_prices,
+)
+from arborsim.planning.fields import MOST_SEED, Section, located
+from arborsim.planning.mix_file import check_signals, read_mix
+from arborsim.planning.workload import Target, Workload, check_run_length
+from arborsim.simulator.iterations import RECALLS
+from arborsim.trace.importers.requests import FORMATS
+from arborsim.trace.schema import Geometry
+
+_TABLES = ("model", "mix", "arrivals", "candidates", "target", "prices")
+_RUNS = ("name", "seed", "searches", "warm_up", "runs")
+_ARRIVALS: dict[str, tuple[str, ...]] = {
+    "poisson": ("rate_per_s",),
+    "recorded": ("file", "format", "scale"),
+    "closed-loop": ("clients", "think_s"),
+}
+
+
+def example_workload() -> str:
+    """The text of the shipped example, with every key explained."""
+    file = resources.files("arborsim.planning").joinpath("example.toml")
+    return file.read_text(encoding="utf-8")
+
+
+def read_workload(path: Path | str) -> Workload:
+    """The workload that a TOML file describes, checked down to every name and number in it.
+
+    Raises
+    ------
+    UsageError
+        One line that names the file, the table and the key, and what to do.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: cannot be read: it is not UTF-8 text") from None
+    with located(str(path)):
+        return parse_workload(text, path.parent, path.stem)
+
+
+def parse_workload(text: str, base: Path, name: str = "workload") -> Workload:
+    """The workload that a text describes.
+
+    Parameters
+    ----------
+    text : str
+        TOML.
+    base : Path
+        Folder that relative paths start from.
+    name : str
+        Its name, unless the text gives one.
+
+    Raises
+    ------
+    UsageError
+    """
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
+        raise UsageError(f"this is not valid TOML: {error}") from None
+    return workload_of(raw, base, name)
+
+
+def workload_of(raw: dict[str, Any], base: Path, name: str) -> Workload:
+    """`parse_workload`, from what `tomllib` made of the text."""
+    top = Section(raw, "", (*_RUNS, *_TABLES))
+    seed = top.whole("seed", 0, MOST_SEED) if "seed" in top else 0
+    geometry = _model(_table(raw, "model"), base)
+    candidates = Section(_table(raw, "candidates"), "[candidates]", KEYS)
+    gpus = read_gpus(candidates, base)
+    prices = read_prices(raw.get("prices", {}), base, gpus)
+    workload = Workload(
+        name=top.text("name") if "name" in top else name,
+        geometry=geometry,
+        mix=read_mix(raw.get("mix"), base, seed),
+        arrivals=_arrivals(_table(raw, "arrivals"), base),
+        hardware=read_hardware(candidates, gpus, geometry, prices),
+        policies=read_policies(candidates, base),
+        budgets=_budgets(candidates),
+        recalls=_recalls(candidates),
+        target=_target(_table(raw, "target")),
+        prices=prices,
+        searches=top.whole("searches", 1) if "searches" in top else Workload.searches,
+        warm_up=top.whole("warm_up", 0) if "warm_up" in top else Workload.warm_up,
+        runs=top.whole("runs", 1) if "runs" in top else Workload.runs,
+        seed=seed,
+    )
+    check_run_length(workload.searches, workload.warm_up, workload.runs)
+    check_signals(workload.mix, workload.policies, geometry)
+    return workload
+
+
+def _table(raw: dict[str, Any], name: str) -> Any:
+    if name not in raw:
+        raise UsageError(f"the table [{name}] is missing; arborsim plan --example shows one")
+    return raw[name]
+
+
+def _model(raw: Any, base: Path) -> Geometry:
+    section = Section(raw, "[model]", ("name",))
+    name = section.text("name")
+    with located(section.at("name")):
+        return load_geometry(base / name if "/" in name or name.endswith(".json") else name)
+
+
+def _arrivals(raw: Any, base: Path) -> Arrivals:
+    every = tuple(key for keys in _ARRIVALS.values() for key in keys)
+    section = Section(raw, "[arrivals]", ("kind", *every))
+    kind = section.choice("kind", "kind of arrivals", tuple(_ARRIVALS))
+    for key in every:
+        if key in section and key not in _ARRIVALS[kind]:
+            owner = next(other for other, keys in _ARRIVALS.items() if key in keys)
+            raise UsageError(f'[arrivals] {key} belongs to kind = "{owner}", not to "{kind}"')
+    if kind == "poisson":
+        rate = section.number("rate_per_s", above=0) if "rate_per_s" in section else None
+        return Poisson(rate)
+    if kind == "closed-loop":
+        clients = section.whole("clients", 1) if "clients" in section else None
+        return ClosedLoop(clients, section.number("think_s", 0) if "think_s" in section else 0.0)
+    scale = section.number("scale", above=0) if "scale" in section else 1.0
+    formats = (*FORMATS, TRACE)
+    format = section.choice("format", "format", formats) if "format" in section else ""
+    file = base / section.text("file")
+    with located("[arrivals] file"):
+        return read_arrivals(file, format, scale)
+
+
+def _target(raw: Any) -> Target:
+    section = Section(raw, "[target]", ("percentile", "search", "token"))
+    search = section.duration_s("search") if "search" in section else None
+    token = section.duration_s("token") if "token" in section else None
+    if search is None and token is None:
+        raise UsageError('[target] needs search = "60 s", token = "100 ms", or both')
+    percentile = section.number("percentile", above=0, below=100)
+    return Target(percentile, search, token)
+
+
+def _budgets(candidates: Section) -> tuple[Budget, ...]:
+    if "budgets" not in candidates:
+        return (Budget.parse("0.5"),)
+    found = []
+    for value in candidates.items("budgets"):
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise UsageError(f"[candidates] budgets: {value!r:.40} is no budget: 2048, or 0.25")
+        with located("[candidates] budgets"):
+            found.append(Budget.parse(str(value)))
+    if len({(budget.tokens, budget.share) for budget in found}) < len(found):
+        raise UsageError("[candidates] budgets names a budget twice")
+    return tuple(found)
+
+
+def _recalls(candidates: Section) -> tuple[str, ...]:
+    names = candidates.texts("recalls") if "recalls" in candidates else ["stage"]
+    for name in names:
+        if name not in RECALLS:
+            with located("[candidates] recalls"):
+                raise UnknownName("recall mode", name, RECALLS)
+    return tuple(names)
