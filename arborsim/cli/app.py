@@ -16,6 +16,7 @@ from arborsim.cli.live import live
 from arborsim.cli.policies import policies
 from arborsim.cli.record import record
 from arborsim.cli.replay import replay
+from arborsim.cli.search import search
 from arborsim.cli.validate import validate
 from arborsim.errors import ArborsimError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help needs no rich, whose import doubles the start-up time
 )
 app.command()(replay)
+app.command()(search)
 app.command()(record)
 app.command()(live)
 app.command()(validate)

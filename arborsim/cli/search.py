@@ -1,0 +1,207 @@
+"""`arborsim search`: every search algorithm on the same recorded thoughts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from arborsim.errors import UnknownName, UsageError
+from arborsim.search import search_names
+
+if TYPE_CHECKING:
+    from arborsim.bank.job import SearchJob
+
+_SEARCH = "Searches"
+_MACHINE = "Policies and machine"
+_OUTPUT = "Output"
+RECALLS = ("stage", "stream", "near")
+
+
+def search(
+    bank: Annotated[
+        Path,
+        typer.Argument(
+            help="A trace with thoughts for several searches (record --bank).", show_default=False
+        ),
+    ],
+    algorithm: Annotated[
+        list[str],
+        typer.Option(
+            help=f"By comma, or 'all'; repeatable: {', '.join(search_names())}.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = ["rebase,ets"],  # noqa: B006 (typer copies defaults)
+    width: Annotated[
+        str,
+        typer.Option(
+            help="Thoughts that run together at first, by comma: N chains, beams or slots; "
+            "tot-bfs keeps 5 states, each gets width // 5 children.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "16",
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="name=value of searches (or ets.lambda_b=1.5 of one) or policies; repeatable.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = [],  # noqa: B006
+    sweep: Annotated[
+        str,
+        typer.Option(
+            help="One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that "
+            "ETS's paper would take.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = "",
+    keep_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--keep-duplicates",
+            help="Go on with thoughts that repeat a sibling.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = False,
+    first: Annotated[int, typer.Option(help="First problem.", min=0)] = 0,
+    episodes: Annotated[int, typer.Option(help="Problems [default: all].", min=0)] = 0,
+    policy: Annotated[
+        list[str],
+        typer.Option(help="Policies by comma, or 'all'; repeatable.", rich_help_panel=_MACHINE),
+    ] = ["full"],  # noqa: B006
+    budget: Annotated[
+        list[str],
+        typer.Option(
+            help="Tokens (2048) or share of each search's own tokens (0.25), by comma.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = ["0.5"],  # noqa: B006
+    gpu: Annotated[
+        str,
+        typer.Option(help="GPU profile: a name or a TOML file.", rich_help_panel=_MACHINE),
+    ] = "h100",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Geometry to charge bytes and seconds for [default: recorded one].",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "",
+    recall: Annotated[
+        str,
+        typer.Option(
+            help="How DDR tokens are read: stage, stream or near.", rich_help_panel=_MACHINE
+        ),
+    ] = "stage",
+    page_size: Annotated[
+        int, typer.Option(help="Tokens per KV page.", min=1, rich_help_panel=_MACHINE)
+    ] = 1,
+    tree_attention: Annotated[
+        bool,
+        typer.Option(
+            help="Read ancestors that branches share once per batch.", rich_help_panel=_MACHINE
+        ),
+    ] = True,
+    quality: Annotated[
+        bool,
+        typer.Option(
+            help="Measure attention kept, where the bank holds attention.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = True,
+    skip_infeasible: Annotated[
+        bool,
+        typer.Option(
+            "--skip-infeasible",
+            help="Leave out what a budget is too small for.",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a row per search to a .parquet, .csv or .json file.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            "--workers",
+            min=1,
+            help="Processes that share the problems; same results.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = 1,
+) -> int:
+    """Run search algorithms on a bank of recorded thoughts.
+
+    Each walks the same thoughts, as it would have met them live, and is then replayed on a
+    simulated GPU.  Shows accuracy, KV size, memory, model calls, tokens and time, against REBASE.
+    """
+    from arborsim.bank.job import SearchJob
+    from arborsim.cli import search_setup as setup
+    from arborsim.cli.options import chosen_names, names
+    from arborsim.hardware.lookup import load_geometry, load_profile
+    from arborsim.replay_episode import Machine
+
+    if recall not in RECALLS:
+        raise UnknownName("recall mode", recall, RECALLS)
+    setup.check_out(out, bank)
+    algorithms = names(",".join(algorithm))
+    policies = chosen_names(",".join(policy))
+    chosen = setup.Chosen.of(algorithms, setup.widths_of(width), policies, set_, sweep)
+    machine = Machine(
+        load_profile(gpu), load_geometry(model) if model else None, recall, page_size,
+        tree_attention,
+    )  # fmt: skip
+    cells = setup.cells_of(chosen.policies, names(",".join(budget)))
+    arms, left_out = chosen.serve(bank)
+    if not arms:
+        raise UsageError(f"no search is left to run: {'; '.join(left_out)}")
+    job = SearchJob(
+        bank,
+        arms,
+        cells,
+        machine,
+        quality=quality,
+        dedupe=not keep_duplicates,
+        first=first,
+        count=episodes or None,
+        skip_infeasible=skip_infeasible,
+        workers=jobs,
+    )
+    return _run(job, left_out, out)
+
+
+def _run(job: SearchJob, left_out: list[str], out: Path | None) -> int:
+    """Run with a bar, print and write; Ctrl-C keeps the problems that are done."""
+    from arborsim.bank.results import rows_of
+    from arborsim.bank.sweep import verdicts
+    from arborsim.bank.table import print_searches
+    from arborsim.cli import search_setup as setup
+    from arborsim.cli.progress import PatientProgress
+
+    reader = job.open()
+    interrupted = False
+    try:
+        with PatientProgress(job.work(reader)) as progress:
+            job.run(progress.advance)
+    except KeyboardInterrupt:
+        interrupted = True
+    results = job.ordered()
+    print_searches(rows_of(results), setup.heading(job, reader, results))
+    for line in (*verdicts(results), *left_out):
+        typer.echo(line)
+    if out is not None and (results or not interrupted):
+        setup.write(results, out)
+        typer.echo(f"wrote {out}")
+    if interrupted:
+        done = len({r.episode for r in results})
+        of = len(job.chosen(reader))
+        typer.echo(f"arborsim: interrupted: {done} of {of} problems are in the results", err=True)
+        return 130
+    return 0
