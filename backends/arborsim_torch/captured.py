@@ -97,7 +97,7 @@ class Captured:
             columns["attention_index"] = lists(np.concatenate(self.index), offsets)
             columns["attention_value"] = lists(values, offsets)
             columns["attention_rest"] = np.asarray(self.rest, dtype=np.float32)
-        else:
+        elif self.rows:
             columns["attention"] = lists(values, offsets)
         if layers:
             columns["attention_layers"] = self._attention_layers(2 * layers)

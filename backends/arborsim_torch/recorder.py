@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from arborsim.search import ROOT, Expansion, Leaf, Search
-from arborsim.trace.schema import Kind
+from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
@@ -66,6 +66,8 @@ class EpisodeRecorder:
         Scores thoughts; by default `source` does.
     embedder : Embedder, optional
         Embeds the text of thoughts; by default `capture` takes mean last hidden states.
+    release : bool
+        Free the keys and values of thoughts that nothing can follow as soon as they are complete.
     """
 
     model: Any
@@ -83,6 +85,7 @@ class EpisodeRecorder:
     clock: Callable[[], float] = time.perf_counter
     reward: Reward | None = None
     embedder: Embedder | None = None
+    release: bool = False
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:
@@ -112,7 +115,9 @@ class EpisodeRecorder:
         if self.embedder is not None and self.capture is not None:
             self.capture.embeddings = False
         self._began = self.clock()
-        self._complete: list[int] = [ROOT]  # the frontier, in order of completion
+        self._complete: dict[int, Leaf] = {}  # the frontier, in order of completion
+        self._said: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) -> first node
+        self._alive: dict[int, int] = {}  # of each such first node: those that are not given up
         self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
         self._generated, self._forward_s = 0, 0.0
         self._prefill()
@@ -148,6 +153,7 @@ class EpisodeRecorder:
         for position, token in enumerate(self.problem.prompt):
             self.rows.token(Kind.PREFILL, ROOT, position, token, math.nan, entropy[position])
         self.nodes.append(LiveNode(parent=-1, generated=[], logits=logits))
+        self._complete[ROOT] = self._leaf(ROOT)
 
     def _search(self) -> Iterations[None]:
         active: list[int] = []
@@ -160,41 +166,46 @@ class EpisodeRecorder:
                 active = self._turn(active, wish)
             if not active:
                 return
-            ended = yield from self._iterate(active)
-            if ended:
-                self._drain()
-                self._judge([node for node, _ in ended])
-                for node, entropy in ended:
-                    self._close(node, entropy)
-                gone = {node for node, _ in ended}
-                active = [node for node in active if node not in gone]
-                if active:
-                    self.decoder.activate(active)
+            ended: list[tuple[int, float]] = []
+            while not ended:
+                ended = yield from self._iterate(active)
+            self._drain()
+            self._judge([node for node, _ in ended])
+            for node, entropy in ended:
+                self._close(node, entropy)
+            gone = {node for node, _ in ended}
+            active = [node for node in active if node not in gone]
+            if active:
+                self.decoder.activate(active)
 
     def _frontier(self) -> list[Leaf]:
-        return [self._leaf(n) for n in self._complete]
+        return list(self._complete.values())
 
     def _leaf(self, n: int) -> Leaf:
         node = self.nodes[n]
         return Leaf(
             n, node.parent, self.rows.depth(n), node.score, node.finished, node.dead,
-            node.visits, len(node.generated), node.embedding, node.answer,
+            node.visits, len(node.generated), node.embedding, node.answer, node.twin,
         )  # fmt: skip
 
     def _give_up(self, wish: Expansion) -> None:
         self.rows.time_s = self._clock()
-        dropped = set(wish.dropped)
         for n in wish.dropped:
             self.rows.prune(n)
+            del self._complete[n]
+            self._alive[self.nodes[n].twin] -= 1
             if self.listener is None:
-                self.decoder.drop(n)
+                self._free(n)
             else:  # what becomes of the tokens is up to a policy
                 self.listener.pruned(n)
             self.nodes[n].logits = None
             if self.capture is not None:
                 self.capture.forget(n)
-        if dropped:
-            self._complete = [n for n in self._complete if n not in dropped]
+
+    def _free(self, n: int) -> None:
+        if self.nodes[n].held:
+            self.nodes[n].held = False
+            self.decoder.drop(n)
 
     def _turn(self, active: list[int], wish: Expansion) -> list[int]:
         """Open the children that the search wants; return all leaves in batch order."""
@@ -208,6 +219,8 @@ class EpisodeRecorder:
             self.nodes[parent].visits += 1
             self.nodes.append(LiveNode(parent, list(self.nodes[parent].generated)))
             new.append(n)
+        for n in wish.children:
+            self._complete[n] = replace(self._complete[n], visits=self.nodes[n].visits)
         logits = torch.stack([self._logits(parent) for parent in parents])
         self._choose(new, logits)
         self._drain()
@@ -288,33 +301,43 @@ class EpisodeRecorder:
         self.rows.time_s = self._clock()
 
     def _close(self, n: int, entropy: float) -> None:
-        """The thought of `n` is complete: hand it to the search."""
+        """The thought of `n` is complete: hand it to the search, as it is stored."""
         node = self.nodes[n]
-        reward = node.reward
+        reward = float(np.float32(node.reward))  # a bank hands out no more digits than that
         # Without a reward, the geometric mean of the token probabilities ranks thoughts.
-        node.score = math.exp(node.logprob / node.tokens) if math.isnan(reward) else reward
+        chance = float(np.exp(node.logprob / node.tokens))
+        node.score = chance if math.isnan(reward) else reward
         node.finished = self.source.is_finished(self.problem, node.generated)
         node.dead = not node.finished and len(node.generated) >= self.max_tokens
         read_answer = getattr(self.source, "answer", None)  # not every source knows answers
         if node.finished and read_answer is not None:
             node.answer = read_answer(node.generated)
-        text = self.source.text(node.generated[-node.tokens :])
-        self.rows.boundary(n, reward, entropy, text, node.embedding)
+        self._write_boundary(n, reward, entropy)
         if self.listener is not None:
             self.listener.closed(n, reward, entropy)
+        if self.release and (node.finished or node.dead):
+            self._free(n)
+            node.logits = None
+        repeats = self._repeats(n)
         votes = getattr(self.search, "keeps_duplicates", False)
-        if self.dedupe and not votes and self._repeats(n):
+        if self.dedupe and not votes and repeats:
             node.finished, node.dead = False, True
-        self._complete.append(n)
+        self._complete[n] = self._leaf(n)
+
+    def _write_boundary(self, n: int, reward: float, entropy: float) -> None:
+        node = self.nodes[n]
+        text = self.source.text(node.generated[-node.tokens :])
+        end = End.FINISHED if node.finished else End.DEAD if node.dead else End.NONE
+        verdict = self.source.correct(self.problem, node.generated) if node.finished else None
+        self.rows.boundary(n, reward, entropy, text, node.embedding, end, node.answer, verdict)
 
     def _repeats(self, n: int) -> bool:
-        """Is there a complete sibling with the same tokens?"""
-        mine = self.nodes[n]
-        return any(
-            self.nodes[other].parent == mine.parent
-            and self.nodes[other].generated == mine.generated
-            for other in self._complete
-        )
+        """Is there a complete sibling with the same tokens that was not given up?"""
+        node = self.nodes[n]
+        own = tuple(node.generated[-node.tokens :])
+        node.twin = self._said.setdefault((node.parent, own), n)
+        self._alive[node.twin] = self._alive.get(node.twin, 0) + 1
+        return self._alive[node.twin] > 1
 
     def _drain(self) -> None:
         if self.capture is not None:

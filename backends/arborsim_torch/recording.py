@@ -59,6 +59,10 @@ class LiveNode:
         What it was rewarded with once complete; NaN if nothing rewards it.
     answer : str or None
         What it answers, if it is finished and its source can read that.
+    twin : int
+        The first complete sibling that says the same, or the node itself.
+    held : bool
+        Whether its keys and values are there.
     """
 
     parent: int
@@ -74,6 +78,8 @@ class LiveNode:
     logits: Tensor | None = None
     embedding: np.ndarray | None = None
     answer: str | None = None
+    twin: int = -1
+    held: bool = True
 
 
 def path_ends(nodes: Sequence[LiveNode], n: int) -> tuple[int, ...]:

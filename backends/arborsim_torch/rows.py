@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.trace.schema import Kind
+from arborsim.trace.schema import End, Kind
 
 _NAMES = (
     "time_s", "kind", "iteration", "node", "parent", "depth",
     "position", "token", "logprob", "entropy", "reward", "text", "correct", "embedding",
+    "end", "answer",
 )  # fmt: skip
 _NAN = float("nan")
 
@@ -53,13 +54,23 @@ class Rows:
         self._add(Kind.PRUNE, node)
 
     def boundary(
-        self, node: int, reward: float, entropy: float, text: str, embedding: np.ndarray | None
+        self,
+        node: int,
+        reward: float,
+        entropy: float,
+        text: str,
+        embedding: np.ndarray | None,
+        end: End,
+        answer: str | None,
+        correct: bool | None,
     ) -> None:
-        self._add(Kind.BOUNDARY, node, -1, -1, _NAN, entropy, reward, text, -1, embedding)
+        self._add(
+            Kind.BOUNDARY, node, -1, -1, _NAN, entropy, reward, text, _verdict(correct), embedding,
+            int(end), answer,
+        )  # fmt: skip
 
     def answer(self, node: int, correct: bool | None, text: str) -> None:
-        verdict = -1 if correct is None else int(correct)
-        self._add(Kind.ANSWER, node, -1, -1, _NAN, _NAN, _NAN, text, verdict, None)
+        self._add(Kind.ANSWER, node, -1, -1, _NAN, _NAN, _NAN, text, _verdict(correct), None)
 
     def _add(
         self,
@@ -73,16 +84,18 @@ class Rows:
         text: str | None = None,
         correct: int = -1,
         embedding: np.ndarray | None = None,
+        end: int = 0,
+        answer: str | None = None,
     ) -> None:
         self._rows.append(
             (self.time_s, int(kind), self.iteration, node, *self._tree[node],
-             position, token, logprob, entropy, reward, text, correct, embedding)
+             position, token, logprob, entropy, reward, text, correct, embedding, end, answer)
         )  # fmt: skip
 
     def columns(self, with_embeddings: bool) -> dict[str, Any]:
         """Columns by name, one entry per row."""
         by_name: dict[str, Any] = dict(zip(_NAMES, zip(*self._rows, strict=True), strict=True))
-        for name in ("iteration", "node", "parent", "depth", "position", "token", "correct"):
+        for name in ("iteration", "node", "parent", "depth", "position", "token", "correct", "end"):
             by_name[name] = np.asarray(by_name[name], dtype=np.int32)
         for name in ("logprob", "entropy", "reward"):
             by_name[name] = np.asarray(by_name[name], dtype=np.float32)
@@ -90,3 +103,7 @@ class Rows:
         if not with_embeddings:
             del by_name["embedding"]
         return by_name
+
+
+def _verdict(correct: bool | None) -> int:
+    return -1 if correct is None else int(correct)
