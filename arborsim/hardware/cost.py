@@ -10,6 +10,10 @@ overheads::
     max(FLOPs / (peak mfu), weights / (bandwidth mbu) + KV read / (bandwidth kv_efficiency))
         + dequantising + layers per_layer + per_step + sequences per_sequence
 
+Layers with a sliding window attend to, read and hold the newest tokens only; with latent attention
+a token is read once for all heads, whose queries then meet the latent vectors themselves; of a
+mixture of experts the weights count that the tokens of a pass are expected to use.
+
 A profile may say that a part of the shorter of the two is not hidden (``overlap < 1``), and that
 layers take longer where attention rows are read (``eager_per_layer``).
 """
@@ -40,7 +44,7 @@ class Reads:
     sequences : int
         Tokens decoded per iteration.
     attended_tokens : array
-        Tokens attended to, summed over the sequences.
+        Tokens attended to, summed over the sequences; where layers differ, their mean.
     bytes : array
         Keys and values read: a shared node counts once with a tree-attention kernel, once per
         branch without.
@@ -138,14 +142,21 @@ class CostModel:
 
     @property
     def elements_per_token(self) -> int:
-        """Numbers in the keys and values of a token."""
-        g = self.geometry
-        return 2 * g.layers * g.kv_heads * g.head_dim
+        """Numbers that the layers which keep every token hold of one."""
+        return self.geometry.full_layers * self.geometry.elements_per_layer
 
     @property
     def scales_per_token(self) -> int:
-        """Quantisation scales of a token: one per layer and KV head, for K and for V."""
-        return 2 * self.geometry.layers * self.geometry.kv_heads
+        """Quantisation scales of a token in those layers: one per vector.
+
+        That is one per KV head, for K and for V; with latent attention, one.
+        """
+        return self.geometry.full_layers * self.geometry.vectors_per_layer
+
+    @property
+    def _managed_layers(self) -> int:
+        """Layers whose tokens can be moved; 1 if there is none and nothing is."""
+        return max(1, self.geometry.full_layers)
 
     def decode(self, reads: Reads, fused: bool = True) -> DecodeCost:
         """Iterations in which each of ``reads.sequences`` sequences decodes one token.
@@ -153,12 +164,12 @@ class CostModel:
         Without a fused kernel layers launch more; what they write is `eager_rows_s`.
         """
         p, g = self.profile, self.geometry
-        matrices = 2.0 * g.parameters * reads.sequences
-        attention = self._attention_flops(reads.attended_tokens)
+        matrices = 2.0 * g.active_parameters * reads.sequences
+        attention = self._attention_flops(reads.attended_tokens, absorbed=True)
         return DecodeCost(
             flops_s=(matrices + attention) / (p.flops_per_s * p.mfu),
-            weights_s=g.weight_bytes / (p.hbm_bytes_per_s * p.mbu),
-            kv_s=reads.bytes / (p.hbm_bytes_per_s * p.kv_read_efficiency),
+            weights_s=g.weight_bytes_read(reads.sequences) / (p.hbm_bytes_per_s * p.mbu),
+            kv_s=self.kv_read_s(reads.bytes),
             dequantise_s=reads.quantised_bytes / p.dequantise_bytes_per_s,
             layers_s=g.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s)),
             step_s=p.per_step_s + p.per_sequence_s * reads.sequences,
@@ -172,21 +183,35 @@ class CostModel:
         """
         p, g = self.profile, self.geometry
         pairs = new_tokens * present_tokens + new_tokens * (new_tokens + 1) / 2
+        windowed = _pairs_in_window(new_tokens, present_tokens, g.window)
+        mean = self.mean_over_layers(pairs, windowed)
+        attention = float(self._attention_flops(mean, absorbed=False))
         peak = p.flops_per_s * p.mfu
-        kv_bytes = (new_tokens + present_tokens) * g.kv_bytes_per_token
+        kv_bytes = (new_tokens + present_tokens) * g.full_bytes_per_token
+        kv_bytes += (new_tokens + g.windowed(present_tokens)) * g.window_bytes_per_token
         return PrefillCost(
-            matrices_s=2.0 * g.parameters * new_tokens / peak,
-            attention_s=float(self._attention_flops(pairs)) / peak,
-            memory_s=g.weight_bytes / (p.hbm_bytes_per_s * p.mbu)
-            + kv_bytes / (p.hbm_bytes_per_s * p.kv_read_efficiency),
+            matrices_s=2.0 * g.active_parameters * new_tokens / peak,
+            attention_s=attention / peak,
+            memory_s=g.weight_bytes_read(new_tokens) / (p.hbm_bytes_per_s * p.mbu)
+            + float(self.kv_read_s(kv_bytes)),
             overhead_s=g.layers * p.per_layer_s + p.per_step_s + p.per_sequence_s,
             overlap=p.overlap,
         )
 
-    def _attention_flops(self, pairs: Array) -> Array:
-        """Scores and weighted values of so many (query, key) pairs: 4 L H d each."""
+    def kv_read_s(self, read_bytes: Array) -> Array:
+        """Attention kernels reading keys and values from HBM."""
+        return read_bytes / (self.profile.hbm_bytes_per_s * self.profile.kv_read_efficiency)
+
+    def mean_over_layers(self, everywhere: Array, windowed: Array) -> Array:
+        """The mean of a count that is `everywhere`, but `windowed` in layers with a window."""
         g = self.geometry
-        return 4.0 * g.layers * g.heads * g.head_dim * pairs
+        if not g.window_layers:
+            return everywhere
+        return (g.full_layers * everywhere + g.window_layers * windowed) / g.layers
+
+    def _attention_flops(self, pairs: Array, absorbed: bool) -> Array:
+        """Scores and weighted values of so many (query, key) pairs per layer: ``4 L H d`` each."""
+        return float(self.geometry.layers * self.geometry.score_flops(absorbed)) * pairs
 
     def eager_rows_s(self, attended_tokens: Array) -> Array:
         """Writing out and reading back the probability rows of decode iterations."""
@@ -213,12 +238,6 @@ class CostModel:
         widths = 2 * g.hidden + 2 * (g.heads + g.kv_heads) * g.head_dim + 3 * g.intermediate
         return new_tokens * widths * g.weight_bytes_per_element + sequences * g.vocab * 4
 
-    def decision_s(self, examined_tokens: Array, fused: bool = True) -> Array:
-        """A policy's decision over so many tokens, on the host; more if it reads attention rows."""
-        p = self.profile
-        base_s = p.decision_base_s + (0.0 if fused else p.decision_rows_s)
-        return base_s + p.decision_per_token_s * examined_tokens
-
     def copy_s(self, moved_bytes: Array) -> Array:
         """Device code that reads or writes so many bytes of HBM (quantising, compaction)."""
         return moved_bytes / (self.profile.hbm_bytes_per_s * self.profile.mbu)
@@ -231,7 +250,7 @@ class CostModel:
 
     def packed_block_bytes(self, size_bytes: Array) -> Array:
         """Contiguous block when a gather kernel packs tokens by layer, keys and values apart."""
-        return size_bytes / (2 * self.geometry.layers)
+        return size_bytes / (self.geometry.tensors_per_layer * self._managed_layers)
 
     def stream(self, compute_s: Array, ddr_bytes: Array) -> SideCost:
         """Fetch `ddr_bytes` every iteration, layer by layer, through a double buffer.
@@ -239,14 +258,14 @@ class CostModel:
         While a layer is computed, the next one's tokens cross PCIe (the last layer fetches for the
         first one of the next iteration): each layer takes the longer of the two.
         """
-        layers = self.geometry.layers
+        layers = self._managed_layers
         transfer_s = self.transfer_s(ddr_bytes / layers, self.packed_block_bytes(ddr_bytes), "h2d")
         exposed_s = np.maximum(0.0, transfer_s - compute_s / layers)
         return SideCost(layers * transfer_s, layers * exposed_s)
 
     def double_buffer_bytes(self, ddr_bytes: Array) -> Array:
         """Two layers' share of the streamed bytes, rounded up."""
-        return -(-2 * ddr_bytes // self.geometry.layers)
+        return -(-2 * ddr_bytes // self._managed_layers)
 
     def near(self, attention_s: Array, ddr_bytes: Array, sequences: int) -> SideCost:
         """Attend to `ddr_bytes` on the CPU while the GPU attends to its part of the same layer.
@@ -254,7 +273,7 @@ class CostModel:
         Per layer: queries cross to the host, the CPU reads its keys and values at the speed of the
         DDR, partial outputs and their log-sum-exp cross back, to be merged exactly.
         """
-        p, layers = self.profile, self.geometry.layers
+        p, layers = self.profile, self._managed_layers
         queries, partials = self.near_message_bytes(sequences)
         messages_s = self.transfer_s(queries, queries, "d2h")
         messages_s = messages_s + self.transfer_s(partials, partials, "h2d")
@@ -267,5 +286,11 @@ class CostModel:
         """Bytes per layer of the queries going down, and of the partial results coming up."""
         g = self.geometry
         rows = sequences * g.heads
-        queries = rows * g.head_dim * g.kv_bytes_per_element
-        return queries, rows * (g.head_dim * 4 + _LOG_SUM_EXP_BYTES)
+        queries = rows * g.query_dim * g.weight_bytes_per_element
+        return queries, rows * (g.output_dim * 4 + _LOG_SUM_EXP_BYTES)
+
+
+def _pairs_in_window(new_tokens: int, present_tokens: float, window: int) -> float:
+    """Pairs of queries and keys of a prefill where a query sees `window` keys, its own included."""
+    growing = min(max(window - present_tokens, 0.0), float(new_tokens))  # queries that see all
+    return growing * present_tokens + growing * (growing + 1) / 2 + (new_tokens - growing) * window

@@ -21,6 +21,11 @@ PROFILE_ALIASES = {
 GEOMETRY_ALIASES = {
     "llama3.1-8b": "llama-3.1-8b",
     "llama-3.1-8b-instruct": "llama-3.1-8b",
+    "llama-3.1-70b-instruct": "llama-3.1-70b",
+    "r1-distill-llama-70b": "llama-3.1-70b",
+    "mistral-7b": "mistral-7b-v0.3",
+    "deepseek-r1-distill-qwen-14b": "r1-distill-qwen-14b",
+    "deepseek-r1-distill-qwen-32b": "r1-distill-qwen-32b",
     "r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-qwen-7b": "r1-distill-qwen-7b",

@@ -45,7 +45,7 @@ class Ledger:
     Raises
     ------
     UsageError
-        There is no group, or there are more groups than bytes.
+        There is no group, or there are more groups than bytes (but one group may be empty).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Ledger:
         page_tokens: int = 1,
     ) -> None:
         quantised = elements_per_token + scales_per_token * scale_bytes
-        if not 1 <= groups <= quantised:
+        if not 1 <= groups <= max(1, quantised):
             raise UsageError(f"{quantised} bytes per token cannot be shared by {groups} groups")
         full, small = -(-kv_bytes_per_token // groups), -(-quantised // groups)
         self.groups = groups

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,3 +36,11 @@ class RunProfile:
     quantised_bytes_after: np.ndarray
     counts_before: np.ndarray
     changes: Changes
+
+    def with_windows(self, held_bytes: np.ndarray) -> RunProfile:
+        """The profile with what layers with a sliding window hold, ``[steps]``, in its pages."""
+        return replace(
+            self,
+            hbm_page_bytes_before=self.hbm_page_bytes_before + held_bytes,
+            hbm_page_bytes_after=self.hbm_page_bytes_after + held_bytes,
+        )

@@ -10,6 +10,7 @@ forcing the second one (``event_by_event=True``).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from arborsim.simulator.gauge import MemoryGauge
 from arborsim.simulator.iterations import RECALLS, IterationCosts, IterationModel
 from arborsim.simulator.paths import ActivePaths
 from arborsim.simulator.transfers import Transfers
+from arborsim.simulator.windows import Windows
 from arborsim.trace.schema import Geometry
 from arborsim.tree import ThoughtTree
 
@@ -101,7 +103,7 @@ class SimulatedExecutor:
         self._engine = Engine(self._cost)
         self._ledger = Ledger(
             groups,
-            geometry.kv_bytes_per_token,
+            geometry.full_bytes_per_token,
             self._cost.elements_per_token,
             scales_per_token=self._cost.scales_per_token,
             scale_bytes=SCALE_BYTES,
@@ -124,6 +126,7 @@ class SimulatedExecutor:
     def bind(self, tree: ThoughtTree) -> None:
         """Follow the paths of `tree`, which the controller keeps up to date.  Call once, first."""
         self._paths = ActivePaths(tree, self._ledger)
+        self._windows = Windows(tree, self._ledger, self._cost.geometry)
         self._transfers = Transfers(
             self._engine, self._ledger, self._paths, self._gauge, self._iterations.recall
         )
@@ -151,6 +154,8 @@ class SimulatedExecutor:
         tokens = run.num_tokens
         self._ledger.append(run.leaves, run.steps)
         self._paths.turn(run.leaves)
+        self._windows.turn(run.leaves)
+        self._gauge.window_bytes = self._windows.held_bytes
         self._gauge.observe(self._engine.now_s)
         seconds, workspace = self._cost.prefill(tokens).total_s, self._cost.workspace_bytes(tokens)
         self._engine.spend(seconds)
@@ -164,7 +169,10 @@ class SimulatedExecutor:
     def activate(self, leaves: tuple[int, ...]) -> None:
         """The next tokens belong to `leaves`; waits for what their paths hold in DDR."""
         self._paths.turn(leaves)
+        forgotten = self._windows.turn(leaves)
+        self._gauge.window_bytes = self._windows.held_bytes
         self._bill.expose(self._transfers.turn())
+        self._recompute(forgotten)
         self._gauge.observe(self._engine.now_s)
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
@@ -254,6 +262,12 @@ class SimulatedExecutor:
         landing, leaves = self._transfers.landing(), self._paths.leaves
         run = self._ledger.advance(leaves, len(decided), moves)
         path = self._paths.advance(run)
+        windows = self._windows.advance(leaves, len(decided))
+        if windows is not None:
+            self._gauge.window_bytes = self._windows.held_bytes
+            token_bytes = self._cost.geometry.window_bytes_per_token
+            run = run.with_windows(windows.held * token_bytes)
+            path = replace(path, windows=windows)
         return run, self._iterations.price(path, len(leaves), landing, decided)
 
     def _spend(self, costs: IterationCosts, seconds: float) -> None:
@@ -283,9 +297,13 @@ class SimulatedExecutor:
 
     def _rehydrate(self, changes: Changes) -> None:
         """One prefill over the recovered tokens, with the rest of the active paths present."""
-        if not changes.count(_RECOMPUTED):
+        if changes.count(_RECOMPUTED):
+            self._recompute(np.unique(changes.of(_RECOMPUTED).token))
+
+    def _recompute(self, recovered: np.ndarray) -> None:
+        """One prefill over these tokens."""
+        if not len(recovered):
             return
-        recovered = np.unique(changes.of(_RECOMPUTED).token)
         seconds = self._cost.prefill(len(recovered), self._paths.readable_beside(recovered)).total_s
         self._engine.spend(seconds)
         self._bill.time.rehydration_s += seconds

@@ -25,12 +25,15 @@ class MemoryGauge:
         Buffers that hold recalled tokens while they live in DDR.
     in_flight_bytes : int
         Pages whose tokens have left for DDR but whose copy is not finished.
+    window_bytes : int
+        What layers with a sliding window hold; counted with the KV pages.
     peak_bytes, peak_tokens, peak_ddr_bytes, peak_quantised_bytes, peak_staging_bytes : int
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.staging_bytes = 0
         self.in_flight_bytes = 0
+        self.window_bytes = 0
         self.peak_bytes = 0
         self.peak_tokens = 0
         self.peak_ddr_bytes = 0
@@ -42,7 +45,8 @@ class MemoryGauge:
 
     def observe(self, time_s: float) -> None:
         """Take in the state of this moment."""
-        kv_bytes, ddr_bytes = self._ledger.hbm_page_bytes, self._ledger.ddr_bytes
+        kv_bytes = self._ledger.hbm_page_bytes + self.window_bytes
+        ddr_bytes = self._ledger.ddr_bytes
         self._note(
             (time_s, kv_bytes, self.staging_bytes, self.in_flight_bytes, ddr_bytes),
             self._ledger.hbm_tokens,
@@ -52,7 +56,7 @@ class MemoryGauge:
     def observe_run(self, time_s: np.ndarray, run: RunProfile, staging: np.ndarray) -> None:
         """Take in a run with nothing in flight; arrays ``[steps]``, times of iterations' ends.
 
-        `staging` are the streaming buffers of each iteration.
+        `staging` are the streaming buffers of each iteration; pages include what windows hold.
         """
         # Moves can open pages, too: a quantised token goes to a page of its kind.
         kv_bytes = np.maximum(run.hbm_page_bytes_before, run.hbm_page_bytes_after)

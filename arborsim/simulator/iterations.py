@@ -125,8 +125,11 @@ class IterationModel:
         return self._near(path.minus(away), away, sequences, policy_s)
 
     def _attended(self, path: PathProfile) -> np.ndarray:
-        """Readable tokens, summed over the branches."""
-        return np.asarray((_READABLE @ path.branches) / self.groups)
+        """Readable tokens, summed over the branches; the mean over the layers."""
+        readable = (_READABLE @ path.branches) / self.groups
+        if path.windows is None:
+            return np.asarray(readable)
+        return np.asarray(self.cost.mean_over_layers(readable, path.windows.branches))
 
     @cached_property
     def _quantised_sizes(self) -> np.ndarray:
@@ -137,17 +140,22 @@ class IterationModel:
         """Tokens read in attention; int64 ``[tiers, steps]``."""
         return path.shared if self.tree_attention else path.branches
 
-    def _reads(self, path: PathProfile, sequences: int) -> Reads:
-        count = self._read(path)
-        return Reads(
-            sequences,
-            attended_tokens=self._attended(path),
-            bytes=self.bytes_by_tier @ count,
-            quantised_bytes=self._quantised_sizes @ count,
-        )
+    def _window_bytes(self, path: PathProfile) -> np.ndarray | int:
+        """Read in layers with a sliding window."""
+        if path.windows is None:
+            return 0
+        tokens = path.windows.shared if self.tree_attention else path.windows.branches
+        return np.asarray(self.cost.geometry.window_bytes_per_token * tokens)
 
     def _decode(self, path: PathProfile, sequences: int) -> DecodeCost:
-        return self.cost.decode(self._reads(path, sequences), self.fused)
+        count = self._read(path)
+        reads = Reads(
+            sequences,
+            attended_tokens=self._attended(path),
+            bytes=self.bytes_by_tier @ count + self._window_bytes(path),
+            quantised_bytes=self._quantised_sizes @ count,
+        )
+        return self.cost.decode(reads, self.fused)
 
     def _streaming(
         self, path: PathProfile, away: PathProfile, sequences: int, policy_s: np.ndarray
@@ -166,10 +174,12 @@ class IterationModel:
     ) -> IterationCosts:
         """The GPU attends to `local`, the CPU to `away`."""
         decode = self._decode(local, sequences)
+        # The CPU works beside the GPU in the layers that hold `away`: windows are in others.
+        beside_s = decode.attention_s - self.cost.kv_read_s(self._window_bytes(local))
         remote_bytes = self.bytes_by_tier @ self._read(away)
-        side = self.cost.near(decode.attention_s, remote_bytes, sequences)
+        side = self.cost.near(beside_s, remote_bytes, sequences)
         queries, partials = (
-            np.where(remote_bytes > 0, self.cost.geometry.layers * size, 0)
+            np.where(remote_bytes > 0, self.cost.geometry.full_layers * size, 0)
             for size in self.cost.near_message_bytes(sequences)
         )
         none = np.zeros_like(remote_bytes)

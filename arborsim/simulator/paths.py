@@ -10,6 +10,7 @@ from arborsim.memory.census import Census, Changes
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.run_profile import RunProfile
 from arborsim.memory.tiers import NUM_TIERS, Tier
+from arborsim.simulator.windows import WindowProfile
 from arborsim.tree import ThoughtTree
 
 
@@ -27,18 +28,25 @@ class PathProfile:
         Every token once per path that holds it.
     length : int64 ``[steps]``
         Tokens on any such path, readable or not (not summed over groups).
+    windows : WindowProfile or None
+        The layers with a sliding window, which the counts leave out; None without such layers.
     """
 
     shared: np.ndarray
     branches: np.ndarray
     length: np.ndarray
+    windows: WindowProfile | None = None
 
     def minus(self, part: PathProfile) -> PathProfile:
         """The same paths without the tokens of `part`."""
-        return PathProfile(self.shared - part.shared, self.branches - part.branches, self.length)
+        shared, branches = self.shared - part.shared, self.branches - part.branches
+        return PathProfile(shared, branches, self.length, self.windows)
 
     def of_tiers(self, mask: np.ndarray) -> PathProfile:
-        """The same paths, but only the tokens in the tiers of `mask`, bool ``[tiers]``."""
+        """The same paths, but only the tokens in the tiers of `mask`, bool ``[tiers]``.
+
+        Tokens in windows are in none.
+        """
         return PathProfile(self.shared * mask[:, None], self.branches * mask[:, None], self.length)
 
 

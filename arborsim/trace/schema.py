@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from arborsim.errors import TraceError
 from arborsim.signals.observations import Signal
+from arborsim.trace.geometry import OPTIONAL
+from arborsim.trace.geometry import Geometry as Geometry
 
 FORMAT_VERSION = 1
 METADATA_KEY = b"arborsim.trace"
@@ -62,43 +64,6 @@ class Capture(StrEnum):
     TREE = "tree"  # structure, lengths, rewards
     SIGNALS = "signals"  # + per-token signals and attention
     QKV = "qkv"  # + query, key and value vectors of some layers
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The shape of a model's KV cache, and what its forward pass costs.
-
-    Attributes
-    ----------
-    name : str
-    layers, heads, kv_heads, head_dim, hidden, intermediate, vocab : int
-        As in the model's configuration (`heads` are query heads).
-    parameters : int
-        Number of weights.
-    kv_bytes_per_element, weight_bytes_per_element : int
-        2 for bf16 and fp16, 4 for fp32, 1 for FP8.
-    """
-
-    name: str
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    vocab: int
-    parameters: int
-    kv_bytes_per_element: int = 2
-    weight_bytes_per_element: int = 2
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Keys and values of one token over all layers: ``2 L H_kv d b`` bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes_per_element
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.parameters * self.weight_bytes_per_element
 
 
 @dataclass(frozen=True)
@@ -166,7 +131,7 @@ class TraceInfo:
         return self.embeddings or self.capture is not Capture.TREE
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps({**asdict(self), "geometry": self.geometry.to_dict()}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> TraceInfo:
@@ -203,7 +168,8 @@ def _check_types(record: Any) -> None:
             raise TypeError(f"{f.name} is {value!r:.40} instead of {expected.__name__}")
         if f.type == "bool" and not isinstance(value, bool):
             raise TypeError(f"{f.name} is {value!r:.40} instead of true or false")
-        if isinstance(record, Geometry) and isinstance(value, int) and value < 1:
+        least = 0 if f.name in OPTIONAL else 1
+        if isinstance(record, Geometry) and isinstance(value, int) and value < least:
             raise ValueError(f"{f.name} is {value}")
 
 

@@ -48,9 +48,11 @@ def moves(tokens: Any, target: Tier | Any, step: Any = 0, group: Any = ALL_GROUP
 class Bench:
     """One executor and the tree that it follows."""
 
-    def __init__(self, machine: HardwareProfile = PROFILE, **options: Any) -> None:
+    def __init__(
+        self, machine: HardwareProfile = PROFILE, geometry: Geometry = GEOMETRY, **options: Any
+    ) -> None:
         self.tree = ThoughtTree()
-        self.executor = SimulatedExecutor(GEOMETRY, machine, **options)
+        self.executor = SimulatedExecutor(geometry, machine, **options)
         self.executor.bind(self.tree)
 
     def prefill(self, tokens: int) -> None:

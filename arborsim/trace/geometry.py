@@ -1,0 +1,200 @@
+"""The shape of a model: what its KV cache holds, and what its forward pass computes and reads.
+
+Three kinds of layers are told apart, because a cache must not be counted wrongly:
+
+- *full attention* keeps keys and values of every token: ``2 H_kv d`` numbers;
+- *latent attention* (MLA) keeps one compressed vector and one rotary key of every token, from which
+  all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1);
+- *sliding-window attention* keeps keys and values of the newest `window` tokens of a sequence only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of a model.
+
+    Attributes
+    ----------
+    name : str
+    layers, heads, kv_heads, head_dim, hidden, intermediate, vocab : int
+        As in the model's configuration (`heads` are query heads; `head_dim` is that of queries and
+        keys).
+    parameters : int
+        Number of weights.
+    kv_bytes_per_element, weight_bytes_per_element : int
+        2 for bf16 and fp16, 4 for fp32, 1 for FP8.
+    latent_dim, rope_dim, value_dim : int
+        Latent attention: compressed vector (``kv_lora_rank``), rotary key (``qk_rope_head_dim``)
+        and values of a head (``v_head_dim``); all 0 without it.
+    window, window_layers : int
+        Tokens that a query sees in layers with a sliding window, itself included, and the number
+        of such layers; 0 without them.
+    experts, experts_per_token, expert_parameters : int
+        Mixture of experts: experts of a layer that are routed to, how many a token uses, and the
+        weights of all of them in all layers; 0 without them.
+
+    Raises
+    ------
+    ValueError
+        The numbers contradict each other.
+    """
+
+    name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    parameters: int
+    kv_bytes_per_element: int = 2
+    weight_bytes_per_element: int = 2
+    latent_dim: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+    window: int = 0
+    window_layers: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_parameters: int = 0
+
+    def __post_init__(self) -> None:
+        _all_or_none("latent_dim and value_dim", self.latent_dim, self.value_dim)
+        _all_or_none("window and window_layers", self.window, self.window_layers)
+        experts = (self.experts, self.experts_per_token, self.expert_parameters)
+        _all_or_none("experts, experts_per_token and expert_parameters", *experts)
+        if self.window_layers and self.window_layers > self.layers:
+            raise ValueError(f"{self.window_layers} of {self.layers} layers have a window")
+        if self.experts and not (
+            self.experts_per_token <= self.experts and self.expert_parameters < self.parameters
+        ):
+            raise ValueError("there are fewer experts, or weights, than are used")
+
+    @property
+    def elements_per_layer(self) -> int:
+        """Numbers that one layer keeps of one token."""
+        if self.latent_dim:
+            return self.latent_dim + self.rope_dim
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def vectors_per_layer(self) -> int:
+        """Vectors that they make up: a scale each when quantised."""
+        return 1 if self.latent_dim else 2 * self.kv_heads
+
+    @property
+    def tensors_per_layer(self) -> int:
+        """Tensors that they lie in: keys and values, or the latent vectors."""
+        return 1 if self.latent_dim else 2
+
+    @property
+    def layer_bytes_per_token(self) -> int:
+        """What one layer keeps of one token."""
+        return self.elements_per_layer * self.kv_bytes_per_element
+
+    @property
+    def full_layers(self) -> int:
+        """Layers that keep every token, which a policy can manage."""
+        return self.layers - self.window_layers
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """One token over all layers, as long as it is in the windows: ``2 L H_kv d b`` bytes."""
+        return self.layers * self.layer_bytes_per_token
+
+    @property
+    def full_bytes_per_token(self) -> int:
+        """One token over the layers that keep every token."""
+        return self.full_layers * self.layer_bytes_per_token
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        """One token over the layers that keep it while it is in their window."""
+        return self.window_layers * self.layer_bytes_per_token
+
+    def windowed(self, tokens: Any) -> Any:
+        """How many of the tokens of a path (a number or an array) the window layers keep."""
+        return np.minimum(tokens, self.window)
+
+    def path_bytes(self, tokens: int) -> int:
+        """Cache of a sequence of so many tokens."""
+        windowed = int(self.windowed(tokens))
+        return self.full_bytes_per_token * tokens + self.window_bytes_per_token * windowed
+
+    def tokens_in(self, room_bytes: int) -> int:
+        """Tokens of the longest single sequence whose cache fits into so many bytes."""
+        if not self.window or room_bytes < self.path_bytes(self.window):
+            return max(0, room_bytes) // self.kv_bytes_per_token
+        left = room_bytes - self.window_bytes_per_token * self.window
+        return left // self.full_bytes_per_token if self.full_layers else UNBOUNDED
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.parameters * self.weight_bytes_per_element
+
+    @property
+    def active_parameters(self) -> float:
+        """Weights that one token uses."""
+        return self._touched(1)
+
+    def weight_bytes_read(self, tokens: int) -> float:
+        """Weights that a pass over so many tokens is expected to read.
+
+        Tokens choose their experts as if independently and evenly: of E experts, of which each
+        token uses k, some token uses the share ``1 - (1 - k / E)^tokens``.
+        """
+        return self._touched(tokens) * self.weight_bytes_per_element
+
+    def _touched(self, tokens: int) -> float:
+        if not self.experts:
+            return self.parameters
+        unused = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.parameters - self.expert_parameters * unused
+
+    def score_flops(self, absorbed: bool) -> int:
+        """Of one query and one key in one layer, all heads: score and weighted value.
+
+        With latent attention a decode step scores the latent vectors themselves (*absorbed*); a
+        prefill expands them into keys and values first.
+        """
+        if not self.latent_dim:
+            return 4 * self.heads * self.head_dim
+        wide = 2 * self.latent_dim + self.rope_dim if absorbed else self.head_dim + self.value_dim
+        return 2 * self.heads * wide
+
+    @property
+    def query_dim(self) -> int:
+        """Numbers in the query of a head that meets what the cache holds."""
+        return self.latent_dim + self.rope_dim if self.latent_dim else self.head_dim
+
+    @property
+    def output_dim(self) -> int:
+        """Numbers in what a head makes of the cache."""
+        return self.latent_dim or self.head_dim
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is stored: without the fields that are 0, which older readers do not know."""
+        return {name: value for name, value in asdict(self).items() if value != 0}
+
+
+#: `Geometry.tokens_in` of a cache that does not grow any more.
+UNBOUNDED = 1 << 62
+
+#: Fields that may be 0.
+OPTIONAL = frozenset({
+    "latent_dim", "rope_dim", "value_dim", "window", "window_layers", "experts",
+    "experts_per_token", "expert_parameters",
+})  # fmt: skip
+
+
+def _all_or_none(names: str, *values: int) -> None:
+    if len({value > 0 for value in values}) > 1:
+        raise ValueError(f"{names} go together")

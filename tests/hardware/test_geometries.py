@@ -1,0 +1,179 @@
+"""Model geometries: published numbers of weights and known sizes of a token, and odd configs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arborsim.errors import TraceError, UnknownName, UsageError
+from arborsim.hardware.config import with_kv_dtype
+from arborsim.hardware.lookup import geometry_names, load_geometry
+from arborsim.trace.schema import Geometry, TraceInfo
+
+#: Published number of weights (of Gemma 3 12B: without its vision tower), and bytes of KV of one
+#: token in bf16 over all layers: 2 x layers x KV heads x head_dim x 2, or layers x (512 + 64) x 2.
+PUBLISHED = {
+    "llama-3.1-8b": (8.03e9, 2 * 32 * 8 * 128 * 2),
+    "llama-3.1-70b": (70.6e9, 2 * 80 * 8 * 128 * 2),
+    "llama-3.2-1b": (1.24e9, 2 * 16 * 8 * 64 * 2),
+    "llama-3.2-3b": (3.21e9, 2 * 28 * 8 * 128 * 2),
+    "qwen2.5-7b": (7.62e9, 2 * 28 * 4 * 128 * 2),
+    "qwen3-4b": (4.02e9, 2 * 36 * 8 * 128 * 2),
+    "qwen3-8b": (8.19e9, 2 * 36 * 8 * 128 * 2),
+    "qwen3-32b": (32.8e9, 2 * 64 * 8 * 128 * 2),
+    "r1-distill-qwen-7b": (7.62e9, 2 * 28 * 4 * 128 * 2),
+    "r1-distill-qwen-14b": (14.8e9, 2 * 48 * 8 * 128 * 2),
+    "r1-distill-qwen-32b": (32.8e9, 2 * 64 * 8 * 128 * 2),
+    "mistral-7b-v0.1": (7.24e9, 2 * 32 * 8 * 128 * 2),
+    "mistral-7b-v0.3": (7.25e9, 2 * 32 * 8 * 128 * 2),
+    "llemma-34b": (33.7e9, 2 * 48 * 8 * 128 * 2),
+    "gemma-3-1b": (1.00e9, 2 * 26 * 1 * 256 * 2),
+    "gemma-3-12b": (11.77e9, 2 * 48 * 8 * 256 * 2),
+    "deepseek-v2-lite": (15.7e9, 27 * (512 + 64) * 2),
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(geometry_names()) - {"chain", "game24"}))
+def test_weights_and_bytes_per_token(name: str) -> None:
+    parameters, kv_bytes_per_token = PUBLISHED[name]
+    geometry = load_geometry(name)
+    assert geometry.parameters == pytest.approx(parameters, rel=0.02)
+    assert geometry.kv_bytes_per_token == kv_bytes_per_token
+
+
+def test_facts_everybody_quotes() -> None:
+    assert load_geometry("llama-3.1-8b").kv_bytes_per_token == 131_072
+    assert load_geometry("r1-distill-llama-8b").kv_bytes_per_token == 131_072
+    assert load_geometry("r1-distill-qwen-7b").kv_bytes_per_token == 57_344
+    assert load_geometry("deepseek-v2-lite").kv_bytes_per_token == 31_104
+    # 2.4e9 weights are active per token, embeddings aside (102,400 x 2,048).
+    active = load_geometry("deepseek-v2-lite").active_parameters - 102_400 * 2_048
+    assert active == pytest.approx(2.4e9, rel=0.03)
+
+
+def test_a_cache_in_8_bits_takes_half() -> None:
+    for name in ("llama-3.1-8b", "deepseek-v2-lite", "gemma-3-1b"):
+        plain = load_geometry(name)
+        fp8 = with_kv_dtype(plain, "fp8")
+        assert 2 * fp8.path_bytes(3000) == plain.path_bytes(3000)
+        assert fp8.weight_bytes == plain.weight_bytes
+        assert fp8.name == f"{name}, fp8 KV"
+        assert with_kv_dtype(plain, "bf16") is plain
+    with pytest.raises(UnknownName, match="fp8"):
+        with_kv_dtype(load_geometry("qwen3-4b"), "fp4")
+
+
+BASE = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "vocab_size": 100, "sliding_window": 8,
+}  # fmt: skip
+KINDS = ["sliding_attention", "full_attention", "full_attention"]
+
+
+def load(folder: Path, **changes: Any) -> Geometry:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**BASE, **changes}), encoding="utf-8")
+    return load_geometry(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "window_layers"),
+    [
+        ({"model_type": "mistral"}, 6),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "gemma2"}, 3),
+        ({"model_type": "gemma3_text"}, 5),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, 4),
+        ({"model_type": "qwen3", "max_window_layers": 4, "use_sliding_window": True}, 2),
+        ({"model_type": "qwen2", "max_window_layers": 6, "use_sliding_window": True}, 0),
+        ({"layer_types": KINDS * 2}, 2),
+        ({"layer_types": ["full_attention"] * 6}, 0),
+    ],
+)
+def test_which_layers_have_a_window(
+    tmp_path: Path, changes: dict[str, Any], window_layers: int
+) -> None:
+    geometry = load(tmp_path, **changes)
+    assert geometry.window_layers == window_layers
+    assert geometry.window == (8 if window_layers else 0)
+    assert geometry.full_layers == 6 - window_layers
+
+
+LATENT = {
+    "model_type": "deepseek_v2", "sliding_window": None, "kv_lora_rank": 16, "q_lora_rank": 24,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
+EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def test_latent_attention_without_experts(tmp_path: Path) -> None:
+    geometry = load(tmp_path, **LATENT)
+    assert geometry.elements_per_layer == 20
+    assert geometry.head_dim == 12
+    assert geometry.active_parameters == geometry.parameters
+    query = 64 * 24 + 24 + 24 * 4 * 12
+    attention = query + 64 * 20 + 16 + 16 * 4 * 16 + 4 * 8 * 64
+    layer = attention + 3 * 64 * 128 + 2 * 64
+    assert geometry.parameters == 6 * layer + 2 * 100 * 64 + 64
+
+
+def test_experts(tmp_path: Path) -> None:
+    dense = load(tmp_path, **LATENT).parameters
+    sparse = load(tmp_path, **LATENT, **EXPERTS, first_k_dense_replace=2, n_shared_experts=1)
+    one = 3 * 64 * 32
+    assert sparse.expert_parameters == 4 * 8 * one
+    assert sparse.parameters == dense + 4 * (9 * one + 8 * 64 - 3 * 64 * 128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "does not say which"),
+        ({"model_type": 3}, "model_type a name"),
+        ({"text_config": 3}, "text_config must be an object"),
+        ({"layer_types": KINDS}, "names 3 of 6 layers"),
+        ({"layer_types": "full"}, "must be a list"),
+        ({"layer_types": KINDS * 2, "sliding_window": None}, "lacks sliding_window"),
+        ({"model_type": "mistral", "sliding_window": "8"}, "positive whole number"),
+        ({"model_type": "qwen3", "max_window_layers": "x"}, "max_window_layers must be"),
+        ({**LATENT, "model_type": "other"}, "supported for model_type deepseek_v2"),
+        ({**LATENT, "v_head_dim": None}, "lacks v_head_dim"),
+        ({**LATENT, "q_lora_rank": "x"}, "q_lora_rank must be"),
+        ({**LATENT, "n_routed_experts": 8}, "lacks moe_intermediate_size"),
+        ({**LATENT, **EXPERTS, "num_experts_per_tok": 9}, "fewer experts"),
+        ({"model_type": "mistral", "quantization_config": {"bits": 4}}, "quantised weights"),
+        ({"model_type": "gemma3_text", "num_kv_shared_layers": 2}, "share their cache"),
+    ],
+)
+def test_configs_that_cannot_be_counted(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        load(tmp_path, **changes)
+
+
+def test_a_trace_keeps_its_geometry() -> None:
+    for name in geometry_names():
+        info = TraceInfo(load_geometry(name), "m", "t", "s")
+        assert TraceInfo.from_json(info.to_json()) == info
+    plain = json.loads(TraceInfo(load_geometry("chain"), "m", "t", "s").to_json())["geometry"]
+    assert "window" not in plain  # as version 0.1 wrote it
+    broken = TraceInfo(load_geometry("gemma-3-1b"), "m", "t", "s").to_json()
+    with pytest.raises(TraceError, match="window"):
+        TraceInfo.from_json(broken.replace('"window": 512', '"window": -1'))
+    with pytest.raises(TraceError, match="window"):
+        TraceInfo.from_json(broken.replace('"window_layers": 22', '"window_layers": 27'))
+
+
+def test_numbers_that_contradict_each_other() -> None:
+    chain = load_geometry("chain")
+    for changes in (
+        {"window": 8}, {"latent_dim": 8}, {"experts": 4}, {"window": 4, "window_layers": 7},
+        {"experts": 2, "experts_per_token": 3, "expert_parameters": 5},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"go together|have a window|fewer"):
+            replace(chain, **changes)
