@@ -169,7 +169,8 @@ class _Driver:
         self._visits = [0]
         self._leaf: list[Leaf | None] = [Leaf(ROOT, -1, 0, float("nan"))]
         self._frontier: dict[int, Leaf] = {ROOT: self._root()}
-        self._said: dict[tuple[int, int], int] = {}  # (parent, twin) -> complete in the frontier
+        self._said: dict[tuple[int, int], int] = {}  # content -> complete in the frontier
+        self._first: dict[tuple[int, int], int] = {}  # content -> first complete node
         self._active: list[int] = []
         self._ends: dict[int, int] = {}  # running node -> iteration of its last recorded token
         self._began: list[int] = [0]
@@ -286,13 +287,15 @@ class _Driver:
         end = bank.end[recorded]
         finished = end == End.FINISHED
         dead = end == End.DEAD or not bank.complete[recorded]
-        same = self._said.get(self._content(node), 0)
+        content = self._content(node)
+        same = self._said.get(content, 0)
         if same and self._dedupe:
             finished, dead = False, True
-        self._said[self._content(node)] = same + 1
+        self._said[content] = same + 1
         leaf = Leaf(
             node, parent, self._depth[node], bank.score[recorded], finished, dead, 0,
             self._path_tokens[node], bank.embedding.get(recorded), bank.answer[recorded],
+            self._first.setdefault(content, node),
         )  # fmt: skip
         self._leaf[node] = self._frontier[node] = leaf
 
