@@ -82,7 +82,7 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     found = read_workload(tmp_path / "plan.toml")
     assert found.name == "reasoning service"
     assert [candidate.policy.name for candidate in found.candidates()] == 2 * [
-        "full", *2 * ["streaming-llm"], *2 * ["8 sinks"]
+        "full", *2 * ["streaming-llm"], *2 * ["arborkv-tail"]
     ]  # fmt: skip
     from arborsim.planning import candidates, mix_file, workload_file
 
