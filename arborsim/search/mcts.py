@@ -18,8 +18,9 @@ With several slots, thoughts that still run count as visits in the root, not in 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import ClassVar
 
 from arborsim.errors import UsageError
@@ -28,12 +29,37 @@ from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, value
 
 @dataclass
 class _State:
-    """What is known of a complete node: where it is, and what came out at and below it."""
+    """A complete node: what came out at and below it, and what may still come.
 
-    parent: int
+    Attributes
+    ----------
+    leaf : Leaf
+        As it was last shown.
+    count, total : int, float
+        Rewards seen here and below, and their sum.
+    running : int
+        Thoughts that run below.
+    direct : int
+        Those of them that are children.
+    room : int
+        Children that it may still have.
+    live : bool
+        Whether anything can be opened here or below.
+    arrived : list of _State
+        Complete children.
+    """
+
+    leaf: Leaf
     count: int = 0
     total: float = 0.0
-    arrived: list[int] = field(default_factory=list)
+    running: int = 0
+    direct: int = 0
+    room: int = 0
+    live: bool = False
+    arrived: list[_State] = field(default_factory=list)
+
+    def settle(self) -> None:
+        self.live = self.room > 0 or any(child.live for child in self.arrived)
 
 
 @dataclass
@@ -65,6 +91,7 @@ class Mcts:
     steps: int = 100
     accept: float = 0.9
     _states: dict[int, _State] = field(default_factory=dict, init=False, repr=False)
+    _asked: set[int] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(self.width, self.children, self.steps) < 1:
@@ -77,90 +104,85 @@ class Mcts:
         return self.width
 
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
-        for leaf in frontier:
-            if leaf.node in self._states:
-                continue
+        # In order of completion: what is new comes last.
+        new = list(takewhile(lambda x: x.node not in self._states, reversed(frontier)))[::-1]
+        for leaf in new:
             self._back_up(leaf)
-            if leaf.finished and value(leaf) >= self.accept:
-                return Expansion(done=True)
-        walk = _Walk(frontier, self._states, self.children, self.exploration)
-        opened = len(self._states) - 1 + walk.running[ROOT]
+        if any(leaf.finished and value(leaf) >= self.accept for leaf in new):
+            return Expansion(done=True)
+        may_differ = self._asked.union(*((leaf.node, leaf.parent) for leaf in new))
+        changed = [leaf for leaf in frontier if leaf.node in may_differ]
+        for leaf in changed:
+            self._update(leaf)
+        closed = self._closed(changed)
         children: dict[int, int] = {}
+        opened = len(self._states) - 1 + self._states[ROOT].running
         for _ in range(min(width, self.steps - opened)):
-            node = walk.select()
-            if node is None:
+            state = self._select()
+            if state is None:
                 break
-            children[node] = children.get(node, 0) + 1
-        return Expansion(children, walk.closed())
+            children[state.leaf.node] = children.get(state.leaf.node, 0) + 1
+        self._asked = set(children)
+        return Expansion(children, closed)
 
     def _back_up(self, leaf: Leaf) -> None:
-        self._states[leaf.node] = _State(leaf.parent)
+        self._states[leaf.node] = _State(leaf)
         if leaf.node == ROOT:
             return
-        self._states[leaf.parent].arrived.append(leaf.node)
+        self._states[leaf.parent].arrived.append(self._states[leaf.node])
         reward = 0.0 if math.isnan(leaf.score) else leaf.score
-        node = leaf.node
-        while node in self._states:
-            state = self._states[node]
+        for state in self._upwards(leaf.node):
             state.count += 1
             state.total += reward
-            node = state.parent
+
+    def _upwards(self, node: int) -> Iterator[_State]:
+        """The state and all above it."""
+        while node in self._states:
+            yield self._states[node]
+            node = self._states[node].leaf.parent
+
+    def _update(self, leaf: Leaf) -> None:
+        """What is opened below a state, not what was asked for: a bank may have had nothing."""
+        state = self._states[leaf.node]
+        state.leaf = leaf
+        state.room = self.children - leaf.visits if leaf.expandable else 0
+        more = leaf.visits - len(state.arrived) - state.direct
+        state.direct += more
+        for above in self._upwards(leaf.node):
+            above.running += more
+            above.settle()
+
+    def _select(self) -> _State | None:
+        """The state that gets the next child, which is noted as running; None if there is none."""
+        state = self._states[ROOT]
+        if not state.live:
+            return None
+        while state.room <= 0:
+            state = max((child for child in state.arrived if child.live), key=self._rank)
+        state.room -= 1
+        state.direct += 1
+        for on_path in self._upwards(state.leaf.node):
+            on_path.running += 1
+            on_path.settle()
+        return state
+
+    def _rank(self, state: _State) -> tuple[float, int]:
+        """UCT; ties go to the older node."""
+        above = self._states[state.leaf.parent]
+        seen = state.count + state.running
+        wide = math.sqrt(math.log(above.count + above.running) / seen)
+        return state.total / state.count + self.exploration * wide, -state.leaf.node
+
+    def _closed(self, changed: Iterable[Leaf]) -> tuple[int, ...]:
+        """States below which nothing runs or can be opened, but not the answers; deepest first."""
+        over: dict[int, Leaf] = {}
+        for leaf in changed:
+            for state in self._upwards(leaf.node):
+                if state.live or state.running or state.leaf.node == ROOT:
+                    break
+                if not state.leaf.finished:
+                    over[state.leaf.node] = state.leaf
+        return tuple(x.node for x in sorted(over.values(), key=lambda x: (-x.depth, x.node)))
 
     def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
         return best_answer(frontier)
-
-
-class _Walk:
-    """The tree at one moment.
-
-    Attributes
-    ----------
-    running : dict of int to int
-        Thoughts that run below each state.
-    """
-
-    def __init__(
-        self, frontier: Sequence[Leaf], states: Mapping[int, _State], most: int, w: float
-    ) -> None:
-        self._leaves = {leaf.node: leaf for leaf in frontier}
-        self._states, self._w = states, w
-        self.running: dict[int, int] = {}
-        self._room: dict[int, int] = {}  # children that a state may still have
-        self._live: dict[int, bool] = {}  # whether anything below can be opened
-        for leaf in reversed(frontier):  # children are complete after their parents
-            below = [c for c in states[leaf.node].arrived if c in self._leaves]
-            # What was opened, not what was asked for: a bank may have had no child left.
-            direct = leaf.visits - len(states[leaf.node].arrived)
-            self.running[leaf.node] = direct + sum(self.running[c] for c in below)
-            self._room[leaf.node] = most - leaf.visits if leaf.expandable else 0
-            self._live[leaf.node] = self._room[leaf.node] > 0 or any(self._live[c] for c in below)
-
-    def select(self) -> int | None:
-        """The state that gets the next child, which is noted as running; None if there is none."""
-        if not self._live[ROOT]:
-            return None
-        path = [ROOT]
-        while self._room[path[-1]] <= 0:
-            path.append(max(self._open_children(path[-1]), key=lambda n: (self._uct(n), -n)))
-        self._room[path[-1]] -= 1
-        for node in reversed(path):
-            self.running[node] += 1
-            self._live[node] = self._room[node] > 0 or bool(self._open_children(node))
-        return path[-1]
-
-    def _open_children(self, node: int) -> list[int]:
-        return [c for c in self._states[node].arrived if self._live.get(c, False)]
-
-    def _uct(self, node: int) -> float:
-        state = self._states[node]
-        above = self._states[state.parent].count + self.running[state.parent]
-        seen = state.count + self.running[node]
-        return state.total / state.count + self._w * math.sqrt(math.log(above) / seen)
-
-    def closed(self) -> tuple[int, ...]:
-        """States below which nothing runs or can be opened, but not the answers; deepest first."""
-        over = [
-            leaf for node, leaf in self._leaves.items()
-            if node != ROOT and not (self._live[node] or self.running[node] or leaf.finished)
-        ]  # fmt: skip
-        return tuple(leaf.node for leaf in sorted(over, key=lambda x: (-x.depth, x.node)))
