@@ -82,11 +82,13 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The moments of a log, faster or slower, and from the beginning again when it ends.
+    """The moments of a log, faster or slower, from one of its arrivals on.
 
-    The log's first arrival is at 0.  Between its last arrival and the first one of the next round
-    lies a mean gap.  All gaps are stretched by one factor, so bursts and lulls stay: the load that
-    the log itself has is ``rate_per_s``, and at that load its moments come out as recorded.
+    The seed chooses where a run begins, so that several runs see several stretches of a long log;
+    that arrival is at 0.  When the log ends it begins again: between its last arrival and the first
+    one of the next round lies a mean gap.  All gaps are stretched by one factor, so bursts and
+    lulls stay: the load that the log itself has is ``rate_per_s``, and at that load its gaps come
+    out as recorded.
 
     Attributes
     ----------
@@ -110,12 +112,12 @@ class Recorded:
         return self.scale * self.rate_per_s
 
     def at(self, load: float, count: int, seed: int) -> np.ndarray:
-        """As recorded: the seed changes which searches arrive, not when."""
         moments = np.asarray(self.moments_s)
-        number = np.arange(count)
+        first = int(stream(seed, Stream.ARRIVALS).integers(len(moments)))
+        number = first + np.arange(count)
         period_s = moments[-1] + 1 / self.rate_per_s
         times = moments[number % len(moments)] + number // len(moments) * period_s
-        return np.asarray(times * (self.rate_per_s / load))
+        return np.asarray((times - moments[first]) * (self.rate_per_s / load))
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     moments = np.sort(_moments(path, format or _format_of(path)))
     if len(moments) < 2 or moments[0] == moments[-1]:
         raise UsageError(
-            f"{path}: {len(moments)} arrivals at one moment have no rate; name a longer log"
+            f"{path}: its arrivals ({len(moments)}) are all at one moment, which is no rate; name a "
+            "longer log"
         )
     return Recorded(tuple((moments - moments[0]).tolist()), scale)
 

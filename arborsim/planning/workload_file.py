@@ -12,6 +12,7 @@ from typing import Any
 
 from arborsim.budget import Budget
 from arborsim.errors import UnknownName, UsageError
+from arborsim.hardware.config import KV_DTYPES, with_kv_dtype
 from arborsim.hardware.lookup import load_geometry
 from arborsim.planning.arrivals import TRACE, Arrivals, ClosedLoop, Poisson, read_arrivals
 from arborsim.planning.candidates import (
@@ -121,10 +122,13 @@ def _table(raw: dict[str, Any], name: str) -> Any:
 
 
 def _model(raw: Any, base: Path) -> Geometry:
-    section = Section(raw, "[model]", ("name",))
+    section = Section(raw, "[model]", ("name", "kv_dtype"))
     name = section.text("name")
     with located(section.at("name")):
-        return load_geometry(base / name if "/" in name or name.endswith(".json") else name)
+        found = load_geometry(base / name if "/" in name or name.endswith(".json") else name)
+    if "kv_dtype" not in section:
+        return found
+    return with_kv_dtype(found, section.choice("kv_dtype", "type of a KV cache", tuple(KV_DTYPES)))
 
 
 def _arrivals(raw: Any, base: Path) -> Arrivals:

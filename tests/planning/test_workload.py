@@ -107,7 +107,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
-    assert tried == 4
+    assert tried == 5
 
 
 def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
@@ -136,6 +136,12 @@ def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
     assert len(set(map(repr, candidates))) == len(candidates)
     names = {(c.policy.name, c.budget and c.budget.text) for c in candidates}
     assert names == {("full", None), ("four", "0.5"), ("four", "2048")}
+
+
+def test_a_narrower_cache_is_another_geometry() -> None:
+    found = parsed(model='[model]\nname = "llama-3.1-8b"\nkv_dtype = "fp8"\n')
+    assert found.geometry.kv_bytes_per_token == 65_536
+    assert found.geometry.weight_bytes == parsed().geometry.weight_bytes
 
 
 def test_a_gpu_without_a_price_is_a_candidate_without_costs() -> None:
@@ -241,6 +247,8 @@ WRONG = {
     "name": ({"top": "name = ''\n"}, "name must be a text, not ''"),
     "model": ({"model": '[model]\nname = "llama-3.1-9b"'},
               "[model] name: unknown model 'llama-3.1-9b': did you mean llama-3.1-8b"),
+    "cache": ({"model": '[model]\nname = "llama-3.1-8b"\nkv_dtype = "fp9"'},
+              "[model] kv_dtype: unknown type of a KV cache 'fp9': did you mean fp8"),
     "model file": ({"model": '[model]\nname = "./none/config.json"'},
                    "none/config.json: No such file"),
     "model's name": ({"model": "[model]"}, "[model] name is missing"),
