@@ -163,7 +163,7 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     moments = np.sort(_moments(path, format or _format_of(path)))
     if len(moments) < 2 or moments[0] == moments[-1]:
         raise UsageError(
-            f"{path}: its arrivals ({len(moments)}) are all at one moment, which is no rate; name a "
+            f"{path}: its arrivals ({len(moments)}) are all at one moment: no rate; name a "
             "longer log"
         )
     return Recorded(tuple((moments - moments[0]).tolist()), scale)

@@ -2,9 +2,9 @@
 
 Searches of one run share a queue, so they depend on each other, and an interval over the searches
 of one run is too narrow near saturation.  What separates candidates is judged by the spread over
-seeds (`mean_interval`), where each run is one observation.  Runs of one seed serve the same searches
-to every candidate, so two candidates are compared by the mean of their differences, seed by seed:
-``mean_interval(np.subtract(a, b))``, which is narrower than the intervals of `a` and `b` suggest.
+seeds (`mean_interval`), where each run is one observation.  Runs of one seed serve the same
+searches to every candidate, so two candidates are compared by the mean of their differences, seed
+by seed (``mean_interval(np.subtract(a, b))``), which is narrower than both intervals suggest.
 """
 
 from __future__ import annotations
