@@ -89,7 +89,7 @@ class SearchResult:
 class Row:
     """One search algorithm at one width under one policy and budget, over all problems.
 
-    Figures other than accuracy and `misses` are means over searches; `tokens_per_s` is all tokens
+    Figures other than accuracy and `missed` are means over searches; `tokens_per_s` is all tokens
     over all seconds.
 
     Attributes
@@ -101,8 +101,8 @@ class Row:
         Share of right answers among those judged, with its 95 % Clopper-Pearson interval.
     figures : dict of str to float
         By name; see `FIGURES`.
-    misses : int
-        Summed over searches.
+    missed : float
+        Share of the thoughts asked for that were not recorded, over all searches.
     reference : dict of str to float
         The same figures of REBASE at this width, policy and budget; empty if it was not run.
     """
@@ -118,7 +118,7 @@ class Row:
     low: float
     high: float
     figures: dict[str, float]
-    misses: int
+    missed: float
     reference: dict[str, float]
 
     def less(self, figure: str) -> float:
@@ -181,8 +181,11 @@ def _row(
     verdicts = [r.correct for r in results if r.correct is not None]
     right, judged = sum(verdicts), len(verdicts)
     low, high = clopper_pearson(right, judged) if judged else (math.nan, math.nan)
+    misses = sum(r.bank_misses for r in results)
+    asked = misses + sum(r.model_calls for r in results)
+    missed = misses / asked if asked else 0.0
     return Row(
         label, width, policy, budget, len(results), judged, right,
         right / judged if judged else math.nan, low, high,
-        figures, sum(r.bank_misses for r in results), reference,
+        figures, missed, reference,
     )  # fmt: skip

@@ -53,7 +53,10 @@ def _n(row: Row) -> str:
 
 
 def _misses(row: Row) -> str:
-    return f"{row.misses:,}" if row.misses else "-"
+    return _MISSES.show(row.missed)
+
+
+_MISSES = Scale("%", 1e-2, 1)
 
 
 ANSWERS = (
@@ -64,7 +67,7 @@ ANSWERS = (
     _less("KV", "kv_tokens"),
     Column(("with", "prompt"), "tokens", _figure("kv_tokens_with_prompt"), "kv"),
     _less("same", "kv_tokens_with_prompt"),
-    Column(("bank", "misses"), "", lambda row: row.misses, show=_misses),
+    Column(("bank", "misses", "%"), "", lambda row: row.missed, show=_misses),
 )
 MEMORY = (
     Column(("HBM", "peak"), "bytes", _figure("peak_hbm_kv_bytes"), "memory"),
@@ -91,8 +94,8 @@ _GROUPS = (("Answers and KV size", ANSWERS), ("Memory", MEMORY), ("Work and time
 LEGEND = (
     "Figures are means per search. KV size: unique tokens of all unfinished candidates and their "
     "ancestors at each selection, summed over selections, without and with the prompt. HBM: what "
-    "the policy keeps; held: what the search has not given up. Bank misses: thoughts asked for "
-    "that were not recorded, in all."
+    "the policy keeps; held: what the search has not given up. Bank misses: the share of the "
+    "thoughts asked for that were not recorded."
 )
 VERSUS = "vs RB: REBASE's figure at the same width over this one; above 1 is less, or faster."
 
@@ -117,9 +120,33 @@ def print_searches(rows: Sequence[Row], heading: str, console: Console | None = 
             console.print(plain(f"policy {policy}{at}"), markup=False)
         for title, columns in _fitting(console, of_cell):
             _show(console, title, of_cell, columns)
+    for line in _cautions(rows):
+        console.print(plain(line), markup=False)
     console.print(LEGEND, style="dim", markup=False)
     if any(row.reference for row in rows):
         console.print(VERSUS, style="dim", markup=False)
+
+
+def _cautions(rows: Sequence[Row]) -> list[str]:
+    """What keeps accuracies and means from being of all problems."""
+    problems = max(row.searches for row in rows)
+    lines = []
+    unjudged = [row for row in rows if row.judged < row.searches]
+    if unjudged:
+        counts = (f"{row.label} {row.width} ({row.searches - row.judged})" for row in unjudged)
+        named = ", ".join(dict.fromkeys(counts))
+        lines.append(
+            f"Answers that the bank does not judge count neither way; of {problems} problems: "
+            f"{named}."
+        )
+    short = [row for row in rows if row.searches < problems]
+    if short:
+        named = ", ".join(
+            f"{row.label} {row.width}, {row.policy} at {row.budget} ({problems - row.searches})"
+            for row in short
+        )
+        lines.append(f"Left out, as the budget is below what is needed: problems of {named}.")
+    return lines
 
 
 def _shown(columns: Sequence[Column], rows: Sequence[Row]) -> tuple[Column, ...]:

@@ -144,7 +144,7 @@ def search(
     """
     from arborsim.bank.job import SearchJob
     from arborsim.cli import search_setup as setup
-    from arborsim.cli.options import chosen_names, names
+    from arborsim.cli.options import names
     from arborsim.hardware.lookup import load_geometry, load_profile
     from arborsim.replay_episode import Machine
 
@@ -152,16 +152,15 @@ def search(
         raise UnknownName("recall mode", recall, RECALLS)
     setup.check_out(out, bank)
     algorithms = names(",".join(algorithm))
-    policies = chosen_names(",".join(policy))
-    chosen = setup.Chosen.of(algorithms, setup.widths_of(width), policies, set_, sweep)
+    chosen = setup.Chosen.of(algorithms, setup.widths_of(width), ",".join(policy), set_, sweep)
     machine = Machine(
         load_profile(gpu), load_geometry(model) if model else None, recall, page_size,
         tree_attention,
     )  # fmt: skip
-    cells = setup.cells_of(chosen.policies, names(",".join(budget)))
-    arms, left_out = chosen.serve(bank)
-    if not arms:
-        raise UsageError(f"no search is left to run: {'; '.join(left_out)}")
+    arms, policies, left_out = chosen.serve(bank)
+    cells = setup.cells_of(policies, names(",".join(budget)))
+    if not arms or not cells:
+        raise UsageError(f"nothing is left to run: {'; '.join(left_out)}")
     job = SearchJob(
         bank,
         arms,

@@ -46,8 +46,8 @@ class Chosen:
     ----------
     arms : tuple of Arm
     policies : tuple of Policy
-    optional : bool
-        ``all`` searches were asked for: one that cannot run is left out.
+    optional, optional_policies : bool
+        ``all`` searches, or policies, were asked for: one that cannot run is left out.
     left_out : tuple of str
         Why, a line for each.
     """
@@ -55,6 +55,7 @@ class Chosen:
     arms: tuple[Arm, ...]
     policies: tuple[Policy, ...]
     optional: bool
+    optional_policies: bool
     left_out: tuple[str, ...]
 
     @classmethod
@@ -62,19 +63,20 @@ class Chosen:
         cls,
         algorithms: Sequence[str],
         widths: Sequence[int],
-        policies: Sequence[str],
+        policies: str,
         given: Iterable[str],
         sweep: str,
     ) -> Chosen:
         """Raises `UnknownName` or `UsageError` for what cannot be meant."""
-        from arborsim.cli.options import build_policies, policy_settings
+        from arborsim.cli.options import build_policies, chosen_names, names, policy_settings
 
+        kept = chosen_names(policies)
         chosen = chosen_algorithms(algorithms)
         swept = Sweep.parse(sweep, chosen) if sweep else None
         if swept is not None and swept.option == OPTION and REFERENCE not in chosen:
             chosen = [REFERENCE, *chosen]  # what the values are compared with
         options, rest = split_settings(chosen, given)
-        _must_be_known(rest, chosen, policies)
+        _must_be_known(rest, chosen, kept)
         optional = "all" in algorithms
         arms: list[Arm] = []
         left_out: list[str] = []
@@ -86,35 +88,47 @@ class Chosen:
                     if not optional:
                         raise
                     left_out.append(f"left out: {error}")
-        built = build_policies(policy_settings(policies, rest))
+        built = build_policies(policy_settings(kept, rest))
         by_width = sorted(dict.fromkeys(arms), key=lambda arm: arm.width)
-        return cls(tuple(by_width), tuple(built), optional, tuple(left_out))
+        all_policies = "all" in names(policies)
+        return cls(tuple(by_width), tuple(built), optional, all_policies, tuple(left_out))
 
-    def serve(self, bank: Path) -> tuple[list[Arm], list[str]]:
-        """The searches that a bank can serve, and why the others are left out.
+    def serve(self, bank: Path) -> tuple[list[Arm], list[Policy], list[str]]:
+        """The searches and policies that a bank can serve, and why the others are left out.
 
         Raises
         ------
         MissingSignal
-            One was asked for by name and clusters by embeddings that the bank lacks.
+            One was asked for by name, and reads what the bank lacks.
         TraceError
             The trace is no bank.
         """
         from arborsim.bank.job import open_bank, require_embeddings, uses_embeddings
+        from arborsim.report.left_out import paragraph
+        from arborsim.report.results import LeftOut
+        from arborsim.trace.reader import recording_options
 
         reader = open_bank(bank)
-        arms, left_out = [], list(self.left_out)
+        arms, policies, lacking, unserved = [], [], [], []
         for arm in self.arms:
             try:
                 if uses_embeddings(arm):
                     require_embeddings(reader, arm)
+                arms.append(arm)
             except MissingSignal as error:
                 if not self.optional:
                     raise
-                left_out.append(f"left out: {error}")
+                lacking.append(f"left out: {error}")
+        for policy in self.policies:
+            missing = [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
+            if not missing:
+                policies.append(policy)
                 continue
-            arms.append(arm)
-        return arms, list(dict.fromkeys(left_out))
+            if not self.optional_policies:
+                reader.require(policy.reads(), f"policy {policy.name}")
+            remedy = " ".join(recording_options(missing, reader.info))
+            unserved.append(LeftOut(bank.name, policy.name, remedy=remedy))
+        return arms, policies, list(dict.fromkeys((*self.left_out, *lacking, *paragraph(unserved))))
 
 
 def _arms(algorithm: str, width: int, given: dict[str, str], swept: Sweep | None) -> list[Arm]:
