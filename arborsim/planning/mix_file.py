@@ -15,6 +15,7 @@ from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader, recording_options
 from arborsim.trace.schema import Geometry
 
+_KEYS = ("name", "weight", "shared_prompt_tokens", "trace", "generated")
 _COUNTS = ("prompt_tokens", "thought_tokens", "depth", "branching", "first")
 _REQUIRED = _COUNTS[:2]
 _SHARES = ("pruned", "finished")
@@ -53,18 +54,20 @@ def read_mix(raw: Any, base: Path, seed: int) -> tuple[MixEntry, ...]:
 
 
 def _entry(raw: Any, place: str, base: Path, seed: int) -> MixEntry:
-    section = Section(raw, place, ("name", "weight", "trace", "generated"))
+    section = Section(raw, place, _KEYS)
     weight = section.number("weight", above=0) if "weight" in section else 1.0
     if ("trace" in section) == ("generated" in section):
         raise UsageError(f"{place} needs either trace or generated")
+    shared = section.whole("shared_prompt_tokens", 0) if "shared_prompt_tokens" in section else 0
     if "trace" in section:
         path = base / section.text("trace")
         with located(section.at("trace")):
             TraceReader(path)
-        return MixEntry(section.text("name") if "name" in section else path.stem, weight, path)
+        name = section.text("name") if "name" in section else path.stem
+        return MixEntry(name, weight, path, shared)
     made = _generated(section.value("generated"), section.at("generated"), base, seed)
     name = section.text("name") if "name" in section else place.replace("[[mix]]", "generated")
-    return MixEntry(name, weight, made)
+    return MixEntry(name, weight, made, shared)
 
 
 def _generated(raw: Any, place: str, base: Path, seed: int) -> Generated:

@@ -40,11 +40,15 @@ class MixEntry:
         Above 0; only the ratios of weights count.
     source : Path or Generated
         A trace, or what to draw one from.
+    shared_prompt_tokens : int
+        How much of the prompt, from its beginning, all of these searches have in common, such as a
+        system prompt; of a shorter prompt, all of it.
     """
 
     name: str
     weight: float
     source: Path | Generated
+    shared_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(text)
     found = read_workload(tmp_path / "plan.toml")
     assert found.name == "reasoning service"
+    assert [entry.shared_prompt_tokens for entry in found.mix] == [200, 0]
     assert [candidate.policy.name for candidate in found.candidates()] == 2 * [
         "full", *2 * ["streaming-llm"], *2 * ["arborkv-tail"]
     ]  # fmt: skip
@@ -90,7 +91,7 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
         *workload_file._TABLES, *workload_file._RUNS, *candidates.KEYS, "per_hour", "currency",
         *(key for keys in workload_file._ARRIVALS.values() for key in keys),
         *workload_file._ARRIVALS,
-        *mix_file._COUNTS, *mix_file._SHARES, *mix_file._OTHERS, "trace", "weight", "file",
+        *mix_file._KEYS, *mix_file._COUNTS, *mix_file._SHARES, *mix_file._OTHERS, "file",
     ]  # fmt: skip
     assert [key for key in keys if key not in text] == []
 
@@ -262,6 +263,8 @@ WRONG = {
                "[[mix]] 1 weight must be above 0, not -2"),
     "no weight": ({"mix": MIX.replace("[[mix]]", "[[mix]]\nweight = 0")},
                   "[[mix]] 1 weight must be above 0, not 0"),
+    "shared": ({"mix": MIX.replace("[[mix]]", "[[mix]]\nshared_prompt_tokens = 1.5")},
+               "[[mix]] 1 shared_prompt_tokens must be a whole number, not 1.5"),
     "weight nan": ({"mix": MIX.replace("[[mix]]", "[[mix]]\nweight = nan")},
                    "[[mix]] 1 weight must be a number, not nan"),
     "trace": ({"mix": '[[mix]]\ntrace = "none.parquet"'},
