@@ -10,9 +10,11 @@ import typer
 from arborsim import __version__
 from arborsim.cli.calibrate import calibrate
 from arborsim.cli.generate import generate
+from arborsim.cli.hardware import hardware
 from arborsim.cli.import_ import import_
 from arborsim.cli.inspect import inspect
 from arborsim.cli.live import live
+from arborsim.cli.models import models
 from arborsim.cli.policies import policies
 from arborsim.cli.record import record
 from arborsim.cli.replay import replay
@@ -40,6 +42,8 @@ app.command()(validate)
 app.command()(inspect)
 app.command()(generate)
 app.command()(policies)
+app.command()(hardware)
+app.command()(models)
 app.add_typer(calibrate, name="calibrate")
 app.add_typer(import_, name="import")
 

@@ -1,0 +1,153 @@
+"""`arborsim hardware`: the machines that searches can be replayed on, number by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from arborsim.hardware.prices import Prices
+    from arborsim.hardware.profile import HardwareProfile
+
+
+def hardware(
+    name: Annotated[
+        str, typer.Argument(help="One GPU, in detail: a name or TOML file.", show_default=False)
+    ] = "",
+    host: Annotated[str, typer.Option(help="Put the GPU into this host: a name or file.")] = "",
+    prices: Annotated[
+        Path | None, typer.Option(help="Your prices: a TOML file like the shipped one.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The same numbers as JSON.")] = False,
+) -> None:
+    """List the GPUs and hosts, or explain one: every number with unit, source and date."""
+    from arborsim.hardware.lookup import load_profile, profile_names
+    from arborsim.hardware.prices import load_prices
+
+    priced = load_prices(prices)
+    found = [load_profile(one, host or None) for one in ([name] if name else profile_names())]
+    if json:
+        import json as to_json
+
+        documents = [_document(profile, priced) for profile in found]
+        typer.echo(to_json.dumps(documents[0] if name else documents, indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if name:
+        _explain(console, found[0], priced)
+    else:
+        _list(console, found, priced)
+
+
+def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from arborsim.hardware.numbers import numbers_of
+
+    price = prices.of(profile.name)
+    return {
+        "name": profile.name,
+        "numbers": [asdict(number) for number in numbers_of(profile)],
+        "price_per_hour": {
+            "low": price[0], "high": price[1], "currency": prices.currency, "date": prices.date,
+            "source": prices.source,
+        } if price else None,
+    }  # fmt: skip
+
+
+def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices) -> None:
+    """A line per GPU, and a line per host; what is assumed has a question mark."""
+    from arborsim.hardware.lookup import host_names, load_host
+
+    columns = {
+        "hbm_bytes": ("memory GB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
+        "flops_per_s": ("TFLOP/s", 1e12, 0), "h2d_bytes_per_s": ("PCIe GB/s", 1e9, 0),
+    }  # fmt: skip
+    rows = [
+        [
+            profile.name,
+            *(
+                f"{getattr(profile, name) / size:.{digits}f}"
+                + ("?" if profile.is_assumed(name) else "")
+                for name, (_, size, digits) in columns.items()
+            ),
+            f"{len(profile.assumed())} of {len(profile.numbers())}",
+            _price(profile.name, prices),
+        ]
+        for profile in found
+    ]
+    heads = [head for head, _, _ in columns.values()]
+    print_table(console, ["GPU", *heads, "assumed", f"{prices.currency}/h"], rows)
+    console.print()
+    hosts = [load_host(name) for name in host_names()]
+    rows = [
+        [host.name, f"{host.ddr_bytes / 1e9:.0f}", f"{host.ddr_bytes_per_s / 1e9:.0f}",
+         f"{host.h2d_bytes_per_s / 1e9:.0f}"]
+        for host in hosts
+    ]  # fmt: skip
+    print_table(console, ["host", "DDR GB", "GB/s", "PCIe GB/s"], rows)
+    for note in (
+        "",
+        "?: assumed. GB is 1e9 bytes; PCIe is what large pinned blocks reach in one direction.",
+        f"Prices: {prices.source}, {prices.date}; --prices FILE takes yours.",
+        "`arborsim hardware NAME` explains one; `--host` puts it into a host; `--json` prints "
+        "everything.",
+    ):
+        console.print(note, style="dim", markup=False)
+
+
+def _price(gpu: str, prices: Prices) -> str:
+    price = prices.of(gpu)
+    if price is None:
+        return "-"
+    return f"{price[0]:.2f}" if price[0] == price[1] else f"{price[0]:.2f}-{price[1]:.2f}"
+
+
+def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from arborsim.hardware.numbers import numbers_of
+
+    console.print(Text(profile.name, style="bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for head in ("number", "value", "what it is, and where it is from"):
+        table.add_column(head, no_wrap=head != "what it is, and where it is from", overflow="fold")
+    for number in numbers_of(profile):
+        style = "yellow" if number.assumed else "dim"
+        about = Text.assemble(number.about, "\n", (number.source, style))
+        table.add_row(Text(number.name), Text(number.text), about)
+    console.print(table)
+    price, note = prices.of(profile.name), prices.notes.get(profile.name.partition("+")[0])
+    if price:
+        shown = f"{_price(profile.name, prices)} {prices.currency} per hour"
+        text = f"{shown}: {prices.source}, {prices.date}" + (f"; {note}" if note else "")
+        console.print(Text(f"\n{text}"))
+    assumed = len(profile.assumed())
+    console.print(
+        Text(
+            f"\n{assumed} of {len(profile.numbers())} numbers are assumed. `arborsim calibrate "
+            f'hardware` measures them; a TOML file with base = "{profile.name.partition("+")[0]}" '
+            "changes single ones.",
+            style="dim",
+        )
+    )

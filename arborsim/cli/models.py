@@ -1,0 +1,185 @@
+"""`arborsim models`: the models whose bytes and seconds can be charged, and how they come about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from arborsim.cli.hardware import print_table
+
+#: Below this width the list leaves the number of layers out.
+_WIDE = 90
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from arborsim.hardware.pool import KvPool
+    from arborsim.hardware.profile import HardwareProfile
+    from arborsim.trace.geometry import Geometry
+
+
+def models(
+    name: Annotated[
+        str,
+        typer.Argument(help="One model, in detail: a name or a config.json.", show_default=False),
+    ] = "",
+    gpu: Annotated[str, typer.Option(help="GPU to count tokens on: a name or TOML file.")] = "h100",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Type of the cache: fp8, bf16, ... [default: the model's].")
+    ] = "",
+    prefill_tokens: Annotated[
+        int, typer.Option(help="Tokens computed together at most: activations.", min=1)
+    ] = 8192,
+    json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+) -> None:
+    """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
+    from arborsim.hardware.config import with_kv_dtype
+    from arborsim.hardware.lookup import geometry_names, load_geometry, load_profile
+    from arborsim.hardware.pool import kv_pool
+
+    profile = load_profile(gpu)
+    found = [load_geometry(one) for one in ([name] if name else geometry_names())]
+    found = [with_kv_dtype(geometry, kv_dtype) if kv_dtype else geometry for geometry in found]
+    pools = [kv_pool(profile, geometry, pass_tokens=prefill_tokens) for geometry in found]
+    if json:
+        import json as to_json
+
+        documents = [
+            _document(geometry, profile, pool) for geometry, pool in zip(found, pools, strict=True)
+        ]
+        typer.echo(to_json.dumps(documents[0] if name else documents, indent=2, allow_nan=False))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if name:
+        _explain(console, found[0], profile, pools[0], prefill_tokens)
+    else:
+        _list(console, found, profile, pools)
+
+
+def _document(geometry: Geometry, profile: HardwareProfile, pool: KvPool) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        **asdict(geometry),
+        "active_parameters": geometry.active_parameters,
+        "weight_bytes": geometry.weight_bytes,
+        "kv_bytes_per_token": geometry.kv_bytes_per_token,
+        "kv_bytes_per_token_beyond_the_window": geometry.full_bytes_per_token,
+        "gpu": profile.name,
+        "pool": {
+            **asdict(pool),
+            "pool_bytes": pool.pool_bytes,
+            "tokens": None if pool.unbounded else pool.tokens,
+        },
+    }
+
+
+def _list(
+    console: Console, found: Sequence[Geometry], profile: HardwareProfile, pools: Sequence[KvPool]
+) -> None:
+    rows = [
+        [
+            geometry.name,
+            f"{geometry.parameters / 1e9:.2f}",
+            str(geometry.layers),
+            f"{geometry.kv_bytes_per_token:,}",
+            _form(geometry),
+            _tokens(pool),
+        ]
+        for geometry, pool in zip(found, pools, strict=True)
+    ]
+    heads = ["model", "weights 1e9", "layers", "KV B/token", "cache", f"tokens on {profile.name}"]
+    if console.width < _WIDE:
+        del heads[2]
+        rows = [row[:2] + row[3:] for row in rows]
+    print_table(console, heads, rows)
+    for note in (
+        "",
+        f"tokens: of one sequence, in {1 - profile.reserve_share:.0%} of the memory less weights, "
+        "activations and context; 0: does not fit.",
+        "`arborsim models NAME` explains one, `--gpu` counts on another; a config.json will do.",
+    ):
+        console.print(note, style="dim", markup=False)
+
+
+def _form(geometry: Geometry) -> str:
+    if geometry.latent_dim:
+        return "latent"
+    if geometry.window_layers:
+        return f"window {geometry.window:,} in {geometry.window_layers}"
+    return f"{geometry.kv_heads} of {geometry.heads} heads"
+
+
+def _tokens(pool: KvPool) -> str:
+    return "any number" if pool.unbounded else f"{pool.tokens:,}"
+
+
+def _explain(
+    console: Console, geometry: Geometry, profile: HardwareProfile, pool: KvPool, together: int
+) -> None:
+    from rich.text import Text
+
+    console.print(Text(geometry.name, style="bold"))
+    lines = [_weights(geometry), *_per_token(geometry), ""]
+    for text in lines:
+        console.print(Text(text))
+    console.print(Text(f"Room for the cache on {profile.name}", style="bold"))
+    share = profile.reserve_share
+    parts = (
+        ("memory", pool.hbm_bytes, ""),
+        ("- reserve", pool.reserve_bytes, f"{share:.0%}: {profile.source('reserve_share')}"),
+        ("- weights", pool.weight_bytes, ""),
+        ("- activations", pool.activation_bytes, f"a pass over {together:,} tokens, one layer"),
+        ("- context", pool.context_bytes, "of driver and libraries: 0.15 GiB (BLIS, read 2026-11)"),
+        ("= pool", pool.pool_bytes, "" if pool.pool_bytes > 0 else "the model does not fit"),
+    )
+    rows = [[name, f"{size / 1e9:,.2f} GB", why] for name, size, why in parts]
+    rows.append(["tokens", _tokens(pool), "of one sequence"])
+    _left(console, rows)
+
+
+def _weights(geometry: Geometry) -> str:
+    text = (
+        f"{geometry.parameters:,} weights x {geometry.weight_bytes_per_element} B = "
+        f"{geometry.weight_bytes / 1e9:.2f} GB"
+    )
+    if geometry.experts:
+        text += (
+            f"; a token uses {geometry.active_parameters / 1e9:.2f}e9 of them "
+            f"({geometry.experts_per_token} of {geometry.experts} experts)"
+        )
+    return text
+
+
+def _per_token(geometry: Geometry) -> list[str]:
+    """How the bytes of a token come about."""
+    g, width = geometry, geometry.kv_bytes_per_element
+    if g.latent_dim:
+        shape = f"({g.latent_dim} latent + {g.rope_dim} rotary)"
+    else:
+        shape = f"2 (K, V) x {g.kv_heads} KV heads x {g.head_dim}"
+    if not g.window_layers:
+        return [f"{g.layers} layers x {shape} x {width} B = {g.kv_bytes_per_token:,} B per token"]
+    return [
+        f"{shape} x {width} B = {g.layer_bytes_per_token:,} B per token and layer",
+        f"{g.full_layers} layers keep every token: {g.full_bytes_per_token:,} B per token",
+        f"{g.window_layers} layers keep the newest {g.window:,}: {g.window_bytes_per_token:,} B "
+        f"per token of these, {g.window_bytes_per_token * g.window / 1e6:,.1f} MB per sequence",
+    ]
+
+
+def _left(console: Console, rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
