@@ -125,6 +125,11 @@ def value(leaf: Leaf) -> float:
     return -math.inf if math.isnan(leaf.score) else leaf.score
 
 
+def reward(leaf: Leaf) -> float:
+    """The leaf's score as a term of a sum: an unknown one adds nothing."""
+    return 0.0 if math.isnan(leaf.score) else leaf.score
+
+
 def best_first(leaves: Iterable[Leaf]) -> list[Leaf]:
     """By descending score; ties go to the older node."""
     return sorted(leaves, key=lambda leaf: (-value(leaf), leaf.node))

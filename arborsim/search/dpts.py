@@ -14,14 +14,16 @@ slot whose newest reward exceeds ``deep_seek`` times the mean goes on from there
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from typing import ClassVar
 
 from arborsim.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, value
+from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, reward, value
 
 
 class Role(Enum):
@@ -78,7 +80,12 @@ class Dpts:
     _arrived: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _count: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _sum: dict[int, float] = field(default_factory=dict, init=False, repr=False)
-    _rewards: list[float] = field(default_factory=list, init=False, repr=False)
+    _rewards: float = field(default=0.0, init=False, repr=False)  # their sum
+    _states: dict[int, Leaf] = field(default_factory=dict, init=False, repr=False)
+    _visits: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _fresh: list[tuple[float, int]] = field(default_factory=list, init=False, repr=False)
+    _open: set[int] = field(default_factory=set, init=False, repr=False)
+    _asked: set[int] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(self.width, self.children, self.steps) < 1:
@@ -94,9 +101,9 @@ class Dpts:
 
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
         dropped: list[int] = []
-        for leaf in frontier:
-            if leaf.node in self._parent:
-                continue
+        # In order of completion: what is new comes last.
+        new = list(takewhile(lambda x: x.node not in self._parent, reversed(frontier)))[::-1]
+        for leaf in new:
             self._note(leaf)
             if leaf.node == ROOT:
                 continue
@@ -104,8 +111,14 @@ class Dpts:
                 return Expansion(dropped=tuple(dropped), done=True)
             if self._settle(leaf):
                 dropped.append(leaf.node)
-        self._free_stranded(frontier)
-        return Expansion(self._fill(frontier, dropped, width), tuple(dropped))
+        may_differ = self._asked.union(leaf.node for leaf in new).difference(dropped)
+        changed = [leaf for leaf in frontier if leaf.node in may_differ]
+        for leaf in changed:
+            self._see(leaf)
+        self._free_stranded(changed)
+        children = self._fill(width)
+        self._asked = set(children)
+        return Expansion(children, tuple(dropped))
 
     def _note(self, leaf: Leaf) -> None:
         """Back the new reward up to all proper ancestors."""
@@ -113,12 +126,12 @@ class Dpts:
         self._count[leaf.node], self._sum[leaf.node] = 0, 0.0
         if leaf.node == ROOT:
             return
-        self._rewards.append(leaf.score)
+        self._rewards += reward(leaf)
         self._arrived[leaf.parent] = self._arrived.get(leaf.parent, 0) + 1
         node = leaf.parent
         while node in self._count:
             self._count[node] += 1
-            self._sum[node] += leaf.score
+            self._sum[node] += reward(leaf)
             node = self._parent[node]
 
     def _settle(self, leaf: Leaf) -> bool:
@@ -127,66 +140,88 @@ class Dpts:
         slot.node = None
         if not leaf.expandable:
             return leaf.dead
-        warm = len(self._rewards) >= self.warm_up
-        mean = sum(self._rewards) / len(self._rewards)
+        rewards = len(self._parent) - 1
+        warm = rewards >= self.warm_up
+        mean = self._rewards / rewards
         if slot.role is Role.EXPLOIT:
-            if warm and leaf.score < self.early_stop * mean:
+            if warm and reward(leaf) < self.early_stop * mean:
                 return True
             slot.follow = leaf.node
-        elif warm and leaf.score > self.deep_seek * mean:
+        elif warm and reward(leaf) > self.deep_seek * mean:
             slot.role, slot.follow = Role.EXPLOIT, leaf.node
         return False
 
-    def _free_stranded(self, frontier: Sequence[Leaf]) -> None:
+    def _see(self, leaf: Leaf) -> None:
+        """Know the state as it is now: on a bank, it may have had fewer children than asked for."""
+        node = leaf.node
+        if not leaf.expandable:
+            self._states.pop(node, None)
+            self._open.discard(node)
+            return
+        if leaf.visits == 0 and self._visits.get(node) != 0:
+            heapq.heappush(self._fresh, (-value(leaf), node))
+        self._states[node], self._visits[node] = leaf, leaf.visits
+        self._sort(node)
+
+    def _sort(self, node: int) -> None:
+        """Put a state where it belongs: among those that may have another child, or not."""
+        most = max(self.children, self.width) if node == ROOT else self.children
+        if self._visits[node] < most:
+            self._open.add(node)
+        else:
+            self._open.discard(node)
+
+    def _free_stranded(self, asked: Sequence[Leaf]) -> None:
         """Free slots whose thought never started: a bank had no child left to hand out."""
-        running = {x.node: x.visits - self._arrived.get(x.node, 0) for x in frontier}
+        running = {x.node: x.visits - self._arrived.get(x.node, 0) for x in asked}
         for slot in self._slots:
             if slot.node is not None and slot.node in running:
                 running[slot.node] -= 1
                 if running[slot.node] < 0:
                     slot.node = None
 
-    def _fill(self, frontier: Sequence[Leaf], dropped: list[int], width: int) -> dict[int, int]:
+    def _fill(self, width: int) -> dict[int, int]:
         """Give every free slot a state to expand."""
         children: dict[int, int] = {}
-        left = min(width, self.steps - sum(leaf.visits for leaf in frontier))
-        states = {x.node: x for x in frontier if x.expandable and x.node not in dropped}
-        visits = {node: leaf.visits for node, leaf in states.items()}
         free = [slot for slot in self._slots if slot.node is None]
+        opened = len(self._parent) - 1 + self.width - len(free)
+        left = min(width, self.steps - opened)
         # Slots that go on come first: their state must not be taken by another.
         for slot in sorted(free, key=lambda s: s.follow is None):
             if left <= 0:
                 break
             node, slot.follow = slot.follow, None
-            if node not in states:
-                node = self._pick(slot, states, visits)
+            if node not in self._states:
+                node = self._pick(slot)
             if node is None:
                 continue
             slot.node = node
-            visits[node] += 1
+            self._visits[node] += 1
+            self._sort(node)
             children[node] = children.get(node, 0) + 1
             left -= 1
         return children
 
-    def _pick(self, slot: Slot, states: dict[int, Leaf], visits: dict[int, int]) -> int | None:
+    def _pick(self, slot: Slot) -> int | None:
         """A new state for a slot, in whichever role has fewer slots than its half."""
         others = [s for s in self._slots if s is not slot and (s.node is not None or s.follow)]
         exploiting = sum(s.role is Role.EXPLOIT for s in others)
         slot.role = Role.EXPLOIT if exploiting < (self.width + 1) // 2 else Role.EXPLORE
-        fresh = [node for node in states if visits[node] == 0]
-        if slot.role is Role.EXPLOIT and fresh:
-            return max(fresh, key=lambda n: (value(states[n]), -n))
-        most = dict.fromkeys(states, self.children) | {ROOT: max(self.children, self.width)}
-        open_ = [node for node in states if visits[node] < most[node]]
-        return max(open_, key=lambda n: (self._ucb(states[n]), -n), default=None)
+        if slot.role is Role.EXPLOIT:
+            while self._fresh:
+                node = self._fresh[0][1]
+                if node in self._states and self._visits[node] == 0:
+                    return node
+                heapq.heappop(self._fresh)
+        return max(self._open, key=lambda n: (self._ucb(self._states[n]), -n), default=None)
 
     def _ucb(self, leaf: Leaf) -> float:
         count = self._count[leaf.node]
         mean = self._sum[leaf.node] / count if count else 0.0
         # The root has no reward of its own: it gets the mean of what lies below it.
-        reward = mean if leaf.node == ROOT else leaf.score
+        own = mean if leaf.node == ROOT else reward(leaf)
         above = self._count[ROOT if leaf.node == ROOT else leaf.parent]
-        return mean + self.exploration * math.sqrt(1 + above) * reward / (1 + count)
+        return mean + self.exploration * math.sqrt(1 + above) * own / (1 + count)
 
     def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
         return best_answer(frontier)

@@ -24,7 +24,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from arborsim.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, value
+from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, reward, value
 
 
 @dataclass
@@ -130,10 +130,9 @@ class Mcts:
         if leaf.node == ROOT:
             return
         self._states[leaf.parent].arrived.append(self._states[leaf.node])
-        reward = 0.0 if math.isnan(leaf.score) else leaf.score
         for state in self._upwards(leaf.node):
             state.count += 1
-            state.total += reward
+            state.total += reward(leaf)
 
     def _upwards(self, node: int) -> Iterator[_State]:
         """The state and all above it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from arborsim.search.base import Leaf, best_answer, best_first
+from arborsim.search.base import Leaf, best_answer, best_first, reward
 
 
 def majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
@@ -19,7 +19,7 @@ def majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
 
 def weighted_majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
     """The answer with the highest sum of final scores; an unknown score weighs nothing."""
-    return _elect(frontier, lambda leaf: 0.0 if math.isnan(leaf.score) else leaf.score)
+    return _elect(frontier, reward)
 
 
 def _elect(frontier: Sequence[Leaf], weight: Callable[[Leaf], float]) -> tuple[int, ...]:
