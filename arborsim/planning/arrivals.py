@@ -7,7 +7,7 @@ leaves their pattern as it is: results differ by the load, not by luck.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -99,7 +99,7 @@ class Recorded:
     """
 
     unit: ClassVar[str] = "searches/s"
-    moments_s: tuple[float, ...]
+    moments_s: tuple[float, ...] = field(repr=False)
     scale: float = 1.0
 
     @property

@@ -24,6 +24,7 @@ from arborsim.planning.workload_file import (
     read_workload,
     workload_of,
 )
+from arborsim.replay import Machine, Replay
 from arborsim.trace.describe import describe
 from arborsim.trace.reader import TraceReader
 
@@ -83,7 +84,7 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     assert found.name == "reasoning service"
     assert [entry.shared_prompt_tokens for entry in found.mix] == [200, 0]
     assert [candidate.policy.name for candidate in found.candidates()] == 2 * [
-        "full", *2 * ["streaming-llm"], *2 * ["arborkv-tail"]
+        "full", *2 * ["streaming-llm"], *2 * ["64 sinks"]
     ]  # fmt: skip
     from arborsim.planning import candidates, mix_file, workload_file
 
@@ -94,6 +95,17 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
         *mix_file._KEYS, *mix_file._COUNTS, *mix_file._SHARES, *mix_file._OTHERS, "file",
     ]  # fmt: skip
     assert [key for key in keys if key not in text] == []
+
+
+def test_every_policy_of_the_example_runs_on_its_searches(tmp_path: Path) -> None:
+    text = example_workload().replace("searches = 50 ", "searches = 1 ").replace("= 50\n", "= 1\n")
+    found = parse_workload(text, tmp_path)
+    assert found.episodes() == [1, 1]
+    machine = Machine(found.hardware[0].profile, found.geometry)
+    policies = [choice.policy for choice in (found.policies[0], found.policies[2])]
+    for path in found.write_traces(tmp_path):
+        job = Replay([path], policies, found.budgets[-1:], machine, quality=False)
+        assert len(job.run().episodes) == 2
 
 
 def test_what_the_example_comments_out_is_its_default_or_works() -> None:
