@@ -17,6 +17,7 @@ from arborsim.errors import UnknownName, UsageError
 from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
+    from arborsim.bank.recipe import Recipe
     from arborsim.live.request import LiveRequest, LiveWatch
     from arborsim.validation.watch import ValidationWatch
 
@@ -160,6 +161,8 @@ class RecordRequest(SearchRequest):
     attention_layers : tuple of int or "all"
         Layers whose own attention rows are stored besides the mean over all layers; "all" for
         all.
+    bank : Recipe or None
+        Grow a bank instead of running `search`.
     overwrite, resume : bool
     command : str
         For the trace's metadata.
@@ -171,6 +174,7 @@ class RecordRequest(SearchRequest):
     attention_top: int = 256
     qkv_layers: LayerChoice = ()
     attention_layers: LayerChoice = ()
+    bank: Recipe | None = None
     overwrite: bool = False
     resume: bool = False
     command: str = ""
@@ -189,6 +193,8 @@ class RecordProgress:
     tokens : int
         Generated so far in this run.
     tokens_per_s : float
+    thoughts : int
+        Complete ones of the finished problems of this run.
     beside : tuple of ModelUsage
         What reward and embedding models took in this run.
     """
@@ -199,6 +205,7 @@ class RecordProgress:
     judged: int
     tokens: int
     tokens_per_s: float
+    thoughts: int = 0
     beside: tuple[ModelUsage, ...] = ()
 
 

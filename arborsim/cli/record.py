@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from arborsim.cli.reward_options import Embed, Reward, RewardAggregate, RewardLabel, RewardToken
 from arborsim.errors import UsageError
 from arborsim.search import search_names
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _BASE = "Basics"
 _WHAT = "What is stored"
 _REWARD = "Search and rewards"
+_BANK = "Banks (for arborsim search)"
 
 
 class _Capture(StrEnum):
@@ -75,9 +77,44 @@ def record(
     lines_per_thought: Annotated[
         int, typer.Option(min=0, help="chain: lines per thought; 0: 4.", rich_help_panel=_BASE)
     ] = 0,
+    bank: Annotated[
+        bool,
+        typer.Option(
+            "--bank",
+            help="Grow a tree that searches can be run on later, instead of running --search.",
+            rich_help_panel=_BANK,
+        ),
+    ] = False,
+    children: Annotated[
+        str,
+        typer.Option(help="Per node, or per depth: 8 or 64,16,8.", rich_help_panel=_BANK),
+    ] = "",
+    depth: Annotated[
+        int,
+        typer.Option(min=0, help="Levels; 0: one per entry of --children.", rich_help_panel=_BANK),
+    ] = 0,
+    for_: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            help="Grow only what these searches ask for, e.g. rebase,ets or all.",
+            rich_help_panel=_BANK,
+        ),
+    ] = "",
+    width: Annotated[
+        str, typer.Option(help="Widths of --for [default: 16].", rich_help_panel=_BANK)
+    ] = "",
+    batch: Annotated[
+        int,
+        typer.Option(min=0, help="Thoughts that are drawn at once; 0: 256.", rich_help_panel=_BANK),
+    ] = 0,
     capture: Annotated[
-        _Capture, typer.Option(help="tree, signals or qkv.", rich_help_panel=_WHAT)
-    ] = _Capture.signals,
+        _Capture | None,
+        typer.Option(
+            help="tree, signals or qkv [default: signals; of a bank: tree and embeddings].",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     attention: Annotated[
         _Attention,
         typer.Option(help="auto: whole rows for paths up to 4096 tokens.", rich_help_panel=_WHAT),
@@ -99,44 +136,16 @@ def record(
     temperature: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="0 is greedy; default 0 for linear, else 0.7.", rich_help_panel=_REWARD
+            min=0.0,
+            help="0 is greedy; default 0 for linear, 1 for banks, else 0.7.",
+            rich_help_panel=_REWARD,
         ),
     ] = None,
-    reward: Annotated[
-        str,
-        typer.Option(
-            help="What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
-            "reward model [default: chain: verifier; game24: value].",
-            rich_help_panel=_REWARD,
-        ),
-    ] = "",
-    reward_token: Annotated[
-        str,
-        typer.Option(
-            help="Step-token model: the token after which it scores a step.",
-            rich_help_panel=_REWARD,
-        ),
-    ] = "",
-    reward_label: Annotated[
-        str,
-        typer.Option(
-            help="What is good: a class of a classifier [default: 1 of two], or the tokens "
-            "good,bad of a step-token model [default: +,-].",
-            rich_help_panel=_REWARD,
-        ),
-    ] = "",
-    reward_aggregate: Annotated[
-        str,
-        typer.Option(help="Scores of steps: last, min or prod.", rich_help_panel=_REWARD),
-    ] = "last",
-    embed: Annotated[
-        str,
-        typer.Option(
-            help="Folder of a sentence-transformers model that embeds thoughts [default: mean "
-            "last hidden states].",
-            rich_help_panel=_REWARD,
-        ),
-    ] = "",
+    reward: Reward = "",
+    reward_token: RewardToken = "",
+    reward_label: RewardLabel = "",
+    reward_aggregate: RewardAggregate = "last",
+    embed: Embed = "",
     noise: Annotated[
         float,
         typer.Option(min=0.0, help="Verifier: noise of rewards (std).", rich_help_panel=_REWARD),
@@ -203,22 +212,30 @@ def record(
     """
     from arborsim.backends import RecordRequest, RewardChoice, get_backend
     from arborsim.cli.options import check_output
+    from arborsim.cli.record_bank import recipe_of
     from arborsim.trace.schema import Capture
 
     check_output(out, "--out")
+    recipe = recipe_of(
+        bank, children, depth, for_, width, batch,
+        settings=set_ or (), search=search, temperature=temperature, dedupe=not keep_duplicates,
+    )  # fmt: skip
     if temperature is None:
-        temperature = 0.0 if search == "linear" else 0.7
+        temperature = 1.0 if bank else 0.0 if search == "linear" else 0.7
+    if capture is None:
+        capture = _Capture.tree if bank else _Capture.signals
     request = RecordRequest(
         model=model,
         out=out,
         task=task,
         prompts=prompts,
         search=search,
-        search_options=_settings(set_ or []),
+        search_options={} if bank else _settings(set_ or []),
         episodes=episodes,
         first=first,
         split=split,
         capture=Capture(capture.value),
+        bank=recipe,
         attention=attention.value,
         attention_top=attention_top,
         qkv_layers=_layers("--qkv-layers", qkv_layers),
@@ -265,7 +282,7 @@ def _run(request: Any, backend: Any) -> int:
             seen = progress
             bar.update(
                 row, completed=progress.episode, total=progress.episodes,
-                description=describe(progress),
+                description=describe(progress, request.bank is not None),
             )  # fmt: skip
 
         try:
@@ -280,16 +297,20 @@ def _run(request: Any, backend: Any) -> int:
             )
             typer.echo(f"arborsim: interrupted: {left}", err=True)
             return 130
-    typer.echo(f"{request.out}: {seen.episode} episodes, {describe(seen)}")
+    typer.echo(
+        f"{request.out}: {seen.episode} episodes, {describe(seen, request.bank is not None)}"
+    )
     for usage in seen.beside:
         typer.echo(describe_usage(usage))
     return 0
 
 
-def describe(progress: Any) -> str:
-    """Accuracy so far and speed, in words."""
-    verdict = f"{progress.correct}/{progress.judged} correct, " if progress.judged else ""
-    return f"{verdict}{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
+def describe(progress: Any, bank: bool = False) -> str:
+    """Accuracy so far (of a bank: problems that some thought solves) and speed, in words."""
+    verdict = f"{progress.correct}/{progress.judged} {'solvable' if bank else 'correct'}, "
+    thoughts = f"{progress.thoughts} thoughts, " if bank else ""
+    speed = f"{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
+    return f"{verdict if progress.judged else ''}{thoughts}{speed}"
 
 
 def describe_usage(usage: ModelUsage) -> str:

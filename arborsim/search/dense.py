@@ -8,8 +8,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from arborsim.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf
-from arborsim.search.vote import weighted_majority
+from arborsim.search.base import ROOT, Expansion, Leaf, best_first
 
 MOST_NODES = 1_000_000  #: a tree that may grow larger is refused
 
@@ -114,8 +113,8 @@ class Dense:
             node = self._known[node].parent
 
     def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
-        """Of all finished thoughts together, in order of completion."""
-        return weighted_majority(self._finished or frontier)
+        """All finished thoughts: whether any is right bounds what a search can find."""
+        return tuple(leaf.node for leaf in best_first(self._finished)) or (ROOT,)
 
 
 def _spelled(numbers: Sequence[int]) -> str:

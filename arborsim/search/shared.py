@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from arborsim.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, Search
-from arborsim.search.vote import weighted_majority
+from arborsim.search.base import ROOT, Expansion, Leaf, Search, best_first
 
 
 @dataclass
@@ -61,8 +60,8 @@ class SharedTree:
         return Expansion(children, done=not (self._walks or children or self._tree.running))
 
     def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
-        """Of all thoughts together: each search's own answer is found by running it on the tree."""
-        return weighted_majority(frontier)
+        """All finished thoughts: whether any is right bounds what each of the searches can find."""
+        return tuple(x.node for x in best_first(x for x in frontier if x.finished)) or (ROOT,)
 
 
 _OVER = object()

@@ -25,12 +25,14 @@ from arborsim.calibration.backend import (
 from arborsim.calibration.hardware import HardwareMeasurements, HardwareRequest
 from arborsim.errors import UsageError
 from arborsim.live.request import LiveRequest, LiveWatch
-from arborsim.search import make_search, search_options
+from arborsim.search import Search, make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim.validation.watch import ValidationWatch
 from arborsim_torch import calibration
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.hardware.measure import measure
 from arborsim_torch.live.run import LiveRun, MetersOf
@@ -121,7 +123,7 @@ class TorchBackend:
 
 def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     """The model and the file of prompts, if any; what is quickly checked comes first."""
-    make_search(request.search, **request.search_options)
+    new_search(request)
     check_choice(request.reward)
     if request.embed:
         check_embedder(request.embed)
@@ -133,6 +135,14 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     return loaded, prompts
 
 
+def new_search(request: SearchRequest) -> Search:
+    """What drives one problem: the search that was asked for, or what grows a bank."""
+    recipe = request.bank if isinstance(request, RecordRequest) else None
+    return (
+        make_search(request.search, **request.search_options) if recipe is None else recipe.make()
+    )
+
+
 @dataclass
 class Tally:
     """Running totals of a recording."""
@@ -142,6 +152,7 @@ class Tally:
     correct: int = 0
     judged: int = 0
     tokens: int = 0
+    thoughts: int = 0
     reported: int = 0
     prompt_tokens: int = 0
     iterations: int = 0
@@ -154,6 +165,7 @@ class Tally:
         self.done += 1
         self.judged += result.correct is not None
         self.correct += bool(result.correct)
+        self.thoughts += result.thoughts
         self.prompt_tokens += result.prompt_tokens
         self.iterations += result.iterations
         self.prefill_s += result.prefill_s
@@ -163,7 +175,7 @@ class Tally:
         seconds = time.perf_counter() - self.began
         return RecordProgress(
             self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds,
-            self.beside,
+            self.thoughts, self.beside,
         )  # fmt: skip
 
     def timing(self) -> dict[str, float]:
@@ -205,15 +217,23 @@ def _record_all(
         recorder = EpisodeRecorder(
             model=loaded.model,
             source=plan.source,
-            search=make_search(request.search, **request.search_options),
+            search=new_search(request),
             capture=make_capture(
-                request.capture, info.attention_top, plan.vector_layers, plan.row_layers
+                request.capture,
+                info.attention_top,
+                plan.vector_layers,
+                plan.row_layers,
+                embeddings=info.embeddings,
             ),
             sampler=Sampler(request.temperature, (request.seed, request.first + episode)),
             seed=request.seed,
             max_tokens=plan.max_tokens,
-            dedupe=request.dedupe,
+            dedupe=request.dedupe and request.bank is None,
             on_tokens=on_tokens,
+            cache=None
+            if request.bank is None
+            else TieredCache(Layout.of(loaded.model), by_path=True),
+            release=request.bank is not None,
             reward=plan.reward,
             embedder=plan.embedder,
         )
@@ -227,30 +247,34 @@ def _record_all(
 
 
 def make_capture(
-    level: Level, top: int, vector_layers: tuple[int, ...] = (), row_layers: tuple[int, ...] = ()
+    level: Level,
+    top: int,
+    vector_layers: tuple[int, ...] = (),
+    row_layers: tuple[int, ...] = (),
+    embeddings: bool = False,
 ) -> Capture | None:
-    """What records one episode at this level."""
-    return None if level is Level.TREE else Capture(top, vector_layers, row_layers)
+    """What records one episode at this level; level `tree` may have embeddings."""
+    if level is Level.TREE:
+        return Capture(signals=frozenset()) if embeddings else None
+    return Capture(top, vector_layers, row_layers)
 
 
 def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
     tree = request.capture is Level.TREE
-    search = make_search(request.search, **request.search_options)
     device = loaded.model.device
     return TraceInfo(
         geometry=geometry(loaded),
         model=loaded.name,
         task=plan.source.name,
-        search=request.search,
+        search=new_search(request).name,
         tokenizer=getattr(loaded.tokenizer, "name_or_path", "") or f"{plan.source.name} words",
         search_parameters={
-            **{name: getattr(search, name) for name in search_options(request.search)},
+            **_parameters(request),
             "temperature": request.temperature,
             "max_tokens": plan.max_tokens,
             "noise": request.noise,
             "dead_penalty": request.dead_penalty,
             "value_floor": request.value_floor,
-            "dedupe": request.dedupe and not getattr(search, "keeps_duplicates", False),
             "split": request.split,
             "first": request.first,
             **{f"task.{key}": value for key, value in request.task_options.items()},
@@ -262,6 +286,7 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
         attention_top=request.attention_top if plan.sparse and not tree else 0,
         qkv_layers=plan.vector_layers,
         attention_layer_ids=plan.row_layers,
+        embeddings=tree and request.bank is not None,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         software={
             "arborsim": arborsim.__version__,
@@ -273,6 +298,16 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
         },
         command=request.command,
     )
+
+
+def _parameters(request: RecordRequest) -> dict[str, object]:
+    """Of the search, or of the bank; a bank keeps repeated thoughts for a search to judge."""
+    search = new_search(request)
+    dedupe = request.dedupe and not getattr(search, "keeps_duplicates", False)
+    if request.bank is not None:
+        return {**request.bank.parameters(), "dedupe": dedupe}
+    options = {name: getattr(search, name) for name in search_options(request.search)}
+    return {**options, "dedupe": dedupe}
 
 
 def _beside(request: RecordRequest, plan: Plan) -> dict[str, str | int]:
@@ -305,7 +340,7 @@ def _clear_memory_errors(request: RecordRequest) -> Iterator[None]:
 def _too_large(request: RecordRequest) -> UsageError:
     return UsageError(
         f"out of memory on {request.device}: {request.model} in {request.dtype}, "
-        f"{request.search} with {make_search(request.search, **request.search_options).slots} "
-        "leaves at once: try fewer children, a shorter prompt, --max-tokens, a smaller --dtype, or "
-        "(when recording) --capture tree"
+        f"{new_search(request).name} with {new_search(request).slots} leaves at once: try fewer "
+        f"{'children, a smaller --batch' if request.bank else 'children'}, a shorter prompt, "
+        "--max-tokens, a smaller --dtype, or (when recording) --capture tree"
     )

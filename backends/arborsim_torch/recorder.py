@@ -133,8 +133,8 @@ class EpisodeRecorder:
         if signals is not None:
             columns.update(signals.columns())
         return EpisodeResult(
-            columns, correct, self._generated, len(problem.prompt), self.rows.iteration,
-            prefill_s, decode_s, self._forward_s,
+            columns, correct, self._generated, len(self.nodes) - 1, len(problem.prompt),
+            self.rows.iteration, prefill_s, decode_s, self._forward_s,
         )  # fmt: skip
 
     def _clock(self) -> float:
@@ -328,8 +328,9 @@ class EpisodeRecorder:
         node = self.nodes[n]
         text = self.source.text(node.generated[-node.tokens :])
         end = End.FINISHED if node.finished else End.DEAD if node.dead else End.NONE
-        verdict = self.source.correct(self.problem, node.generated) if node.finished else None
-        self.rows.boundary(n, reward, entropy, text, node.embedding, end, node.answer, verdict)
+        if node.finished:
+            node.correct = self.source.correct(self.problem, node.generated)
+        self.rows.boundary(n, reward, entropy, text, node.embedding, end, node.answer, node.correct)
 
     def _repeats(self, n: int) -> bool:
         """Is there a complete sibling with the same tokens that was not given up?"""
@@ -343,12 +344,16 @@ class EpisodeRecorder:
         if self.capture is not None:
             self.capture.drain(self.decoder)
 
+    def _verdict(self, n: int) -> bool | None:
+        node = self.nodes[n]
+        if node.finished:
+            return node.correct
+        return self.source.correct(self.problem, node.generated)
+
     def _answer(self) -> bool | None:
         """Hand in the first right answer among the candidates, or else the first."""
         candidates = self.search.answer(self._frontier())
-        verdicts = {
-            n: self.source.correct(self.problem, self.nodes[n].generated) for n in candidates
-        }
+        verdicts = {n: self._verdict(n) for n in candidates}
         chosen = next((n for n in candidates if verdicts[n]), candidates[0])
         self.rows.time_s = self._clock()
         text = self.source.text(self.nodes[chosen].generated)

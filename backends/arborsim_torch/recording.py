@@ -61,6 +61,8 @@ class LiveNode:
         What it answers, if it is finished and its source can read that.
     twin : int
         The first complete sibling that says the same, or the node itself.
+    correct : bool or None
+        Verdict on the answer of a thought that is finished, duplicates included.
     held : bool
         Whether its keys and values are there.
     """
@@ -79,6 +81,7 @@ class LiveNode:
     embedding: np.ndarray | None = None
     answer: str | None = None
     twin: int = -1
+    correct: bool | None = None
     held: bool = True
 
 
@@ -102,6 +105,7 @@ class EpisodeResult:
     columns: dict[str, Any]
     correct: bool | None
     tokens: int
+    thoughts: int
     prompt_tokens: int
     iterations: int
     prefill_s: float
