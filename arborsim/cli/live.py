@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from arborsim.cli.reward_options import Embed, Reward, RewardAggregate, RewardLabel, RewardToken
 from arborsim.search import search_names
 
 _BASE = "Problems and model"
@@ -107,16 +108,21 @@ def live(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, rich_help_panel=_SEARCH)] = 0,
+    reward: Reward = "",
+    reward_token: RewardToken = "",
+    reward_label: RewardLabel = "",
+    reward_aggregate: RewardAggregate = "last",
+    embed: Embed = "",
     noise: Annotated[
         float,
-        typer.Option(min=0.0, help="chain: noise of rewards (std).", rich_help_panel=_SEARCH),
+        typer.Option(min=0.0, help="Verifier: noise of rewards (std).", rich_help_panel=_SEARCH),
     ] = 0.1,
     dead_penalty: Annotated[
         float,
         typer.Option(
             min=0.0,
             max=1.0,
-            help="chain: how well rewards see a dead path.",
+            help="Verifier: how well rewards see a dead path.",
             rich_help_panel=_SEARCH,
         ),
     ] = 1.0,
@@ -224,6 +230,7 @@ def live(
     Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
     where the time went, all against full retention. Ctrl-C keeps the log; exit code 130.
     """
+    from arborsim.backends import RewardChoice
     from arborsim.cli import live_setup as setup
     from arborsim.cli.live_run import run
     from arborsim.cli.options import chosen_names
@@ -254,6 +261,8 @@ def live(
         value_floor=value_floor,
         thought_tokens=thought_tokens,
         task_options=_given(lines=lines, lines_per_thought=lines_per_thought),
+        reward=RewardChoice(reward, reward_token, reward_label, reward_aggregate),
+        embed=embed,
         dedupe=not keep_duplicates,
         trust_remote_code=trust_remote_code,
         cells=setup.make_cells(policy, budget, settings, full=full),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from arborsim.backends import ModelUsage
 from arborsim.errors import UsageError
@@ -16,6 +17,8 @@ from arborsim_torch.rewards.base import Account
 from arborsim_torch.rewards.folder import check_files, check_room
 
 _OURS = "sentence_transformers."
+#: What sentence-transformers raises on folders that are damaged in one way or another.
+_BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, RuntimeError)
 
 
 class SentenceEmbedder:
@@ -30,7 +33,7 @@ class SentenceEmbedder:
 
     def __init__(self, name: str, model: Any) -> None:
         self.name, self._model = name, model
-        self.size = int(model.get_embedding_dimension())
+        self.size = int(model.encode([""], convert_to_numpy=True).shape[1])
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         self._account = Account("embed", name, weights, torch.device(model.device))
 
@@ -87,7 +90,7 @@ def load_embedder(folder: str, device: str) -> SentenceEmbedder:
             str(path), device=device, local_files_only=True, trust_remote_code=False,
             model_kwargs={"use_safetensors": True},
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+        return SentenceEmbedder(path.name, model.eval())
+    except (*_BROKEN, SafetensorError) as error:
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--embed {folder}: cannot be loaded: {what}") from error
-    return SentenceEmbedder(path.name, model.eval())
