@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from dataclasses import replace
@@ -243,6 +244,30 @@ def test_command_makes_what_other_commands_take(
     error = capsys.readouterr().err
     assert "policy h2o reads attention" in error
     assert "--capture signals" in error
+
+
+def test_generated_trees_move_tokens_between_tiers_and_bring_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tree.toml").write_text(
+        'name = "tree-ddr"\n[score]\nuse = "position"\n[allocate]\nuse = "tree"\n'
+        'use_attention = false\n[place]\nddr = inf\n[schedule]\nuse = "tree-events"\n'
+        '[recover]\nuse = "fetch"\n'
+    )
+    spec = replace(SMALL, prompt_tokens=Fixed(20), thought_tokens=Fixed(30), first=Fixed(6),
+                   pruned=(0.5,), parallel=2, rewards=True)  # fmt: skip
+    write_generated(spec, 2, 0, GEOMETRY, tmp_path / "t.parquet")
+    # A level of six in batches of two: the search turns away from branches and comes back.
+    assert all(e.revisits > 0 for e in describe(TraceReader(tmp_path / "t.parquet")).episodes)
+    command = (
+        "replay t.parquet --policy arborkv,tree.toml --set arborkv.use_attention=false "
+        "--set arborkv.retain=sinks+tail --budget 0.6 --recall near --json"
+    )
+    assert main(shlex.split(command)) == 0
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)["episodes"]}
+    assert rows["arborkv"]["rehydrated_tokens"] > 0
+    assert rows["tree-ddr"]["peak_ddr_bytes"] > 0
 
 
 @pytest.mark.parametrize(
