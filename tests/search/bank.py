@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,9 +20,17 @@ class Bank:
     seed: int
     depth: int = 6
     missing: float = 0.0
+    _known: dict[tuple[int, ...], tuple[float, bool, bool]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def child(self, path: tuple[int, ...]) -> tuple[float, bool, bool]:
         """(reward, finished, dead) of the thought at `path`, a tuple of child numbers."""
+        if path not in self._known:
+            self._known[path] = self._draw(path)
+        return self._known[path]
+
+    def _draw(self, path: tuple[int, ...]) -> tuple[float, bool, bool]:
         rng = random.Random(repr((self.seed, path)))
         finished = len(path) >= self.depth or rng.random() < 0.05
         return round(rng.random(), 2), finished, not finished and rng.random() < 0.05

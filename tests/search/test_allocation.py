@@ -1,10 +1,8 @@
-"""Samplers, beam, DVTS and REBASE against literal re-implementations."""
+"""Shares of the width, votes, and what options are refused."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from decimal import Decimal, localcontext
 
 import pytest
 from hypothesis import given, settings
@@ -15,123 +13,16 @@ from arborsim.search import ROOT, Leaf, make_search
 from arborsim.search.base import best_first
 from arborsim.search.rebase import rebase_weights
 from arborsim.search.vote import majority, weighted_majority
-from tests.search.bank import Bank, Run, drive
+from tests.search.bank import Bank, drive
+from tests.search.literal import printed
 
 SEEDS = range(25)
-
-
-def thoughts(run: Run) -> list[tuple[int, ...]]:
-    return sorted(run.path[n] for n in run.order)
-
-
-def literal_levels(bank: Bank, width: int, depth: int, share) -> tuple[list, list]:
-    """Level by level; `share` maps scored states and a width to [(state, children)].
-
-    Returns all thoughts, and the finished ones.
-    """
-    level, made, finished = [()], [], []
-    for step in range(depth):
-        width -= sum(s != () and bank.child(s)[1] for s in level)
-        finished += [s for s in level if s != () and bank.child(s)[1]]
-        open_ = [s for s in level if s == () or not any(bank.child(s)[1:])]
-        if width <= 0 or not open_:
-            return made, finished
-        if step == 0:
-            level = [(k,) for k in range(width)]
-        else:
-            ranked = sorted(open_, key=lambda s: (-bank.child(s)[0], made.index(s)))
-            level = [(*s, k) for s, count in share(ranked, width) for k in range(count)]
-        made += level
-    return made, finished + [s for s in level if bank.child(s)[1]]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("name", "width", "keep"), [("beam-4", 18, 4), ("beam-sqrt", 10, 4)])
-def test_beam(name: str, width: int, keep: int, seed: int) -> None:
-    def share(ranked: list, left: int) -> list:
-        kept = ranked[:keep]
-        counts = [0] * len(kept)
-        for i in range(left):  # one at a time, in turns
-            counts[i % len(kept)] += 1
-        return list(zip(kept, counts, strict=True))
-
-    bank = Bank(seed, depth=4)
-    run = drive(make_search(name, width=width), bank)
-    made, finished = literal_levels(bank, width, 25, share)
-    assert thoughts(run) == sorted(made)
-    assert_elected(run, bank, finished)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rebase(seed: int) -> None:
-    def share(ranked: list, left: int) -> list:
-        return list(zip(ranked, printed([bank.child(s)[0] for s in ranked], left), strict=True))
-
-    bank = Bank(seed, depth=4)
-    run = drive(make_search("rebase", width=12), bank)
-    made, finished = literal_levels(bank, 12, 25, share)
-    assert thoughts(run) == sorted(made)
-    assert_elected(run, bank, finished)
-
-
-def assert_elected(run: Run, bank: Bank, finished: list) -> None:
-    """The answer has the highest sum of rewards, and is the best leaf that gives it."""
-    if not finished:
-        return
-    votes = Counter[str]()
-    for s in finished:
-        votes[bank.text(s)] += bank.child(s)[0]
-    answer = run.path[run.answer[0]]
-    assert votes[bank.text(answer)] == pytest.approx(max(votes.values()))
-    mine = [bank.child(s)[0] for s in finished if bank.text(s) == bank.text(answer)]
-    assert bank.child(answer)[0] == max(mine)
-
-
-def literal_dvts(bank: Bank, width: int, subtrees: int, depth: int) -> list:
-    """Every subtree on its own: its part of the first level, then always the best child."""
-    size, larger = divmod(width, subtrees)
-    made, start = [], 0
-    for i in range(subtrees):
-        left = size + (i < larger)
-        level = [(start + k,) for k in range(left)]
-        start += left
-        for _ in range(depth):
-            made += level
-            left -= sum(bank.child(s)[1] for s in level)
-            open_ = [s for s in level if not any(bank.child(s)[1:])]
-            if not open_ or left <= 0:
-                break
-            best = max(open_, key=lambda s: (bank.child(s)[0], -s[-1]))
-            level = [(*best, k) for k in range(left)]
-    return made
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("name", "width", "trees"), [("dvts-4", 14, 4), ("dvts-sqrt", 17, 5)])
-def test_dvts(name: str, width: int, trees: int, seed: int) -> None:
-    bank = Bank(seed, depth=4)
-    run = drive(make_search(name, width=width), bank)
-    assert thoughts(run) == sorted(literal_dvts(bank, width, trees, 25))
 
 
 @pytest.mark.parametrize("name", ["beam-4", "dvts-4", "rebase", "ets", "ets-kv"])
 def test_depth_ends_a_search(name: str) -> None:
     run = drive(make_search(name, width=8, depth=2), Bank(2, depth=9))
     assert max(map(len, run.path.values())) == 2
-
-
-def printed(scores: list[float], width: int) -> list[int]:
-    """The loop of REBASE in 50 digits, scores descending."""
-    counts = []
-    with localcontext(prec=50):
-        weights = [(Decimal(str(score)) / Decimal("0.2")).exp() for score in scores]
-        for i, weight in enumerate(weights):
-            share = width * weight / sum(weights[i:])
-            near = share.to_integral_value()
-            exact = near if abs(share - near) < Decimal("1e-30") else share  # its own rounding
-            counts.append(math.ceil(exact))
-            width -= counts[-1]
-    return counts
 
 
 def leaves_of(scores: list[float]) -> list[Leaf]:
@@ -170,26 +61,6 @@ def test_rebase_weights_by_hand() -> None:
     assert rebase_weights(leaves_of([1.0, 1.0 - 0.2 * math.log(3.001)]), 8, 0.2) == [7, 1]
     assert rebase_weights(leaves_of([1.0, 1.0 - 0.2 * math.log(2.999)]), 8, 0.2) == [6, 2]
     assert rebase_weights(leaves_of([math.nan, math.nan]), 3, 0.2) == [2, 1]
-
-
-@pytest.mark.parametrize("name", ["best-of-n", "self-consistency", "weighted-vote"])
-@pytest.mark.parametrize("seed", range(10))
-def test_samples_never_branch(name: str, seed: int) -> None:
-    bank = Bank(seed)
-    run = drive(make_search(name, n=6), bank)
-    below = Counter(run.leaves[n].parent for n in run.order)
-    assert below.pop(ROOT) == 6
-    assert set(below.values()) <= {1}
-    ends = [n for n in run.order if n not in below]
-    assert not any(run.leaves[n].expandable for n in ends)
-    assert run.dropped == []
-    finished = [run.leaves[n] for n in ends if run.leaves[n].finished]
-    answer = run.leaves[run.answer[0]]
-    if name == "best-of-n" and finished:
-        assert answer.score == max(leaf.score for leaf in finished)
-    if name == "self-consistency" and finished:
-        votes = Counter(leaf.answer for leaf in finished)
-        assert votes[answer.answer] == max(votes.values())
 
 
 def test_votes() -> None:

@@ -28,7 +28,7 @@ from arborsim.search.ets import similar
 from arborsim.search.rebase import rebase_weights
 from arborsim.search.reduction import keep_best
 from tests.search.bank import Bank, drive
-from tests.search.test_allocation import printed
+from tests.search.literal import printed
 
 ROOT_LEAF = Leaf(ROOT, -1, 0, math.nan)
 
