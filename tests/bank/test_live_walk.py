@@ -1,0 +1,130 @@
+"""A search that ran live, walked over the trace that it recorded: the same search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from arborsim.bank import Bank, visited, walk
+from arborsim.bank.job import open_bank, read_bank
+from arborsim.bank.simulate import simulate
+from arborsim.budget import Budget
+from arborsim.cli.app import main
+from arborsim.hardware.lookup import load_profile
+from arborsim.policies.registry import build
+from arborsim.replay_episode import Cell, Machine
+from arborsim.search import Leaf, make_search
+from arborsim.signals.observations import Signal
+
+#: Options with which each search does something on few, short problems.
+SEARCHES: dict[str, dict[str, Any]] = {
+    "best-of-n": {"n": 4}, "self-consistency": {"n": 4}, "weighted-vote": {"n": 4},
+    "beam-4": {"width": 8}, "beam-sqrt": {"width": 6}, "dvts-4": {"width": 8},
+    "dvts-sqrt": {"width": 6}, "rebase": {"width": 6}, "ets": {"width": 6},
+    "ets-kv": {"width": 6}, "tot-bfs": {"keep": 3, "children": 3},
+    "tot-dfs": {"steps": 25, "propose": 2, "width": 2}, "dpts": {"steps": 25},
+    "mcts": {"steps": 20, "width": 2}, "linear": {},
+}  # fmt: skip
+_COLUMNS = (
+    "kind", "iteration", "node", "parent", "depth", "position", "token", "end", "entropy", "reward",
+    "correct", "answer", "embedding", "embedding_rows",
+)  # fmt: skip
+_SHOWN = ("node", "parent", "depth", "score", "finished", "dead", "visits", "tokens", "answer")
+
+
+class Watched:
+    """A search that notes what it was shown."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        self._search = make_search(name, **options)
+        self.seen: list[list[tuple[Any, ...]]] = []
+        self.embeddings: dict[int, np.ndarray] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._search, name)
+
+    @property
+    def keeps_duplicates(self) -> bool:
+        return getattr(self._search, "keeps_duplicates", False)
+
+    def expand(self, frontier: list[Leaf], width: int) -> Any:
+        self.seen.append([_shown(leaf) for leaf in frontier])
+        for leaf in frontier:
+            if leaf.embedding is not None:
+                self.embeddings[leaf.node] = leaf.embedding
+        return self._search.expand(frontier, width)
+
+
+def _shown(leaf: Leaf) -> tuple[Any, ...]:
+    values = tuple(getattr(leaf, name) for name in _SHOWN)
+    return tuple("nan" if isinstance(v, float) and np.isnan(v) else v for v in values)
+
+
+@pytest.mark.parametrize("name", list(SEARCHES))
+def test_a_live_search_walked_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = SEARCHES[name]
+    live: list[Watched] = []
+
+    def watched(name: str, **_: Any) -> Watched:
+        live.append(Watched(name, options))
+        return live[-1]
+
+    import arborsim_torch.backend as backend
+
+    monkeypatch.setattr(backend, "make_search", watched)
+    out = tmp_path / "live.parquet"
+    command = ["record", "--model", "game24", "--search", name, "--episodes", "2"]
+    given = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
+    assert main([*command, *given, "--out", str(out), "--seed", "3"]) == 0
+    reader = open_bank(out)
+    searches = [search for search in live if search.seen]
+    assert len(searches) == reader.num_episodes == 2
+    needs = (Signal.ATTENTION, Signal.HIDDEN_CHANGE)
+    machine = Machine(load_profile("h200"))
+    cells = [Cell(build("full"), Budget("any", share=1.0))]
+    cells += [Cell(build("arborkv"), Budget("0.75", share=0.75))] if name == "rebase" else []
+    for index, then in enumerate(searches):
+        bank = read_bank(reader, index, needs, embeddings=True)
+        now = Watched(name, options)
+        done = walk(now, bank)  # type: ignore[arg-type]
+        assert done.bank_misses == 0
+        assert now.seen == then.seen
+        assert now.embeddings.keys() == then.embeddings.keys()
+        for node, embedding in then.embeddings.items():
+            np.testing.assert_array_equal(now.embeddings[node], embedding)
+        assert done.bank_node == tuple(range(len(bank.parent)))
+        again, episode = visited(done, bank.episode), bank.episode
+        for column in _COLUMNS:
+            np.testing.assert_array_equal(getattr(again, column), getattr(episode, column))
+        assert again.text is not None
+        assert episode.text is not None
+        assert again.text[:-1] == episode.text[:-1]
+        for cell in cells:
+            first, second = (simulate(e, cell, machine, quality=True) for e in (episode, again))
+            assert first == second
+
+
+def test_what_was_still_running_is_no_thought(tmp_path: Path) -> None:
+    """An asynchronous search may end while thoughts run: handed out again, they never end."""
+    out = tmp_path / "live.parquet"
+    command = ["record", "--model", "game24", "--search", "dpts", "--set", "accept=0"]
+    assert main([*command, "--episodes", "6", "--out", str(out)]) == 0
+    reader = open_bank(out)
+    unfinished = 0
+    for index in range(6):
+        bank = read_bank(reader, index)
+        unfinished += bank.complete.count(False)
+        assert walk(make_search("dpts", accept=0), bank).bank_misses == 0
+        wide = walk(make_search("tot-bfs"), Bank.of(bank.episode))
+        broken = [n for s in wide.steps for x in s.stretches for n in x.broken]
+        assert len(broken) <= bank.complete.count(False)
+        assert all(wide.dead[n] for n in broken)
+        assert wide.bank_misses >= len(broken)
+    assert unfinished > 0
