@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from arborsim.controller import Controller
@@ -43,7 +44,13 @@ class Simulated:
     held_kv_byte_s: float
 
 
-def simulate(episode: Episode, cell: Cell, machine: Machine, quality: bool) -> Simulated:
+def simulate(
+    episode: Episode,
+    cell: Cell,
+    machine: Machine,
+    quality: bool,
+    watch: Callable[[Event, Controller], None] | None = None,
+) -> Simulated:
     """Replay one episode under one policy and budget.
 
     Parameters
@@ -55,6 +62,8 @@ def simulate(episode: Episode, cell: Cell, machine: Machine, quality: bool) -> S
     machine : Machine
     quality : bool
         Measure the attention kept; the episode then holds attention.
+    watch : callable, optional
+        Called before each event is handled.
 
     Raises
     ------
@@ -75,6 +84,8 @@ def simulate(episode: Episode, cell: Cell, machine: Machine, quality: bool) -> S
     )
     gauge = _ByteSeconds(controller, executor, machine.geometry or geometry)
     for event in play(foresee(cell.policy, episode, budget_tokens)):
+        if watch:
+            watch(event, controller)
         controller.handle(event)
         gauge.take(event)
     return Simulated(

@@ -37,14 +37,20 @@ class TreeFilm:
                 label = "answer"
             case _:
                 return
-        tree, executor = controller.tree, controller.executor
-        cell = tree.node_of_token.values * NUM_TIERS + executor.tier[0].astype(np.int64)
-        table = np.bincount(cell, minlength=len(tree) * NUM_TIERS).reshape(-1, NUM_TIERS)
-        self._frames.append(Frame(executor.clock(), label, controller.view().leaves, table))
+        table = tokens_by_tier(controller)
+        time_s = controller.executor.clock()
+        self._frames.append(Frame(time_s, label, controller.view().leaves, table))
 
     def frames(self, nodes: int) -> tuple[Frame, ...]:
         """At most `MAX_FRAMES` of them, each with a row for every one of `nodes`."""
         return tuple(_padded(frame, nodes) for frame in _thinned(self._frames))
+
+
+def tokens_by_tier(controller: Controller) -> np.ndarray:
+    """Where the tokens of each node are now, in the first cache group; int64 ``[nodes, tiers]``."""
+    tree, tier = controller.tree, controller.executor.tier[0]
+    cell = tree.node_of_token.values * NUM_TIERS + tier.astype(np.int64)
+    return np.bincount(cell, minlength=len(tree) * NUM_TIERS).reshape(-1, NUM_TIERS)
 
 
 def node_records(tree: ThoughtTree) -> tuple[NodeRecord, ...]:
