@@ -1,0 +1,318 @@
+"""Demands in seconds: every phase priced by the cost model, once, before anything is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arborsim.errors import UsageError
+from arborsim.hardware.cost import CostModel, Reads
+from arborsim.hardware.profile import Direction
+from arborsim.serving.demand import LEG_COLUMNS, LINEAR, Op, SearchDemand
+from arborsim.serving.options import ServingOptions
+
+_TABLE = ("flops", "kv", "quantised", "policy")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Decode iterations of one search; a quantity is ``first + i * growth`` in iteration ``i``.
+
+    Attributes
+    ----------
+    iterations, sequences : int
+    flops_s, kv_s, dequantise_s, policy_s : (float, float)
+        Seconds at full use of what they are bound by: first and growth.
+    hbm_bytes, prefix_bytes : (int, int)
+    stream_s : float
+        Time that its streamed tokens need on the link per iteration.
+    near_s : float
+        Time that the CPU attends to its tokens per iteration.
+    streamed_bytes : int
+    eager : int
+        1 if it needs attention rows written out.
+    """
+
+    iterations: int
+    sequences: int
+    flops_s: tuple[float, float]
+    kv_s: tuple[float, float]
+    dequantise_s: tuple[float, float]
+    policy_s: tuple[float, float]
+    hbm_bytes: tuple[int, int]
+    prefix_bytes: tuple[int, int]
+    stream_s: float
+    near_s: float
+    streamed_bytes: int
+    eager: int
+
+    def split(self, iterations: int) -> tuple[Piece, Piece]:
+        """The first so many iterations, and the rest."""
+        return self._part(0, iterations), self._part(iterations, self.iterations)
+
+    def without_prefix(self) -> Piece:
+        """The same with the shared prefix held by somebody else."""
+        (held, grows), (prefix, prefix_grows) = self.hbm_bytes, self.prefix_bytes
+        return self._but(hbm_bytes=(held - prefix, grows - prefix_grows), prefix_bytes=(0, 0))
+
+    def _part(self, first: int, last: int) -> Piece:
+        names = ("flops_s", "kv_s", "dequantise_s", "policy_s", "hbm_bytes", "prefix_bytes")
+        moved = {n: (getattr(self, n)[0] + first * getattr(self, n)[1], getattr(self, n)[1])
+                 for n in names}  # fmt: skip
+        return self._but(iterations=last - first, **moved)
+
+    def _but(self, **changes: object) -> Piece:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return Piece(**{**values, **changes})
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Work that joins one iteration, a part of a prompt: seconds by what bounds them."""
+
+    flops_s: float = 0.0
+    kv_s: float = 0.0
+    other_s: float = 0.0
+    sequences: int = 0
+
+
+NOTHING = Extra()
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One transfer: direction, bytes, seconds, and bytes of HBM held when it begins and ends."""
+
+    up: bool
+    bytes: int
+    seconds: float
+    hold_before: int
+    hold_after: int
+
+
+@dataclass(frozen=True)
+class PricedDemand:
+    """A demand whose phases know their seconds.
+
+    Attributes
+    ----------
+    source : SearchDemand
+    ops : list of (Op, int, int, int)
+        As the demand's, with decode phases numbered by `pieces`; a first piece of one iteration.
+    seconds : list of float
+        Of each phase that the engine spends; 0 for the others.
+    pieces : list of Piece
+    chains : list of list of Leg
+    prefix_tokens, prefix_bytes : int
+        What may be shared, 0 without a key.
+    """
+
+    source: SearchDemand
+    ops: list[tuple[int, int, int, int]]
+    seconds: list[float]
+    pieces: list[Piece]
+    chains: list[list[Leg]]
+    prefix_tokens: int
+    prefix_bytes: int
+
+
+class Pricing:
+    """Seconds of demands on one machine.
+
+    Parameters
+    ----------
+    cost : CostModel
+    options : ServingOptions
+    """
+
+    def __init__(self, cost: CostModel, options: ServingOptions) -> None:
+        self.cost = cost
+        self.gpus = options.tensor_parallel
+        self._nvme_bytes_per_s = options.nvme_bytes_per_s
+        profile, geometry = cost.profile, cost.geometry
+        idle = cost.decode(Reads(0, 0.0, 0.0))
+        self.weights_s = float(idle.weights_s) / self.gpus
+        self.layers_s = float(idle.layers_s)
+        self.eager_layers_s = float(cost.decode(Reads(0, 0.0, 0.0), fused=False).layers_s)
+        self.step_s, self.sequence_s = float(profile.per_step_s), float(profile.per_sequence_s)
+        self.overlap = float(profile.overlap)
+        if self.gpus > 1:
+            ring = 2 * (self.gpus - 1) / self.gpus
+            row_bytes = geometry.hidden * geometry.weight_bytes_per_element
+            self.step_s += 2 * geometry.layers * options.all_reduce_latency_s
+            per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
+            self.sequence_s += 2 * geometry.layers * per_token_s
+
+    def price(self, demand: SearchDemand) -> PricedDemand:
+        """Price every phase.
+
+        Raises
+        ------
+        UsageError
+            The demand counts the bytes of another model.
+        """
+        geometry, info = self.cost.geometry, demand.info
+        if (info.geometry, info.kv_bytes_per_token) != (geometry.name, geometry.kv_bytes_per_token):
+            raise UsageError(
+                f"the demand of {info.trace} episode {info.episode} was recorded for "
+                f"{info.geometry}, not {geometry.name}: record it again"
+            )
+        pieces = self._pieces(demand)
+        ops = [tuple(op) for op in demand.ops.tolist()]
+        for at, op in enumerate(ops):
+            # The end of the first iteration is when the first token is there.
+            if op[0] == Op.DECODE and pieces[op[1]].iterations > 1:
+                one, rest = pieces[op[1]].split(1)
+                pieces[op[1]] = one
+                ops.insert(at + 1, (int(Op.DECODE), len(pieces), 0, 0))
+                pieces.append(rest)
+            if op[0] == Op.DECODE:
+                break
+        return PricedDemand(
+            demand, ops, [self._op_s(demand, op) for op in ops], pieces, self._chains(demand),
+            info.prefix_tokens if info.prefix else 0,
+            next((op[2] for op in ops if op[0] == Op.LEVEL), 0) if info.prefix else 0,
+        )  # fmt: skip
+
+    def prefill_s(self, tokens: int, present: int, fused: bool = True) -> float:
+        """A pass over `tokens` with `present` ones before them."""
+        if not tokens:
+            return 0.0
+        terms = self.cost.prefill(tokens, present)
+        compute_s = (terms.matrices_s + terms.attention_s) / self.gpus
+        memory_s = terms.memory_s / self.gpus
+        bound_s = max(compute_s, memory_s) + (1 - self.overlap) * min(compute_s, memory_s)
+        overhead_s = self.layers_s + self.step_s + self.sequence_s
+        rest_s = self._reduced_s(tokens) + self.eager_s(tokens, present, fused)
+        return bound_s + overhead_s + rest_s
+
+    def chunk(self, tokens: int, present: int, fused: bool) -> Extra:
+        """The next `tokens` of a prompt, with `present` ones before them, within an iteration."""
+        terms = self.cost.prefill(tokens, present)
+        weights_s = self.weights_s * self.gpus
+        return Extra(
+            flops_s=(terms.matrices_s + terms.attention_s) / self.gpus,
+            kv_s=(terms.memory_s - weights_s) / self.gpus,
+            other_s=self.eager_s(tokens, present, fused) + self._reduced_s(tokens),
+            sequences=1,
+        )
+
+    def _reduced_s(self, tokens: int) -> float:
+        """Adding up the activations of all tokens of a pass but one, which counts as a sequence."""
+        return (tokens - 1) * (self.sequence_s - self.cost.profile.per_sequence_s)
+
+    def eager_s(self, tokens: int, present: int, fused: bool) -> float:
+        """Writing out and reading back the probabilities of a prefill pass."""
+        if fused:
+            return 0.0
+        # The model's formula is for a square: scale it to these rows and columns.
+        share = (tokens + present) / tokens
+        return self.cost.eager_prefill_s(tokens) * share / self.gpus
+
+    def transfer_s(self, size_bytes: int, up: bool) -> float:
+        """A packed transfer, each GPU carrying its part over its own link."""
+        if size_bytes <= 0:
+            return 0.0
+        part = size_bytes / self.gpus
+        direction: Direction = "h2d" if up else "d2h"
+        return float(self.cost.transfer_s(part, self.cost.packed_block_bytes(part), direction))
+
+    def nvme_s(self, size_bytes: int) -> float:
+        """Reading or writing so much below DDR."""
+        return size_bytes / self._nvme_bytes_per_s
+
+    def workspace_bytes(self, demands: Sequence[SearchDemand], chunk: int) -> int:
+        """What the largest forward pass of these searches needs on each GPU."""
+        largest = 0
+        for demand in demands:
+            passes = demand.ops[np.isin(demand.ops[:, 0], (Op.PREFILL, Op.RECOMPUTE)), 1]
+            tokens = int(passes.max(initial=0))
+            tokens = min(tokens, chunk) if chunk else tokens
+            needed = self.cost.workspace_bytes(tokens)
+            if not demand.info.fused:
+                needed += self.cost.eager_prefill_bytes(tokens)
+            largest = max(largest, needed)
+        return -(-largest // self.gpus)
+
+    def _op_s(self, demand: SearchDemand, op: tuple[int, ...]) -> float:
+        info, (kind, one, two, _) = demand.info, op
+        if kind == Op.PREFILL:
+            return self.prefill_s(one, 0, info.fused)
+        if kind == Op.RECOMPUTE:
+            return self.prefill_s(one, two)
+        if kind == Op.DECIDE:
+            policy = self.cost.profile.policy_seconds(info.policy, info.fused)
+            return float(policy.decision_s(one))
+        if kind == Op.COPY:
+            return float(self.cost.copy_s(one)) / self.gpus
+        return 0.0
+
+    def _chains(self, demand: SearchDemand) -> list[list[Leg]]:
+        count = int((demand.ops[:, 0] == Op.SEND).sum())
+        chains: list[list[Leg]] = [[] for _ in range(count)]
+        for row in demand.legs.tolist():
+            chain, up, size, before, after = (row[LEG_COLUMNS.index(n)] for n in LEG_COLUMNS)
+            chains[chain].append(
+                Leg(bool(up), size, self.transfer_s(size, bool(up)), before, after)
+            )
+        return chains
+
+    def _pieces(self, demand: SearchDemand) -> list[Piece]:
+        count = demand.column("iterations")
+        last = np.maximum(count - 1, 1)
+        first = self._seconds(demand, np.zeros_like(count))
+        final = self._seconds(demand, last)
+        growth = {name: (final[name] - first[name]) / last for name in _TABLE}
+        values = {name: (demand.column(name), demand.column(f"{name}_growth")) for name in LINEAR}
+        stream_s = self._stream_s(demand.column("streamed_bytes"))
+        near_s = self._near_s(demand.column("remote_bytes"), demand.column("sequences"))
+        eager = int(not demand.info.fused)
+        pairs: list[list[tuple[Any, ...]]] = [
+            list(map(tuple, np.stack(pair, axis=1).tolist()))
+            for pair in (
+                *((first[name], growth[name]) for name in _TABLE),
+                values["hbm_bytes"],
+                values["prefix_bytes"],
+            )
+        ]
+        streamed = demand.column("streamed_bytes")
+        rows: Iterator[tuple[Any, ...]] = zip(
+            count.tolist(), demand.column("sequences").tolist(), *pairs, stream_s.tolist(),
+            near_s.tolist(), streamed.tolist(), strict=True,
+        )  # fmt: skip
+        return [Piece(*(*row, eager)) for row in rows]
+
+    def _seconds(self, demand: SearchDemand, i: np.ndarray) -> dict[str, np.ndarray]:
+        """Seconds of iteration `i` of every piece, by what bounds them."""
+
+        def at(name: str) -> np.ndarray:
+            return np.asarray(demand.column(name) + i * demand.column(f"{name}_growth"), float)
+
+        info, width = demand.info, demand.column("sequences")
+        sequences: Any = width  # an array, where the model's formulas take one number
+        reads = Reads(
+            sequences, at("attended") / info.groups, at("read_bytes"), at("quantised_bytes")
+        )
+        terms = self.cost.decode(reads, info.fused)
+        policy = self.cost.profile.policy_seconds(info.policy, info.fused)
+        policy_s = np.array([policy.observing_s(w) for w in width.tolist()], dtype=float)
+        policy_s += np.where(demand.column("decided") > 0, policy.decision_s(at("examined")), 0.0)
+        policy_s += np.asarray(self.cost.eager_rows_s(at("rows") / info.groups)) / self.gpus
+        return {
+            "flops": np.asarray(terms.flops_s) / self.gpus,
+            "kv": np.asarray(terms.kv_s) / self.gpus,
+            "quantised": np.asarray(terms.dequantise_s) / self.gpus,
+            "policy": policy_s,
+        }
+
+    def _stream_s(self, size_bytes: np.ndarray) -> np.ndarray:
+        return np.asarray(self.cost.stream(0.0, size_bytes / self.gpus).total_s, dtype=float)
+
+    def _near_s(self, remote_bytes: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+        return np.array([
+            float(self.cost.near(0.0, np.float64(size), width).total_s)
+            for size, width in zip(remote_bytes.tolist(), sequences.tolist(), strict=True)
+        ], dtype=float)  # fmt: skip

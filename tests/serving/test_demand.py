@@ -1,0 +1,227 @@
+"""A demand, played alone on an idle machine, is the search that it was recorded from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.budget import Budget
+from arborsim.errors import UsageError
+from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.policies.registry import build
+from arborsim.replay_episode import Machine
+from arborsim.serving.demand import FIXED, LINEAR, DemandInfo, Op, SearchDemand
+from arborsim.serving.engine import ServingEngine
+from arborsim.serving.options import ServingOptions
+from arborsim.serving.pieces import cut
+from arborsim.serving.record import record_demand, record_demands
+from arborsim.simulator.recording import RecordingExecutor
+from arborsim.trace.reader import TraceReader
+from tests.serving.make import chain, random_demand
+from tests.simulator.bench import GEOMETRY, Bench
+from tests.simulator.test_equivalence import MACHINE, random_search
+
+TRACES = Path(__file__).parents[2] / "traces"
+H100 = load_profile("h100")
+LLAMA = load_geometry("llama-3.1-8b")
+
+CASES = [
+    (trace, policy, budget, recall)
+    for trace in ("chain-linear", "chain-tree", "game24-tot")
+    for policy, budget, recall in (
+        ("full", "1", "stage"),
+        ("streaming-llm", "0.5", "stage"),
+        ("h2o", "0.5", "stage"),
+        ("hierarchy", "0.5", "stage"),
+        ("hierarchy", "0.5", "stream"),
+        ("hierarchy", "0.5", "near"),
+    )
+] + [
+    ("chain-tree", "arborkv", "0.5", "stage"),
+    ("game24-tot", "arborkv", "0.5", "stage"),
+    ("chain-vectors", "arkv", "0.8", "stage"),
+    ("chain-tree", "staircase", "0.5", "stage"),
+]
+
+
+@pytest.mark.parametrize(("trace", "policy", "budget", "recall"), CASES)
+def test_demand_alone_is_the_replay(trace: str, policy: str, budget: str, recall: str) -> None:
+    built = build(policy)
+    reader = TraceReader(TRACES / f"{trace}.parquet")
+    (episode,) = reader.episodes(tuple(sorted(built.reads())), start=0, stop=1)
+    # ARKV ranks per head of the recorded model, which a larger one's token need not divide by.
+    geometry = episode.info.geometry if policy == "arkv" else LLAMA
+    machine = Machine(H100, geometry, recall=recall)
+    demand, measured = record_demand(episode, built, Budget.parse(budget), machine)
+    alone = ServingEngine([demand], H100, geometry).alone[0]
+    assert alone.seconds == pytest.approx(measured.time.total_s, rel=1e-12)
+    assert alone.peak_hbm_bytes == measured.peak_hbm_kv_bytes
+    assert demand.peak_ddr_bytes == measured.peak_ddr_bytes
+    assert demand.generated_tokens == measured.generated_tokens
+    assert demand.iterations == measured.iterations
+    assert demand.prompt_tokens == measured.prompt_tokens
+    if policy == "arborkv":
+        assert (demand.ops[:, 0] == Op.RECOMPUTE).sum() == measured.rehydrations
+    down, up = (demand.legs[demand.legs[:, 1] == way, 2].sum() for way in (0, 1))
+    streamed = int(demand.column("iterations") @ demand.column("streamed_bytes"))
+    if recall != "near":  # whose messages belong to iterations
+        assert (down, up + streamed) == (measured.to_ddr_bytes, measured.from_ddr_bytes)
+
+
+def test_demands_with_rehydration_are_among_the_cases() -> None:
+    (demand,) = record_demands(
+        TRACES / "chain-tree.parquet", build("arborkv"), Budget.parse("0.5"),
+        Machine(H100, LLAMA), first=0, count=1,
+    )  # fmt: skip
+    assert (demand.ops[:, 0] == Op.RECOMPUTE).any()
+    assert demand.info.trace == "chain-tree.parquet"
+    assert demand.info.solved in (0, 1)
+    assert demand.nbytes < 1 << 20
+
+
+class PeakAtTheEnd(RecordingExecutor):
+    """Knows the peak of the search itself, without transfers that outlive it."""
+
+    peak_bytes = 0
+
+    def finish(self) -> None:
+        self.peak_bytes = self.measurements().peak_hbm_kv_bytes
+        super().finish()
+
+
+class RecordingBench(Bench):
+    """A bench whose searches are recorded."""
+
+    def __init__(self, machine: Any, **options: Any) -> None:
+        super().__init__(machine)
+        self.executor = PeakAtTheEnd(GEOMETRY, machine, **options)
+        self.executor.bind(self.tree)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    options=st.fixed_dictionaries({
+        "groups": st.sampled_from([1, 2]),
+        "page_tokens": st.sampled_from([1, 4, 16]),
+        "recall": st.sampled_from(["stage", "stream", "near"]),
+        "fused": st.booleans(),
+        "tree_attention": st.booleans(),
+        "overlap": st.booleans(),
+    }),
+)  # fmt: skip
+def test_random_searches_alone_are_their_replay(seed: int, options: dict[str, Any]) -> None:
+    bench = RecordingBench(MACHINE, **options)
+    measured = random_search(bench, seed, lambda bench: None)
+    assert isinstance(bench.executor, PeakAtTheEnd)
+    info = DemandInfo(
+        "", 0, "", "1", options["recall"], GEOMETRY.name, GEOMETRY.kv_bytes_per_token,
+        options["groups"], options["fused"],
+    )  # fmt: skip
+    demand = bench.executor.demand(info)
+    alone = ServingEngine([demand], MACHINE, GEOMETRY).alone[0]
+    assert alone.seconds == pytest.approx(measured.time.total_s, rel=1e-9)
+    assert alone.peak_hbm_bytes == bench.executor.peak_bytes
+    assert demand.peak_ddr_bytes == measured.peak_ddr_bytes
+
+
+def test_the_shared_prefix_is_what_the_ledger_still_holds_of_it() -> None:
+    """StreamingLLM keeps four sinks and gives the rest of the prompt up."""
+    policy = build("streaming-llm", {"sinks": "4"})
+    (demand,) = record_demands(
+        TRACES / "chain-linear.parquet", policy, Budget.parse("0.3"), Machine(H100, LLAMA),
+        count=1, prefix="system", prefix_tokens=32,
+    )  # fmt: skip
+    token = LLAMA.kv_bytes_per_token
+    levels = demand.ops[demand.ops[:, 0] == Op.LEVEL]
+    assert levels[0, 2] == 32 * token
+    assert levels[-1, 2] == 4 * token
+    (plain,) = record_demands(
+        TRACES / "chain-linear.parquet", policy, Budget.parse("0.3"), Machine(H100, LLAMA), count=1
+    )
+    assert np.array_equal(plain.column("read_bytes").sum(), demand.column("read_bytes").sum())
+    assert not plain.column("prefix_bytes").any()
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 60))
+def test_pieces_are_exact_and_as_few_as_can_be(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    fixed = np.repeat(rng.integers(0, 2, (count, len(FIXED))), rng.integers(1, 9, count), axis=0)
+    linear = np.cumsum(
+        np.repeat(rng.integers(-1, 2, (count, len(LINEAR))), rng.integers(1, 9, count), axis=0),
+        axis=0,
+    )
+    steps = min(len(fixed), len(linear))
+    fixed, linear = fixed[:steps], linear[:steps]
+    rows = cut(fixed, linear)
+    back = []
+    for row in rows:
+        split = 1 + len(FIXED) + len(LINEAR)
+        i = np.arange(row[0])[:, None]
+        grown = row[1 + len(FIXED) : split] + i * row[split:]
+        back.append(np.hstack([np.repeat(row[None, 1 : 1 + len(FIXED)], row[0], axis=0), grown]))
+    assert np.array_equal(np.concatenate(back), np.hstack([fixed, linear]))
+    # The first iteration of a piece would not have continued the one before it.
+    starts = np.cumsum(rows[:, 0])[:-1]
+    for start, before in zip(starts, rows, strict=False):
+        same = np.array_equal(fixed[start], fixed[start - 1])
+        steady = before[0] == 1 or np.array_equal(
+            linear[start] - linear[start - 1], linear[start - 1] - linear[start - 2]
+        )
+        assert not (same and steady)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=10)
+def test_saved_and_loaded(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    demand = random_demand(np.random.default_rng(seed), "key")
+    path = tmp_path_factory.mktemp("d") / "demand.npz"
+    demand.save(path)
+    loaded = SearchDemand.load(path)
+    assert loaded.info == demand.info
+    for name in ("ops", "pieces", "legs"):
+        assert np.array_equal(getattr(loaded, name), getattr(demand, name))
+
+
+def test_files_that_are_no_demands_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    for content in (b"", b"PK\x03\x04 nonsense", b"hello"):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=r"x\.npz is not a recorded demand"):
+            SearchDemand.load(path)
+    np.savez(path, header=np.array('{"format": 99}'))
+    with pytest.raises(UsageError, match="another format"):
+        SearchDemand.load(path)
+    with pytest.raises(UsageError, match="not a recorded demand"):
+        SearchDemand.load(tmp_path / "missing.npz")
+    chain(3, 5).save(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at])
+        with pytest.raises(UsageError, match="not a recorded demand"):
+            SearchDemand.load(path)
+    np.savez(path, header=np.array('{"format": 1}'), ops=np.zeros((2, 3), dtype=np.int64))
+    with pytest.raises(UsageError, match="a table of shape"):
+        SearchDemand.load(path)
+
+
+def test_a_demand_belongs_to_a_model() -> None:
+    with pytest.raises(UsageError, match=r"recorded for toy, not llama-3\.1-8b: record it again"):
+        ServingEngine([chain(4, 4)], H100, LLAMA)
+
+
+def test_prices_follow_a_demand_onto_other_machines() -> None:
+    """What a demand asks for is the same elsewhere: full retention waits for nothing."""
+    built = build("full")
+    reader = TraceReader(TRACES / "chain-tree.parquet")
+    (episode,) = reader.episodes((), start=0, stop=1)
+    demand, _ = record_demand(episode, built, Budget.parse("1"), Machine(H100, LLAMA))
+    other = load_profile("a100-80")
+    _, measured = record_demand(episode, built, Budget.parse("1"), Machine(other, LLAMA))
+    alone = ServingEngine([demand], other, LLAMA, ServingOptions()).alone[0]
+    assert alone.seconds == pytest.approx(measured.time.total_s, rel=1e-12)
