@@ -220,8 +220,8 @@ class Backend(Protocol):
         """Record a trace; on KeyboardInterrupt leave the whole episodes and raise it again."""
         ...
 
-    def live(self, request: LiveRequest, watch: LiveWatch) -> None:
-        """Run searches under policies; see `LiveRequest`."""
+    def live(self, request: LiveRequest, watch: LiveWatch) -> tuple[ModelUsage, ...]:
+        """Run searches under policies (see `LiveRequest`); says what models beside took."""
         ...
 
     def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from arborsim.backends import get_backend
 from arborsim.cli.live_bar import BarWatch, kept
+from arborsim.cli.reward_options import describe_usage
 from arborsim.errors import ArborsimError, UsageError
 from arborsim.live.log import LiveLog
 from arborsim.live.request import LiveRequest
@@ -35,7 +36,7 @@ def run(
 
     try:
         with watch:
-            get_backend("torch").live(request, watch)
+            beside = get_backend("torch").live(request, watch)
     except KeyboardInterrupt:
         show_unfinished()
         typer.echo(f"arborsim: interrupted: {kept(watch, out)}", err=True)
@@ -59,6 +60,8 @@ def run(
         for path in (request.trace, out, page):
             if path is not None:
                 typer.echo(f"wrote {path}")
+        for usage in beside:
+            typer.echo(describe_usage(usage))
     _refuse_if_nothing_ran(watch)
     return 0
 

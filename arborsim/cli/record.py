@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.reward_options import Embed, Reward, RewardAggregate, RewardLabel, RewardToken
+from arborsim.cli.reward_options import (
+    Embed,
+    Reward,
+    RewardAggregate,
+    RewardLabel,
+    RewardToken,
+    describe_usage,
+)
 from arborsim.errors import UsageError
 from arborsim.search import search_names
 
 if TYPE_CHECKING:
-    from arborsim.backends import LayerChoice, ModelUsage
+    from arborsim.backends import LayerChoice
 
 _BASE = "Basics"
 _WHAT = "What is stored"
@@ -311,16 +318,6 @@ def describe(progress: Any, bank: bool = False) -> str:
     thoughts = f"{progress.thoughts} thoughts, " if bank else ""
     speed = f"{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
     return f"{verdict if progress.judged else ''}{thoughts}{speed}"
-
-
-def describe_usage(usage: ModelUsage) -> str:
-    """What a reward or embedding model took, in words."""
-    kind = {"reward": "reward model", "embed": "embedding model"}[usage.role]
-    kv = f", KV up to {usage.peak_kv_bytes / 1e6:.3g} MB" if usage.peak_kv_bytes else ""
-    return (
-        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.seconds:.2f} s, weights "
-        f"{usage.weight_bytes / 1e6:.3g} MB{kv}"
-    )
 
 
 def _settings(given: list[str]) -> dict[str, str]:

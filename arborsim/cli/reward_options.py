@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from arborsim.backends import ModelUsage
 
 _PANEL = "Search and rewards"
 
@@ -51,3 +54,13 @@ Embed = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
+
+
+def describe_usage(usage: ModelUsage) -> str:
+    """What a reward or embedding model took, in words."""
+    kind = {"reward": "reward model", "embed": "embedding model"}[usage.role]
+    kv = f", KV up to {usage.peak_kv_bytes / 1e6:.3g} MB" if usage.peak_kv_bytes else ""
+    return (
+        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.seconds:.2f} s, weights "
+        f"{usage.weight_bytes / 1e6:.3g} MB{kv}"
+    )

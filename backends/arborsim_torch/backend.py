@@ -76,10 +76,13 @@ class TorchBackend:
             ) as writer:
                 return _record_all(request, loaded, plan, info, writer, on_progress)
 
-    def live(self, request: LiveRequest, watch: LiveWatch, meters: MetersOf | None = None) -> None:
+    def live(
+        self, request: LiveRequest, watch: LiveWatch, meters: MetersOf | None = None
+    ) -> tuple[ModelUsage, ...]:
         """Search under policies, or with policies looking on.
 
-        `meters` are for the controllers: of an episode and a cell.
+        `meters` are for the controllers: of an episode and a cell.  Returns what reward and
+        embedding models took.
 
         Raises
         ------
@@ -97,6 +100,7 @@ class TorchBackend:
                 ShadowRun(request, loaded, plan, info, watch, meters).run()
             else:
                 LiveRun(request, loaded, plan, watch, meters).run()
+            return plan.beside()
 
     def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:
         """Compare simulated with measured searches; raises what `live` raises."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -288,3 +289,23 @@ def test_memory_that_runs_out_while_scoring_is_one_line(
     monkeypatch.setattr(transformers.LlamaForSequenceClassification, "forward", full)
     error = fail(capsys, tmp_path, *SEARCH, "--reward", folder)
     assert "--reward orm: out of memory on cpu with 6 thoughts at once" in error
+
+
+def test_live_searches_take_the_same_rewards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under full retention a live search is the recorded one."""
+    folder = save_model(
+        tmp_path / "orm", "ForSequenceClassification", vocab=GAME.vocab_size, num_labels=1
+    )
+    reader = record(tmp_path / "t.parquet", "--reward", folder, "--capture", "tree")
+    capsys.readouterr()
+    log = tmp_path / "log.jsonl"
+    options = ("--task", "game24", "--policy", "full", "--reward", folder, "--out", log)
+    assert main(["live", *map(str, (*SEARCH, *options))]) == 0
+    thoughts = int(reader.info.timing["reward_texts"])
+    assert f"reward model orm: {thoughts} thoughts, " in capsys.readouterr().out
+    head, *results = map(json.loads, log.read_text().splitlines())
+    assert head["request"]["reward"]["name"] == str(folder)
+    tokens = [(e.kind == Kind.TOKEN).sum() for e in reader.episodes()]
+    assert [result["tokens"] for result in results] == tokens
