@@ -18,7 +18,7 @@ from arborsim.budget import Budget
 from arborsim.errors import ArborsimError, UsageError
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
-from arborsim.replay_episode import Cell, Machine, Outcome, Unit, num_groups, play_unit
+from arborsim.replay_episode import Cell, Machine, Outcome, Unit, num_groups, play_unit, unsuited
 from arborsim.report.aggregate import ANY
 from arborsim.report.results import EpisodeResult, LeftOut, ReplayResult
 from arborsim.signals.observations import Signal
@@ -81,6 +81,8 @@ class Replay:
             for policy in self.policies:
                 if policy.name not in self.optional:
                     reader.require(policy.reads(), f"policy {policy.name}")
+                    if why := self._unsuited(policy, reader):
+                        raise UsageError(why)
         return readers
 
     def chosen(self, reader: TraceReader) -> range:
@@ -95,7 +97,9 @@ class Replay:
 
     def cells(self, reader: TraceReader) -> list[Cell]:
         """Budgets x the policies that a trace serves; those that ignore budgets are played once."""
-        served = [p for p in self.policies if not _missing(p, reader)]
+        served = [
+            p for p in self.policies if not _missing(p, reader) and not self._unsuited(p, reader)
+        ]
         always = Budget(ANY, share=1.0)
         return [Cell(policy, always) for policy in served if not policy.uses_budget] + [
             Cell(policy, budget)
@@ -103,6 +107,18 @@ class Replay:
             for policy in served
             if policy.uses_budget
         ]
+
+    def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
+        return unsuited(policy, self.machine.geometry or reader.info.geometry)
+
+    def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
+        """A note for every policy that the trace cannot serve, or that makes no sense here."""
+        name = self._name(reader)
+        yield from _lacking(self.policies, reader, name)
+        for policy in self.policies:
+            why = self._unsuited(policy, reader)
+            if why and not _missing(policy, reader):
+                yield LeftOut(name, policy.name, detail=why, unsuited=True)
 
     def work(self, readers: Iterable[TraceReader]) -> int:
         """Rows to replay, for a progress bar."""
@@ -115,11 +131,7 @@ class Replay:
     def run(self, advance: Callable[[str, int], None] | None = None) -> ReplayResult:
         """Replay everything; `advance(what, rows)` is called as work is done."""
         readers = self.open()
-        left_out = [
-            lack
-            for reader in readers
-            for lack in _lacking(self.policies, reader, self._name(reader))
-        ]
+        left_out = [lack for reader in readers for lack in self._left_out(reader)]
         infeasible: dict[tuple[str, str, str], LeftOut] = {}
         outcomes: list[Outcome] = []
         units = self._units(readers, infeasible)

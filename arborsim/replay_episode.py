@@ -16,7 +16,8 @@ import numpy as np
 
 from arborsim.budget import Budget
 from arborsim.controller import Controller, Executor, Meter
-from arborsim.errors import BudgetInfeasible
+from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.memory.tiers import Tier
 from arborsim.meters import AttentionKept
 from arborsim.output_error import OutputError
 from arborsim.policies.base import Policy
@@ -61,11 +62,20 @@ class Machine:
     event_by_event: bool = False
 
     def executor(self, policy: Policy, recorded: TraceInfo) -> Executor:
-        """A simulated machine for one search of a trace under `policy`."""
+        """A simulated machine for one search of a trace under `policy`.
+
+        Raises
+        ------
+        UsageError
+            The policy has no meaning on the model: see `unsuited`.
+        """
         from arborsim.simulator.executor import SimulatedExecutor
 
+        geometry = self.geometry or recorded.geometry
+        if why := unsuited(policy, geometry):
+            raise UsageError(why)
         return SimulatedExecutor(
-            self.geometry or recorded.geometry,
+            geometry,
             self.profile,
             groups=num_groups(policy, recorded),
             page_tokens=self.page_tokens,
@@ -75,6 +85,27 @@ class Machine:
             tree_attention=self.tree_attention,
             event_by_event=self.event_by_event,
         )
+
+
+def unsuited(policy: Policy, geometry: Geometry) -> str:
+    """Why `policy` has no meaning on a model of this geometry; empty if it has."""
+    tiers = policy.method.tiers
+    if not geometry.full_layers and any(tier != Tier.HBM for tier in tiers):
+        return (
+            f"every layer of {geometry.name} forgets what its window of {geometry.window} tokens "
+            f"has passed: there is nothing left that policy {policy.name} could manage"
+        )
+    if geometry.latent_dim and policy.grouping == "head":
+        return (
+            f"policy {policy.name} decides for each KV head, and {geometry.name} keeps one latent "
+            "vector of a token for all heads: use a policy that decides per layer or for the model"
+        )
+    if geometry.kv_bytes_per_element == 1 and Tier.HBM_QUANTISED in tiers:
+        return (
+            f"policy {policy.name} moves tokens to 8 bits, and the cache of {geometry.name} is in "
+            "8 bits already: use a policy that does not, or a cache in bf16"
+        )
+    return ""
 
 
 def num_groups(policy: Policy, recorded: TraceInfo) -> int:

@@ -13,6 +13,7 @@ from arborsim.report.aggregate import BASELINE, ORACLE
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy
     from arborsim.replay import Replay
+    from arborsim.trace.geometry import Geometry
     from arborsim.trace.reader import TraceReader
 
 RECALLS = ("stage", "stream", "near")
@@ -29,8 +30,15 @@ def replay(
         typer.Option(help="Tokens (2048) or share of the full peak (0.25), by comma; repeatable."),
     ] = ["0.5"],  # noqa: B006
     gpu: Annotated[str, typer.Option(help="GPU profile: a name or a TOML file.")] = "h100",
+    host: Annotated[str, typer.Option(help="Host to put the GPU into: a name or file.")] = "",
     model: Annotated[
-        str, typer.Option(help="Geometry to charge bytes and seconds for [default: recorded one].")
+        str,
+        typer.Option(
+            help="Model to charge bytes and seconds for: a name or config.json [default: recorded]."
+        ),
+    ] = "",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Type of its cache: fp8, bf16, ... [default: the model's].")
     ] = "",
     recall: Annotated[
         str, typer.Option(help="How DDR tokens are read: stage, stream or near.")
@@ -103,10 +111,12 @@ def replay(
     budgets = [Budget.parse(text) for text in names(",".join(budget))]
     if not budgets:
         raise UsageError("--budget names no budget")
-    profile = load_profile(gpu)
+    geometry = load_geometry(model) if model else None
+    if kv_dtype:
+        geometry = _with_kv_dtype(geometry, kv_dtype, traces)
     machine = Machine(
-        profile,
-        load_geometry(model) if model else None,
+        load_profile(gpu, host or None),
+        geometry,
         recall,
         page_size,
         tree_attention,
@@ -149,6 +159,17 @@ def replay(
     for path in (out, report):
         if path is not None:
             typer.echo(f"wrote {path}")
+
+
+def _with_kv_dtype(geometry: Geometry | None, kv_dtype: str, traces: list[Path]) -> Geometry:
+    """The model to charge for, with a cache of another type."""
+    from arborsim.hardware.config import with_kv_dtype
+    from arborsim.trace.reader import TraceReader
+
+    recorded = list(dict.fromkeys(TraceReader(path).info.geometry for path in traces))
+    if geometry is None and len(recorded) != 1:
+        raise UsageError("--kv-dtype: the traces were recorded on several models; give --model")
+    return with_kv_dtype(geometry or recorded[0], kv_dtype)
 
 
 def _calibrated(

@@ -25,6 +25,7 @@ def paragraph(left_out: Iterable[LeftOut]) -> list[str]:
     small = _too_small(items)
     if small:
         lines.append(f"Left out where the budget is below what is needed: {'; '.join(small)}.")
+    lines += dict.fromkeys(f"Left out: {each.detail}." for each in items if each.unsuited)
     return lines
 
 
@@ -53,7 +54,7 @@ def _too_small(items: Iterable[LeftOut]) -> list[str]:
     """``"on x.parquet: at least 0.15 for h2o, epikv and at least 0.26 for arborkv"``."""
     needs: dict[str, dict[str, str]] = {}  # trace -> policy -> least
     for each in items:
-        if not each.remedy:
+        if not each.remedy and not each.unsuited:
             policies = needs.setdefault(each.trace, {})
             known = policies.get(each.policy, "0")
             policies[each.policy] = max(known, each.least or _NONE, key=_size)

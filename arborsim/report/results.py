@@ -70,6 +70,8 @@ class LeftOut:
         The whole story in one line.
     instead : str
         Setting under which the trace serves the policy after all, e.g. ``"per=shared"``.
+    unsuited : bool
+        The policy has no meaning on the model whose bytes are charged.
     """
 
     trace: str
@@ -79,6 +81,7 @@ class LeftOut:
     least: str = ""
     detail: str = ""
     instead: str = ""
+    unsuited: bool = False
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ _RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
 _ROUNDED_BY_GPU = kinds(
     lambda source, target: target.quantised and not source.quantised and not source.in_ddr
 )
+_QUANTISING = kinds(lambda source, target: target.quantised and not source.quantised)
 _CELLS = 1 << 20  # (group, iteration) pairs of one closed form: bounds its arrays to some 100 MB
 
 
@@ -314,6 +315,11 @@ class SimulatedExecutor:
         """Count moves by kind, and pay for quantising on the GPU."""
         if not len(changes):
             return
+        if self._cost.geometry.kv_bytes_per_element == 1 and changes.count(_QUANTISING):
+            raise UsageError(
+                f"the policy moves tokens to 8 bits, and the cache of {self._cost.geometry.name} "
+                "is in 8 bits already: set it not to, or use a cache in bf16"
+            )
         self._bill.moves(changes)
         self._spend_on_policy(float(self._cost.copy_s(changes.count(self._touched_bytes))))
 
