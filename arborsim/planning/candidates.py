@@ -1,9 +1,9 @@
-"""The tables ``[candidates]`` and ``[prices]`` of a workload: where to serve, how, and for what."""
+"""``[candidates]``, ``[serving]`` and ``[prices]`` of a workload: where to serve, how, for what."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,16 @@ from arborsim.hardware.profile import HardwareProfile
 from arborsim.planning.fields import Section, located
 from arborsim.planning.workload import Hardware, PolicyChoice
 from arborsim.policies.registry import build
+from arborsim.serving.options import ServingOptions
 from arborsim.trace.schema import Geometry
 
 KEYS = ("gpus", "hosts", "tensor_parallel", "policies", "budgets", "recalls")
+#: Of `ServingOptions`; what is left out belongs to a candidate, or to how results are shown.
+SERVING = tuple(
+    each.name
+    for each in fields(ServingOptions)
+    if each.name not in ("tensor_parallel", "series_points")
+)
 
 
 def read_gpus(candidates: Section, base: Path) -> list[HardwareProfile]:
@@ -114,6 +121,32 @@ def read_hardware(
         name = profile.name if group == 1 else f"{group}x {profile.name}"
         found.append(Hardware(name, profile, group, price))
     return tuple(found)
+
+
+def read_serving(raw: Any) -> tuple[ServingOptions, int, bool]:
+    """How searches share a machine; tokens per KV page; whether shared ancestors are read once.
+
+    Raises
+    ------
+    UsageError
+    """
+    section = Section(raw, "[serving]", (*SERVING, "page_size", "tree_attention"))
+    values: dict[str, Any] = {}
+    for name in SERVING:
+        default = getattr(ServingOptions, name)
+        if name not in section:
+            continue
+        if isinstance(default, bool):
+            values[name] = section.flag(name)
+        elif isinstance(default, int):
+            values[name] = section.whole(name, 0, 1 << 62)
+        elif isinstance(default, float):
+            values[name] = section.number(name)
+        else:
+            values[name] = section.text(name)
+    page_tokens = section.whole("page_size", 1) if "page_size" in section else 1
+    tree = section.flag("tree_attention") if "tree_attention" in section else True
+    return ServingOptions(**values), page_tokens, tree
 
 
 def read_policies(candidates: Section, base: Path) -> tuple[PolicyChoice, ...]:

@@ -118,6 +118,13 @@ class Section:
             raise UsageError(f"{self.at(key)} must be at most {high}, not {value!r:.40}")
         return value
 
+    def flag(self, key: str) -> bool:
+        """True or false."""
+        value = self.value(key)
+        if not isinstance(value, bool):
+            raise UsageError(f"{self.at(key)} must be true or false, not {value!r:.40}")
+        return value
+
     def items(self, key: str) -> list[Any]:
         """A list that is not empty."""
         value = self.value(key)

@@ -15,8 +15,11 @@ from arborsim.planning.arrivals import Arrivals
 from arborsim.planning.generate import TreeSpec, write_generated
 from arborsim.planning.mix import Draws, draw_mix
 from arborsim.policies.base import Policy
+from arborsim.serving.options import ServingOptions
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry
+
+_SERVING = ServingOptions()
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,12 @@ class Workload:
         The candidates are all their combinations.
     target : Target
     prices : Prices
+    serving : ServingOptions
+        How searches share a machine; `Hardware.gpus` takes the place of its `tensor_parallel`.
+    page_tokens : int
+        Tokens per KV page.
+    tree_attention : bool
+        Read ancestors that the branches of a search share once per batch.
     searches : int
         Searches per run.
     warm_up : int
@@ -146,6 +155,9 @@ class Workload:
     recalls: tuple[str, ...]
     target: Target
     prices: Prices
+    serving: ServingOptions = _SERVING
+    page_tokens: int = 1
+    tree_attention: bool = True
     searches: int = 1000
     warm_up: int = 100
     runs: int = 3

@@ -21,15 +21,16 @@ from arborsim.planning.candidates import (
     read_hardware,
     read_policies,
     read_prices,
+    read_serving,
 )
 from arborsim.planning.fields import MOST_SEED, Section, located
 from arborsim.planning.mix_file import check_signals, read_mix
 from arborsim.planning.workload import Target, Workload, check_run_length
-from arborsim.simulator.iterations import RECALLS
+from arborsim.simulator.recording import RECORDED_RECALLS
 from arborsim.trace.importers.requests import FORMATS
 from arborsim.trace.schema import Geometry
 
-_TABLES = ("model", "mix", "arrivals", "candidates", "target", "prices")
+_TABLES = ("model", "mix", "arrivals", "candidates", "serving", "target", "prices")
 _RUNS = ("name", "seed", "searches", "warm_up", "runs")
 _ARRIVALS: dict[str, tuple[str, ...]] = {
     "poisson": ("rate_per_s",),
@@ -94,6 +95,7 @@ def workload_of(raw: dict[str, Any], base: Path, name: str) -> Workload:
     candidates = Section(_table(raw, "candidates"), "[candidates]", KEYS)
     gpus = read_gpus(candidates, base)
     prices = read_prices(raw.get("prices", {}), base, gpus)
+    serving, page_tokens, tree_attention = read_serving(raw.get("serving", {}))
     workload = Workload(
         name=top.text("name") if "name" in top else name,
         geometry=geometry,
@@ -105,6 +107,9 @@ def workload_of(raw: dict[str, Any], base: Path, name: str) -> Workload:
         recalls=_recalls(candidates),
         target=_target(_table(raw, "target")),
         prices=prices,
+        serving=serving,
+        page_tokens=page_tokens,
+        tree_attention=tree_attention,
         searches=top.whole("searches", 1) if "searches" in top else Workload.searches,
         warm_up=top.whole("warm_up", 0) if "warm_up" in top else Workload.warm_up,
         runs=top.whole("runs", 1) if "runs" in top else Workload.runs,
@@ -180,7 +185,7 @@ def _budgets(candidates: Section) -> tuple[Budget, ...]:
 def _recalls(candidates: Section) -> tuple[str, ...]:
     names = candidates.texts("recalls") if "recalls" in candidates else ["stage"]
     for name in names:
-        if name not in RECALLS:
+        if name not in RECORDED_RECALLS:
             with located("[candidates] recalls"):
-                raise UnknownName("recall mode", name, RECALLS)
+                raise UnknownName("recall mode", name, RECORDED_RECALLS)
     return tuple(names)

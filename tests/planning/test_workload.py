@@ -25,6 +25,7 @@ from arborsim.planning.workload_file import (
     workload_of,
 )
 from arborsim.replay import Machine, Replay
+from arborsim.serving.options import ServingOptions
 from arborsim.trace.describe import describe
 from arborsim.trace.reader import TraceReader
 
@@ -89,7 +90,8 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     from arborsim.planning import candidates, mix_file, workload_file
 
     keys = [
-        *workload_file._TABLES, *workload_file._RUNS, *candidates.KEYS, "per_hour", "currency",
+        *workload_file._TABLES, *workload_file._RUNS, *candidates.KEYS, *candidates.SERVING,
+        "page_size", "tree_attention", "per_hour", "currency",
         *(key for keys in workload_file._ARRIVALS.values() for key in keys),
         *workload_file._ARRIVALS,
         *mix_file._KEYS, *mix_file._COUNTS, *mix_file._SHARES, *mix_file._OTHERS, "file",
@@ -120,7 +122,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
-    assert tried == 5
+    assert tried == 16
 
 
 def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
@@ -149,6 +151,19 @@ def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
     assert len(set(map(repr, candidates))) == len(candidates)
     names = {(c.policy.name, c.budget and c.budget.text) for c in candidates}
     assert names == {("full", None), ("four", "0.5"), ("four", "2048")}
+
+
+def test_serving_options() -> None:
+    found = parsed(
+        x='[serving]\nmax_searches = 8\npreemption = "recompute"\nprefix_sharing = false\n'
+        "watermark = 0.05\nnvme_bytes = 1000000000000\npage_size = 16\ntree_attention = false\n"
+    )
+    assert found.serving == ServingOptions(
+        max_searches=8, preemption="recompute", prefix_sharing=False, watermark=0.05,
+        nvme_bytes=10**12,
+    )  # fmt: skip
+    assert (found.page_tokens, found.tree_attention) == (16, False)
+    assert (parsed().serving, parsed().page_tokens) == (ServingOptions(), 1)
 
 
 def test_a_narrower_cache_is_another_geometry() -> None:
@@ -369,6 +384,14 @@ WRONG = {
     "percentile": ({"target": '[target]\npercentile = 100\nsearch = "1 s"'},
                    "[target] percentile must be below 100, not 100"),
     "no percentile": ({"target": '[target]\nsearch = "1 s"'}, "[target] percentile is missing"),
+    "serving": ({"x": "[serving]\ntensor_parallel = 2"},
+                "unknown key of [serving] 'tensor_parallel': "),
+    "preemption": ({"x": '[serving]\npreemption = "swop"'},
+                   "unknown preemption 'swop': did you mean swap"),
+    "watermark": ({"x": "[serving]\nwatermark = 2"}, "watermark 2.0 must lie in [0, 1)"),
+    "flag": ({"x": "[serving]\nprefix_sharing = 1"},
+             "[serving] prefix_sharing must be true or false, not 1"),
+    "page": ({"x": "[serving]\npage_size = 0"}, "[serving] page_size must be at least 1, not 0"),
     "price": ({"x": "[prices.per_hour]\nh100 = -1"},
               "[prices.per_hour] h100 must be a price of at least 0"),
     "prices": ({"x": "[prices.per_hour]\nh100 = [3, 2]"}, "or the lowest and the highest"),
