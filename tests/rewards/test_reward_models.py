@@ -16,7 +16,7 @@ from arborsim.cli.app import main
 from arborsim.trace.reader import Episode, TraceReader
 from arborsim.trace.schema import Kind
 from arborsim_torch.reference.tasks import get_task
-from tests.rewards.tiny_rewards import WORDS, save_model, word_tokenizer
+from tests.rewards.tiny_rewards import BYTES, WORDS, save_model, word_tokenizer
 
 SEARCH = ("--model", "game24", "--search", "rebase", "--set", "width=6", "--episodes", "2")
 GAME = get_task("game24")
@@ -166,6 +166,52 @@ def test_a_classifier_of_steps(token: str, tmp_path: Path) -> None:
 
     options = ("--reward-token", token, "--reward-aggregate", "min")
     checked(record(tmp_path / "t.parquet", "--reward", folder, *options), expected)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own tokeniser", "shared ids"])
+@torch.no_grad()
+def test_plain_prompts(own: bool, tmp_path: Path) -> None:
+    policy = save_model(
+        tmp_path / "policy", "ForCausalLM", vocab=len(WORDS), tokenizer=word_tokenizer(), seed=1
+    )
+    folder = save_model(
+        tmp_path / "prm", "ForCausalLM", vocab=400, tokenizer=BYTES if own else None
+    )
+    model = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "1 + 2 = <unk>"}\n{"prompt": "( 7 )"}\n')
+    out = tmp_path / "t.parquet"
+    arguments = [
+        "--model", policy, "--prompts", tmp_path / "prompts.jsonl", "--search", "beam-4", "--set",
+        "width=8", "--max-tokens", 12, "--thought-tokens", 4, "--reward", folder,
+        "--reward-token", "=", "--reward-label", "+,-", "--out", out,
+    ]  # fmt: skip
+    assert main(["record", *map(str, arguments)]) == 0
+    special = {WORDS.index(word) for word in ("<unk>", "<pad>", "<s>")}
+    thoughts = 0
+    for episode in TraceReader(out).episodes():
+        ids: dict[int, list[int]] = {}
+        for row, token in zip(episode.token_rows, episode.token, strict=True):
+            ids.setdefault(int(episode.node[row]), []).append(int(token))
+        parents = dict(zip(episode.node.tolist(), episode.parent.tolist(), strict=True))
+        for row in np.flatnonzero(episode.kind == Kind.BOUNDARY):
+            node, steps = int(episode.node[row]), []
+            while node > 0:
+                steps.insert(0, ids[node])
+                node = parents[node]
+            parts = [ids[0], *steps]
+            if own:
+                said = [" ".join(WORDS[i] for i in part if i not in special) for part in parts]
+                marked = [text if text.endswith("=") else f"{text} =".strip() for text in said[1:]]
+                read = BYTES(f"{said[0]} " + "\n".join(marked))["input_ids"]
+                pair = [BYTES(sign)["input_ids"][0] for sign in "+-"]
+            else:
+                step = WORDS.index("=")
+                read = sum(([*p, step] if p[-1] != step else p for p in steps), list(ids[0]))
+                pair = [WORDS.index(sign) for sign in "+-"]
+            logits = model(torch.tensor([read])).logits[0, -1, pair]
+            assert episode.reward[row] == pytest.approx(float(logits.softmax(-1)[0]), abs=2e-6)
+            thoughts += 1
+    assert thoughts >= 24
 
 
 def test_what_it_takes_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

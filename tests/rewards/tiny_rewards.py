@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 WORDS = ["<unk>", "<pad>", "<s>", "+", "-", "ки", *"()=*/YN", *map(str, range(200))]
+CORPUS = ["Step 1: add 3 and 4 to get 7. ки", "Ответ: сколько яблок? ки", "naïve café — 13 × 2"]
+ALPHABET = "abt 13.:+—éя\n"
 
 
 def word_tokenizer(chat: bool = False) -> Any:
     """One token per word of `game24` and one of its own first: its ids are not the task's."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -45,3 +46,24 @@ def save_model(
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def subword(kind: str, corpus: list[str] = CORPUS) -> Any:
+    """A tokeniser as of Llama 3 (bytes) or of Llama 2 (blanks as marks), trained on little."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=kind == "metaspace", unk_token=None))
+    if kind == "bytes":
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+        alphabet = sorted(set(ALPHABET))
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(corpus * 4, trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+
+
+BYTES, METASPACE = subword("bytes"), subword("metaspace")

@@ -121,7 +121,16 @@ class Reencoded:
             text += ("\n" if number else " ") + step
             ends.append(len(text))
         found = self._tokenizer(text, return_offsets_mapping=True)
-        return Encoded(list(found["input_ids"]), _last_before(found["offset_mapping"], ends))
+        spans = found["offset_mapping"]
+        places = _last_before(spans, ends)
+        if self._step_token and any(
+            spans[at][1] > end for at, end in zip(places, ends, strict=True)
+        ):
+            raise UsageError(
+                f"--reward-token {self._step_token}: the reward model's tokeniser joins it with "
+                "the line's end that follows, so that it is no token of its own"
+            )
+        return Encoded(list(found["input_ids"]), places)
 
     def _texts(self, thought: Thought) -> list[str]:
         """The prompt's text, then that of each step: together they are the path's."""
