@@ -22,10 +22,11 @@ from arborsim.planning.statistics import (
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200)
 
 
-@given(numbers, st.sampled_from([5.0, 50.0, 90.0, 95.0, 99.0]), st.sampled_from([0.8, 0.95]))
+@given(numbers, st.sampled_from([5.0, 50.0, 90.0, 95.0, 99.0]), st.sampled_from([0.83, 0.95]))
 def test_percentiles_are_numpys_and_their_intervals_scipys(
     values: list[float], rank: float, level: float
 ) -> None:
+    # (Levels at which a tail equals a binomial probability would hang on the last bit of either.)
     found = percentile(values, rank, level)
     assert found.value == np.percentile(values, rank)
     assert found.n == len(values)
