@@ -14,12 +14,14 @@ from arborsim.search import ROOT, Leaf, Search
 class Bank:
     """Thoughts whose reward and end depend on the seed and their path alone.
 
-    `missing` is the share of children that the bank does not have.
+    `missing` is the share of children that the bank does not have; rewards have so many `digits`:
+    with one, many are equal.
     """
 
     seed: int
     depth: int = 6
     missing: float = 0.0
+    digits: int = 2
     _known: dict[tuple[int, ...], tuple[float, bool, bool]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -33,7 +35,7 @@ class Bank:
     def _draw(self, path: tuple[int, ...]) -> tuple[float, bool, bool]:
         rng = random.Random(repr((self.seed, path)))
         finished = len(path) >= self.depth or rng.random() < 0.05
-        return round(rng.random(), 2), finished, not finished and rng.random() < 0.05
+        return round(rng.random(), self.digits), finished, not finished and rng.random() < 0.05
 
     def tokens(self, path: tuple[int, ...]) -> int:
         """The thought's own tokens."""

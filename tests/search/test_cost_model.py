@@ -188,6 +188,15 @@ def test_what_is_left_to_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [9]
 
 
+def test_an_inner_node_does_not_stand_in_for_a_leaf() -> None:
+    """Leaf 1 costs more than inner node 2, but less than 2 with any of its leaves."""
+    cost = np.array([1, 5, 1, 10, 10]) / 27
+    weight = np.array([0, 0.2, 0, 0.4, 0.4])
+    tree = CostTree(np.array([-1, 0, 0, 2, 2]), np.array([1, 3, 4]), weight, cost)
+    assert keep_best(tree, 6.0, 0.0, np.array([1, 2, 3])) == [0]
+    assert keep_by_program(tree, 6.0, 0.0, np.array([1, 2, 3])) == [0]
+
+
 @settings(max_examples=60, deadline=None)
 @given(trees(), lambdas, st.sampled_from(Cost))
 def test_tree_pass_equals_the_program(drawn: tuple, lambda_b: float, cost: Cost) -> None:

@@ -12,7 +12,9 @@ from arborsim.search import make_search
 from tests.search import literal
 from tests.search.bank import Bank, Run, drive
 
-banks = st.builds(Bank, st.integers(0, 10_000), depth=st.integers(1, 5))
+banks = st.builds(
+    Bank, st.integers(0, 10_000), depth=st.integers(1, 5), digits=st.sampled_from([1, 2])
+)
 widths = st.integers(1, 20)
 some = settings(max_examples=60, deadline=None)
 
