@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from arborsim.hardware.cost import CostModel
 from arborsim.hardware.profile import HardwareProfile
 from arborsim.serving.batch import Batch, IterationTime, Sums
+from arborsim.serving.commands import Decode, Spend
 from arborsim.serving.demand import Op, SearchDemand
 from arborsim.serving.options import Arrivals, KvPool, ServingOptions, Timed
 from arborsim.serving.pricing import PricedDemand, Pricing
 from arborsim.serving.report import ServingReport, report
-from arborsim.serving.server import Decode, Server, Spend
+from arborsim.serving.server import Server
 from arborsim.serving.world import TOGETHER, HeapWorld
 from arborsim.trace.schema import Geometry
 
@@ -97,7 +98,7 @@ class ServingEngine:
         server = play_closed_form(
             [priced], [0], self.pricing, options, _UNLIMITED, Timed(((0.0, 0),))
         )
-        return Alone(server.searches[0].finish_s, server.tally.peak_hbm_bytes)
+        return Alone(server.state.searches[0].finish_s, server.state.tally.peak_hbm_bytes)
 
 
 @dataclass(frozen=True)
@@ -139,22 +140,22 @@ def play_closed_form(
             world.spend(command.seconds)
         else:
             world.skip()
-        server.spent(world.now - before)
+        server.state.spent(world.now - before)
     return server
 
 
 def _decode(server: Server, world: HeapWorld, time: IterationTime, command: Decode) -> None:
     """Iterations up to the end of a piece, or those in which the next event lies."""
-    batch = server.batch
+    batch = server.state.batch
     sums = batch.sums
     most = command.most
     while sums.stream and world.up.free_s > world.now:  # what streams waits for a free link
         waited_s = world.up.free_s - world.now
         world.spend(waited_s)
-        server.spent(waited_s)
-        server.tally.busy.exposed_s += waited_s
+        server.state.spent(waited_s)
+        server.state.tally.busy.exposed_s += waited_s
         most = 1  # somebody may be able to join the next iteration
-    time.stream_floor_s = server.stream_floor_s
+    time.stream_floor_s = server.state.stream_floor_s
     extra = command.extra
     if extra.sequences:
         k, span = 1, time.one(sums, extra)
@@ -164,11 +165,11 @@ def _decode(server: Server, world: HeapWorld, time: IterationTime, command: Deco
             slack_s = TOGETHER * world.next_s
             k = _iterations_until(time, sums, k, world.next_s - world.now - slack_s)
         span = time.span(sums, k)
-    server.passing(k)
+    server.state.passing(k)
     if sums.stream:
         world.up.free_s = world.now + span.seconds
     world.spend(span.seconds)
-    server.passed(span, k)
+    server.state.passed(span, k)
 
 
 def _iterations_until(time: IterationTime, sums: Sums, most: int, seconds: float) -> int:

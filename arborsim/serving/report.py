@@ -93,7 +93,8 @@ class ServingReport:
 
 def report(server: Server, pool: KvPool) -> ServingReport:
     """Of a server whose run has ended."""
-    tally, world, host = server.tally, server.world, server.host
+    state = server.state
+    tally, world, host = state.tally, state.world, state.host
     total_s = world.now
 
     def share(seconds: float, capacity: float = 1.0) -> float:
@@ -103,13 +104,13 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         engine=share(tally.busy.total_s),
         compute=share(tally.flops_s),
         memory=share(tally.memory_s),
-        hbm=share(tally.decoding_byte_s + server.hbm.byte_s(), pool.kv_bytes),
+        hbm=share(tally.decoding_byte_s + state.hbm.byte_s(), pool.kv_bytes),
         host=share(host.level.byte_s(), host.ddr_bytes + host.nvme_bytes),
         pcie_down=share(world.down.busy_s),
         pcie_up=share(world.up.busy_s),
     )
     return ServingReport(
-        tuple(_outcome(search) for search in server.searches),
+        tuple(_outcome(search) for search in state.searches),
         total_s,
         tally.tokens,
         tally.num_iterations,

@@ -47,6 +47,18 @@ class Search:
         What it lacked when it gave up its own place.
     ticket : int
         In order of admission; -1 while it has no place.
+    epoch : int
+        How often it has lost its place.
+    swapping : int
+        The epoch in which its copy on the host was last sent for.
+    prompt_left : int
+        Tokens of its prompt still to be computed, where that is done in parts.
+    parked : bool
+        Waits for a transfer.
+    legs_begun, legs_ended : list of int
+        Transfers of each of its chains.
+    outstanding : int
+        Chains that have not ended.
     """
 
     key: int
@@ -62,6 +74,7 @@ class Search:
     wanted_ddr_bytes: int = 0
     ticket: int = -1
     epoch: int = 0
+    swapping: int = -1
     prompt_left: int = -1
     prefilled: bool = False
     parked: bool = False
@@ -94,6 +107,10 @@ class Search:
     def piece(self) -> Piece:
         """The piece of its current phase, which is a run of iterations."""
         return self.priced.pieces[self.priced.ops[self.at][1]]
+
+    def tokens_of(self, size_bytes: int) -> int:
+        """Tokens whose keys and values take so much, at full precision."""
+        return -(-size_bytes // self.priced.source.info.kv_bytes_per_token)
 
     def chain_ended(self, chain: int) -> bool:
         return self.legs_ended[chain] == len(self.priced.chains[chain])

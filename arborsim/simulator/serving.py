@@ -12,9 +12,10 @@ from typing import Any
 import simpy
 
 from arborsim.serving.batch import Batch, IterationTime, Span, Sums
+from arborsim.serving.commands import Decode, Spend
 from arborsim.serving.options import Arrivals, ServingOptions
 from arborsim.serving.pricing import NOTHING, Extra, Piece, PricedDemand, Pricing
-from arborsim.serving.server import Decode, Server, Spend
+from arborsim.serving.server import Server
 from arborsim.serving.world import TOGETHER, Callback
 from arborsim.simulator.engine import Steps
 
@@ -159,11 +160,11 @@ def _serve(server: Server, world: EventWorld, time: LiteralTime) -> Steps:
             assert env_next < float("inf"), "somebody waits for what will never happen"
             yield env.timeout(env_next - env.now)
         yield from _settle(env)
-        server.spent(world.now - before)
+        server.state.spent(world.now - before)
 
 
 def _iterate(server: Server, world: EventWorld, time: LiteralTime, command: Decode) -> Steps:
-    env, sums = world.env, server.batch.sums
+    env, sums = world.env, server.state.batch.sums
     turn = None
     if sums.stream:
         before = world.now
@@ -173,16 +174,16 @@ def _iterate(server: Server, world: EventWorld, time: LiteralTime, command: Deco
             yield from _settle(env)
         turn = place.request()
         yield turn
-        server.spent(world.now - before)
-        server.tally.busy.exposed_s += world.now - before
-    time.stream_floor_s = server.stream_floor_s
+        server.state.spent(world.now - before)
+        server.state.tally.busy.exposed_s += world.now - before
+    time.stream_floor_s = server.state.stream_floor_s
     span = time.one(sums, command.extra)
-    server.passing(1)
+    server.state.passing(1)
     yield env.timeout(span.seconds)
     if turn is not None:
         world.up.place.release(turn)
     yield from _settle(env)
-    server.passed(span, 1)
+    server.state.passed(span, 1)
 
 
 def _settle(env: simpy.Environment) -> Steps:

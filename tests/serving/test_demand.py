@@ -103,7 +103,7 @@ class RecordingBench(Bench):
         self.executor.bind(self.tree)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     options=st.fixed_dictionaries({

@@ -1,0 +1,129 @@
+"""How fast the serving engine is: simulated tokens per second, and seconds per event.
+
+Run on one core: ``python benchmarks/serving.py [--quick] [--out reports/benchmarks/serving.json]``.
+
+Demands are recorded from the shipped traces for Llama-3.1-8B on an H100.  As many clients as
+searches are to be served at once start one search after the other; memory is given without a limit,
+so that all of them are served.  A *phase* is what happens to one search: the end of a piece, a
+pass, a decision, the start of a transfer, a wait.  A *step* is what the engine does at once: a run
+of iterations up to the next end of a piece, in which several pieces may end, a pass, or a wait.
+Seconds are of the processor; each figure is the median of several runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+from arborsim.budget import Budget
+from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.policies.registry import build
+from arborsim.replay_episode import Machine
+from arborsim.serving.demand import SearchDemand
+from arborsim.serving.engine import ServingEngine
+from arborsim.serving.options import ClosedLoop, ServingOptions
+from arborsim.serving.record import record_demands
+
+TRACES = Path(__file__).parents[1] / "traces"
+CASES = (
+    ("chain-linear", "full", "1", "stage"),
+    ("chain-tree", "full", "1", "stage"),
+    ("chain-tree", "h2o", "0.5", "stage"),
+    ("chain-tree", "arborkv", "0.6", "stage"),
+    ("chain-tree", "hierarchy", "0.5", "stage"),
+    ("chain-tree", "hierarchy", "0.5", "stream"),
+)
+CONCURRENT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+UNLIMITED = 1 << 60
+
+
+def demands(trace: str, policy: str, budget: str, recall: str) -> tuple[list[SearchDemand], float]:
+    """Those of the trace's episodes, and the seconds that recording them took."""
+    machine = Machine(load_profile("h100"), load_geometry("llama-3.1-8b"), recall=recall)
+    start = time.perf_counter()
+    path = TRACES / f"{trace}.parquet"
+    found = list(record_demands(path, build(policy), Budget.parse(budget), machine))
+    return found, time.perf_counter() - start
+
+
+def measure(
+    recorded: Sequence[SearchDemand], clients: int, tokens: int, rounds: int,
+    options: ServingOptions,
+) -> dict[str, object]:  # fmt: skip
+    """Serve about so many tokens to so many clients, several times."""
+    engine = ServingEngine(
+        recorded, load_profile("h100"), load_geometry("llama-3.1-8b"), options, kv_bytes=UNLIMITED
+    )
+    mean = sum(demand.generated_tokens for demand in recorded) / len(recorded)
+    count = max(clients, round(tokens / mean))
+    arrivals = ClosedLoop(clients, tuple(i % len(recorded) for i in range(count)))
+    taken = []
+    for _ in range(rounds):
+        start = time.process_time()
+        report = engine.run(arrivals)
+        taken.append(time.process_time() - start)
+    seconds = statistics.median(taken)
+    return {
+        "clients": clients,
+        "searches": count,
+        "tokens": report.tokens,
+        "iterations": report.iterations,
+        "steps": report.events,
+        "seconds": [round(value, 4) for value in (seconds, min(taken), max(taken))],
+        "tokens_per_s": round(report.tokens / seconds),
+        "us_per_step": round(1e6 * seconds / report.events, 2),
+        "us_per_phase": round(1e6 * seconds / _phases(recorded, arrivals), 2),
+    }
+
+
+def _phases(recorded: Sequence[SearchDemand], arrivals: ClosedLoop) -> int:
+    """Phases of these searches."""
+    return sum(len(recorded[demand].ops) for demand in arrivals.searches)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer tokens and rounds")
+    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    chosen = parser.parse_args(arguments)
+    tokens, rounds = (200_000, 3) if chosen.quick else (1_000_000, 5)
+    figures: dict[str, object] = {"python": platform.python_version(), "rounds": rounds}
+    print(f"{'demands':32} {'clients':>7} {'tokens/s':>11} {'us/step':>9} {'us/phase':>9}")
+    for case in CASES:
+        recorded, seconds = demands(*case)
+        name = " ".join(case)
+        phases = sum(len(demand.ops) for demand in recorded)
+        rows = []
+        concurrent = CONCURRENT if case[1] in ("full", "h2o") else (64,)
+        for clients in concurrent:
+            row = measure(recorded, clients, tokens, rounds, ServingOptions())
+            rows.append(row)
+            print(
+                f"{name:32} {clients:7} {row['tokens_per_s']:11,} {row['us_per_step']:9} "
+                f"{row['us_per_phase']:9}"
+            )
+            sys.stdout.flush()
+        figures[name] = {
+            "record_s": round(seconds, 2),
+            "episodes": len(recorded),
+            "phases": phases,
+            "bytes": sum(demand.nbytes for demand in recorded),
+            "runs": rows,
+        }
+    if chosen.out:
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
