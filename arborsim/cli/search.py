@@ -12,6 +12,7 @@ from arborsim.search import search_names
 
 if TYPE_CHECKING:
     from arborsim.bank.job import SearchJob
+    from arborsim.cli.search_report import Page
 
 _SEARCH = "Searches"
 _MACHINE = "Policies and machine"
@@ -126,6 +127,18 @@ def search(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write a self-contained HTML page.", rich_help_panel=_OUTPUT),
+    ] = None,
+    trees: Annotated[
+        str,
+        typer.Option(
+            help="Problems whose trees the page shows, by comma [default: the first that all "
+            "searches solve, that some do and that none does].",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "",
     jobs: Annotated[
         int,
         typer.Option(
@@ -145,12 +158,15 @@ def search(
     from arborsim.bank.job import SearchJob
     from arborsim.cli import search_setup as setup
     from arborsim.cli.options import names
+    from arborsim.cli.search_report import Page, check_report, problems_of
     from arborsim.hardware.lookup import load_geometry, load_profile
     from arborsim.replay_episode import Machine
 
     if recall not in RECALLS:
         raise UnknownName("recall mode", recall, RECALLS)
     setup.check_out(out, bank)
+    check_report(report, bank, out)
+    page = Page(report, problems_of(trees)) if report else None
     algorithms = names(",".join(algorithm))
     chosen = setup.Chosen.of(algorithms, setup.widths_of(width), ",".join(policy), set_, sweep)
     machine = Machine(
@@ -173,10 +189,10 @@ def search(
         skip_infeasible=skip_infeasible,
         workers=jobs,
     )
-    return _run(job, left_out, out)
+    return _run(job, left_out, out, page)
 
 
-def _run(job: SearchJob, left_out: list[str], out: Path | None) -> int:
+def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | None) -> int:
     """Run with a bar, print and write; Ctrl-C keeps the problems that are done."""
     from arborsim.bank.results import rows_of
     from arborsim.bank.sweep import verdicts
@@ -185,6 +201,8 @@ def _run(job: SearchJob, left_out: list[str], out: Path | None) -> int:
     from arborsim.cli.progress import PatientProgress
 
     reader = job.open()
+    if page:
+        page.check(job.chosen(reader))
     interrupted = False
     try:
         with PatientProgress(job.work(reader)) as progress:
@@ -198,6 +216,9 @@ def _run(job: SearchJob, left_out: list[str], out: Path | None) -> int:
     if out is not None and (results or not interrupted):
         setup.write(results, out)
         typer.echo(f"wrote {out}")
+    if page and results:
+        page.write(job, reader, results, left_out, interrupted)
+        typer.echo(f"wrote {page.path}")
     if interrupted:
         done = len({r.episode for r in results})
         of = len(job.chosen(reader))

@@ -39,19 +39,22 @@ def layout(nodes: Sequence[NodeRecord]) -> dict[str, Any]:
     left = [0.0]
     for column in columns:
         left.append(left[-1] + column + _GAP)
-    rows, count = _rows(nodes)
+    row, count = rows(nodes)
     return {
         "x": [round(left[node.depth], 1) for node in nodes],
         "w": [round(width, 1) for width in w],
-        "row": [round(row, 3) for row in rows],
+        "row": [round(each, 3) for each in row],
         "parent": [node.parent for node in nodes],
         "width": round(left[-1] - _GAP, 1),
         "rows": count,
     }
 
 
-def _rows(nodes: Sequence[NodeRecord]) -> tuple[list[float], int]:
-    """Leaves take the next row in depth-first order; parents the middle of their children."""
+def rows(nodes: Sequence[NodeRecord]) -> tuple[list[float], int]:
+    """The row of each node, and how many there are.
+
+    Leaves take the next row in depth-first order; parents the middle of their children.
+    """
     children: list[list[int]] = [[] for _ in nodes]
     roots: list[int] = []
     for i, node in enumerate(nodes):
@@ -61,15 +64,15 @@ def _rows(nodes: Sequence[NodeRecord]) -> tuple[list[float], int]:
         at = stack.pop()
         order.append(at)
         stack += children[at][::-1]
-    rows, taken = [0.0] * len(nodes), 0
+    found, taken = [0.0] * len(nodes), 0
     for at in order:
         if not children[at]:
-            rows[at] = float(taken)
+            found[at] = float(taken)
             taken += 1
     for at in reversed(order):
         if children[at]:
-            rows[at] = (rows[children[at][0]] + rows[children[at][-1]]) / 2
-    return rows, max(taken, 1)
+            found[at] = (found[children[at][0]] + found[children[at][-1]]) / 2
+    return found, max(taken, 1)
 
 
 def frames(picture: TreePicture, most: int = 1 << 30) -> list[dict[str, Any]]:

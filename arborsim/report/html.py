@@ -26,7 +26,7 @@ from arborsim.report.units import Scale
 _LEADING = (
     "peak_hbm", "hbm_vs_full", "kept", "gap", "error", "total", "time_vs_full", "tokens_per_s",
 )  # fmt: skip
-_SCRIPTS = ("page.js", "report.js", "compare.js", "map.js", "tree.js")
+_SCRIPTS = ("page.js", "buttons.js", "report.js", "compare.js", "map.js", "tree.js")
 
 
 def write_report(result: ReplayResult, path: str | Path) -> None:

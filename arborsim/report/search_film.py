@@ -139,9 +139,7 @@ class SearchFilm:
 
         `NEVER` where it was not.  Between two frames that were picked, the later one counts.
         """
-        found = {
-            key: [NEVER] * len(self.walk.bank_node) for key in ("opened", "closed", "dropped")
-        }
+        found = {key: [NEVER] * len(self.walk.bank_node) for key in ("opened", "closed", "dropped")}
         found["opened"][0] = found["closed"][0] = 0
         for number, moment in enumerate(self._moments):
             shown = int(np.searchsorted(self.picked, number))

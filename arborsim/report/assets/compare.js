@@ -1,24 +1,5 @@
 // Memory against what it buys, and policies by budgets: two views of the chosen trace.
 (() => {
-  // Buttons of which one is pressed; tells `show` the chosen item.
-  function buttons(box, items, show) {
-    const before = box.querySelector("[aria-pressed=true]")?.textContent;
-    const press = (item) => {
-      for (const one of box.children) one.setAttribute("aria-pressed", one.textContent === item.title);
-      show(item);
-    };
-    box.replaceChildren(
-      ...items.map((item) => {
-        const button = document.createElement("button");
-        button.type = "button";
-        button.textContent = item.title;
-        button.addEventListener("click", () => press(item));
-        return button;
-      }),
-    );
-    if (items.length) press(items.find((item) => item.title === before) ?? items[0]);
-  }
-
   function element(kind, text, name) {
     const made = document.createElement(kind);
     made.textContent = text;

@@ -1,0 +1,164 @@
+"""`arborsim search --report`: its options checked, and everything the page rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from arborsim.bank.job import SearchJob
+    from arborsim.bank.results import SearchResult
+    from arborsim.trace.reader import TraceReader
+
+#: Options that follow from the width.
+_WIDTHS = ("width", "n", "children")
+_INTERRUPTED = "The run was interrupted: some problems are missing, and no trees are shown."
+
+
+def check_report(report: Path | None, bank: Path, out: Path | None) -> None:
+    """Refuse a page that cannot be written, or would overwrite another file, before the work."""
+    from arborsim.cli.options import check_output
+
+    check_output(report, "--report")
+    if report is not None and report.resolve() in {p.resolve() for p in (bank, out) if p}:
+        raise UsageError(f"--report {report}: that file was given already; choose another name")
+
+
+def problems_of(text: str) -> list[int]:
+    """``"3,17"`` of ``--trees`` as numbers of problems."""
+    from arborsim.cli.options import names
+
+    found = names(text)
+    for part in found:
+        if not part.isdecimal():
+            raise UsageError(f"--trees {part}: expected numbers of problems, by comma")
+    return [int(part) for part in found]
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page that was asked for.
+
+    Attributes
+    ----------
+    path : Path
+    trees : list of int
+        Problems whose trees it shows; empty for a choice.
+    """
+
+    path: Path
+    trees: list[int]
+
+    def check(self, chosen: range) -> None:
+        """Refuse trees of problems that are not searched, before the work."""
+        for episode in self.trees:
+            if episode not in chosen:
+                raise UsageError(
+                    f"--trees {episode}: searched are problems {chosen.start} to {chosen.stop - 1}"
+                )
+
+    def write(
+        self,
+        job: SearchJob,
+        reader: TraceReader,
+        results: Sequence[SearchResult],
+        left_out: Sequence[str],
+        interrupted: bool,
+    ) -> None:
+        """Film the trees of a few problems, and write the page.
+
+        After an interruption nothing more is run: the page then has no trees, and says so.
+        """
+        from arborsim.bank.sweep import verdicts
+        from arborsim.cli.search_setup import heading
+        from arborsim.report.search_page import SearchReport, write_search_page
+        from arborsim.report.search_trees import chosen_problems, take_trees
+
+        profile = job.machine.profile
+        shown = () if interrupted else take_trees(job, chosen_problems(results, self.trees))
+        report = SearchReport(
+            f"{heading(job, reader, results)}.",
+            tuple(results),
+            tuple(shown),
+            settings(job, reader),
+            tuple(f"{name} {getattr(profile, name)}" for name in profile.assumed()),
+            tuple(line.removeprefix("left out: ") for line in left_out),
+            tuple(verdicts(results)),
+            (_INTERRUPTED,) if interrupted else (),
+        )
+        write_search_page(report, self.path)
+
+
+def settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
+    """Everything that determines the results."""
+    from importlib.metadata import version
+
+    from arborsim import __version__
+    from arborsim.policies.registry import values_of
+
+    machine, info = job.machine, reader.info
+    geometry = machine.geometry or info.geometry
+    problems = job.chosen(reader)
+    recipe = ", ".join(f"{key} {_shown(value)}" for key, value in info.search_parameters.items())
+    found = {
+        "bank": f"{reader.path.name}, sha256 {_digest(reader.path)}",
+        "recorded": f"{info.task} on {info.model}, seed {info.seed}; {info.search}"
+        + (f" ({recipe})" if recipe else ""),
+        "problems": f"{len(problems)}, from {problems.start} to {problems.stop - 1}",
+        **_searches(job),
+        "repeated thoughts": "dead, where the search does not count them"
+        if job.dedupe
+        else "go on as others do",
+        "GPU": machine.profile.name,
+        "model geometry": geometry.name + ("" if machine.geometry else " (as recorded)"),
+        "KV bytes per token": f"{geometry.kv_bytes_per_token:,}",
+        "recall of DDR tokens": machine.recall,
+        "tokens per page": str(machine.page_tokens),
+        "tree attention": "on" if machine.tree_attention else "off",
+    }
+    for cell in job.cells:
+        values = ", ".join(f"{key} {value}" for key, value in values_of(cell.policy).items())
+        found[f"policy {cell.policy.name}"] = values or "no parameters"
+    budgets = dict.fromkeys(cell.budget.text for cell in job.cells if cell.policy.uses_budget)
+    if budgets:
+        found["budgets"] = ", ".join(budgets)
+    libraries = [f"{name} {version(name)}" for name in ("numpy", "pyarrow", "scipy")]
+    return {**found, "versions": ", ".join([f"arborsim {__version__}", *libraries])}
+
+
+def _searches(job: SearchJob) -> dict[str, str]:
+    """Widths and options of each search."""
+    found = {}
+    for label in dict.fromkeys(arm.label for arm in job.arms):
+        arms = [arm for arm in job.arms if arm.label == label]
+        search: Any = arms[0].make()
+        options = [
+            f"{f.name} {_shown(getattr(search, f.name))}"
+            for f in fields(search)
+            if f.init and f.name not in _WIDTHS
+        ]
+        widths = ", ".join(str(arm.width) for arm in arms)
+        found[f"search {label}"] = "; ".join([f"width {widths}", ", ".join(options)]).rstrip("; ")
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def _digest(path: Path) -> str:
+    """Of the file, or of all files of a recording that was broken off."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
+        with each.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()[:16]

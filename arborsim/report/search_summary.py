@@ -1,0 +1,162 @@
+"""The answer of a search on a bank in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from arborsim.bank.arms import REFERENCE
+from arborsim.bank.results import Row, SearchResult
+from arborsim.bank.sweep import MARGIN, Paired, paired
+from arborsim.report.search_figures import reference
+
+_MOST_WIDTHS = 4
+_MOST_NAMED = 3
+
+
+def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
+    """Sentences; the first is the answer.
+
+    The search with the least KV among those that reach REBASE's accuracy, at the largest width
+    that REBASE was run at; then the same at other widths, and the highest accuracy of all.
+    """
+    if not rows:
+        return ["No search was completed."]
+    policy, budget = rows[0].policy, rows[0].budget
+    own = [row for row in rows if (row.policy, row.budget) == (policy, budget)]
+    mine = [r for r in results if (r.policy, r.budget) == (policy, budget)]
+    if not any(row.judged for row in own):
+        return [_unjudged(own)]
+    base = reference(own)
+    if base is None or not base.judged:
+        return [f"{_best(own)} REBASE was not run, so nothing is compared with it."]
+    if all(row.label == REFERENCE for row in own):
+        return [f"{_best(own)} Nothing else was run that could be compared with it."]
+    widths = sorted({row.width for row in own if row.reference}, reverse=True)
+    found = [said for width in widths if (said := _at_width(mine, own, width))]
+    lead = found[:1] or [_best(own)]
+    return [*lead, *found[1:_MOST_WIDTHS], *([_best(own)] if found else [])]
+
+
+def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int) -> str:
+    """The comparison with REBASE at one width; empty if there is nothing to compare."""
+    theirs = [r for r in results if (r.label, r.width) == (REFERENCE, width)]
+    base = next(row for row in rows if (row.label, row.width) == (REFERENCE, width))
+    found: list[tuple[Row, Paired]] = []
+    for row in rows:
+        own = [r for r in results if (r.label, r.width) == (row.label, width)]
+        pair = paired(own, theirs) if row.width == width and row.label != REFERENCE else None
+        if pair:
+            found.append((row, pair))
+    if not found:
+        return ""
+    able = [(row, p) for row, p in found if p.difference >= -MARGIN - 1e-12]
+    if able:
+        row, pair = min(able, key=lambda each: each[0].figures["kv_tokens"])
+        lead = _reached(row)
+    else:
+        row, pair = max(found, key=lambda each: (each[1].difference, -each[0].times("kv_tokens")))
+        lead = f"no search reaches REBASE's accuracy; {row.label} comes closest, {_size(row)}"
+    return (
+        f"At width {width}, {lead}: it solves {_score(row)}, REBASE {_score(base)}. "
+        f"{_told_apart(row, base, pair)}"
+    )
+
+
+def _reached(row: Row) -> str:
+    if row.times("kv_tokens") < 1:
+        return f"{row.label} reaches REBASE's accuracy {_size(row)}"
+    return (
+        f"no search reaches REBASE's accuracy with less KV; of those that reach it, {row.label} "
+        f"needs least, {_size(row).removeprefix('with ')}"
+    )
+
+
+def _size(row: Row) -> str:
+    share = row.times("kv_tokens")
+    return "" if math.isnan(share) else f"with {share:.2f} times its KV size"
+
+
+def _told_apart(row: Row, base: Row, pair: Paired) -> str:
+    """What so many problems can tell."""
+    low, high = pair.interval()
+    overlap = row.low <= base.high and base.low <= row.high
+    intervals = "The intervals overlap" if overlap else "The intervals do not overlap"
+    same = f"of the same {pair.judged} problem{'' if pair.judged == 1 else 's'}"
+    found = (
+        f"{intervals}; {same}, only it solves {pair.gained} and only REBASE {pair.lost}, a "
+        f"difference of {_points(pair.difference)} points (95% interval {_points(low)} to "
+        f"{_points(high)})"
+    )
+    told = "so many problems do not tell the two apart" if low <= 0 <= high else "more than chance"
+    return f"{found}: {told}."
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _best(rows: Sequence[Row]) -> str:
+    """The highest accuracy; of equal ones the least KV."""
+    judged = [row for row in rows if row.judged]
+    best = min(judged, key=lambda row: (-row.accuracy, row.figures["kv_tokens"]))
+    size = "" if best.label == REFERENCE else _size(best).replace("its", "REBASE's")
+    at = f", {size}" if size else ""
+    return f"{best.label} at width {best.width} solves most: {_score(best)}{at}."
+
+
+def _unjudged(rows: Sequence[Row]) -> str:
+    small = min(rows, key=lambda row: row.figures["kv_tokens"])
+    size = _size(small).replace("its", "REBASE's")
+    return (
+        "The bank does not judge answers, so nobody knows which searches were right. "
+        f"{small.label} at width {small.width} needs the least KV{', ' if size else ''}{size}."
+    )
+
+
+def _score(row: Row) -> str:
+    return (
+        f"{row.right}/{row.judged} ({100 * row.accuracy:.1f} %, 95% interval {100 * row.low:.1f} "
+        f"to {100 * row.high:.1f})"
+    )
+
+
+def missing(rows: Sequence[Row]) -> str:
+    """A warning about thoughts that the bank lacks; empty if it served every search."""
+    short = sorted({(row.missed, row.label, row.width) for row in rows if row.missed}, reverse=True)
+    if not short:
+        return ""
+    named = "; ".join(
+        f"{label} at width {width}: {_share(missed)}"
+        for missed, label, width in short[:_MOST_NAMED]
+    )
+    more = len(short) - _MOST_NAMED
+    rest = f"; and {more} more, see the table" if more > 0 else ""
+    return (
+        f"The bank ran out of thoughts: share of those asked for that were not recorded: {named}"
+        f"{rest}. Such a search was smaller than its width says, and so are its accuracy, its KV "
+        "size and its time. A wider bank (arborsim record --bank) would serve it."
+    )
+
+
+def _share(value: float) -> str:
+    return "<0.1 %" if value < 0.001 else f"{100 * value:.1f} %"
+
+
+def cautions(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
+    """What a reader needs in order not to misread the numbers."""
+    found = ["Bytes and seconds are simulated, each search alone on the GPU."]
+    if any(not math.isnan(row.figures["attention_kept"]) for row in rows):
+        found.append("Attention kept is not accuracy: a search takes the recorded thoughts, "
+                     "whatever a policy evicts.")  # fmt: skip
+    elif any(row.policy != "full" for row in rows):
+        found.append("Accuracy is that of the recorded thoughts: what a policy evicts changes "
+                     "memory and time here, never an answer.")  # fmt: skip
+    problems = {r.episode for r in results}
+    unknown = {r.episode for r in results if r.correct is None}
+    if unknown and len(unknown) < len(problems):
+        found.append(
+            f"On {len(unknown)} of {len(problems)} problems some search gave an answer that the "
+            "bank does not judge; it is left out of that search's accuracy."
+        )
+    return found
