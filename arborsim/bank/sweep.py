@@ -6,6 +6,7 @@ ETS (Hooper et al. 2025, section 5.1) takes the largest lambda_b in [1, 2] whose
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ class Paired:
     judged, right, reference_right : int
     gained, lost : int
         Problems that only this search, and only REBASE, got right.
+    kv_less : float
+        How many times smaller than REBASE's the KV size is, over the same problems.
     """
 
     judged: int
@@ -34,6 +37,7 @@ class Paired:
     reference_right: int
     gained: int
     lost: int
+    kv_less: float = math.nan
 
     @property
     def difference(self) -> float:
@@ -53,20 +57,18 @@ class Paired:
 
 def paired(mine: Iterable[SearchResult], reference: Iterable[SearchResult]) -> Paired | None:
     """Compare problem by problem; None if none was judged for both."""
-    theirs = {r.episode: r.correct for r in reference if r.correct is not None}
-    pairs = [
-        (bool(r.correct), theirs[r.episode])
-        for r in mine
-        if r.correct is not None and r.episode in theirs
-    ]
+    theirs = {r.episode: r for r in reference if r.correct is not None}
+    pairs = [(r, theirs[r.episode]) for r in mine if r.correct is not None and r.episode in theirs]
     if not pairs:
         return None
+    own_kv = sum(a.kv_tokens for a, _ in pairs)
     return Paired(
         len(pairs),
-        sum(a for a, _ in pairs),
-        sum(b for _, b in pairs),
-        sum(a and not b for a, b in pairs),
-        sum(b and not a for a, b in pairs),
+        sum(a.correct is True for a, _ in pairs),
+        sum(b.correct is True for _, b in pairs),
+        sum(a.correct is True and b.correct is False for a, b in pairs),
+        sum(b.correct is True and a.correct is False for a, b in pairs),
+        sum(b.kv_tokens for _, b in pairs) / own_kv if own_kv else math.nan,
     )
 
 
@@ -103,7 +105,7 @@ def _chosen(found: dict[float, Paired | None]) -> str:
     against = (
         f"{p.right} right against {p.reference_right} of {p.judged}; {p.gained} gained, {p.lost} "
         f"lost, difference {100 * p.difference:+.1f} points, 95% interval {100 * low:+.1f} to "
-        f"{100 * high:+.1f}; one problem is {100 / p.judged:.1f}"
+        f"{100 * high:+.1f}; one problem is {100 / p.judged:.1f}; KV size {p.kv_less:.2f}x less"
     )
     if fine:
         return f"{OPTION} {value:g} is the largest within 0.2 points of REBASE ({against})"

@@ -80,12 +80,12 @@ def test_a_live_search_walked_again(
 
     monkeypatch.setattr(backend, "make_search", watched)
     out = tmp_path / "live.parquet"
-    command = ["record", "--model", "game24", "--search", name, "--episodes", "2"]
+    command = ["record", "--model", "game24", "--search", name, "--episodes", "1"]
     given = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
     assert main([*command, *given, "--out", str(out), "--seed", "3"]) == 0
     reader = open_bank(out)
     searches = [search for search in live if search.seen]
-    assert len(searches) == reader.num_episodes == 2
+    assert len(searches) == reader.num_episodes == 1
     needs = (Signal.ATTENTION, Signal.HIDDEN_CHANGE)
     machine = Machine(load_profile("h200"))
     cells = [Cell(build("full"), Budget("any", share=1.0))]

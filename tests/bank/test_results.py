@@ -60,7 +60,7 @@ def test_pairs_and_their_interval() -> None:
     mine = [result("ets", i, c) for i, c in enumerate([True, True, False, None, True])]
     theirs = [result("rebase", i, c) for i, c in enumerate([True, False, True, True, False])]
     found = paired(mine, theirs)
-    assert found == Paired(judged=4, right=3, reference_right=2, gained=2, lost=1)
+    assert found == Paired(judged=4, right=3, reference_right=2, gained=2, lost=1, kv_less=1.0)
     assert found is not None
     assert found.difference == 0.25
     low, high = found.interval()
@@ -83,7 +83,7 @@ def sweep_results(rights: dict[str, int], reference: int, problems: int) -> list
     found = [result("rebase", i, i < reference) for i in range(problems)]
     for value, right in rights.items():
         swept = f"lambda_b={value}"
-        found += [result("ets", i, i < right, swept=swept) for i in range(problems)]
+        found += [result("ets", i, i < right, swept=swept, kv_tokens=50) for i in range(problems)]
     return found
 
 
@@ -91,6 +91,7 @@ def test_the_paper_takes_the_largest_that_costs_nothing() -> None:
     (line,) = verdicts(sweep_results({"1": 52, "1.5": 50, "1.75": 49, "2": 48}, 50, 100))
     assert line.startswith("ets at width 16: lambda_b 1.5 is the largest within 0.2 points")
     assert "50 right against 50 of 100" in line
+    assert "KV size 2.00x less" in line
     (line,) = verdicts(sweep_results({"1": 500, "1.25": 499, "1.5": 498, "2": 497}, 500, 1000))
     assert "lambda_b 1.5 is the largest" in line  # 0.2 points of 1000 are two problems
     (line,) = verdicts(sweep_results({"1": 9, "2": 8, "3": 20}, 10, 20))  # 3 is out of range
