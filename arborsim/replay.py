@@ -120,6 +120,13 @@ class Replay:
             if why and not _missing(policy, reader):
                 yield LeftOut(name, policy.name, detail=why, unsuited=True)
 
+    def _cautions(
+        self, results: Iterable[EpisodeResult], readers: Iterable[TraceReader]
+    ) -> Iterator[str]:
+        """What to know about the figures."""
+        yield from _approximate(results, self.machine.recall)
+        yield from _cautions(self.policies, readers)
+
     def work(self, readers: Iterable[TraceReader]) -> int:
         """Rows to replay, for a progress bar."""
         return sum(
@@ -155,7 +162,7 @@ class Replay:
             ),
             (*left_out, *infeasible.values()),
             tuple(o.token_map for o in kept if o.token_map),
-            tuple(dict.fromkeys(_cautions(self.policies, readers))),
+            tuple(dict.fromkeys(self._cautions(results, readers))),
         )
 
     def _units(
@@ -223,6 +230,15 @@ def _instead(policy: Policy, reader: TraceReader) -> str:
         return ""
     changed: dict[str, Any] = {"per": "shared"}
     return "" if _missing(replace(policy, **changed), reader) else "per=shared"
+
+
+def _approximate(results: Iterable[EpisodeResult], recall: str) -> Iterator[str]:
+    """What `ondemand` leaves unread counts as kept: say so where there was any."""
+    if recall == "ondemand" and any(result.measured.peak_ddr_bytes for result in results):
+        yield (
+            "recall ondemand reads only some pages of what is in DDR: attention kept and output "
+            "error count all of it as read."
+        )
 
 
 def _cautions(policies: Iterable[Policy], readers: Iterable[TraceReader]) -> Iterator[str]:

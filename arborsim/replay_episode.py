@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborsim.budget import Budget
-from arborsim.controller import Controller, Executor, Meter
+from arborsim.controller import Controller, Meter
 from arborsim.errors import BudgetInfeasible, UsageError
 from arborsim.memory.tiers import Tier
 from arborsim.meters import AttentionKept
@@ -31,6 +31,7 @@ from arborsim.trace.schema import Kind
 
 if TYPE_CHECKING:
     from arborsim.hardware.profile import HardwareProfile
+    from arborsim.simulator.executor import SimulatedExecutor
     from arborsim.trace.episode import Episode
     from arborsim.trace.schema import Geometry, TraceInfo
 
@@ -44,7 +45,7 @@ class Machine:
     profile : HardwareProfile
     geometry : Geometry or None
         Model whose bytes and seconds are charged; None for the recorded model's own.
-    recall : {"stage", "stream", "near"}
+    recall : {"stage", "stream", "near", "ondemand"}
         How tokens in DDR take part in attention.
     page_tokens : int
         KV slots per page.
@@ -52,6 +53,8 @@ class Machine:
         Whether shared ancestors are read once per batch, or once per branch.
     event_by_event : bool
         Simulate every decode iteration as an event of its own (slower, the same to rounding).
+    explain : bool
+        Keep every term of the time apart (`EpisodeResult.terms`).
     """
 
     profile: HardwareProfile
@@ -60,8 +63,9 @@ class Machine:
     page_tokens: int = 1
     tree_attention: bool = True
     event_by_event: bool = False
+    explain: bool = False
 
-    def executor(self, policy: Policy, recorded: TraceInfo) -> Executor:
+    def executor(self, policy: Policy, recorded: TraceInfo) -> SimulatedExecutor:
         """A simulated machine for one search of a trace under `policy`.
 
         Raises
@@ -84,6 +88,7 @@ class Machine:
             fused=policy.fused,
             tree_attention=self.tree_attention,
             event_by_event=self.event_by_event,
+            explain=self.explain,
         )
 
 
@@ -245,6 +250,7 @@ def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
         (unit.machine.geometry or geometry).kv_bytes_per_token,
         error.error if error else math.nan,
         cell.policy.bounded,
+        executor.terms(),
     )
     if not film or not mapper:
         return replace(outcome, result=result)

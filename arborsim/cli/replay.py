@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from arborsim.trace.geometry import Geometry
     from arborsim.trace.reader import TraceReader
 
-RECALLS = ("stage", "stream", "near")
+RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 def replay(
@@ -41,7 +41,7 @@ def replay(
         str, typer.Option(help="Type of its cache: fp8, bf16, ... [default: the model's].")
     ] = "",
     recall: Annotated[
-        str, typer.Option(help="How DDR tokens are read: stage, stream or near.")
+        str, typer.Option(help="How DDR tokens are read: stage, stream, near or ondemand.")
     ] = "stage",
     page_size: Annotated[int, typer.Option(help="Tokens per KV page.", min=1)] = 1,
     tree_attention: Annotated[
@@ -73,6 +73,9 @@ def replay(
     event_by_event: Annotated[
         bool, typer.Option(help="One simulated event per decode iteration (slow check).")
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print every term of each policy's time.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write results to this Parquet file.")] = None,
     view: Annotated[
         str, typer.Option(help="table (all figures), matrix (a line per policy) or auto.")
@@ -98,6 +101,8 @@ def replay(
         raise UnknownName("recall mode", recall, RECALLS)
     if view not in VIEWS:
         raise UnknownName("view", view, VIEWS)
+    if explain and json:
+        raise UsageError("--explain prints tables: leave --json out")
     _check_outputs(traces, out, report)
     chosen = chosen_names(",".join(policy))
     every = "all" in names(",".join(policy))
@@ -121,6 +126,7 @@ def replay(
         page_size,
         tree_attention,
         event_by_event,
+        explain,
     )
     job = Replay(
         traces,
@@ -153,6 +159,10 @@ def replay(
         typer.echo(to_json(result))
         return
     print_tables(result, view=view)
+    if explain:
+        from arborsim.report.explain import print_terms
+
+        print_terms(result.episodes)
     for name, why in result.settings.items():
         if name.startswith("does not fit"):
             typer.echo(f"{name}: {why}")

@@ -282,6 +282,43 @@ class CostModel:
         exposed_s = np.maximum(0.0, layer_s - attention_s / layers)
         return SideCost(layers * layer_s, layers * exposed_s)
 
+    def ondemand(
+        self, attention_s: Array, fetched_bytes: Array, bounds_bytes: Array, sequences: int
+    ) -> SideCost:
+        """Choose pages on the CPU and fetch them while the GPU attends to its part of the layer.
+
+        Per layer: queries cross to the host, the CPU reads the bounds of all its pages at the speed
+        of the DDR, and the chosen pages cross back.
+        """
+        p, layers = self.profile, self._managed_layers
+        queries, _ = self.near_message_bytes(sequences)
+        block_bytes = self.packed_block_bytes(fetched_bytes)
+        layer_s = self.transfer_s(queries, queries, "d2h")
+        layer_s = layer_s + bounds_bytes / (layers * p.ddr_bytes_per_s)
+        layer_s = layer_s + self.transfer_s(fetched_bytes / layers, block_bytes, "h2d")
+        layer_s = np.where(np.asarray(fetched_bytes) > 0, layer_s, 0.0)
+        exposed_s = np.maximum(0.0, layer_s - attention_s / layers)
+        return SideCost(layers * layer_s, layers * exposed_s)
+
+    def ondemand_tokens(
+        self, held_tokens: np.ndarray, page_tokens: int, pages_top: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that a KV head attends to, and tokens that are fetched for all heads, per layer.
+
+        Each head chooses `pages_top` pages; what is fetched is the union.  Its size is the expected
+        one of heads that choose independently and evenly (heads that agree fetch less).
+        """
+        pages = np.ceil(held_tokens / page_tokens)
+        share = np.minimum(1.0, pages_top / np.maximum(pages, 1.0))
+        heads = 1 if self.geometry.latent_dim else self.geometry.kv_heads
+        return held_tokens * share, held_tokens * (1.0 - (1.0 - share) ** heads)
+
+    def ondemand_bounds_bytes(self, held_tokens: np.ndarray, page_tokens: int) -> np.ndarray:
+        """The smallest and the largest key of each page, in the layers that keep every token."""
+        g = self.geometry
+        key = g.elements_per_layer // g.tensors_per_layer * g.kv_bytes_per_element
+        return np.ceil(held_tokens / page_tokens) * 2 * key * g.full_layers
+
     def near_message_bytes(self, sequences: int) -> tuple[int, int]:
         """Bytes per layer of the queries going down, and of the partial results coming up."""
         g = self.geometry

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from arborsim.measurements import Measurements
 from arborsim.report.token_map import TokenMap
+
+if TYPE_CHECKING:
+    from arborsim.simulator.terms import Term
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class EpisodeResult:
         Relative error of the attention output on the captured layers; NaN if unknown.
     bounded : bool
         Whether the policy keeps the cache within the budget after every decision.
+    terms : tuple of Term
+        What the time consists of; empty unless it was to be explained.
     """
 
     trace: str
@@ -50,6 +56,7 @@ class EpisodeResult:
     kv_bytes_per_token: int = 0
     output_error: float = math.nan
     bounded: bool = True
+    terms: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True)

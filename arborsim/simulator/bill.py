@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.hardware.cost import CostModel
+from arborsim.hardware.cost import CostModel, PrefillCost
 from arborsim.measurements import Measurements, TimeSplit
 from arborsim.memory.census import Changes, kinds
 from arborsim.memory.tiers import Tier
 from arborsim.simulator.engine import Engine
 from arborsim.simulator.gauge import MemoryGauge
 from arborsim.simulator.iterations import IterationCosts
+from arborsim.simulator.terms import BACKGROUND, Term, Terms
 
 _COUNTED = np.stack([
     kinds(lambda source, target: target == Tier.EVICTED),
@@ -27,10 +28,14 @@ class Bill:
     ----------
     measured : Measurements
         Counters that executors add to directly; `close` fills in the rest.
+    terms : Terms or None
+        The same seconds term by term, if they were asked for.
     """
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: int, recall: str = "stage", explain: bool = False) -> None:
         self.measured = Measurements()
+        self.terms = Terms() if explain else None
+        self._recall = recall
         self._groups = groups
         self._workspace_bytes = 0
         self._background_exposed_s = 0.0
@@ -44,6 +49,27 @@ class Bill:
         """Decoding has waited so long for transfers in the background."""
         self.time.exposed_transfer_s += seconds
         self._background_exposed_s += seconds
+        if self.terms:
+            self.terms.add(BACKGROUND, seconds)
+
+    def prefill(self, cost: PrefillCost) -> None:
+        """The prompt has been computed."""
+        self.time.prefill_s += cost.total_s
+        if self.terms:
+            self.terms.prefill(cost)
+
+    def policy(self, seconds: float, what: str) -> None:
+        """Decisions, or what scoring and moving cost; `what` is the term ``policy: ...``."""
+        self.time.policy_s += seconds
+        if self.terms:
+            self.terms.add(f"policy: {what}", seconds)
+
+    def rehydration(self, seconds: float) -> None:
+        """A prefill over what had been evicted."""
+        self.time.rehydration_s += seconds
+        self.measured.rehydrations += 1
+        if self.terms:
+            self.terms.add("rehydration", seconds)
 
     def iterations(self, costs: IterationCosts) -> None:
         """A run of decode iterations."""
@@ -53,6 +79,8 @@ class Bill:
             exposed_s, total_s = costs.beside.exposed_s, costs.beside.total_s
             self.time.exposed_transfer_s += float(exposed_s.sum())
             self._beside_s += float((total_s - exposed_s).sum())
+        if self.terms:
+            self.terms.iterations(costs, self._recall)
 
     def workspace(self, needed_bytes: int) -> None:
         """A forward pass needs so much HBM beside weights and cache."""
@@ -66,6 +94,15 @@ class Bill:
         m.rehydrated_tokens += rehydrated / groups
         m.offloaded_tokens += offloaded / groups
         m.quantised_tokens += quantised / groups
+
+    def explain(self, engine: Engine) -> tuple[Term, ...]:
+        """The terms up to now; none if they were not asked for."""
+        return self.terms.close(self._behind_s(engine)) if self.terms else ()
+
+    def _behind_s(self, engine: Engine) -> float:
+        """Transfers in the background that nobody waited for."""
+        background_s = engine.down.busy_s + engine.up.busy_s
+        return max(0.0, background_s - self._background_exposed_s)
 
     def close(self, gauge: MemoryGauge, engine: Engine, cost: CostModel) -> Measurements:
         """All figures up to now."""
@@ -81,8 +118,6 @@ class Bill:
         m.usable_ddr_bytes = cost.profile.ddr_bytes
         m.to_ddr_bytes = engine.down.carried_bytes
         m.from_ddr_bytes = engine.up.carried_bytes
-        background_s = engine.down.busy_s + engine.up.busy_s
-        behind_s = max(0.0, background_s - self._background_exposed_s)
-        self.time.hidden_transfer_s = behind_s + self._beside_s
+        self.time.hidden_transfer_s = self._behind_s(engine) + self._beside_s
         m.series = gauge.series()
         return m

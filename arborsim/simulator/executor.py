@@ -29,6 +29,7 @@ from arborsim.simulator.engine import Engine
 from arborsim.simulator.gauge import MemoryGauge
 from arborsim.simulator.iterations import RECALLS, IterationCosts, IterationModel
 from arborsim.simulator.paths import ActivePaths
+from arborsim.simulator.terms import Term
 from arborsim.simulator.transfers import Transfers
 from arborsim.simulator.windows import Windows
 from arborsim.trace.schema import Geometry
@@ -42,6 +43,7 @@ _ROUNDED_BY_GPU = kinds(
     lambda source, target: target.quantised and not source.quantised and not source.in_ddr
 )
 _QUANTISING = kinds(lambda source, target: target.quantised and not source.quantised)
+_FETCHING = ("stream", "ondemand")
 _CELLS = 1 << 20  # (group, iteration) pairs of one closed form: bounds its arrays to some 100 MB
 
 
@@ -57,7 +59,7 @@ class SimulatedExecutor:
         Cache groups that plans distinguish: 1, layers, or layers x KV heads.
     page_tokens : int
         Slots per page.
-    recall : {"stage", "stream", "near"}
+    recall : {"stage", "stream", "near", "ondemand"}
         How tokens in DDR take part in attention.
     policy : str
         Name of the policy that decides: the profile may know what it takes.
@@ -73,6 +75,8 @@ class SimulatedExecutor:
         Merge half-empty pages after every decision outside runs.
     event_by_event : bool
         Simulate every iteration by itself.
+    explain : bool
+        Keep every term of the time apart, for `terms`.
 
     Raises
     ------
@@ -95,6 +99,7 @@ class SimulatedExecutor:
         pinned: bool = True,
         compact: bool = False,
         event_by_event: bool = False,
+        explain: bool = False,
     ) -> None:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
@@ -119,7 +124,7 @@ class SimulatedExecutor:
         self._overlap = overlap
         self._compact = compact
         self._event_by_event = event_by_event
-        self._bill = Bill(groups)
+        self._bill = Bill(groups, recall, explain)
         size = self._ledger.bytes_by_tier
         # Quantising on the GPU reads the one and writes the other.
         self._touched_bytes = _ROUNDED_BY_GPU * (size[:, None] + size[None]).ravel()
@@ -158,13 +163,14 @@ class SimulatedExecutor:
         self._windows.turn(run.leaves)
         self._gauge.window_bytes = self._windows.held_bytes
         self._gauge.observe(self._engine.now_s)
-        seconds, workspace = self._cost.prefill(tokens).total_s, self._cost.workspace_bytes(tokens)
-        self._engine.spend(seconds)
+        cost, workspace = self._cost.prefill(tokens), self._cost.workspace_bytes(tokens)
+        self._engine.spend(cost.total_s)
         if not self._iterations.fused:
             workspace += self._cost.eager_prefill_bytes(tokens)
-            self._spend_on_policy(self._cost.eager_prefill_s(tokens))
+            matrices_s = self._cost.eager_prefill_s(tokens)
+            self._spend_on_policy(matrices_s, "attention matrices of the prefill")
         self._bill.workspace(workspace)
-        self._bill.time.prefill_s += seconds
+        self._bill.prefill(cost)
         self._bill.measured.prompt_tokens = tokens
 
     def activate(self, leaves: tuple[int, ...]) -> None:
@@ -200,11 +206,11 @@ class SimulatedExecutor:
     def apply(self, moves: Moves, examined_tokens: int) -> None:
         """Carry out one decision taken over `examined_tokens` tokens."""
         self._bill.measured.decisions += 1
-        self._spend_on_policy(float(self._policy.decision_s(examined_tokens)))
+        self._spend_on_policy(float(self._policy.decision_s(examined_tokens)), "decisions")
         self._carry_out(self._ledger.resolve(moves))
         if self._compact:
             copied_bytes = self._ledger.compact()
-            self._spend_on_policy(float(self._cost.copy_s(2 * copied_bytes)))
+            self._spend_on_policy(float(self._cost.copy_s(2 * copied_bytes)), "compaction")
             self._gauge.observe(self._engine.now_s)
 
     def finish(self) -> None:
@@ -214,6 +220,10 @@ class SimulatedExecutor:
     def measurements(self) -> Measurements:
         """What has been measured so far."""
         return self._bill.close(self._gauge, self._engine, self._cost)
+
+    def terms(self) -> tuple[Term, ...]:
+        """What the time so far consists of; empty unless it was to be explained."""
+        return self._bill.explain(self._engine)
 
     def _parts(self, steps: int, changes: Changes) -> Iterator[tuple[int, int, bool]]:
         """Cut a run into closed forms (True) and iterations with something else going on (False).
@@ -253,8 +263,8 @@ class SimulatedExecutor:
         self._spend(costs, float(costs.total_s[0]))
 
     def _buffers(self, costs: IterationCosts) -> np.ndarray | None:
-        """Streaming buffers of each iteration; None in the other recall modes."""
-        if self._iterations.recall != "stream" or costs.beside is None:
+        """Buffers of what each iteration fetches; None in recall modes that fetch nothing."""
+        if self._iterations.recall not in _FETCHING or costs.beside is None:
             return None
         return costs.beside.staging_bytes
 
@@ -274,7 +284,8 @@ class SimulatedExecutor:
     def _spend(self, costs: IterationCosts, seconds: float) -> None:
         """Let the `seconds` that decode iterations cost pass."""
         beside = costs.beside
-        if self._iterations.recall == "stream" and beside and beside.from_ddr_bytes.any():
+        fetches = self._iterations.recall in _FETCHING
+        if fetches and beside and beside.from_ddr_bytes.any():
             self._bill.expose(self._engine.spend_streaming(seconds))
         else:
             self._engine.spend(seconds)
@@ -307,8 +318,7 @@ class SimulatedExecutor:
             return
         seconds = self._cost.prefill(len(recovered), self._paths.readable_beside(recovered)).total_s
         self._engine.spend(seconds)
-        self._bill.time.rehydration_s += seconds
-        self._bill.measured.rehydrations += 1
+        self._bill.rehydration(seconds)
         self._bill.workspace(self._cost.workspace_bytes(len(recovered)))
 
     def _count(self, changes: Changes) -> None:
@@ -321,11 +331,12 @@ class SimulatedExecutor:
                 "is in 8 bits already: set it not to, or use a cache in bf16"
             )
         self._bill.moves(changes)
-        self._spend_on_policy(float(self._cost.copy_s(changes.count(self._touched_bytes))))
+        rounding_s = float(self._cost.copy_s(changes.count(self._touched_bytes)))
+        self._spend_on_policy(rounding_s, "quantising")
 
-    def _spend_on_policy(self, seconds: float) -> None:
+    def _spend_on_policy(self, seconds: float, what: str) -> None:
         self._engine.spend(seconds)
-        self._bill.time.policy_s += seconds
+        self._bill.policy(seconds, what)
 
 
 def _between_steps(moves: Moves, first: int, last: int) -> Moves:

@@ -5,6 +5,8 @@ Tokens in DDR take part in attention; the *recall mode* says how.
 - ``stage``: they were copied into staging buffers in HBM before, and are read from there.
 - ``stream``: they cross PCIe in every iteration, layer by layer, through a double buffer.
 - ``near``: the CPU attends to them where they are and its partial results are merged exactly.
+- ``ondemand``: the pages whose keys could matter most to a query are fetched, as in Quest (Tang et
+  al. 2024, arXiv:2406.10774); the others are not read, which is an approximation.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from functools import cached_property
 
 import numpy as np
 
-from arborsim.hardware.cost import CostModel, DecodeCost, Reads
+from arborsim.hardware.cost import Array, CostModel, DecodeCost, Reads
 from arborsim.hardware.policy_seconds import PolicySeconds
 from arborsim.memory.tiers import Tier
 from arborsim.simulator.paths import PathProfile
 
-RECALLS = ("stage", "stream", "near")
+RECALLS = ("stage", "stream", "near", "ondemand")
+PAGE_TOKENS = 16  #: tokens that the bounds of ``ondemand`` speak of together, as live
+PAGES_TOP = 16  #: pages that each KV head chooses in a step, as live
 
 _QUANTISED = np.array([tier.quantised for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
@@ -54,13 +58,19 @@ class IterationCosts:
     Attributes
     ----------
     decode_s, policy_s : array
+    decode : DecodeCost
+        What `decode_s` is the total of.
     beside : Beside or None
         What goes on beside the GPU's work, if anything.
+    rows_s : array
+        The part of `policy_s` that attention rows take.
     """
 
     decode_s: np.ndarray
     policy_s: np.ndarray
+    decode: DecodeCost
     beside: Beside | None = None
+    rows_s: Array = 0.0
 
     @property
     def total_s(self) -> np.ndarray:
@@ -80,7 +90,7 @@ class IterationModel:
     bytes_by_tier : int64 ``[tiers]``
         Of one token in one cache group.
     groups : int
-    recall : {"stage", "stream", "near"}
+    recall : {"stage", "stream", "near", "ondemand"}
     fused : bool
         Whether attention runs without writing out probabilities.
     tree_attention : bool
@@ -115,14 +125,26 @@ class IterationModel:
         policy_s = np.full(len(decided), self.policy.observing_s(sequences))
         if decided.any():
             policy_s += np.where(decided, self.policy.decision_s(path.length), 0.0)
+        rows_s: Array = 0.0
         if not self.fused:
-            policy_s = policy_s + self.cost.eager_rows_s(self._attended(path))
+            rows_s = self.cost.eager_rows_s(self._attended(path))
+            policy_s = policy_s + rows_s
         if self.recall == "stage":
-            return IterationCosts(self._decode(path, sequences).total_s, policy_s)
-        away = path.minus(landing).of_tiers(_IN_DDR)
+            decode, beside = self._decode(path, sequences), None
+        else:
+            away = path.minus(landing).of_tiers(_IN_DDR)
+            decode, beside = self._recalling(path, away, sequences)
+        return IterationCosts(decode.total_s, policy_s, decode, beside, rows_s)
+
+    def _recalling(
+        self, path: PathProfile, away: PathProfile, sequences: int
+    ) -> tuple[DecodeCost, Beside]:
+        """Iterations in which the tokens of `away` are read from DDR."""
         if self.recall == "stream":
-            return self._streaming(path, away, sequences, policy_s)
-        return self._near(path.minus(away), away, sequences, policy_s)
+            return self._streaming(path, away, sequences)
+        if self.recall == "near":
+            return self._near(path.minus(away), away, sequences)
+        return self._ondemand(path.minus(away), away, sequences)
 
     def _attended(self, path: PathProfile) -> np.ndarray:
         """Readable tokens, summed over the branches; the mean over the layers."""
@@ -147,31 +169,62 @@ class IterationModel:
         tokens = path.windows.shared if self.tree_attention else path.windows.branches
         return np.asarray(self.cost.geometry.window_bytes_per_token * tokens)
 
-    def _decode(self, path: PathProfile, sequences: int) -> DecodeCost:
+    def _decode(
+        self,
+        path: PathProfile,
+        sequences: int,
+        fetched_tokens: np.ndarray | int = 0,
+        fetched_bytes: np.ndarray | int = 0,
+    ) -> DecodeCost:
+        """Iterations that read `path`, and what was fetched for each sequence beside it."""
         count = self._read(path)
         reads = Reads(
             sequences,
-            attended_tokens=self._attended(path),
-            bytes=self.bytes_by_tier @ count + self._window_bytes(path),
+            attended_tokens=self._attended(path) + sequences * fetched_tokens,
+            bytes=self.bytes_by_tier @ count + self._window_bytes(path) + fetched_bytes,
             quantised_bytes=self._quantised_sizes @ count,
         )
         return self.cost.decode(reads, self.fused)
 
     def _streaming(
-        self, path: PathProfile, away: PathProfile, sequences: int, policy_s: np.ndarray
-    ) -> IterationCosts:
+        self, path: PathProfile, away: PathProfile, sequences: int
+    ) -> tuple[DecodeCost, Beside]:
         """Tokens of `away` cross PCIe once per iteration; the GPU reads them from the buffer."""
-        decode_s = self._decode(path, sequences).total_s
+        decode = self._decode(path, sequences)
         fetched_bytes = self.bytes_by_tier @ away.shared
-        side = self.cost.stream(decode_s, fetched_bytes)
+        side = self.cost.stream(decode.total_s, fetched_bytes)
         buffers = np.asarray(self.cost.double_buffer_bytes(fetched_bytes))
         none = np.zeros_like(fetched_bytes)
-        beside = Beside(side.total_s, side.exposed_s, buffers, none, fetched_bytes)
-        return IterationCosts(decode_s, policy_s, beside)
+        return decode, Beside(side.total_s, side.exposed_s, buffers, none, fetched_bytes)
+
+    def _ondemand(
+        self, local: PathProfile, away: PathProfile, sequences: int
+    ) -> tuple[DecodeCost, Beside]:
+        """The pages of `away` with the largest bounds are fetched; the others are not read.
+
+        Bounds are those of the live backend: the smallest and largest key of each page.  All
+        sequences share a choice.  What is fetched has full precision.
+        """
+        cost = self.cost
+        held = away.shared.sum(axis=0) / self.groups
+        per_head, fetched = cost.ondemand_tokens(held, PAGE_TOKENS, PAGES_TOP)
+        fetched_bytes = np.ceil(fetched * cost.geometry.full_bytes_per_token).astype(np.int64)
+        # Attended to per head; at most what a path holds of it.
+        attended = np.minimum(per_head, away.branches.sum(axis=0) / (self.groups * sequences))
+        share = cost.geometry.full_layers / cost.geometry.layers
+        beside_s = self._decode(local, sequences).attention_s
+        beside_s = beside_s - cost.kv_read_s(self._window_bytes(local))
+        bounds_bytes = cost.ondemand_bounds_bytes(held, PAGE_TOKENS)
+        side = cost.ondemand(beside_s, fetched_bytes, bounds_bytes, sequences)
+        queries, _ = cost.near_message_bytes(sequences)
+        down = np.where(held > 0, cost.geometry.full_layers * queries, 0)
+        buffers = -(-fetched_bytes // max(1, cost.geometry.full_layers))
+        decode = self._decode(local, sequences, attended * share, fetched_bytes)
+        return decode, Beside(side.total_s, side.exposed_s, buffers, down, fetched_bytes)
 
     def _near(
-        self, local: PathProfile, away: PathProfile, sequences: int, policy_s: np.ndarray
-    ) -> IterationCosts:
+        self, local: PathProfile, away: PathProfile, sequences: int
+    ) -> tuple[DecodeCost, Beside]:
         """The GPU attends to `local`, the CPU to `away`."""
         decode = self._decode(local, sequences)
         # The CPU works beside the GPU in the layers that hold `away`: windows are in others.
@@ -183,5 +236,4 @@ class IterationModel:
             for size in self.cost.near_message_bytes(sequences)
         )
         none = np.zeros_like(remote_bytes)
-        beside = Beside(side.total_s, side.exposed_s, none, queries, partials)
-        return IterationCosts(decode.total_s, policy_s, beside)
+        return decode, Beside(side.total_s, side.exposed_s, none, queries, partials)

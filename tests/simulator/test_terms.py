@@ -1,0 +1,162 @@
+"""Every term of the time: they add up to the total, whatever the policy and the recall mode."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arborsim.budget import Budget
+from arborsim.cli.app import main
+from arborsim.hardware.cost import CostModel
+from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.memory.tiers import Tier
+from arborsim.policies.registry import build
+from arborsim.replay import Machine, Replay
+from arborsim.report.explain import explained
+from arborsim.simulator.iterations import PAGE_TOKENS, PAGES_TOP, RECALLS
+from arborsim.simulator.terms import TERMS, Term, Terms, total
+from tests.helpers.traces import make_trace
+from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
+
+SETTINGS = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
+POLICIES = ("full", "random", "h2o", "hierarchy", "arborkv")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_trace(
+        tmp_path_factory.mktemp("t") / "tree.parquet", kind="tree", prompt=24, nodes=16,
+        block=(4, 16), episodes=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recall", "overlap", "model"),
+    [(recall, 1.0, "llama-3.1-8b") for recall in RECALLS]
+    + [("stage", 0.4, "gemma-3-1b"), ("ondemand", 0.4, "gemma-3-1b")],
+)
+def test_terms_add_up(tree: Path, recall: str, overlap: float, model: str) -> None:
+    machine = Machine(
+        replace(load_profile("h100"), overlap=overlap), load_geometry(model), recall, explain=True
+    )
+    policies = [build(name, SETTINGS.get(name)) for name in POLICIES]
+    result = Replay(
+        [tree], policies, [Budget.parse("0.6")], machine, quality=False, skip_infeasible=True
+    ).run()
+    assert len(result.episodes) >= 4
+    for episode in result.episodes:
+        time = episode.measured.time
+        parts = {term.name: term for term in episode.terms}
+        assert sum(term.seconds for term in episode.terms) == pytest.approx(time.total_s, rel=1e-9)
+        for head, seconds in (
+            ("prefill", time.prefill_s), ("decode", time.decode_s), ("policy", time.policy_s),
+            ("transfers", time.exposed_transfer_s), ("rehydration", time.rehydration_s),
+        ):  # fmt: skip
+            own = sum(term.seconds for name, term in parts.items() if name.startswith(head))
+            assert own == pytest.approx(seconds, rel=1e-9, abs=1e-15), head
+        hidden_s = sum(t.hidden_s for name, t in parts.items() if name.startswith("transfers"))
+        assert hidden_s == pytest.approx(time.hidden_transfer_s, rel=1e-9, abs=1e-15)
+        assert list(parts) == [name for name in TERMS if name in parts]
+    for terms in explained(result.episodes).values():
+        assert all(isinstance(term, Term) for term in terms)
+
+
+def test_not_explained_unless_asked(tree: Path) -> None:
+    job = Replay(
+        [tree], [build("full")], [Budget.parse("1")], Machine(load_profile("h100")), quality=False
+    )
+    assert all(not episode.terms for episode in job.run().episodes)
+
+
+def test_what_is_bound_by_memory_hides_its_flops() -> None:
+    cost = CostModel(load_profile("h100"), load_geometry("llama-3.1-8b"))
+    prefill = cost.prefill(10_000)  # bound by compute
+    terms = Terms()
+    terms.prefill(prefill)
+    parts = {term.name: term for term in terms.close(0.0)}
+    assert parts["prefill: matrix products"].seconds == prefill.matrices_s
+    assert parts["prefill: weights and KV read"].seconds == 0
+    assert parts["prefill: weights and KV read"].hidden_s == prefill.memory_s
+
+
+def test_terms_of_several_searches() -> None:
+    one = (Term("decode: FLOPs", 1.0, 2.0), Term("rehydration", 0.5))
+    two = (Term("decode: FLOPs", 3.0),)
+    assert total([one, two]) == (Term("decode: FLOPs", 4.0, 2.0), Term("rehydration", 0.5))
+
+
+def test_on_the_command_line(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["replay", str(tree), "--policy", "random", "--no-quality", "--explain"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index(next(line for line in lines if line.startswith("random  budget"))) :]
+    table = table[2 : table.index("") if "" in table else None]
+    found = [re.split(" {2,}", line.strip()) for line in table if line.startswith("  ")]
+    cells = {row[0]: row[1] for row in found}
+    whole = float(cells.pop("total").replace(",", ""))
+    shown = [float(text.replace(",", "")) for text in cells.values() if text[0].isdigit()]
+    assert len(shown) >= 5
+    assert sum(shown) == pytest.approx(whole, rel=1e-4)
+    assert main([*command, "--json"]) == 2
+    assert "leave --json out" in capsys.readouterr().err
+
+
+# Fetching on demand: 64 bytes per token and layer, two layers, pages of 16.
+
+
+def ondemand(tokens: int, in_ddr: int, heads: int = 1) -> Bench:
+    bench = Bench(geometry=replace(GEOMETRY, kv_heads=heads), recall="ondemand")
+    bench.prefill(tokens)
+    bench.turn(1)
+    bench.move(range(in_ddr), Tier.DDR)
+    bench.executor.finish()
+    bench.decode(1)
+    return bench
+
+
+def test_few_pages_are_all_fetched() -> None:
+    bench = ondemand(400, PAGE_TOKENS * PAGES_TOP)
+    measured = bench.executor.measurements()
+    assert measured.from_ddr_bytes == PAGE_TOKENS * PAGES_TOP * KV
+    # Everything is read: what is fetched from a buffer of one layer, after it has been fetched.
+    assert bench.us("decode_s") == pytest.approx(2000 + 401 * KV)
+    assert measured.peak_staging_bytes == PAGE_TOKENS * PAGES_TOP * KV // 2
+
+
+def test_of_many_pages_some_are_fetched() -> None:
+    bench = ondemand(1000, PAGE_TOKENS * 60)
+    assert bench.executor.measurements().from_ddr_bytes == PAGE_TOKENS * PAGES_TOP * KV
+    local = 1001 - PAGE_TOKENS * 60
+    assert bench.us("decode_s") == pytest.approx(2000 + (local + 256) * KV)
+    # Per layer: queries down, bounds read, pages up, less the attention to what is local.
+    queries, bounds, pages = 2 * 16 * 2, 60 * 2 * 16 * 2, 256 * KV / 2
+    waited = 2 * (queries + bounds + pages - local * KV / 2)
+    assert bench.us("exposed_transfer_s") == pytest.approx(waited, rel=1e-6)
+
+
+def test_more_heads_want_more_pages() -> None:
+    cost = CostModel(PROFILE, replace(GEOMETRY, kv_heads=2))
+    per_head, fetched = cost.ondemand_tokens(np.array([16 * 64.0]), PAGE_TOKENS, PAGES_TOP)
+    assert per_head == 256
+    assert fetched == pytest.approx(1024 * (1 - (1 - 0.25) ** 2))
+    latent = replace(GEOMETRY, kv_heads=2, latent_dim=8, rope_dim=4, value_dim=8)
+    assert CostModel(PROFILE, latent).ondemand_tokens(np.array([1024.0]), 16, 16)[1] == 256
+
+
+def test_nothing_in_ddr_costs_nothing() -> None:
+    plain, other = (Bench(profile(), recall=recall) for recall in ("stage", "ondemand"))
+    for bench in (plain, other):
+        bench.prefill(50)
+        bench.turn(1, 2)
+        bench.decode(7)
+    assert plain.us("total_s") == other.us("total_s")
+    assert other.executor.measurements().from_ddr_bytes == 0
+
+
+def test_pages_are_those_of_the_live_backend() -> None:
+    remote = pytest.importorskip("arborsim_torch.cache.remote")
+    assert (remote.PAGE_TOKENS, remote.PAGES_TOP) == (PAGE_TOKENS, PAGES_TOP)
