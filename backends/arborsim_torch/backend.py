@@ -40,6 +40,7 @@ from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.live.validate import ValidationRun, validation_recording
 from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.plan import Plan, make_plan
+from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.rewards.embed import check_embedder
@@ -192,11 +193,7 @@ class Tally:
             ),
             "decode_s": self.decode_s,
             "prefill_s": self.prefill_s,
-            **{
-                f"{model.role}_{what}": float(getattr(model, what))
-                for model in self.beside
-                for what in ("seconds", "weight_bytes", "peak_kv_bytes", "texts", "tokens")
-            },
+            **{key: value for model in self.beside for key, value in model.timing().items()},
         }
 
 
@@ -238,6 +235,7 @@ def _record_all(
             if request.bank is None
             else TieredCache(Layout.of(loaded.model), by_path=True),
             release=request.bank is not None,
+            share_prefixes=info.extra.get("repeated_prefixes") == "computed once",
             reward=plan.reward,
             embedder=plan.embedder,
         )
@@ -301,7 +299,16 @@ def _info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
             "pyarrow": pa.__version__,
         },
         command=request.command,
+        extra=_once(request, loaded),
     )
+
+
+def _once(request: RecordRequest, loaded: LoadedModel) -> dict[str, str]:
+    """A bank of structure alone computes repeated prefixes once, if logits take little room."""
+    small = loaded.model.config.vocab_size <= MOST_LOGITS
+    if request.bank is None or request.capture is not Level.TREE or not small:
+        return {}
+    return {"repeated_prefixes": "computed once"}
 
 
 def _parameters(request: RecordRequest) -> dict[str, object]:

@@ -22,6 +22,7 @@ from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
+from arborsim_torch.prefixes import PrefixDecoder
 from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode, path_ends
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rewards.base import Embedder, Reward, Thought
@@ -68,6 +69,8 @@ class EpisodeRecorder:
         Embeds the text of thoughts; by default `capture` takes mean last hidden states.
     release : bool
         Free the keys and values of thoughts that nothing can follow as soon as they are complete.
+    share_prefixes : bool
+        Compute what several thoughts begin with only once; without a listener or token signals.
     """
 
     model: Any
@@ -86,6 +89,7 @@ class EpisodeRecorder:
     reward: Reward | None = None
     embedder: Embedder | None = None
     release: bool = False
+    share_prefixes: bool = False
     nodes: list[LiveNode] = field(default_factory=list, init=False)
 
     def run(self, problem: Problem) -> EpisodeResult:
@@ -107,7 +111,8 @@ class EpisodeRecorder:
         """
         self.problem = problem
         self.rows = Rows()
-        self.decoder = TreeDecoder(self.model, self.capture, self.prefill_block, self.cache)
+        kind = PrefixDecoder if self.share_prefixes else TreeDecoder
+        self.decoder: Any = kind(self.model, self.capture, self.prefill_block, self.cache)
         if self.listener is not None:
             self.listener.began(self.decoder)
         self.rewards = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
@@ -117,6 +122,7 @@ class EpisodeRecorder:
         self._began = self.clock()
         self._complete: dict[int, Leaf] = {}  # the frontier, in order of completion
         self._said: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) -> first node
+        self._verdicts: dict[tuple[int, ...], bool | None] = {}
         self._alive: dict[int, int] = {}  # of each such first node: those that are not given up
         self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
         self._generated, self._forward_s = 0, 0.0
@@ -329,7 +335,7 @@ class EpisodeRecorder:
         text = self.source.text(node.generated[-node.tokens :])
         end = End.FINISHED if node.finished else End.DEAD if node.dead else End.NONE
         if node.finished:
-            node.correct = self.source.correct(self.problem, node.generated)
+            node.correct = self._checked(node.generated)
         self.rows.boundary(n, reward, entropy, text, node.embedding, end, node.answer, node.correct)
 
     def _repeats(self, n: int) -> bool:
@@ -344,16 +350,17 @@ class EpisodeRecorder:
         if self.capture is not None:
             self.capture.drain(self.decoder)
 
-    def _verdict(self, n: int) -> bool | None:
-        node = self.nodes[n]
-        if node.finished:
-            return node.correct
-        return self.source.correct(self.problem, node.generated)
+    def _checked(self, generated: list[int]) -> bool | None:
+        """The verdict on an answer; equal reasonings are judged once."""
+        key = tuple(generated)
+        if key not in self._verdicts:
+            self._verdicts[key] = self.source.correct(self.problem, generated)
+        return self._verdicts[key]
 
     def _answer(self) -> bool | None:
         """Hand in the first right answer among the candidates, or else the first."""
         candidates = self.search.answer(self._frontier())
-        verdicts = {n: self._verdict(n) for n in candidates}
+        verdicts = {n: self._checked(self.nodes[n].generated) for n in candidates}
         chosen = next((n for n in candidates if verdicts[n]), candidates[0])
         self.rows.time_s = self._clock()
         text = self.source.text(self.nodes[chosen].generated)

@@ -62,7 +62,7 @@ class LiveNode:
     twin : int
         The first complete sibling that says the same, or the node itself.
     correct : bool or None
-        Verdict on the answer of a thought that is finished, duplicates included.
+        Verdict on the answer of a finished thought.
     held : bool
         Whether its keys and values are there.
     """

@@ -22,8 +22,11 @@ from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import End, Kind
 from arborsim.trace.writer import TraceWriter
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.models import geometry, load_model
+from arborsim_torch.prefixes import PrefixDecoder
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import TaskSource
@@ -125,6 +128,46 @@ def test_a_search_on_its_own_recording(name: str, on: str, tmp_path: Path) -> No
         walked = walk(search, Bank.of(episode), dedupe)
         same_leaves(seen, replayed)
         check(walked, episode)
+
+
+def drawn(share: bool, temperature: float) -> tuple[EpisodeRecorder, dict[str, Any]]:
+    """A search of many chains on a small tree, with or without computing anything twice."""
+    model, source, _ = problems("game24")
+    recorder = EpisodeRecorder(
+        model, source, make_search("best-of-n", n=40), Capture(signals=frozenset()),
+        Sampler(temperature, (3,)), 3, 200, share_prefixes=share,
+        cache=TieredCache(Layout.of(model), by_path=True) if share else None, release=share,
+    )  # fmt: skip
+    return recorder, recorder.run(source.problem(3)).columns
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_prefixes_computed_once_give_the_same_recording(temperature: float) -> None:
+    _, plain = drawn(False, temperature)
+    recorder, shared = drawn(True, temperature)
+    for name in ("kind", "node", "parent", "iteration", "position", "token", "answer", "correct"):
+        assert list(shared[name]) == list(plain[name])
+    for name in ("entropy", "logprob", "reward"):
+        np.testing.assert_allclose(shared[name], plain[name], rtol=1e-3, atol=2e-4)
+    for mine, theirs in zip(shared["embedding"], plain["embedding"], strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-3)
+    # Only distinct beginnings were computed.
+    beginnings = {
+        tuple(node.generated[:count])
+        for node in recorder.nodes
+        for count in range(1, len(node.generated) + 1)
+    }
+    assert recorder.decoder.computed_tokens == len(beginnings)
+    generated = sum(node.tokens for node in recorder.nodes)
+    assert len(beginnings) < (generated if temperature else generated / 30)
+
+
+def test_prefixes_have_no_token_signals() -> None:
+    model, _, _ = problems("tiny")
+    with pytest.raises(ValueError, match="only a plain TreeDecoder"):
+        PrefixDecoder(model, Capture())
 
 
 def record(*arguments: object) -> int:

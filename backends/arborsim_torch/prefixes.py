@@ -1,0 +1,166 @@
+"""A decoder that computes what several thoughts begin with only once.
+
+Samples of a small model repeat each other word for word: of the tokens of a bank for wide searches
+on the Game of 24, one in ten is new.  Leaves whose paths hold the same tokens so far share a token
+in the cache, its logits and its hidden state; each still draws its next token by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.attention import BatchState
+from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.decoder import PREFILL_BLOCK, Observer, TreeDecoder
+
+MOST_LOGITS = 8192  #: largest vocabulary for which the logits of every token are kept
+
+
+class PrefixDecoder:
+    """Does what `TreeDecoder` does for leaves, over a cache of distinct paths.
+
+    The observer gets the last hidden state of every leaf's token, computed or not; it cannot have
+    attention or hidden states of layers.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    observer : Observer, optional
+    prefill_block : int
+    cache : TieredCache, optional
+        A new one; nodes in it are single tokens, in order of their computation.
+
+    Attributes
+    ----------
+    cache : PrefixDecoder
+        Itself: an observer looks for the active leaves there.
+    leaves : list of int
+        Active leaves, in batch order.
+    computed_tokens : int
+        Tokens after the prompt that were computed.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        observer: Observer | None = None,
+        prefill_block: int = PREFILL_BLOCK,
+        cache: TieredCache | None = None,
+    ) -> None:
+        if observer is not None and (
+            observer.wants_attention or observer.wants_hidden or observer.query_layers
+        ):
+            raise ValueError("only a plain TreeDecoder observes attention and hidden states")
+        self.model, self.observer = model, observer
+        self.cache = self
+        self.leaves: list[int] = []
+        self.computed_tokens = 0
+        self._inner = TreeDecoder(model, _Watcher(self), prefill_block, cache)
+        self._at: dict[int, int] = {}  # leaf or complete node -> its last token's prefix
+        self._next: dict[tuple[int, int], int] = {}  # (prefix, token) -> prefix
+        self._logits = _Rows()  # by prefix
+        self._last = _Rows()
+        self._seen: list[tuple[BatchState, Tensor]] = []
+
+    def prefill(
+        self, token_ids: Sequence[int], on_block: Callable[[Tensor], None] | None = None
+    ) -> Tensor:
+        """See `TreeDecoder.prefill`."""
+        self.leaves, self._at[0] = [0], 0
+        logits = self._inner.prefill(token_ids, on_block)
+        for state, last in self._seen:
+            if self.observer is not None:
+                self.observer.forward(self, state, [], last)  # type: ignore[arg-type]
+        self._logits.extend(logits[None])
+        self._last.extend(self._seen[-1][1][:, -1])
+        self._seen.clear()
+        return logits
+
+    def open(self, node: int, parent: int) -> None:
+        """Add a node under a complete one."""
+        self._at[node] = self._at[parent]
+
+    def activate(self, leaves: Sequence[int]) -> None:
+        """Turn to these leaves, in this batch order."""
+        self.leaves = list(leaves)
+
+    def length(self, lane: int) -> int:
+        """Nobody observes positions here."""
+        return 0
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int]) -> Tensor:
+        """Append one token to each active leaf; logits ``[leaves, vocabulary]``."""
+        wanted = [(self._at[leaf], token) for leaf, token in zip(self.leaves, tokens, strict=True)]
+        fresh = [key for key in dict.fromkeys(wanted) if key not in self._next]
+        if fresh:
+            self._compute(fresh)
+        prefixes = [self._next[key] for key in wanted]
+        self._at.update(zip(self.leaves, prefixes, strict=True))
+        if self.observer is not None:
+            state, _ = self._state
+            self.observer.forward(self, state, [], self._last.take(prefixes)[:, None])  # type: ignore[arg-type]
+        return self._logits.take(prefixes)
+
+    def _compute(self, fresh: list[tuple[int, int]]) -> None:
+        first = len(self._inner.cache.tree)
+        for number, (prefix, token) in enumerate(fresh, first):
+            self._next[prefix, token] = number
+            self._inner.open(number, prefix)
+        self._inner.activate(range(first, first + len(fresh)))
+        self._logits.extend(self._inner.step([token for _, token in fresh]))
+        self._state = self._seen.pop()
+        self._last.extend(self._state[1][:, 0])
+        self.computed_tokens += len(fresh)
+
+    def drop(self, node: int) -> None:
+        """A node that no path will need again: its tokens may be those of others, and stay."""
+        del self._at[node]
+
+    def saw(self, state: BatchState, last: Tensor) -> None:
+        """Note a pass of the inner decoder."""
+        self._seen.append((state, last))
+
+
+class _Watcher:
+    """The inner decoder's observer: hands on the last hidden states."""
+
+    query_layers: frozenset[int] = frozenset()
+    row_layers: frozenset[int] = frozenset()
+    wants_attention = False
+    wants_hidden = False
+
+    def __init__(self, outer: PrefixDecoder) -> None:
+        self._outer = outer
+
+    def forward(
+        self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
+    ) -> None:
+        self._outer.saw(state, last)
+
+
+class _Rows:
+    """Rows of a tensor that grows."""
+
+    def __init__(self) -> None:
+        self._data: Tensor | None = None
+        self._count = 0
+
+    def extend(self, rows: Tensor) -> None:
+        end = self._count + len(rows)
+        if self._data is None:
+            self._data = rows.new_empty((max(64, end), *rows.shape[1:]))
+        elif end > len(self._data):
+            grown = rows.new_empty((max(2 * len(self._data), end), *rows.shape[1:]))
+            grown[: self._count] = self._data[: self._count]
+            self._data = grown
+        self._data[self._count : end] = rows
+        self._count = end
+
+    def take(self, numbers: Sequence[int]) -> Tensor:
+        assert self._data is not None
+        return self._data[torch.tensor(numbers, device=self._data.device)]
