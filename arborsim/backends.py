@@ -61,7 +61,7 @@ class ModelUsage:
     ----------
     role : {"reward", "embed"}
     name : str
-    seconds : float
+    wall_s : float
     weight_bytes : int
     peak_kv_bytes : int
         Most that its keys and values took at once; 0 for encoders, which keep none.
@@ -71,11 +71,19 @@ class ModelUsage:
 
     role: str
     name: str
-    seconds: float
+    wall_s: float
     weight_bytes: int
     peak_kv_bytes: int = 0
     texts: int = 0
     tokens: int = 0
+
+    def timing(self) -> dict[str, float]:
+        """What was counted, by its name in a trace's timing profile."""
+        found = {
+            "s": self.wall_s, "weight_bytes": self.weight_bytes,
+            "peak_kv_bytes": self.peak_kv_bytes, "texts": self.texts, "tokens": self.tokens,
+        }  # fmt: skip
+        return {f"{self.role}_{what}": float(value) for what, value in found.items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,6 +61,6 @@ def describe_usage(usage: ModelUsage) -> str:
     kind = {"reward": "reward model", "embed": "embedding model"}[usage.role]
     kv = f", KV up to {usage.peak_kv_bytes / 1e6:.3g} MB" if usage.peak_kv_bytes else ""
     return (
-        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.seconds:.2f} s, weights "
+        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.wall_s:.2f} s, weights "
         f"{usage.weight_bytes / 1e6:.3g} MB{kv}"
     )

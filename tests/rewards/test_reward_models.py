@@ -236,7 +236,7 @@ def test_what_it_takes_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[
             batches.append(int(length * (closed == iteration).sum()))
     assert timing["reward_tokens"] == sum(batches)
     assert timing["reward_peak_kv_bytes"] == max(batches) * per_token
-    assert 0 < timing["reward_seconds"] < timing["decode_s"]
+    assert 0 < timing["reward_s"] < timing["decode_s"]
     closing = capsys.readouterr().out.splitlines()[-1]
     assert closing.startswith(f"reward model orm: {int(timing['reward_texts'])} thoughts, ")
     assert "KV up to" in closing

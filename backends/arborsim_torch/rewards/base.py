@@ -72,7 +72,7 @@ class Account:
 
     Attributes
     ----------
-    seconds : float
+    wall_s : float
         Encoding of texts included; on a GPU until the results are on the host.
     tokens : int
         Computed, padding included.
@@ -84,7 +84,7 @@ class Account:
     name: str
     weight_bytes: int
     device: torch.device
-    seconds: float = 0.0
+    wall_s: float = 0.0
     texts: int = 0
     tokens: int = 0
     peak_kv_bytes: int = 0
@@ -103,7 +103,7 @@ class Account:
             if "not enough memory" not in str(error) and "can't allocate memory" not in str(error):
                 raise
             raise self._too_large(texts) from error
-        self.seconds += time.perf_counter() - began
+        self.wall_s += time.perf_counter() - began
         self.texts += len(texts)
 
     def _too_large(self, texts: Sequence[object]) -> UsageError:
@@ -114,6 +114,6 @@ class Account:
 
     def usage(self) -> ModelUsage:
         return ModelUsage(
-            self.role, self.name, self.seconds, self.weight_bytes, self.peak_kv_bytes,
+            self.role, self.name, self.wall_s, self.weight_bytes, self.peak_kv_bytes,
             self.texts, self.tokens,
         )  # fmt: skip
