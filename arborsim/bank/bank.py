@@ -139,9 +139,9 @@ def unrewarded_scores(episode: Episode, logprob: np.ndarray) -> dict[int, float]
         return found
     node, value = episode.node[episode.token_rows], logprob[episode.token_rows].astype(np.float64)
     for number in bare.tolist():
-        own = value[node == number].tolist()
-        if own:
-            found[number] = float(np.exp(sum(own) / len(own)))
+        own = value[node == number]
+        if len(own):  # added one by one, as a live search does
+            found[number] = float(np.exp(own.cumsum()[-1] / len(own)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from arborsim.bank import Bank, visited, walk
+from arborsim.bank.bank import unrewarded_scores
 from arborsim.bank.job import open_bank, read_bank
 from arborsim.bank.simulate import simulate
 from arborsim.budget import Budget
@@ -20,6 +22,11 @@ from arborsim.policies.registry import build
 from arborsim.replay_episode import Cell, Machine
 from arborsim.search import Leaf, make_search
 from arborsim.signals.observations import Signal
+from arborsim.trace.schema import Capture
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.sampling import Sampler
+from tests.bank.banks import episode_of
+from tests.live.tiny import FakeSource, tiny_info, tiny_model
 
 #: Options with which each search does something on few, short problems.
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -128,3 +135,25 @@ def test_what_was_still_running_is_no_thought(tmp_path: Path) -> None:
         assert all(wide.dead[n] for n in broken)
         assert wide.bank_misses >= len(broken)
     assert unfinished > 0
+
+
+class Unrewarded(FakeSource):
+    """Nobody rewards its thoughts: the model's own probabilities rank them."""
+
+    def reward(self, problem: Any, generated: Any, value: Any, rng: Any) -> float:
+        return math.nan
+
+
+def test_scores_of_thoughts_that_nobody_rewards() -> None:
+    source, search = Unrewarded(lambda generated: 3 + len(generated) % 4), make_search("rebase")
+    sampler = Sampler(1.0, (0,))
+    recorder = EpisodeRecorder(tiny_model(), source, search, None, sampler, 0, 40)
+    columns = recorder.run(source.problem(0)).columns
+    episode = episode_of(columns, tiny_info(capture=Capture.TREE, attention="none"))
+    assert np.isnan(episode.reward).all()
+    bank = Bank.of(episode, unrewarded_scores(episode, np.asarray(columns["logprob"])))
+    done = walk(make_search("rebase"), bank)
+    live = [node.score for node in recorder.nodes]
+    assert len(live) > 20
+    np.testing.assert_array_equal(done.score[1:], live[1:])
+    assert done.bank_node == tuple(range(len(live)))

@@ -22,6 +22,7 @@ from tests.bank.banks import (
     made_bank,
     random_bank,
 )
+from tests.helpers.traces import make_info, random_trace_columns
 
 NAMES = [name for name in search_names() if name != "linear"]
 
@@ -190,3 +191,32 @@ def test_a_depth_first_search_goes_back_where_the_bank_runs_out() -> None:
     assert sorted(done.bank_node) == list(range(len(bank.parent)))
     can_go_on = [n for n, below in enumerate(bank.children) if below]
     assert done.bank_misses == len(can_go_on)  # one at each, when its third child is asked for
+
+
+def test_vectors_and_rows_of_layers_are_carried_along() -> None:
+    info = make_info(
+        3, capture="qkv", attention="sparse", qkv_layers=(0, 2), attention_layer_ids=(1,)
+    )
+    columns = random_trace_columns(np.random.default_rng(8), info, nodes=16)
+    needs = {Signal.ATTENTION, Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES}
+    wanted = {"needs": frozenset(needs), "embedding": True, "attention_layers": True}
+    old = episode_of(columns, info, **wanted)
+    done = walk(make_search("tot-bfs", keep=2, children=2), Bank.of(old))
+    new = visited(done, old)
+    number = {(int(old.node[row]), int(old.position[i])): i for i, row in enumerate(old.token_rows)}
+    assert new.num_tokens < old.num_tokens
+    for i, row in enumerate(new.token_rows.tolist()):
+        j = number[done.bank_node[new.node[row]], int(new.position[i])]
+        for name in ("attention", "head_attention"):
+            mine, theirs = getattr(new, name), getattr(old, name)
+            np.testing.assert_array_equal(mine.row(i), theirs.row(j))
+        assert new.attention_layers is not None
+        assert old.attention_layers is not None
+        np.testing.assert_array_equal(new.attention_layers.of(i), old.attention_layers.of(j))
+        for name in ("keys", "values"):
+            np.testing.assert_array_equal(getattr(new, name)[i], getattr(old, name)[j])
+    closed = {int(old.node[row]): i for i, row in enumerate(old.embedding_rows)}
+    for i, row in enumerate(new.embedding_rows):
+        np.testing.assert_array_equal(
+            new.embedding[i], old.embedding[closed[done.bank_node[new.node[row]]]]
+        )
