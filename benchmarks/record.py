@@ -18,8 +18,8 @@ import torch
 
 from arborsim.search import make_search
 from arborsim.trace.schema import Capture as Level
-from arborsim_torch.backend import make_capture
 from arborsim_torch.capture import middle_layers
+from arborsim_torch.episodes import make_capture
 from arborsim_torch.models import load_model
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult

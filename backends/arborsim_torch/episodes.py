@@ -1,0 +1,226 @@
+"""Recording a trace: one episode per problem, and the metadata."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import torch
+import transformers
+
+import arborsim
+from arborsim.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
+from arborsim.search import Search, make_search, search_options
+from arborsim.trace.schema import Capture as Level
+from arborsim.trace.schema import TraceInfo
+from arborsim.trace.writer import TraceWriter
+from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.capture import Capture
+from arborsim_torch.models import LoadedModel, geometry
+from arborsim_torch.plan import Plan
+from arborsim_torch.prefixes import MOST_LOGITS
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.sampling import Sampler
+
+_PROGRESS_TOKENS = 64
+
+
+def new_search(request: SearchRequest) -> Search:
+    """What drives one problem: the search that was asked for, or what grows a bank."""
+    recipe = request.bank if isinstance(request, RecordRequest) else None
+    return (
+        make_search(request.search, **request.search_options) if recipe is None else recipe.make()
+    )
+
+
+@dataclass
+class Tally:
+    """Running totals of a recording."""
+
+    episodes: int
+    done: int = 0
+    correct: int = 0
+    judged: int = 0
+    tokens: int = 0
+    thoughts: int = 0
+    reported: int = 0
+    prompt_tokens: int = 0
+    iterations: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    beside: tuple[ModelUsage, ...] = ()
+    began: float = field(default_factory=time.perf_counter)
+
+    def add(self, result: EpisodeResult) -> None:
+        self.done += 1
+        self.judged += result.correct is not None
+        self.correct += bool(result.correct)
+        self.thoughts += result.thoughts
+        self.prompt_tokens += result.prompt_tokens
+        self.iterations += result.iterations
+        self.prefill_s += result.prefill_s
+        self.decode_s += result.decode_s
+
+    def progress(self) -> RecordProgress:
+        seconds = time.perf_counter() - self.began
+        return RecordProgress(
+            self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds,
+            self.thoughts, self.beside,
+        )  # fmt: skip
+
+    def timing(self) -> dict[str, float]:
+        """The timing profile for the trace's metadata."""
+        return {
+            "decode_tokens_per_s": self.tokens / self.decode_s if self.decode_s else 0.0,
+            "decode_iterations_per_s": self.iterations / self.decode_s if self.decode_s else 0.0,
+            "prefill_tokens_per_s": (
+                self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+            ),
+            "decode_s": self.decode_s,
+            "prefill_s": self.prefill_s,
+            **{key: value for model in self.beside for key, value in model.timing().items()},
+        }
+
+
+def record_all(
+    request: RecordRequest,
+    loaded: LoadedModel,
+    plan: Plan,
+    info: TraceInfo,
+    writer: TraceWriter,
+    on_progress: Callable[[RecordProgress], None],
+) -> RecordProgress:
+    tally = Tally(plan.episodes, done=writer.num_episodes)
+
+    def on_tokens(count: int) -> None:
+        tally.tokens += count
+        if tally.tokens - tally.reported >= _PROGRESS_TOKENS:
+            tally.reported = tally.tokens
+            on_progress(tally.progress())
+
+    on_progress(tally.progress())
+    for episode in range(writer.num_episodes, plan.episodes):
+        recorder = EpisodeRecorder(
+            model=loaded.model,
+            source=plan.source,
+            search=new_search(request),
+            capture=make_capture(
+                request.capture,
+                info.attention_top,
+                plan.vector_layers,
+                plan.row_layers,
+                embeddings=info.embeddings,
+            ),
+            sampler=Sampler(request.temperature, (request.seed, request.first + episode)),
+            seed=request.seed,
+            max_tokens=plan.max_tokens,
+            dedupe=request.dedupe and request.bank is None,
+            on_tokens=on_tokens,
+            cache=None
+            if request.bank is None
+            else TieredCache(Layout.of(loaded.model), by_path=True),
+            release=request.bank is not None,
+            share_prefixes=info.extra.get("repeated_prefixes") == "computed once",
+            reward=plan.reward,
+            embedder=plan.embedder,
+        )
+        result = recorder.run(plan.source.problem(request.first + episode))
+        writer.write_episode(result.columns)
+        tally.add(result)
+        tally.beside = plan.beside()
+        writer.update_timing(tally.timing())
+        on_progress(tally.progress())
+    return tally.progress()
+
+
+def make_capture(
+    level: Level,
+    top: int,
+    vector_layers: tuple[int, ...] = (),
+    row_layers: tuple[int, ...] = (),
+    embeddings: bool = False,
+) -> Capture | None:
+    """What records one episode at this level; level `tree` may have embeddings."""
+    if level is Level.TREE:
+        return Capture(signals=frozenset()) if embeddings else None
+    return Capture(top, vector_layers, row_layers)
+
+
+def trace_info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
+    tree = request.capture is Level.TREE
+    device = loaded.model.device
+    return TraceInfo(
+        geometry=geometry(loaded),
+        model=loaded.name,
+        task=plan.source.name,
+        search=new_search(request).name,
+        tokenizer=getattr(loaded.tokenizer, "name_or_path", "") or f"{plan.source.name} words",
+        search_parameters={
+            **_parameters(request),
+            "temperature": request.temperature,
+            "max_tokens": plan.max_tokens,
+            "noise": request.noise,
+            "dead_penalty": request.dead_penalty,
+            "value_floor": request.value_floor,
+            "split": request.split,
+            "first": request.first,
+            **{f"task.{key}": value for key, value in request.task_options.items()},
+            **_beside(request, plan),
+        },
+        seed=request.seed,
+        capture=request.capture,
+        attention="none" if tree else "sparse" if plan.sparse else "dense",
+        attention_top=request.attention_top if plan.sparse and not tree else 0,
+        qkv_layers=plan.vector_layers,
+        attention_layer_ids=plan.row_layers,
+        embeddings=tree and request.bank is not None,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        software={
+            "arborsim": arborsim.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+            "pyarrow": pa.__version__,
+        },
+        command=request.command,
+        extra=_once(request, loaded),
+    )
+
+
+def _once(request: RecordRequest, loaded: LoadedModel) -> dict[str, str]:
+    """A bank of structure alone computes repeated prefixes once, if logits take little room."""
+    small = loaded.model.config.vocab_size <= MOST_LOGITS
+    if request.bank is None or request.capture is not Level.TREE or not small:
+        return {}
+    return {"repeated_prefixes": "computed once"}
+
+
+def _parameters(request: RecordRequest) -> dict[str, object]:
+    """Of the search, or of the bank; a bank keeps repeated thoughts for a search to judge."""
+    search = new_search(request)
+    dedupe = request.dedupe and not getattr(search, "keeps_duplicates", False)
+    if request.bank is not None:
+        return {**request.bank.parameters(), "dedupe": dedupe}
+    options = {name: getattr(search, name) for name in search_options(request.search)}
+    return {**options, "dedupe": dedupe}
+
+
+def _beside(request: RecordRequest, plan: Plan) -> dict[str, str | int]:
+    """What scores and embeds thoughts, where it is not what does so by default."""
+    found: dict[str, str | int] = {}
+    if request.reward.name:
+        usage = plan.reward.usage() if plan.reward is not None else None
+        found["reward"] = request.reward.name if usage is None else usage.name
+        for what in ("token", "label", "aggregate"):
+            if usage is not None and getattr(request.reward, what):
+                found[f"reward_{what}"] = getattr(request.reward, what)
+    if plan.embedder is not None:
+        found |= {"embed": plan.embedder.name, "embedding_size": plan.embedder.size}
+    return found
