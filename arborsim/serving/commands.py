@@ -10,9 +10,11 @@ from arborsim.serving.pricing import NOTHING, Extra
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Let so many seconds pass."""
+    """Let so many seconds pass, for a phase of this kind (`Op`) of one search."""
 
     seconds: float
+    op: int = -1
+    search: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from arborsim.hardware.cost import CostModel
 from arborsim.hardware.profile import HardwareProfile
 from arborsim.serving.batch import Batch, IterationTime, Sums
-from arborsim.serving.commands import Decode, Spend
+from arborsim.serving.commands import Command, Decode, Idle, Spend
 from arborsim.serving.demand import Op, SearchDemand
 from arborsim.serving.options import Arrivals, KvPool, ServingOptions, Timed
 from arborsim.serving.pricing import PricedDemand, Pricing
@@ -20,6 +20,7 @@ from arborsim.trace.schema import Geometry
 _UNLIMITED = 1 << 62
 Play = Callable[[Sequence[PricedDemand], Sequence[int], Pricing, ServingOptions, int, Arrivals],
                 Server]  # fmt: skip
+Watch = Callable[[Server, Command, float], bool]
 
 
 def serve(
@@ -124,24 +125,37 @@ def play_closed_form(
     options: ServingOptions,
     kv_bytes: int,
     arrivals: Arrivals,
+    watch: Watch | None = None,
 ) -> Server:
-    """Let searches arrive and be served, all iterations up to the next event at once."""
+    """Let searches arrive and be served, all iterations up to the next event at once.
+
+    `watch` is called after each command with the server, the command and when it began; what has
+    not happened when it returns True never does.
+    """
     world = HeapWorld()
     time = IterationTime(pricing)
     server = Server(demands, peaks, pricing, options, kv_bytes, world, Batch())
     server.expect(arrivals)
     world.spend(0.0)
     for command in server.loop():
+        before = world.now
         if isinstance(command, Decode):
             _decode(server, world, time, command)
-            continue
-        before = world.now
-        if isinstance(command, Spend):
-            world.spend(command.seconds)
         else:
-            world.skip()
-        server.state.spent(world.now - before)
+            _pass(server, world, command)
+        if watch is not None and watch(server, command, before):
+            break
     return server
+
+
+def _pass(server: Server, world: HeapWorld, command: Spend | Idle) -> None:
+    """Time without an iteration."""
+    before = world.now
+    if isinstance(command, Spend):
+        world.spend(command.seconds)
+    else:
+        world.skip()
+    server.state.spent(world.now - before)
 
 
 def _decode(server: Server, world: HeapWorld, time: IterationTime, command: Decode) -> None:

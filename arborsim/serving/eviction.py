@@ -113,7 +113,7 @@ class Eviction:
             tokens += search.priced.prefix_tokens
         if tokens:
             seconds = state.pricing.prefill_s(tokens, present)
-            yield Spend(seconds)
+            yield Spend(seconds, Op.RECOMPUTE, search.key)
             state.tally.spent(Op.RECOMPUTE, seconds)
             restore.tokens = 0
             state.prefix_computed(search)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from arborsim.budget import Budget
-from arborsim.controller import Controller
+from arborsim.controller import Controller, Meter
 from arborsim.measurements import Measurements
 from arborsim.policies.base import Policy
 from arborsim.replay_episode import Machine, foresee, num_groups
@@ -62,6 +62,7 @@ def record_demand(
     prefix: str = "",
     prefix_tokens: int = 0,
     trace: str = "",
+    meters: Sequence[Meter] = (),
 ) -> tuple[SearchDemand, Measurements]:
     """The demand of one episode, and what its replay measured on an idle machine."""
     from arborsim.simulator.recording import RecordingExecutor
@@ -87,6 +88,7 @@ def record_demand(
         budget_tokens=budget_tokens,
         layers=recorded.geometry.layers,
         vocabulary=recorded.geometry.vocab,
+        meters=meters,
     )
     controller.run(play(foresee(policy, episode, budget_tokens)))
     executor.finish()

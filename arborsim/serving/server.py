@@ -133,7 +133,7 @@ class Server:
                 if not search.prefilled:
                     return
             elif kind in _SPENT:
-                yield Spend(search.priced.seconds[search.at])
+                yield Spend(search.priced.seconds[search.at], kind, search.key)
                 state.tally.spent(Op(kind), search.priced.seconds[search.at])
             elif kind == Op.SEND:
                 self._leg(search, one)
@@ -178,7 +178,7 @@ class Server:
         seconds = search.priced.seconds[search.at]
         if present:
             seconds = state.pricing.prefill_s(tokens - present, present, fused)
-        yield Spend(seconds)
+        yield Spend(seconds, Op.PREFILL, search.key)
         state.tally.spent(Op.PREFILL, seconds)
         self._prompt_done(search)
 
