@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from arborsim.hardware.cost import Array, DecodeCost, PrefillCost
+from arborsim.hardware.cost_records import Array, DecodeCost, PrefillCost
 
 if TYPE_CHECKING:
     from arborsim.simulator.iterations import IterationCosts
