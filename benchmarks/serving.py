@@ -3,11 +3,12 @@
 Run on one core: ``python benchmarks/serving.py [--quick] [--out reports/benchmarks/serving.json]``.
 
 Demands are recorded from the shipped traces for Llama-3.1-8B on an H100.  As many clients as
-searches are to be served at once start one search after the other; memory is given without a limit,
-so that all of them are served.  A *phase* is what happens to one search: the end of a piece, a
-pass, a decision, the start of a transfer, a wait.  A *step* is what the engine does at once: a run
-of iterations up to the next end of a piece, in which several pieces may end, a pass, or a wait.
-Seconds are of the processor; each figure is the median of several runs.
+searches are to be served at once start one search after the other.  Memory has no limit, so that
+all are served, except where "half the memory" is said: half of what so many searches need at their
+peaks, so that some lose their places.  A *phase* is what happens to one search: the end of a
+piece, a pass, a decision, the start of a transfer, a wait.  A *step* is what the engine does at
+once: a run of iterations up to the next end of a piece, in which several pieces may end, a pass, or
+a wait.  Seconds are of the processor; each figure is the median of several runs.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ def demands(trace: str, policy: str, budget: str, recall: str) -> tuple[list[Sea
 
 
 def measure(
-    recorded: Sequence[SearchDemand], clients: int, tokens: int, rounds: int,
-    options: ServingOptions,
-) -> dict[str, object]:  # fmt: skip
+    recorded: Sequence[SearchDemand], clients: int, tokens: int, rounds: int, half: bool = False
+) -> dict[str, object]:
     """Serve about so many tokens to so many clients, several times."""
-    engine = ServingEngine(
-        recorded, load_profile("h100"), load_geometry("llama-3.1-8b"), options, kv_bytes=UNLIMITED
-    )
+    machine = (load_profile("h100"), load_geometry("llama-3.1-8b"), ServingOptions())
+    engine = ServingEngine(recorded, *machine, kv_bytes=UNLIMITED)
+    if half:
+        peak = sum(alone.peak_hbm_bytes for alone in engine.alone) / len(recorded)
+        engine = ServingEngine(recorded, *machine, kv_bytes=round(clients * peak / 2))
     mean = sum(demand.generated_tokens for demand in recorded) / len(recorded)
     count = max(clients, round(tokens / mean))
     arrivals = ClosedLoop(clients, tuple(i % len(recorded) for i in range(count)))
@@ -79,6 +81,7 @@ def measure(
         "tokens": report.tokens,
         "iterations": report.iterations,
         "steps": report.events,
+        "preemptions": report.preemptions,
         "seconds": [round(value, 4) for value in (seconds, min(taken), max(taken))],
         "tokens_per_s": round(report.tokens / seconds),
         "us_per_step": round(1e6 * seconds / report.events, 2),
@@ -98,18 +101,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     tokens, rounds = (200_000, 3) if chosen.quick else (1_000_000, 5)
     figures: dict[str, object] = {"python": platform.python_version(), "rounds": rounds}
-    print(f"{'demands':32} {'clients':>7} {'tokens/s':>11} {'us/step':>9} {'us/phase':>9}")
+    print(f"{'demands':48} {'clients':>7} {'tokens/s':>11} {'us/step':>9} {'us/phase':>9}")
     for case in CASES:
         recorded, seconds = demands(*case)
         name = " ".join(case)
         phases = sum(len(demand.ops) for demand in recorded)
         rows = []
         concurrent = CONCURRENT if case[1] in ("full", "h2o") else (64,)
-        for clients in concurrent:
-            row = measure(recorded, clients, tokens, rounds, ServingOptions())
+        for clients, half in [*((n, False) for n in concurrent), (64, True)]:
+            row = measure(recorded, clients, tokens, rounds, half)
             rows.append(row)
+            said = f"{name}, half the memory" if half else name
             print(
-                f"{name:32} {clients:7} {row['tokens_per_s']:11,} {row['us_per_step']:9} "
+                f"{said:48} {clients:7} {row['tokens_per_s']:11,} {row['us_per_step']:9} "
                 f"{row['us_per_phase']:9}"
             )
             sys.stdout.flush()

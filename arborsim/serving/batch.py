@@ -117,7 +117,7 @@ class IterationTime:
 
     def __init__(self, pricing: Pricing) -> None:
         self.stream_floor_s = 0.0
-        self._weights_s = pricing.weights_s
+        self._weights_s = pricing.weights_s  # of so many tokens
         self._fixed_s = pricing.layers_s + pricing.step_s
         self._eager_s = pricing.eager_layers_s - pricing.layers_s
         self._sequence_s = pricing.sequence_s
@@ -137,7 +137,8 @@ class IterationTime:
 
     def _decode_s(self, s: Sums, i: float, extra: Extra = NOTHING) -> float:
         compute = s.flops + i * s.flops_g + extra.flops_s
-        memory = self._weights_s + s.kv + i * s.kv_g + extra.kv_s
+        memory = self._weights_s(s.sequences + extra.tokens)
+        memory += s.kv + i * s.kv_g + extra.kv_s
         longer, shorter = (compute, memory) if compute > memory else (memory, compute)
         decode = longer + (1.0 - self._overlap) * shorter + s.quantised + i * s.quantised_g
         decode += self._fixed_s + self._sequence_s * (s.sequences + extra.sequences)
@@ -172,13 +173,15 @@ class IterationTime:
                 + s.hbm_g * growth * (n * (n - 1) * (2 * n - 1) / 6)
             )
         out.flops_s = k * s.flops + s.flops_g * (k * (k - 1) / 2)
-        out.memory_s = k * (self._weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)
+        weights_s = self._weights_s(s.sequences)
+        out.memory_s = k * (weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)
         return out
 
     def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
         """The next iteration, with something that joins it."""
         total, exposed, policy = self.terms(s, 0, extra)
-        flops, memory = s.flops + extra.flops_s, self._weights_s + s.kv + extra.kv_s
+        flops = s.flops + extra.flops_s
+        memory = self._weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
         return Span(total, s.hbm * total, flops, memory, exposed, policy)
 
     def seconds(self, s: Sums, k: int) -> float:
@@ -194,7 +197,8 @@ class IterationTime:
     def _bends(self, s: Sums, k: int) -> list[int]:
         """Iterations from which the time is linear up to the next one; 0 and `k` included."""
         bends = {0, k}
-        self._cross(s.flops - self._weights_s - s.kv, s.flops_g - s.kv_g, 0, k, bends)
+        compute_over_memory_s = s.flops - self._weights_s(s.sequences) - s.kv
+        self._cross(compute_over_memory_s, s.flops_g - s.kv_g, 0, k, bends)
         if s.near:
             self._cross(self._near_gap_s(s, 0), -s.kv_g - s.quantised_g, 0, k, bends)
         if s.stream:

@@ -76,7 +76,7 @@ class DemandInfo:
         Name of the model whose bytes are counted.
     kv_bytes_per_token : int
     groups : int
-        Cache groups; `attended` and `rows` of the pieces are summed over them.
+        Cache groups; `attended` and `rows` of the pieces are summed over them and over the layers.
     fused : bool
         False if the policy reads attention rows.
     prefix : str
@@ -112,10 +112,10 @@ class SearchDemand:
     pieces : int64 ``[pieces, columns]``
         Runs of decode iterations (`PIECE_COLUMNS`).  Iteration ``i`` of a piece has
         ``quantity + i * quantity_growth``: bytes of keys and values read, the quantised part of
-        them, tokens attended to (summed over sequences and groups), probabilities written out (0 if
-        fused), tokens examined by a decision, bytes of HBM held, the part of those in the shared
-        prefix.  Sequences, whether the policy decides, bytes streamed over PCIe and bytes
-        attended to by the CPU stay the same.
+        them, tokens attended to (summed over sequences, groups and layers), those of them whose
+        probabilities are written out (0 if fused), tokens examined by a decision, bytes of HBM
+        held, the part of those in the shared prefix.  Sequences, whether the policy decides, bytes
+        streamed over PCIe and bytes attended to by the CPU stay the same.
     legs : int64 ``[transfers, 5]``
         Transfers (`LEG_COLUMNS`) in the order of their chains; each begins when the one before it
         in its chain has ended.  The holds are bytes of HBM taken when it begins and when it ends.

@@ -77,6 +77,7 @@ class Extra:
     kv_s: float = 0.0
     other_s: float = 0.0
     sequences: int = 0
+    tokens: int = 0
 
 
 NOTHING = Extra()
@@ -84,11 +85,10 @@ NOTHING = Extra()
 
 @dataclass(frozen=True)
 class Leg:
-    """One transfer: direction, bytes, seconds, and bytes of HBM held when it begins and ends."""
+    """One transfer: its direction and size, and bytes of HBM taken when it begins and ends."""
 
     up: bool
     bytes: int
-    seconds: float
     hold_before: int
     hold_after: int
 
@@ -134,7 +134,8 @@ class Pricing:
         self._nvme_bytes_per_s = options.nvme_bytes_per_s
         profile, geometry = cost.profile, cost.geometry
         idle = cost.decode(Reads(0, 0.0, 0.0))
-        self.weights_s = float(idle.weights_s) / self.gpus
+        self._weights_s: dict[int, float] = {}
+        self._transfers_s: dict[tuple[int, bool], float] = {}
         self.layers_s = float(idle.layers_s)
         self.eager_layers_s = float(cost.decode(Reads(0, 0.0, 0.0), fused=False).layers_s)
         self.step_s, self.sequence_s = float(profile.per_step_s), float(profile.per_sequence_s)
@@ -145,6 +146,14 @@ class Pricing:
             self.step_s += 2 * geometry.layers * options.all_reduce_latency_s
             per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
             self.sequence_s += 2 * geometry.layers * per_token_s
+
+    def weights_s(self, tokens: int) -> float:
+        """Reading the weights that a pass over so many tokens uses."""
+        found = self._weights_s.get(tokens)
+        if found is None:
+            found = float(self.cost.decode(Reads(tokens, 0.0, 0.0)).weights_s) / self.gpus
+            self._weights_s[tokens] = found
+        return found
 
     def price(self, demand: SearchDemand) -> PricedDemand:
         """Price every phase.
@@ -192,12 +201,12 @@ class Pricing:
     def chunk(self, tokens: int, present: int, fused: bool) -> Extra:
         """The next `tokens` of a prompt, with `present` ones before them, within an iteration."""
         terms = self.cost.prefill(tokens, present)
-        weights_s = self.weights_s * self.gpus
         return Extra(
             flops_s=(terms.matrices_s + terms.attention_s) / self.gpus,
-            kv_s=(terms.memory_s - weights_s) / self.gpus,
+            kv_s=terms.memory_s / self.gpus - self.weights_s(tokens),
             other_s=self.eager_s(tokens, present, fused) + self._reduced_s(tokens),
             sequences=1,
+            tokens=tokens,
         )
 
     def _reduced_s(self, tokens: int) -> float:
@@ -214,11 +223,14 @@ class Pricing:
 
     def transfer_s(self, size_bytes: int, up: bool) -> float:
         """A packed transfer, each GPU carrying its part over its own link."""
-        if size_bytes <= 0:
-            return 0.0
-        part = size_bytes / self.gpus
-        direction: Direction = "h2d" if up else "d2h"
-        return float(self.cost.transfer_s(part, self.cost.packed_block_bytes(part), direction))
+        found = self._transfers_s.get((size_bytes, up))
+        if found is None:
+            part = size_bytes / self.gpus
+            direction: Direction = "h2d" if up else "d2h"
+            block_bytes = self.cost.packed_block_bytes(part)
+            found = float(self.cost.transfer_s(part, block_bytes, direction))
+            self._transfers_s[size_bytes, up] = found
+        return found
 
     def nvme_s(self, size_bytes: int) -> float:
         """Reading or writing so much below DDR."""
@@ -255,9 +267,7 @@ class Pricing:
         chains: list[list[Leg]] = [[] for _ in range(count)]
         for row in demand.legs.tolist():
             chain, up, size, before, after = (row[LEG_COLUMNS.index(n)] for n in LEG_COLUMNS)
-            chains[chain].append(
-                Leg(bool(up), size, self.transfer_s(size, bool(up)), before, after)
-            )
+            chains[chain].append(Leg(bool(up), size, before, after))
         return chains
 
     def _pieces(self, demand: SearchDemand) -> list[Piece]:
@@ -293,14 +303,13 @@ class Pricing:
 
         info, width = demand.info, demand.column("sequences")
         sequences: Any = width  # an array, where the model's formulas take one number
-        reads = Reads(
-            sequences, at("attended") / info.groups, at("read_bytes"), at("quantised_bytes")
-        )
+        scale = info.groups * self.cost.geometry.layers
+        reads = Reads(sequences, at("attended") / scale, at("read_bytes"), at("quantised_bytes"))
         terms = self.cost.decode(reads, info.fused)
         policy = self.cost.profile.policy_seconds(info.policy, info.fused)
         policy_s = np.array([policy.observing_s(w) for w in width.tolist()], dtype=float)
         policy_s += np.where(demand.column("decided") > 0, policy.decision_s(at("examined")), 0.0)
-        policy_s += np.asarray(self.cost.eager_rows_s(at("rows") / info.groups)) / self.gpus
+        policy_s += np.asarray(self.cost.eager_rows_s(at("rows") / scale)) / self.gpus
         return {
             "flops": np.asarray(terms.flops_s) / self.gpus,
             "kv": np.asarray(terms.kv_s) / self.gpus,

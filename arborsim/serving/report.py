@@ -104,7 +104,7 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         engine=share(tally.busy.total_s),
         compute=share(tally.flops_s),
         memory=share(tally.memory_s),
-        hbm=share(tally.decoding_byte_s + state.hbm.byte_s(), pool.kv_bytes),
+        hbm=share(tally.decoding_byte_s + state.hbm.byte_s(), state.kv_bytes),
         host=share(host.level.byte_s(), host.ddr_bytes + host.nvme_bytes),
         pcie_down=share(world.down.busy_s),
         pcie_up=share(world.up.busy_s),

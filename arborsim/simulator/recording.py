@@ -236,13 +236,13 @@ class RecordingExecutor(SimulatedExecutor):
         seen, steps = self._seen, len(decided)
         assert seen.reads is not None
         assert isinstance(self._iterations, _SeenIterations)
-        groups = self._ledger.groups
+        scale = self._ledger.groups * self._cost.geometry.layers
         fixed = (seen.reads.sequences, decided, seen.streamed, seen.remote)
         linear = (
             seen.reads.bytes,
             seen.reads.quantised_bytes,
-            np.rint(np.asarray(seen.reads.attended_tokens) * groups),
-            np.rint(np.asarray(seen.rows) * groups),
+            np.rint(np.asarray(seen.reads.attended_tokens) * scale),
+            np.rint(np.asarray(seen.rows) * scale),
             np.where(decided, self._iterations.length, 0),
             held,
             self._prefix_during(run.changes, steps),

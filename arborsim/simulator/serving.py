@@ -114,7 +114,7 @@ class LiteralTime(IterationTime):
     def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
         p = self._pricing
         compute_s = s.flops + extra.flops_s
-        memory_s = p.weights_s + s.kv + extra.kv_s
+        memory_s = p.weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
         hidden_s = p.overlap * min(compute_s, memory_s)
         layers_s = p.eager_layers_s if s.eager else p.layers_s
         sequences = s.sequences + extra.sequences

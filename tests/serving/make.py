@@ -47,7 +47,7 @@ def chain(prompt: int, generated: int, **info: Any) -> SearchDemand:
     first = (prompt + 1) * KV
     row = piece(
         generated, read_bytes=first, read_bytes_growth=KV, hbm_bytes=first, hbm_bytes_growth=KV,
-        attended=prompt + 1, attended_growth=1,
+        attended=2 * (prompt + 1), attended_growth=2,  # in two layers
     )  # fmt: skip
     return demand([(Op.LEVEL, prompt * KV), (Op.PREFILL, prompt), (Op.DECODE, 0)], [row], **info)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,27 @@ def test_demand_alone_is_the_replay(trace: str, policy: str, budget: str, recall
     streamed = int(demand.column("iterations") @ demand.column("streamed_bytes"))
     if recall != "near":  # whose messages belong to iterations
         assert (down, up + streamed) == (measured.to_ddr_bytes, measured.from_ddr_bytes)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v2-lite", "gemma-3-1b"])
+@pytest.mark.parametrize(
+    ("policy", "recall"), [("full", "stage"), ("h2o", "stage"), ("hierarchy", "stream")]
+)
+def test_other_caches_alone_are_their_replay(model: str, policy: str, recall: str) -> None:
+    """A mixture of experts with latent attention, and windows short enough to matter."""
+    geometry, built = load_geometry(model), build(policy)
+    geometry = replace(geometry, window=100) if geometry.window else geometry
+    reader = TraceReader(TRACES / "chain-tree.parquet")
+    (episode,) = reader.episodes(tuple(sorted(built.reads())), start=0, stop=1)
+    machine = Machine(H100, geometry, recall=recall)
+    demand, measured = record_demand(episode, built, Budget.parse("0.5"), machine)
+    alone = ServingEngine([demand], H100, geometry).alone[0]
+    assert alone.seconds == pytest.approx(measured.time.total_s, rel=1e-12)
+    assert alone.peak_hbm_bytes == measured.peak_hbm_kv_bytes
+    if model == "gemma-3-1b":
+        windowed = Machine(H100, geometry, recall="near")
+        with pytest.raises(UsageError, match="'near' cannot be recorded for serving gemma-3-1b"):
+            record_demand(episode, built, Budget.parse("0.5"), windowed)
 
 
 def test_demands_with_rehydration_are_among_the_cases() -> None:
