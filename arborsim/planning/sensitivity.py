@@ -1,0 +1,209 @@
+"""How much a plan's answer depends on single numbers that it assumes.
+
+One number at a time is multiplied by a few factors and the candidate is served again; everything
+else, the searches and their moments of arrival included, stays as it was.  Searches of another
+length are the recorded ones stretched (`stretched`), so that no trace has to be replayed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from arborsim.hardware.profile import HardwareProfile
+from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.serving.demand import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
+
+FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
+_ITERATIONS = PIECE_COLUMNS.index("iterations")
+#: How many numbers of each phase grow with the length of a search.
+_SCALED = {
+    Op.PREFILL: (1,), Op.DECIDE: (1,), Op.COPY: (1,), Op.RECOMPUTE: (1, 2), Op.HOLD: (1,),
+    Op.LEVEL: (1, 2, 3),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A number that can be changed.
+
+    Attributes
+    ----------
+    key, title : str
+    kind : str
+        Of its unit: bytes, bytes/s, FLOP/s or factor.
+    fields : tuple of str
+        Of `HardwareProfile`, all multiplied; empty for the length of searches.
+    """
+
+    key: str
+    title: str
+    kind: str
+    fields: tuple[str, ...]
+
+
+LENGTH = Assumption("length", "Length of searches", "factor", ())
+ASSUMPTIONS: tuple[Assumption, ...] = (
+    Assumption("hbm", "HBM size", "bytes", ("hbm_bytes",)),
+    Assumption("bandwidth", "HBM bandwidth", "bytes/s", ("hbm_bytes_per_s",)),
+    Assumption("compute", "Compute", "FLOP/s", ("flops_per_s",)),
+    Assumption("pcie", "PCIe bandwidth", "bytes/s", ("h2d_bytes_per_s", "d2h_bytes_per_s")),
+    LENGTH,
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A candidate with one number multiplied by `factor`."""
+
+    factor: float
+    result: CandidateResult
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One candidate under one assumption.
+
+    Attributes
+    ----------
+    candidate : int
+        Its number.
+    assumption : Assumption
+    base : float
+        The number at factor 1, in the assumption's unit; 1 for the length of searches.
+    variants : tuple of Variant
+        By factor, 1 among them.
+    """
+
+    candidate: int
+    assumption: Assumption
+    base: float
+    variants: tuple[Variant, ...]
+
+
+#: Serves a candidate on a profile with these demands, in the order of the original ones.
+Serve = Callable[[HardwareProfile, Sequence[SearchDemand]], CandidateResult]
+
+
+def sensitivities(
+    base: CandidateResult,
+    profile: HardwareProfile,
+    demands: Sequence[SearchDemand],
+    serve: Serve,
+    assumptions: Sequence[Assumption] = ASSUMPTIONS,
+    factors: Sequence[float] = FACTORS,
+) -> Iterator[Sensitivity]:
+    """A candidate under each assumption.
+
+    Parameters
+    ----------
+    base : CandidateResult
+        What came of it as it is.
+    profile : HardwareProfile
+    demands : sequence of SearchDemand
+    serve : callable
+        See `Serve`; asked for every factor but 1, and for none that would leave all as it is.
+    assumptions : sequence of Assumption
+    factors : sequence of float
+        Above 0.
+    """
+    for assumption in assumptions:
+        if assumption.key == "pcie" and not uses_pcie(demands, base):
+            continue
+        variants = [Variant(1.0, base)]
+        for factor in factors:
+            if factor != 1:
+                moved = scaled(profile, assumption, factor)
+                lengths = factor if assumption is LENGTH else 1.0
+                served = serve(moved, [stretched(demand, lengths) for demand in demands])
+                variants.append(Variant(factor, served))
+        first = getattr(profile, assumption.fields[0]) if assumption.fields else 1
+        ordered = tuple(sorted(variants, key=lambda each: each.factor))
+        yield Sensitivity(base.number, assumption, float(first), ordered)
+
+
+def uses_pcie(demands: Sequence[SearchDemand], result: CandidateResult) -> bool:
+    """Whether anything crosses PCIe: by the searches themselves, or because they are preempted."""
+    if any(len(demand.legs) or demand.column("streamed_bytes").any() for demand in demands):
+        return True
+    if any(demand.column("remote_bytes").any() for demand in demands):
+        return True
+    points = [point for point in (*result.curve, result.at_largest) if point is not None]
+    return any(point.preemptions_per_1000 for point in points)
+
+
+def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> HardwareProfile:
+    """`profile` with the assumption's numbers multiplied by `factor`; its name stays."""
+    values = {
+        name: type(getattr(profile, name))(factor * getattr(profile, name))
+        for name in assumption.fields
+    }
+    return replace(profile, **values) if values else profile
+
+
+def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
+    """The same search with every thought, and the prompt, `factor` times as long.
+
+    Each run of iterations becomes so much longer and begins with so many more tokens; what an
+    iteration adds stays.  Branches, prunings and everything moved or dropped keep their place and
+    their share of the search, which is what a budget that is a share of the search asks for.  Not
+    exact for a policy that keeps a fixed number of tokens, or a model with sliding windows.
+
+    Parameters
+    ----------
+    demand : SearchDemand
+    factor : float
+        Above 0.
+    """
+    if factor == 1:
+        return demand
+    pieces, ops, legs = demand.pieces.copy(), demand.ops.copy(), demand.legs.copy()
+    decodes = np.flatnonzero(ops[:, 0] == Op.DECODE)
+    order = ops[decodes, 1]
+    # Rounding the running sums, so that searches of many short runs keep their whole length.
+    ends = np.rint(factor * np.cumsum(pieces[order, _ITERATIONS])).astype(np.int64)
+    pieces[order, _ITERATIONS] = np.diff(ends, prepend=0)
+    for name in ("streamed_bytes", "remote_bytes"):
+        _multiply(pieces, [PIECE_COLUMNS.index(name)], factor)
+    for name in LINEAR:
+        first, growth = (PIECE_COLUMNS.index(each) for each in (name, f"{name}_growth"))
+        # What the first iteration adds is in `first` already, and is not multiplied.
+        before = np.maximum(pieces[:, first] - pieces[:, growth], 0)
+        added = pieces[:, first] - before
+        pieces[:, first] = np.rint(factor * before) + added
+    for kind, columns in _SCALED.items():
+        rows = ops[:, 0] == kind
+        ops[rows] = _multiply(ops[rows], columns, factor)
+    _multiply(legs, range(LEG_COLUMNS.index("bytes"), len(LEG_COLUMNS)), factor)
+    emptied = decodes[pieces[order, _ITERATIONS] == 0]
+    info = replace(demand.info, prefix_tokens=round(factor * demand.info.prefix_tokens))
+    return SearchDemand(info, np.delete(ops, emptied, axis=0), pieces, legs)
+
+
+def _multiply(table: np.ndarray, columns: Iterable[int], factor: float) -> np.ndarray:
+    for column in columns:
+        table[:, column] = np.rint(factor * table[:, column])
+    return table
+
+
+def break_even(plan: PlanResult) -> float | None:
+    """By what factor the price of the recommended GPU must rise until the alternative is cheaper.
+
+    Of the middle of both price ranges; None without an alternative on another GPU, or without
+    prices.
+    """
+    chosen, other = plan.recommendation.candidate, plan.recommendation.alternative
+    if chosen is None or other is None:
+        return None
+    costs = [_middle(plan.candidates[number]) for number in (chosen, other)]
+    same = plan.candidates[chosen].hardware == plan.candidates[other].hardware
+    if same or costs[0] is None or costs[1] is None or not costs[0]:
+        return None
+    return costs[1] / costs[0]
+
+
+def _middle(result: CandidateResult) -> float | None:
+    point = result.at_largest
+    return None if point is None or point.cost_per_1000 is None else sum(point.cost_per_1000) / 2

@@ -1,0 +1,110 @@
+"""Numbers changed one at a time, and searches stretched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arborsim.budget import Budget
+from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.planning.distributions import Fixed
+from arborsim.planning.generate import TreeSpec, write_generated
+from arborsim.planning.results import MET, CandidateResult
+from arborsim.planning.sensitivity import (
+    ASSUMPTIONS,
+    LENGTH,
+    scaled,
+    sensitivities,
+    stretched,
+)
+from arborsim.policies.registry import build
+from arborsim.replay_episode import Machine
+from arborsim.serving.demand import Op, SearchDemand
+from arborsim.serving.engine import ServingEngine
+from arborsim.serving.record import record_demands
+from tests.serving.make import chain, random_demand
+
+BASE = CandidateResult(3, "h100", "full", "-", "stage", 1, None, MET)
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(2, 5))
+def test_a_stretched_chain_is_the_longer_chain(prompt: int, generated: int, factor: int) -> None:
+    found = stretched(chain(prompt, generated), factor)
+    longer = chain(factor * prompt, factor * generated)
+    assert found.ops.tolist() == longer.ops.tolist()
+    assert found.pieces.tolist() == longer.pieces.tolist()
+
+
+@given(st.integers(0, 200), st.floats(0.1, 4))
+def test_stretching_keeps_the_whole_length_and_nothing_negative(seed: int, factor: float) -> None:
+    given_ = random_demand(np.random.default_rng(seed))
+    found = stretched(given_, factor)
+    assert abs(found.iterations - factor * given_.iterations) <= 0.5
+    assert (found.pieces[:, 0] >= 0).all()
+    runs = found.ops[found.ops[:, 0] == Op.DECODE, 1]
+    assert (found.pieces[runs, 0] > 0).all()
+    assert stretched(given_, 1.0) is given_
+
+
+def recorded(folder: Path, policy: str, scale: int) -> list[SearchDemand]:
+    """One generated tree with thoughts of 40 tokens, or `scale` times as many."""
+    geometry = load_geometry("llama-3.1-8b")
+    spec = TreeSpec(Fixed(100 * scale), Fixed(40 * scale), Fixed(4), Fixed(2), pruned=(0.5,))
+    path = folder / f"{scale}.parquet"
+    write_generated(spec, 1, 7, geometry, path, True)
+    machine = Machine(load_profile("h100"), geometry, recall="stage")
+    return list(record_demands(path, build(policy, {}), Budget.parse("0.5"), machine))
+
+
+@pytest.mark.parametrize("policy", ["full", "random"])
+def test_a_stretched_search_is_about_the_one_recorded_at_that_length(
+    tmp_path: Path, policy: str
+) -> None:
+    (short,), (long,) = recorded(tmp_path, policy, 1), recorded(tmp_path, policy, 3)
+    machine = load_profile("h100"), load_geometry("llama-3.1-8b")
+    alone = ServingEngine([short, stretched(short, 3), long], *machine).alone
+    assert alone[1].seconds == pytest.approx(alone[2].seconds, rel=0.01)
+    assert alone[1].peak_hbm_bytes == pytest.approx(alone[2].peak_hbm_bytes, rel=0.02)
+    assert alone[0].seconds < 0.5 * alone[2].seconds  # what the stretching has to bridge
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_only_what_is_named_is_scaled(factor: float) -> None:
+    profile = load_profile("h100")
+    for assumption in ASSUMPTIONS:
+        moved = scaled(profile, assumption, factor)
+        for name in assumption.fields:
+            assert getattr(moved, name) == factor * getattr(profile, name)
+        back = {name: getattr(profile, name) for name in assumption.fields}
+        assert replace(moved, **back) == profile
+
+
+def test_each_assumption_is_served_at_each_factor_but_one() -> None:
+    profile, asked = load_profile("h100"), []
+
+    def serve(machine, demands):
+        asked.append((machine, demands[0].iterations))
+        return replace(BASE, largest=float(len(asked)))
+
+    found = list(sensitivities(BASE, profile, [chain(10, 20)], serve, factors=(2.0, 0.5, 1.0)))
+    keys = [each.assumption.key for each in found]
+    assert keys == ["hbm", "bandwidth", "compute", "length"]  # nothing crosses PCIe
+    assert [[v.factor for v in each.variants] for each in found] == [[0.5, 1.0, 2.0]] * 4
+    assert all(each.variants[1].result is BASE and each.candidate == 3 for each in found)
+    assert [iterations for _, iterations in asked] == [20] * 6 + [40, 10]
+    assert [machine.hbm_bytes for machine, _ in asked][:2] == [
+        2 * profile.hbm_bytes, profile.hbm_bytes // 2]  # fmt: skip
+    assert found[0].base == profile.hbm_bytes
+    assert (found[-1].assumption, found[-1].base) == (LENGTH, 1)
+
+
+def test_pcie_counts_where_something_crosses_it() -> None:
+    demand = random_demand(np.random.default_rng(0))
+    assert len(demand.legs)
+    found = list(sensitivities(BASE, load_profile("h100"), [demand], lambda *_: BASE))
+    assert "pcie" in [each.assumption.key for each in found]
