@@ -7,6 +7,7 @@ the same to the byte.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,9 +43,13 @@ class SearchUnit:
     skip_infeasible: bool
 
 
+#: A budget that was too small for a search.
+Skipped = tuple[Cell, Arm]
+
+
 @dataclass
 class SearchJob:
-    """What to run.
+    """What to run, and what came of it.
 
     Attributes
     ----------
@@ -61,6 +66,12 @@ class SearchJob:
     skip_infeasible : bool
         Leave out what a budget is too small for, instead of raising.
     workers : int
+    results : list of SearchResult
+        Of the problems that are done.
+    infeasible : Counter
+        Problems left out, by policy, budget and search.
+    problems : int
+        How many are done.
     """
 
     trace: Path
@@ -74,6 +85,8 @@ class SearchJob:
     skip_infeasible: bool = False
     workers: int = 1
     results: list[SearchResult] = field(default_factory=list, init=False)
+    infeasible: Counter[Skipped] = field(default_factory=Counter, init=False)
+    problems: int = field(default=0, init=False)
 
     def open(self) -> TraceReader:
         """Open the trace, and check that it serves everything that was asked for."""
@@ -108,11 +121,26 @@ class SearchJob:
         reader = self.open()
         inside = advance if self.workers == 1 else None
         run = partial(run_unit, advance=inside)
-        for found in in_order(run, self._units(reader), self.workers):
+        for found, infeasible in in_order(run, self._units(reader), self.workers):
             self.results.extend(found)
+            self.infeasible.update(infeasible)
+            self.problems += 1
             if advance and self.workers > 1:
-                advance(f"problem {found[0].episode}" if found else "", self._per_problem)
+                advance(f"problem {self.first + self.problems - 1}", self._per_problem)
         return self.ordered()
+
+    def notes(self) -> list[str]:
+        """A line per policy and budget: the searches that it was too small for, and how often."""
+        return [
+            f"left out: {cell.policy.name} at budget {cell.budget.text} is too small for "
+            + ", ".join(
+                f"{arm.label} {arm.width} ({count} of {self.problems} problems)"
+                for arm in self.arms
+                if (count := self.infeasible[cell, arm])
+            )
+            for cell in self.cells
+            if any(self.infeasible[cell, arm] for arm in self.arms)
+        ]
 
     def ordered(self) -> list[SearchResult]:
         """What is done, by arm, policy and budget, then by problem."""
@@ -188,12 +216,13 @@ def read_bank(
 
 def run_unit(
     unit: SearchUnit, advance: Callable[[str, int], None] | None = None
-) -> list[SearchResult]:
-    """All searches on one problem, under all policies and budgets."""
+) -> tuple[list[SearchResult], list[Skipped]]:
+    """All searches on one problem, under all policies and budgets; and what was left out."""
     bank = read_bank(TraceReader(unit.trace), unit.episode, unit.needs, unit.embeddings)
     # Nothing that is replayed needs words.
     bare = replace(bank.episode, text=None, answer=None, embedding=None, embedding_rows=None)
-    found = []
+    found: list[SearchResult] = []
+    skipped: list[Skipped] = []
     for arm in unit.arms:
         done = walk(arm.make(), bank, unit.dedupe)
         episode = visited(done, bare)
@@ -202,6 +231,7 @@ def run_unit(
                 simulated = simulate(episode, cell, unit.machine, unit.quality)
             except BudgetInfeasible as error:
                 if unit.skip_infeasible:
+                    skipped.append((cell, arm))
                     continue
                 raise ArborsimError(
                     f"{unit.trace}, problem {unit.episode}, {arm.label} at width {arm.width}: "
@@ -211,7 +241,7 @@ def run_unit(
             found.append(_result(unit, arm, cell, done, geometry.kv_bytes_per_token, simulated))
             if advance:
                 advance(f"{arm.label} {arm.width}", 1)
-    return found
+    return found, skipped
 
 
 def _result(

@@ -128,7 +128,7 @@ def print_searches(rows: Sequence[Row], heading: str, console: Console | None = 
 
 
 def _cautions(rows: Sequence[Row]) -> list[str]:
-    """What keeps accuracies and means from being of all problems."""
+    """What keeps accuracies from being of all problems."""
     problems = max(row.searches for row in rows)
     lines = []
     unjudged = [row for row in rows if row.judged < row.searches]
@@ -139,13 +139,6 @@ def _cautions(rows: Sequence[Row]) -> list[str]:
             f"Answers that the bank does not judge count neither way; of {problems} problems: "
             f"{named}."
         )
-    short = [row for row in rows if row.searches < problems]
-    if short:
-        named = ", ".join(
-            f"{row.label} {row.width}, {row.policy} at {row.budget} ({problems - row.searches})"
-            for row in short
-        )
-        lines.append(f"Left out, as the budget is below what is needed: problems of {named}.")
     return lines
 
 

@@ -209,7 +209,7 @@ def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | Non
             job.run(progress.advance)
     except KeyboardInterrupt:
         interrupted = True
-    results = job.ordered()
+    results, left_out = job.ordered(), [*left_out, *job.notes()]
     print_searches(rows_of(results), setup.heading(job, reader, results))
     for line in (*verdicts(results), *left_out):
         typer.echo(line)
