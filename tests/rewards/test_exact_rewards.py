@@ -101,7 +101,7 @@ def test_the_default_of_chain_is_the_verifier(tmp_path: Path) -> None:
     found = []
     for name, options in (("a", ()), ("b", ("--reward", "verifier"))):
         out = tmp_path / f"{name}.parquet"
-        shared = ["--model", "chain", "--lines", "10", "--episodes", "2", "--search", "tot-bfs"]
+        shared = ["--model", "chain", "--lines", "8", "--episodes", "2", "--capture", "tree"]
         assert main(["record", "--out", str(out), *shared, *options]) == 0
         found.append(list(TraceReader(out).episodes()))
     for one, other in zip(*found, strict=True):

@@ -113,6 +113,11 @@ class RewardModel:
                 together = self._scores([paths[i] for i in group])
                 for i, steps in zip(group, together, strict=True):
                     scores[i] = self._aggregate(steps)
+        if any(math.isnan(score) for score in scores):  # would pass for having no reward
+            raise UsageError(
+                f"--reward {self.name}: it scores not-a-number: its weights are damaged, or "
+                f"overflow in {str(self._model.dtype).removeprefix('torch.')}"
+            )
         return scores
 
     def _groups(self, paths: Sequence[Encoded]) -> list[list[int]]:
