@@ -21,11 +21,12 @@ from arborsim.search import ROOT, Expansion, Leaf, Search
 from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
+from arborsim_torch.completion import Completion
 from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
 from arborsim_torch.prefixes import PrefixDecoder
-from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode, path_ends
+from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode
 from arborsim_torch.reference.tasks import Problem
-from arborsim_torch.rewards.base import Embedder, Reward, Thought
+from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.exact import SourceReward
 from arborsim_torch.rows import Rows
 from arborsim_torch.sampling import Choice, Sampler, entropies
@@ -115,15 +116,15 @@ class EpisodeRecorder:
         self.decoder: Any = kind(self.model, self.capture, self.prefill_block, self.cache)
         if self.listener is not None:
             self.listener.began(self.decoder)
-        self.rewards = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
-        self._reward = SourceReward(self.source) if self.reward is None else self.reward
+        noise = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
+        self._completion = Completion(
+            self.source, problem, self.nodes, self.reward or SourceReward(self.source), noise,
+            self.embedder, self.capture, self.max_tokens,
+        )  # fmt: skip
         if self.embedder is not None and self.capture is not None:
             self.capture.embeddings = False
         self._began = self.clock()
         self._complete: dict[int, Leaf] = {}  # the frontier, in order of completion
-        self._said: dict[tuple[int, tuple[int, ...]], int] = {}  # (parent, tokens) -> first node
-        self._verdicts: dict[tuple[int, ...], bool | None] = {}
-        self._alive: dict[int, int] = {}  # of each such first node: those that are not given up
         self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
         self._generated, self._forward_s = 0, 0.0
         self._prefill()
@@ -176,7 +177,8 @@ class EpisodeRecorder:
             while not ended:
                 ended = yield from self._iterate(active)
             self._drain()
-            self._judge([node for node, _ in ended])
+            self._completion.judge([node for node, _ in ended])
+            self.rows.time_s = self._clock()
             for node, entropy in ended:
                 self._close(node, entropy)
             gone = {node for node, _ in ended}
@@ -199,7 +201,7 @@ class EpisodeRecorder:
         for n in wish.dropped:
             self.rows.prune(n)
             del self._complete[n]
-            self._alive[self.nodes[n].twin] -= 1
+            self._completion.give_up(n)
             if self.listener is None:
                 self._free(n)
             else:  # what becomes of the tokens is up to a policy
@@ -288,79 +290,33 @@ class EpisodeRecorder:
             self.on_tokens(len(active))
         return ended
 
-    def _judge(self, ended: Sequence[int]) -> None:
-        """Reward and embed the thoughts that have just ended, all at once."""
-        nodes = [self.nodes[n] for n in ended]
-        thoughts = [
-            Thought(self.problem, node.generated, path_ends(self.nodes, n), node.value)
-            for n, node in zip(ended, nodes, strict=True)
-        ]
-        for node, score in zip(nodes, self._reward.score(thoughts, self.rewards), strict=True):
-            node.reward = score
-        if self.embedder is not None:
-            texts = [self.source.text(node.generated[-node.tokens :]) for node in nodes]
-            for node, vector in zip(nodes, self.embedder.embed(texts), strict=True):
-                node.embedding = vector
-        elif self.capture is not None and self.capture.embeddings:
-            for n, node in zip(ended, nodes, strict=True):
-                node.embedding = self.capture.embedding(n)
-        self.rows.time_s = self._clock()
-
     def _close(self, n: int, entropy: float) -> None:
         """The thought of `n` is complete: hand it to the search, as it is stored."""
         node = self.nodes[n]
-        reward = float(np.float32(node.reward))  # a bank hands out no more digits than that
-        # Without a reward, the geometric mean of the token probabilities ranks thoughts.
-        chance = float(np.exp(node.logprob / node.tokens))
-        node.score = chance if math.isnan(reward) else reward
-        node.finished = self.source.is_finished(self.problem, node.generated)
-        node.dead = not node.finished and len(node.generated) >= self.max_tokens
-        read_answer = getattr(self.source, "answer", None)  # not every source knows answers
-        if node.finished and read_answer is not None:
-            node.answer = read_answer(node.generated)
-        self._write_boundary(n, reward, entropy)
+        end = self._completion.finish(n)
+        self.rows.boundary(
+            n, node.reward, entropy, self._completion.text(node), node.embedding, end, node.answer,
+            node.correct,
+        )  # fmt: skip
         if self.listener is not None:
-            self.listener.closed(n, reward, entropy)
-        if self.release and (node.finished or node.dead):
+            self.listener.closed(n, node.reward, entropy)
+        if self.release and end is not End.NONE:
             self._free(n)
             node.logits = None
-        repeats = self._repeats(n)
+        repeats = self._completion.repeats(n)
         votes = getattr(self.search, "keeps_duplicates", False)
         if self.dedupe and not votes and repeats:
             node.finished, node.dead = False, True
         self._complete[n] = self._leaf(n)
 
-    def _write_boundary(self, n: int, reward: float, entropy: float) -> None:
-        node = self.nodes[n]
-        text = self.source.text(node.generated[-node.tokens :])
-        end = End.FINISHED if node.finished else End.DEAD if node.dead else End.NONE
-        if node.finished:
-            node.correct = self._checked(node.generated)
-        self.rows.boundary(n, reward, entropy, text, node.embedding, end, node.answer, node.correct)
-
-    def _repeats(self, n: int) -> bool:
-        """Is there a complete sibling with the same tokens that was not given up?"""
-        node = self.nodes[n]
-        own = tuple(node.generated[-node.tokens :])
-        node.twin = self._said.setdefault((node.parent, own), n)
-        self._alive[node.twin] = self._alive.get(node.twin, 0) + 1
-        return self._alive[node.twin] > 1
-
     def _drain(self) -> None:
         if self.capture is not None:
             self.capture.drain(self.decoder)
 
-    def _checked(self, generated: list[int]) -> bool | None:
-        """The verdict on an answer; equal reasonings are judged once."""
-        key = tuple(generated)
-        if key not in self._verdicts:
-            self._verdicts[key] = self.source.correct(self.problem, generated)
-        return self._verdicts[key]
-
     def _answer(self) -> bool | None:
         """Hand in the first right answer among the candidates, or else the first."""
         candidates = self.search.answer(self._frontier())
-        verdicts = {n: self._checked(self.nodes[n].generated) for n in candidates}
+        verdicts = {n: self._completion.verdict(n) for n in candidates}
         chosen = next((n for n in candidates if verdicts[n]), candidates[0])
         self.rows.time_s = self._clock()
         text = self.source.text(self.nodes[chosen].generated)
