@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,10 +84,18 @@ def _figure(
     ]
     xaxis: dict[str, Any] = {"title": {"text": axis}}
     if wide:
-        xaxis |= {"type": "log", "dtick": "D2" if max(sizes) < 100 * min(sizes) else "D1"}
+        ticks = _ticks(min(sizes), max(sizes))
+        xaxis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
     else:
         xaxis |= {"rangemode": "tozero"}
     return {"title": title, "figure": {"data": data, "layout": _layout(xaxis)}, "names": names}
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten, around sizes."""
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+    return [tick for tick in ticks if low / 2.5 <= tick <= 2.5 * high]
 
 
 def _layout(xaxis: dict[str, Any]) -> dict[str, Any]:

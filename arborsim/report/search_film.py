@@ -56,7 +56,7 @@ class Moment:
         said += [f"{len(self.dropped):,} given up"] if self.dropped else []
         said += [f"{len(self.opened):,} opened"] if self.opened else []
         said += [f"{self.misses:,} more not recorded"] if self.misses else []
-        return f"{steps}: {', '.join(said) or 'goes on'}"
+        return f"{steps}: {', '.join(said) or ('goes on' if self.active else 'the end')}"
 
 
 def moments_of(walk: Walk) -> list[Moment]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import Row, SearchResult, rows_of
 from arborsim.errors import UsageError
 from arborsim.report.markup import asset, bullets, filled, in_script, pairs, sorter
@@ -24,6 +25,7 @@ from arborsim.report.search_summary import cautions, missing, summarise
 from arborsim.report.search_trees import MOST_TEXT, ProblemTrees, cell_name
 from arborsim.report.units import Scale
 
+_WARNING = '<p class="warning"><strong>The bank ran out of thoughts.</strong> {}</p>'
 _SCRIPTS = ("page.js", "buttons.js", "tree.js", "search.js")
 
 
@@ -86,7 +88,7 @@ def render(report: SearchReport) -> str:
         "subtitle": html.escape(report.heading),
         "summary": f'<p class="lead">{html.escape(sentences[0])}</p>'
         + bullets([*sentences[1:], *report.verdicts]),
-        "warning": f'<p class="warning">{html.escape(warning)}</p>' if warning else "",
+        "warning": _WARNING.format(html.escape(warning)) if warning else "",
         "caveat": html.escape(" ".join([*cautions(report.results, rows), *report.notes])),
         "table": _table(rows, columns),
         "tree_notes": bullets([note for each in report.trees for note in each.notes()]),
@@ -112,6 +114,7 @@ def _data(report: SearchReport, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         **figures_of(rows),
         "trees": {"layouts": [each.layout for each in report.trees], "films": films},
+        "reference": REFERENCE,
         "start": _start(rows),
         "csv": table.to_csv(index=False, lineterminator="\n"),
     }
@@ -165,5 +168,5 @@ def _line(row: Row, columns: Sequence[SearchColumn], units: dict[str, Scale]) ->
             marks = ' class="short"'
         text = html.escape(column.show(row, units[column.key]).replace("-", "\u2013"))
         cells.append(f'<td{marks} data-value="{f"{value:.9g}" if known else ""}">{text}</td>')
-    kind = ' class="baseline"' if row.label == "rebase" else ""
+    kind = ' class="baseline"' if row.label == REFERENCE else ""
     return f"<tr{kind}>{''.join(cells)}</tr>"

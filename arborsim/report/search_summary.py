@@ -9,7 +9,15 @@ from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import Row, SearchResult
 from arborsim.bank.sweep import MARGIN, Paired, paired
 from arborsim.report.search_figures import reference
+from arborsim.search import make_search
+from arborsim.search.independent import IndependentSamples
+from arborsim.search.level import LevelSearch
+from arborsim.search.linear import Linear
+from arborsim.search.tot_bfs import TotBfs
 
+#: Searches whose selections show all that they hold: by levels, or of chains.  The others come back
+#: to older states, which the KV size does not count again (`arborsim.bank.kv`).
+_BY_LEVELS = (LevelSearch, TotBfs, IndependentSamples, Linear)
 _MOST_WIDTHS = 4
 _MOST_NAMED = 3
 
@@ -18,7 +26,8 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
     """Sentences; the first is the answer.
 
     The search with the least KV among those that reach REBASE's accuracy, at the largest width
-    that REBASE was run at; then the same at other widths, and the highest accuracy of all.
+    that REBASE was run at; then the same at other widths, and the highest accuracy of all.  KV
+    sizes are compared where they count the same.
     """
     if not rows:
         return ["No search was completed."]
@@ -33,12 +42,15 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
     if all(row.label == REFERENCE for row in own):
         return [f"{_best(own)} Nothing else was run that could be compared with it."]
     widths = sorted({row.width for row in own if row.reference}, reverse=True)
-    found = [said for width in widths if (said := _at_width(mine, own, width))]
+    found: list[str] = []
+    for width in widths:
+        said = _at_width(mine, own, width, short=bool(found))
+        found += [said] if said else []
     lead = found[:1] or [_best(own)]
     return [*lead, *found[1:_MOST_WIDTHS], *([_best(own)] if found else [])]
 
 
-def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int) -> str:
+def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int, short: bool) -> str:
     """The comparison with REBASE at one width; empty if there is nothing to compare."""
     theirs = [r for r in results if (r.label, r.width) == (REFERENCE, width)]
     base = next(row for row in rows if (row.label, row.width) == (REFERENCE, width))
@@ -46,21 +58,31 @@ def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int) 
     for row in rows:
         own = [r for r in results if (r.label, r.width) == (row.label, width)]
         pair = paired(own, theirs) if row.width == width and row.label != REFERENCE else None
-        if pair:
+        if pair and by_levels(row.label):
             found.append((row, pair))
     if not found:
         return ""
-    able = [(row, p) for row, p in found if p.difference >= -MARGIN - 1e-12]
+    able = [each for each in found if each[1].difference >= -MARGIN - 1e-12]
     if able:
         row, pair = min(able, key=lambda each: each[0].figures["kv_tokens"])
         lead = _reached(row)
     else:
         row, pair = max(found, key=lambda each: (each[1].difference, -each[0].times("kv_tokens")))
         lead = f"no search reaches REBASE's accuracy; {row.label} comes closest, {_size(row)}"
+    if short:
+        return (
+            f"At width {width}, {lead}: {row.right}/{row.judged} against {base.right}/"
+            f"{base.judged}, {_difference(pair)}."
+        )
     return (
         f"At width {width}, {lead}: it solves {_score(row)}, REBASE {_score(base)}. "
         f"{_told_apart(row, base, pair)}"
     )
+
+
+def by_levels(label: str) -> bool:
+    """Whether a search's KV size can be compared with REBASE's."""
+    return isinstance(make_search(label.split(" ")[0]), _BY_LEVELS)
 
 
 def _reached(row: Row) -> str:
@@ -82,25 +104,37 @@ def _told_apart(row: Row, base: Row, pair: Paired) -> str:
     low, high = pair.interval()
     overlap = row.low <= base.high and base.low <= row.high
     intervals = "The intervals overlap" if overlap else "The intervals do not overlap"
-    same = f"of the same {pair.judged} problem{'' if pair.judged == 1 else 's'}"
-    found = (
-        f"{intervals}; {same}, only it solves {pair.gained} and only REBASE {pair.lost}, a "
-        f"difference of {_points(pair.difference)} points (95% interval {_points(low)} to "
+    problems = f"{pair.judged} problem{'' if pair.judged == 1 else 's'}"
+    if pair.gained or pair.lost:
+        same = (
+            f"of the same {problems}, only {row.label} solves {pair.gained} and only REBASE "
+            f"{pair.lost}"
+        )
+    else:
+        same = f"of the same {problems}, both solve the same ones"
+    alone = "does not" if pair.judged == 1 else "do not"
+    told = f"{problems} {alone} tell the two apart" if low <= 0 <= high else "more than chance"
+    return f"{intervals}; {same}, {_difference(pair)}: {told}."
+
+
+def _difference(pair: Paired) -> str:
+    low, high = pair.interval()
+    return (
+        f"a difference of {_points(pair.difference)} points (95% interval {_points(low)} to "
         f"{_points(high)})"
     )
-    told = "so many problems do not tell the two apart" if low <= 0 <= high else "more than chance"
-    return f"{found}: {told}."
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"{100 * share + 0.0:+.1f}".replace("-", "\N{MINUS SIGN}") if share else "0"
 
 
 def _best(rows: Sequence[Row]) -> str:
     """The highest accuracy; of equal ones the least KV."""
     judged = [row for row in rows if row.judged]
     best = min(judged, key=lambda row: (-row.accuracy, row.figures["kv_tokens"]))
-    size = "" if best.label == REFERENCE else _size(best).replace("its", "REBASE's")
+    compared = best.label != REFERENCE and by_levels(best.label)
+    size = _size(best).replace("its", "REBASE's") if compared else ""
     at = f", {size}" if size else ""
     return f"{best.label} at width {best.width} solves most: {_score(best)}{at}."
 
@@ -133,9 +167,9 @@ def missing(rows: Sequence[Row]) -> str:
     more = len(short) - _MOST_NAMED
     rest = f"; and {more} more, see the table" if more > 0 else ""
     return (
-        f"The bank ran out of thoughts: share of those asked for that were not recorded: {named}"
-        f"{rest}. Such a search was smaller than its width says, and so are its accuracy, its KV "
-        "size and its time. A wider bank (arborsim record --bank) would serve it."
+        f"Share of what was asked for and not recorded: {named}{rest}. Such a search was smaller "
+        "than its width says, and so are its accuracy, its KV size and its time; record a "
+        "wider bank to serve it."
     )
 
 
@@ -152,6 +186,14 @@ def cautions(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
     elif any(row.policy != "full" for row in rows):
         found.append("Accuracy is that of the recorded thoughts: what a policy evicts changes "
                      "memory and time here, never an answer.")  # fmt: skip
+    others = [label for label in dict.fromkeys(r.label for r in rows) if not by_levels(label)]
+    if others:
+        found.append(
+            f"{' and '.join(others)} {'come' if len(others) > 1 else 'comes'} back to older "
+            "states, which the KV size does not count again: compare byte-seconds or peaks there."
+        )
+    if len({row.searches for row in rows}) > 1:
+        found.append("Rows rest on different problems where a budget was too small for a search.")
     problems = {r.episode for r in results}
     unknown = {r.episode for r in results if r.correct is None}
     if unknown and len(unknown) < len(problems):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from arborsim.report.results import Frame, NodeRecord, TreePicture
 from arborsim.report.search_film import NEVER, SearchFilm
 from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import Kind
+from arborsim.trace.schema import End, Kind
 from arborsim.workers import in_order
 
 #: Thoughts of one problem that are drawn, and characters of each that are shown.
@@ -66,29 +67,37 @@ class ProblemTrees:
         Places and facts of the problem's drawn thoughts.
     films : list of dict
         One per search, policy and budget.
-    recorded, wanted : int
-        Thoughts of the problem; films that were asked for.
+    recorded, cut, infeasible : int
+        Thoughts of the problem; films that found no room on the page, or whose budget is too small
+        for the search.
     """
 
     title: str
     layout: dict[str, Any]
     films: list[dict[str, Any]]
     recorded: int
-    wanted: int
+    cut: int = 0
+    infeasible: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.title.partition(":")[0]
 
     def notes(self) -> Iterator[str]:
         """What is not on the page."""
         drawn = len(self.layout["parent"])
         if drawn < self.recorded:
             yield (
-                f"{self.title}: of {self.recorded:,} recorded thoughts {drawn:,} are drawn, those "
+                f"{self.name}: of {self.recorded:,} recorded thoughts {drawn:,} are drawn, those "
                 "first that most searches opened."
             )
-        if len(self.films) < self.wanted:
+        if self.cut:
             yield (
-                f"{self.title}: {len(self.films)} of {self.wanted} searches are shown, so that "
-                "the page stays small; for others, ask for fewer searches or policies."
+                f"{self.name}: {self.cut} searches are not shown, so that the page stays small; to "
+                "see them, ask for fewer searches or policies."
             )
+        if self.infeasible:
+            yield f"{self.name}: budgets are too small for {self.infeasible} searches."
 
 
 def cell_name(label: str, width: int, policy: str, budget: str, many: bool) -> str:
@@ -132,7 +141,8 @@ def _outcome(verdicts: Any) -> str:
 
 def _title(episode: int, verdicts: Sequence[bool | None]) -> str:
     known = [v for v in verdicts if v is not None]
-    solved = f"solved by {sum(known)} of {len(known)} searches" if known else "not judged"
+    judged = "" if len(known) == len(verdicts) else "judged "
+    solved = f"solved by {sum(known)} of {len(known)} {judged}searches" if known else "not judged"
     return f"problem {episode}: {solved}"
 
 
@@ -154,22 +164,19 @@ def problem_trees(unit: TreeUnit) -> ProblemTrees:
     drawn = drawn_nodes(bank, walks)
     records = _records(bank, drawn)
     films: list[dict[str, Any]] = []
-    room = unit.numbers
-    for arm, done in zip(job.arms, walks, strict=True):
-        for cell in job.cells:
-            if room <= 0:
-                break
-            film = _film(unit, bank, done, arm, cell, drawn, records)
-            if film is not None:
-                films.append(film)
-                room -= sum(len(frame["changed"]) for frame in film["frames"]) + 8 * len(drawn)
-    return ProblemTrees(
-        unit.title,
-        {**forest.layout(records), **forest.facts(records), **_said(bank, drawn)},
-        films,
-        len(bank.parent),
-        len(job.arms) * len(job.cells),
-    )
+    room, cut, infeasible = unit.numbers, 0, 0
+    for (arm, done), cell in product(zip(job.arms, walks, strict=True), job.cells):
+        if room <= 0:
+            cut += 1
+            continue
+        film = _film(unit, bank, done, arm, cell, drawn, records)
+        if film is None:
+            infeasible += 1
+            continue
+        films.append(film)
+        room -= sum(len(frame["changed"]) for frame in film["frames"]) + 8 * len(film["nodes"])
+    layout = {**forest.layout(records), **forest.facts(records), **_said(bank, drawn)}
+    return ProblemTrees(unit.title, layout, films, len(bank.parent), cut, infeasible)
 
 
 def drawn_nodes(bank: Bank, walks: Sequence[Walk]) -> list[int]:
@@ -251,10 +258,29 @@ def _film(
         "rows": count,
         "unseen": len(shown) - len(kept),
         **{key: [at[n] for n in kept] for key, at in film.times().items()},
-        "dead": [int(done.dead[n]) for n in kept],
+        "fate": [fate(bank, done, n) for n in kept],
         "handed": shown[done.answer],
         "correct": done.correct,
     }
+
+
+def fate(bank: Bank, done: Walk, node: int) -> int:
+    """Why a search could not go on with a complete thought.
+
+    Returns
+    -------
+    int
+        0: it could; 1: the thought repeats a sibling; 2: it was recorded as a dead end, or its
+        recording broke off; 3: more continuations were asked for than were recorded.
+    """
+    recorded = done.bank_node[node]
+    if not done.dead[node]:
+        return 0
+    if bank.end[recorded] == End.DEAD or not bank.complete[recorded]:
+        return 2
+    # Nobody asks a repeated thought for continuations.
+    asked = bank.end[recorded] != End.FINISHED and node in done.parent
+    return 1 if bank.twin[recorded] != recorded and not asked else 3
 
 
 def _own(done: Walk, node: int, kept: Sequence[int]) -> NodeRecord:

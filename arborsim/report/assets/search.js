@@ -7,21 +7,21 @@ byId("download").addEventListener("click", () => download("arborsim-searches.csv
 
 const NONE = "none";
 
-// The chosen line stands out with its intervals, the others step back.
+// The chosen line and REBASE's stand out with their intervals, the others step back.
 function highlighted({ figure, names }, chosen) {
-  const at = names.indexOf(chosen);
-  if (at < 0) return figure;
+  if (!names.includes(chosen)) return figure;
+  const marked = figure.data.map((_, i) => names[i] === chosen || names[i] === DATA.reference);
   const data = figure.data.map((line, i) => ({
     ...line,
-    opacity: i === at ? 1 : 0.25,
-    error_y: { ...line.error_y, visible: i === at },
+    opacity: marked[i] ? 1 : 0.25,
+    error_y: { ...line.error_y, visible: marked[i] },
   }));
-  return { data: [...data.filter((_, i) => i !== at), data[at]], layout: figure.layout };
+  return { data: [...data.filter((_, i) => !marked[i]), ...data.filter((_, i) => marked[i])], layout: figure.layout };
 }
 
 function hidden(figures) {
   return figures.data.some((line) => !line.error_y.visible)
-    ? "95% intervals are shown for the highlighted search."
+    ? "95% intervals are shown for the highlighted search and for REBASE."
     : "Bars are 95% Clopper-Pearson intervals.";
 }
 
@@ -63,6 +63,9 @@ function hidden(figures) {
 (() => {
   const FINISHED = 1;
   const SMALL = 6; // below this height of a row there is no room for marks and edges of bars
+  const WORDS = 19; // from this height of a bar on there is room for words
+  // In the order of the codes of `arborsim.report.search_trees`.
+  const FATES = ["", "repeats another thought", "cannot be continued", "no more continuations were recorded"];
   const view = { colour: "memory", which: "opened", size: "fit" };
 
   // Where each thought of the layout is in the film: -1 if the search never opened it.
@@ -88,10 +91,15 @@ function hidden(figures) {
     return { ...place, row, rows: film.rows };
   };
 
+  TREE.beside = 14; // for the marks of the last thoughts
   TREE.pitch = (rows) => {
-    const fit = Math.min(34, 640 / rows);
-    return view.size === "fit" ? Math.max(2, fit) : Math.max(16, fit);
+    const even = Math.min(34, 640 / rows);
+    const fit = even > 15 ? Math.max(23, even) : even; // a little more, where that makes room for words
+    return view.size === "fit" ? Math.max(2, fit) : Math.max(26, fit);
   };
+
+  // On bars that are high enough the beginning of the thought stands above its tiers.
+  TREE.band = (height) => (height < WORDS ? height : height - 15);
 
   // Rewards from the lowest of the problem's to the highest: 0 to 1.
   function shades(place) {
@@ -104,21 +112,31 @@ function hidden(figures) {
     return place.shades;
   }
 
-  function mark(node, text, kind) {
+  function write(node, text, x, y, kind) {
     const made = document.createElementNS("http://www.w3.org/2000/svg", "text");
-    made.setAttribute("x", node.size.x + node.size.width + 3);
-    made.setAttribute("y", node.size.y + node.size.height / 2 + 4);
-    made.setAttribute("class", `mark ${kind}`);
+    made.setAttribute("x", x);
+    made.setAttribute("y", y);
+    made.setAttribute("class", kind);
     made.textContent = text;
     node.group.append(made);
+  }
+
+  // The beginning of a thought on its bar, as far as there is room.
+  function begin(node, text) {
+    const room = Math.floor((node.size.width - 6) / 6.3);
+    if (!text || room < 4 || node.size.height < WORDS) return;
+    const plain = text.slice(0, room + 1).replace(/\s+/g, " ");
+    const shown = plain.length > room ? `${plain.slice(0, room - 1)}…` : plain;
+    write(node, shown, node.size.x + 4, node.size.y + 11.5, "said");
   }
 
   function prepare(node, i, place, shade, small) {
     if (shade !== null) node.frame.style.setProperty("--shade", shade.toFixed(3));
     else node.group.classList.add("unvalued");
-    if (small || i === 0) return;
-    if (place.verdict[i] === true) mark(node, "✓", "right");
-    else if (place.verdict[i] === false && place.end[i] === FINISHED) mark(node, "✗", "wrong");
+    begin(node, i === 0 ? "prompt" : place.text[i]);
+    if (small || i === 0 || place.end[i] !== FINISHED || place.verdict[i] === null) return;
+    const [text, kind] = place.verdict[i] ? ["✓", "mark right"] : ["✗", "mark wrong"];
+    write(node, text, node.size.x + node.size.width + 3, node.size.y + node.size.height / 2 + 4, kind);
   }
 
   TREE.dress = (film, place, moment, nodes, svg) => {
@@ -146,6 +164,8 @@ function hidden(figures) {
       if (node.edge) node.edge.classList.toggle("never", state === "never");
     });
     legend(film, place, counts, last);
+    const box = svg.parentNode;
+    if (fresh) box.scrollTop = nodes[0].size.y - box.clientHeight / 2; // begin at the prompt
   };
 
   // --- legend ---
@@ -194,8 +214,9 @@ function hidden(figures) {
     if (state === "never") return "not opened yet";
     if (state === "dropped") return film.dropped[k] === moment ? "given up in this step" : "given up";
     if (state === "running") return "still running";
-    if (i > 0 && place.end[i] === FINISHED) return film.dead[k] ? "finished, repeats another" : "finished: holds an answer";
-    return film.dead[k] && moment === film.frames.length - 1 ? "cannot be continued" : "kept";
+    const fate = FATES[film.fate[k]];
+    if (i > 0 && place.end[i] === FINISHED) return `finished: ${fate || "holds an answer"}`;
+    return moment === film.frames.length - 1 && fate ? `kept; ${fate}` : "kept";
   }
 
   TREE.tell = (film, place, i, moment) => {

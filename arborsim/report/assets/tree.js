@@ -3,7 +3,9 @@
 // What another script on the page may change; `again` draws the tree anew.
 const TREE = {
   arrange: (film, place) => place, // where the thoughts stand; those whose row is null are not drawn
+  beside: 0, // pixels kept free to the right of the last bars
   pitch: (rows) => Math.max(11, Math.min(34, 620 / rows)), // height of a row, in pixels
+  band: (height) => height, // how much of a bar's height shows the tiers, from below
   dress: () => {}, // (film, place, moment, nodes, svg): called when a moment is shown
   tell: null, // (film, place, i, moment): lines about a thought, in place of the usual ones
   again: () => {},
@@ -46,12 +48,12 @@ const TREE = {
   }
 
   function geometry(place) {
-    const room = Math.max(widthOf(box) - 4, 200);
+    const room = Math.max(widthOf(box) - 4 - TREE.beside, 200);
     const scale = Math.max(0.45, Math.min(room / (place.width + 8), 2.6));
     const pitch = TREE.pitch(place.rows);
     const height = Math.min(26, Math.max(pitch - 4, 0.7 * pitch));
     return {
-      width: place.width * scale + 8,
+      width: place.width * scale + 8 + TREE.beside,
       height: place.rows * pitch + 10,
       x: (i) => 4 + place.x[i] * scale,
       y: (i) => 5 + place.row[i] * pitch + (pitch - height) / 2,
@@ -82,9 +84,11 @@ const TREE = {
       }
       const group = make("g", { class: "node", "data-node": i }, svg);
       const size = { x: at.x(i), y: at.y(i), width: at.w(i), height: at.h };
+      const high = TREE.band(at.h);
+      const band = { ...size, y: size.y + size.height - high, height: high };
       make("rect", { ...size, fill: "transparent" }, group); // so that an empty bar can be pointed at
       const frame = make("rect", { ...size, rx: 2, class: "frame" }, group);
-      return { group, tiers: [], frame, edge, size };
+      return { group, tiers: [], frame, edge, size, band };
     });
     box.replaceChildren(svg);
     cursor = -1;
@@ -93,7 +97,7 @@ const TREE = {
   // Made when there is something to show: a tree of thousands of thoughts has few in most tiers.
   function tierOf(node, t) {
     if (!node.tiers[t]) {
-      node.tiers[t] = make("rect", { ...node.size, width: 0, class: `tier${t}` });
+      node.tiers[t] = make("rect", { ...node.band, width: 0, class: `tier${t}` });
       node.group.insertBefore(node.tiers[t], node.frame);
     }
     return node.tiers[t];
