@@ -47,8 +47,8 @@ _SHOWN = ("node", "parent", "depth", "score", "finished", "dead", "visits", "tok
 class Watched:
     """A search that notes what it was shown."""
 
-    def __init__(self, name: str, options: dict[str, Any]) -> None:
-        self._search = make_search(name, **options)
+    def __init__(self, search: Any) -> None:
+        self._search = search
         self.seen: list[list[tuple[Any, ...]]] = []
         self.embeddings: dict[int, np.ndarray] = {}
 
@@ -79,27 +79,27 @@ def test_a_live_search_walked_again(
     options = SEARCHES[name]
     live: list[Watched] = []
 
-    def watched(name: str, **_: Any) -> Watched:
-        live.append(Watched(name, options))
-        return live[-1]
+    steps = EpisodeRecorder.steps
 
-    import arborsim_torch.backend as backend
+    def watched(recorder: EpisodeRecorder, problem: Any) -> Any:
+        live.append(Watched(recorder.search))
+        recorder.search = live[-1]  # type: ignore[assignment]
+        return steps(recorder, problem)
 
-    monkeypatch.setattr(backend, "make_search", watched)
+    monkeypatch.setattr(EpisodeRecorder, "steps", watched)
     out = tmp_path / "live.parquet"
     command = ["record", "--model", "game24", "--search", name, "--episodes", "1"]
     given = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]
     assert main([*command, *given, "--out", str(out), "--seed", "3"]) == 0
     reader = open_bank(out)
-    searches = [search for search in live if search.seen]
-    assert len(searches) == reader.num_episodes == 1
+    assert len(live) == reader.num_episodes == 1
     needs = (Signal.ATTENTION, Signal.HIDDEN_CHANGE)
     machine = Machine(load_profile("h200"))
     cells = [Cell(build("full"), Budget("any", share=1.0))]
     cells += [Cell(build("arborkv"), Budget("0.75", share=0.75))] if name == "rebase" else []
-    for index, then in enumerate(searches):
+    for index, then in enumerate(live):
         bank = read_bank(reader, index, needs, embeddings=True)
-        now = Watched(name, options)
+        now = Watched(make_search(name, **options))
         done = walk(now, bank)  # type: ignore[arg-type]
         assert done.bank_misses == 0
         assert now.seen == then.seen
