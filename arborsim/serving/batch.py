@@ -59,6 +59,7 @@ class Sums:
     hbm: int = 0
     hbm_g: int = 0
     stream: float = 0.0
+    link: float = 0.0
     near: float = 0.0
     nears: int = 0
     streamed_bytes: int = 0
@@ -89,6 +90,7 @@ class Sums:
         if piece.streamed_bytes:
             self.streamed_bytes += sign * piece.streamed_bytes
             self.stream = self.stream + sign * piece.stream_s if self.streamed_bytes else 0.0
+            self.link = self.link + sign * piece.link_s if self.streamed_bytes else 0.0
         if piece.near_s:
             self.nears += sign
             self.near = self.near + sign * piece.near_s if self.nears else 0.0
@@ -127,7 +129,7 @@ class IterationTime:
         """Seconds of iteration `i` from now: in all, exposed, and of the policies."""
         decode = self._decode_s(s, i, extra)
         exposed = 0.0
-        stream = max(s.stream, self.stream_floor_s) if s.stream else 0.0
+        stream = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
         if stream > decode:
             exposed = stream - decode
         if s.near:
@@ -201,7 +203,7 @@ class IterationTime:
         self._cross(compute_over_memory_s, s.flops_g - s.kv_g, 0, k, bends)
         if s.near:
             self._cross(self._near_gap_s(s, 0), -s.kv_g - s.quantised_g, 0, k, bends)
-        if s.stream:
+        if s.streamed_bytes:
             stream = max(s.stream, self.stream_floor_s)
             marks = sorted(bends)
             for first, last in pairwise(marks):

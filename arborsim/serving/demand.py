@@ -25,6 +25,8 @@ LINEAR = (
 FIXED = ("sequences", "decided", "streamed_bytes", "remote_bytes")
 PIECE_COLUMNS = ("iterations", *FIXED, *LINEAR, *(f"{name}_growth" for name in LINEAR))
 LEG_COLUMNS = ("chain", "upward", "bytes", "hold_before", "hold_after")
+#: `attended` and `rows` count these parts of a token, so that means over layers stay whole numbers.
+ATTENDED_UNITS = 1 << 16
 _FORMAT = 1
 _WIDTHS = {"ops": 4, "pieces": len(PIECE_COLUMNS), "legs": len(LEG_COLUMNS)}
 _DAMAGE = (
@@ -71,7 +73,7 @@ class DemandInfo:
     ----------
     trace, policy, budget : str
     episode : int
-    recall : {"stage", "stream", "near"}
+    recall : {"stage", "stream", "near", "ondemand"}
     geometry : str
         Name of the model whose bytes are counted.
     kv_bytes_per_token : int
@@ -112,10 +114,10 @@ class SearchDemand:
     pieces : int64 ``[pieces, columns]``
         Runs of decode iterations (`PIECE_COLUMNS`).  Iteration ``i`` of a piece has
         ``quantity + i * quantity_growth``: bytes of keys and values read, the quantised part of
-        them, tokens attended to (summed over sequences, groups and layers), those of them whose
-        probabilities are written out (0 if fused), tokens examined by a decision, bytes of HBM
-        held, the part of those in the shared prefix.  Sequences, whether the policy decides, bytes
-        streamed over PCIe and bytes attended to by the CPU stay the same.
+        them, tokens attended to (in `ATTENDED_UNITS`, summed over sequences, groups and layers),
+        those of them whose probabilities are written out (0 if fused), tokens examined by a
+        decision, bytes of HBM held, the part of those in the shared prefix.  Sequences, whether
+        the policy decides, bytes fetched over PCIe and bytes read by the CPU stay the same.
     legs : int64 ``[transfers, 5]``
         Transfers (`LEG_COLUMNS`) in the order of their chains; each begins when the one before it
         in its chain has ended.  The holds are bytes of HBM taken when it begins and when it ends.

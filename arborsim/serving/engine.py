@@ -163,7 +163,7 @@ def _decode(server: Server, world: HeapWorld, time: IterationTime, command: Deco
     batch = server.state.batch
     sums = batch.sums
     most = command.most
-    while sums.stream and world.up.free_s > world.now:  # what streams waits for a free link
+    while sums.streamed_bytes and world.up.free_s > world.now:  # what streams waits for a free link
         waited_s = world.up.free_s - world.now
         world.spend(waited_s)
         server.state.spent(waited_s)
@@ -180,7 +180,7 @@ def _decode(server: Server, world: HeapWorld, time: IterationTime, command: Deco
             k = _iterations_until(time, sums, k, world.next_s - world.now - slack_s)
         span = time.span(sums, k)
     server.state.passing(k)
-    if sums.stream:
+    if sums.streamed_bytes:
         world.up.free_s = world.now + span.seconds
     world.spend(span.seconds)
     server.state.passed(span, k)

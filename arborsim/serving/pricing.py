@@ -11,7 +11,7 @@ import numpy as np
 from arborsim.errors import UsageError
 from arborsim.hardware.cost import CostModel, Reads
 from arborsim.hardware.profile import Direction
-from arborsim.serving.demand import LEG_COLUMNS, LINEAR, Op, SearchDemand
+from arborsim.serving.demand import ATTENDED_UNITS, LEG_COLUMNS, LINEAR, Op, SearchDemand
 from arborsim.serving.options import ServingOptions
 
 _TABLE = ("flops", "kv", "quantised", "policy")
@@ -30,8 +30,12 @@ class Piece:
     stream_s : float
         Time that its streamed tokens need on the link per iteration.
     near_s : float
-        Time that the CPU attends to its tokens per iteration.
+        Time that the CPU attends to its tokens, or that choosing and fetching pages takes, per
+        iteration.
+    link_s : float
+        Time that the link carries `streamed_bytes`.
     streamed_bytes : int
+        Fetched per iteration; the link is kept meanwhile.
     eager : int
         1 if it needs attention rows written out.
     """
@@ -46,6 +50,7 @@ class Piece:
     prefix_bytes: tuple[int, int]
     stream_s: float
     near_s: float
+    link_s: float
     streamed_bytes: int
     eager: int
 
@@ -277,8 +282,9 @@ class Pricing:
         final = self._seconds(demand, last)
         growth = {name: (final[name] - first[name]) / last for name in _TABLE}
         values = {name: (demand.column(name), demand.column(f"{name}_growth")) for name in LINEAR}
-        stream_s = self._stream_s(demand.column("streamed_bytes"))
-        near_s = self._near_s(demand.column("remote_bytes"), demand.column("sequences"))
+        link_s = self._stream_s(demand.column("streamed_bytes"))
+        stream_s = np.zeros_like(link_s) if demand.info.recall == "ondemand" else link_s
+        near_s = self._near_s(demand)
         eager = int(not demand.info.fused)
         pairs: list[list[tuple[Any, ...]]] = [
             list(map(tuple, np.stack(pair, axis=1).tolist()))
@@ -291,7 +297,7 @@ class Pricing:
         streamed = demand.column("streamed_bytes")
         rows: Iterator[tuple[Any, ...]] = zip(
             count.tolist(), demand.column("sequences").tolist(), *pairs, stream_s.tolist(),
-            near_s.tolist(), streamed.tolist(), strict=True,
+            near_s.tolist(), link_s.tolist(), streamed.tolist(), strict=True,
         )  # fmt: skip
         return [Piece(*(*row, eager)) for row in rows]
 
@@ -303,7 +309,7 @@ class Pricing:
 
         info, width = demand.info, demand.column("sequences")
         sequences: Any = width  # an array, where the model's formulas take one number
-        scale = info.groups * self.cost.geometry.layers
+        scale = ATTENDED_UNITS * info.groups * self.cost.geometry.layers
         reads = Reads(sequences, at("attended") / scale, at("read_bytes"), at("quantised_bytes"))
         terms = self.cost.decode(reads, info.fused)
         policy = self.cost.profile.policy_seconds(info.policy, info.fused)
@@ -320,8 +326,18 @@ class Pricing:
     def _stream_s(self, size_bytes: np.ndarray) -> np.ndarray:
         return np.asarray(self.cost.stream(0.0, size_bytes / self.gpus).total_s, dtype=float)
 
-    def _near_s(self, remote_bytes: np.ndarray, sequences: np.ndarray) -> np.ndarray:
-        return np.array([
-            float(self.cost.near(0.0, np.float64(size), width).total_s)
-            for size, width in zip(remote_bytes.tolist(), sequences.tolist(), strict=True)
-        ], dtype=float)  # fmt: skip
+    def _near_s(self, demand: SearchDemand) -> np.ndarray:
+        """What the CPU, and pages fetched on demand, take per iteration.
+
+        The GPU attends to the fetched pages afterwards: that part of its attention hides nothing.
+        """
+        cost, on_demand = self.cost, demand.info.recall == "ondemand"
+        columns = (demand.column(name) for name in ("remote_bytes", "streamed_bytes", "sequences"))
+        seconds = []
+        for remote, fetched, width in zip(*(c.tolist() for c in columns), strict=True):
+            if on_demand:
+                side = cost.ondemand(0.0, np.float64(fetched), np.float64(remote), width)
+                seconds.append(float(side.total_s) + float(cost.kv_read_s(fetched)) / self.gpus)
+            else:
+                seconds.append(float(cost.near(0.0, np.float64(remote), width).total_s))
+        return np.array(seconds, dtype=float)

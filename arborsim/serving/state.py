@@ -221,7 +221,7 @@ class State:
         """The driver has let `k` iterations pass."""
         self.tally.iterations(span, k, self.batch.sums)
         self.world.up.carried_bytes += k * self.batch.sums.streamed_bytes
-        self.world.up.busy_s += k * self.batch.sums.stream
+        self.world.up.busy_s += k * self.batch.sums.link
         self.batch.advance(k)
         self.tally.sample(self.used_bytes, self.host.level.value, len(self.batch))
 

@@ -22,7 +22,7 @@ from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Moves
 from arborsim.memory.run_profile import RunProfile
 from arborsim.memory.tiers import Tier
-from arborsim.serving.demand import DemandInfo, SearchDemand
+from arborsim.serving.demand import ATTENDED_UNITS, DemandInfo, SearchDemand
 from arborsim.simulator.engine import Engine, Link, Steps
 from arborsim.simulator.executor import SimulatedExecutor
 from arborsim.simulator.gauge import MemoryGauge
@@ -30,7 +30,8 @@ from arborsim.simulator.iterations import IterationCosts, IterationModel
 from arborsim.simulator.notes import Notes
 from arborsim.simulator.paths import PathProfile
 
-RECORDED_RECALLS = ("stage", "stream", "near")
+#: Recall modes whose iterations a demand can describe.
+RECORDED_RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 class _SeenCosts(CostModel):
@@ -63,6 +64,12 @@ class _SeenCosts(CostModel):
     def stream(self, compute_s: Array, ddr_bytes: Array) -> SideCost:
         self.streamed = ddr_bytes
         return super().stream(compute_s, ddr_bytes)
+
+    def ondemand(
+        self, attention_s: Array, fetched_bytes: Array, bounds_bytes: Array, sequences: int
+    ) -> SideCost:
+        self.streamed, self.remote = fetched_bytes, bounds_bytes
+        return super().ondemand(attention_s, fetched_bytes, bounds_bytes, sequences)
 
     def near(self, attention_s: Array, ddr_bytes: Array, sequences: int) -> SideCost:
         self.remote = ddr_bytes
@@ -171,7 +178,7 @@ class RecordingExecutor(SimulatedExecutor):
     Raises
     ------
     UsageError
-        A recall mode (on this model) whose iterations a demand cannot describe.
+        Compaction, or a recall mode on a model that make iterations a demand cannot describe.
     """
 
     def __init__(self, *args: Any, prefix_tokens: int = 0, **options: Any) -> None:
@@ -182,10 +189,10 @@ class RecordingExecutor(SimulatedExecutor):
                 f"recall '{recall}' with compact={self._compact} cannot be recorded for serving: "
                 f"use {', '.join(RECORDED_RECALLS)} without compaction"
             )
-        if recall == "near" and self._cost.geometry.window:
+        if recall in ("near", "ondemand") and self._cost.geometry.window:
             raise UsageError(
-                f"recall 'near' cannot be recorded for serving {self._cost.geometry.name}, which "
-                "has layers with a sliding window: use stage or stream"
+                f"recall '{recall}' cannot be recorded for serving {self._cost.geometry.name}, "
+                "which has layers with a sliding window: use stage or stream"
             )
         self._seen = _SeenCosts(self._cost)
         self._cost = self._seen
@@ -224,7 +231,7 @@ class RecordingExecutor(SimulatedExecutor):
 
     def _levels(self) -> tuple[int, int, int]:
         """Pages and streaming buffers, what of them is the shared prefix, and DDR; bytes."""
-        buffers = self._gauge.staging_bytes if self._iterations.recall == "stream" else 0
+        buffers = 0 if self._iterations.recall == "stage" else self._gauge.staging_bytes
         pages = self._ledger.hbm_page_bytes + self._gauge.window_bytes
         return pages + buffers, self._prefix_bytes, self._ledger.ddr_bytes
 
@@ -236,7 +243,7 @@ class RecordingExecutor(SimulatedExecutor):
         seen, steps = self._seen, len(decided)
         assert seen.reads is not None
         assert isinstance(self._iterations, _SeenIterations)
-        scale = self._ledger.groups * self._cost.geometry.layers
+        scale = ATTENDED_UNITS * self._ledger.groups * self._cost.geometry.layers
         fixed = (seen.reads.sequences, decided, seen.streamed, seen.remote)
         linear = (
             seen.reads.bytes,

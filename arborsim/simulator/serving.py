@@ -120,7 +120,7 @@ class LiteralTime(IterationTime):
         sequences = s.sequences + extra.sequences
         model_s = compute_s + memory_s - hidden_s + s.quantised
         model_s += layers_s + p.step_s + p.sequence_s * sequences
-        stream_s = max(s.stream, self.stream_floor_s) if s.stream else 0.0
+        stream_s = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
         exposed_s = max(0.0, stream_s - model_s)
         exposed_s += max(0.0, s.near - (s.kv + s.quantised)) if s.near else 0.0
         policy_s = s.policy + extra.other_s
@@ -166,7 +166,7 @@ def _serve(server: Server, world: EventWorld, time: LiteralTime) -> Steps:
 def _iterate(server: Server, world: EventWorld, time: LiteralTime, command: Decode) -> Steps:
     env, sums = world.env, server.state.batch.sums
     turn = None
-    if sums.stream:
+    if sums.streamed_bytes:
         before = world.now
         place = world.up.place
         while place.count or place.queue:

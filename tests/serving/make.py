@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.serving.demand import (
+    ATTENDED_UNITS,
     FIXED,
     LEG_COLUMNS,
     LINEAR,
@@ -17,6 +18,7 @@ from arborsim.serving.demand import (
 )
 from tests.simulator.bench import GEOMETRY, KV
 
+UNITS = ATTENDED_UNITS * GEOMETRY.layers  # of a token in one group
 Rows = list[tuple[int, ...]]
 
 
@@ -47,7 +49,7 @@ def chain(prompt: int, generated: int, **info: Any) -> SearchDemand:
     first = (prompt + 1) * KV
     row = piece(
         generated, read_bytes=first, read_bytes_growth=KV, hbm_bytes=first, hbm_bytes_growth=KV,
-        attended=2 * (prompt + 1), attended_growth=2,  # in two layers
+        attended=UNITS * (prompt + 1), attended_growth=UNITS,
     )  # fmt: skip
     return demand([(Op.LEVEL, prompt * KV), (Op.PREFILL, prompt), (Op.DECODE, 0)], [row], **info)
 
@@ -62,7 +64,7 @@ def random_demand(rng: np.random.Generator, key: str = "") -> SearchDemand:
     pieces: list[list[int]] = []
     legs: Rows = []
     chains = 0
-    recall = str(rng.choice(["stage", "stream", "near"]))
+    recall = str(rng.choice(["stage", "stream", "near", "ondemand"]))
     for _ in range(int(rng.integers(1, 9))):
         what = int(rng.integers(0, 7))
         if what == 1:
@@ -99,11 +101,12 @@ def random_demand(rng: np.random.Generator, key: str = "") -> SearchDemand:
         row = piece(
             steps, sequences=width, read_bytes=first, read_bytes_growth=grows * KV,
             hbm_bytes=first, hbm_bytes_growth=grows * KV, prefix_bytes=prefix,
-            attended=tokens * width, attended_growth=width * int(rng.integers(0, 2)),
+            attended=UNITS * tokens * width,
+            attended_growth=UNITS * width * int(rng.integers(0, 2)),
             quantised_bytes=int(rng.integers(0, 2)) * 80, decided=int(rng.integers(0, 2)),
-            examined=tokens, examined_growth=1, rows=tokens, rows_growth=1,
-            streamed_bytes=away if recall == "stream" else 0,
-            remote_bytes=away if recall == "near" else 0,
+            examined=tokens, examined_growth=1, rows=UNITS * tokens, rows_growth=UNITS,
+            streamed_bytes=away if recall in ("stream", "ondemand") else 0,
+            remote_bytes=away if recall in ("near", "ondemand") else 0,
         )  # fmt: skip
         ops.append((Op.DECODE, len(pieces)))
         pieces.append(row)
