@@ -8,7 +8,7 @@ from functools import partial
 
 from arborsim.serving.demand import Op
 from arborsim.serving.options import Arrivals, Timed
-from arborsim.serving.pricing import PricedDemand
+from arborsim.serving.priced import PricedDemand
 from arborsim.serving.search import Search
 from arborsim.serving.state import State
 

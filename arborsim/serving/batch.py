@@ -16,7 +16,8 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from arborsim.serving.pricing import NOTHING, Extra, Piece, Pricing
+from arborsim.serving.priced import NOTHING, Extra, Piece
+from arborsim.serving.pricing import Pricing
 
 _REBUILD = 4096  # changes of the sums after which they are added up afresh: rounding stays rounding
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from arborsim.serving.pricing import NOTHING, Extra
+from arborsim.serving.priced import NOTHING, Extra
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from arborsim.serving.batch import Batch, IterationTime, Sums
 from arborsim.serving.commands import Command, Decode, Idle, Spend
 from arborsim.serving.demand import Op, SearchDemand
 from arborsim.serving.options import Arrivals, KvPool, ServingOptions, Timed
-from arborsim.serving.pricing import PricedDemand, Pricing
+from arborsim.serving.priced import PricedDemand
+from arborsim.serving.pricing import Pricing
 from arborsim.serving.report import ServingReport, report
 from arborsim.serving.server import Server
 from arborsim.serving.world import TOGETHER, HeapWorld

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from arborsim.serving.pricing import Piece, PricedDemand
+from arborsim.serving.priced import Piece, PricedDemand
 
 
 @dataclass

@@ -31,7 +31,8 @@ from arborsim.serving.commands import Commands, Decode, Idle, Spend, Tries
 from arborsim.serving.demand import Op
 from arborsim.serving.eviction import Eviction
 from arborsim.serving.options import Arrivals, ServingOptions
-from arborsim.serving.pricing import Extra, PricedDemand, Pricing
+from arborsim.serving.priced import Extra, PricedDemand
+from arborsim.serving.pricing import Pricing
 from arborsim.serving.search import Search
 from arborsim.serving.state import State
 from arborsim.serving.world import World

@@ -8,7 +8,8 @@ from collections import deque
 from arborsim.serving.batch import Batch, Span
 from arborsim.serving.memory import Host, Level, Prefixes
 from arborsim.serving.options import ServingOptions
-from arborsim.serving.pricing import Piece, Pricing
+from arborsim.serving.priced import Piece
+from arborsim.serving.pricing import Pricing
 from arborsim.serving.search import Restore, Search
 from arborsim.serving.tally import Tally
 from arborsim.serving.world import World

@@ -14,7 +14,8 @@ import simpy
 from arborsim.serving.batch import Batch, IterationTime, Span, Sums
 from arborsim.serving.commands import Decode, Spend
 from arborsim.serving.options import Arrivals, ServingOptions
-from arborsim.serving.pricing import NOTHING, Extra, Piece, PricedDemand, Pricing
+from arborsim.serving.priced import NOTHING, Extra, Piece, PricedDemand
+from arborsim.serving.pricing import Pricing
 from arborsim.serving.server import Server
 from arborsim.serving.world import TOGETHER, Callback
 from arborsim.simulator.engine import Steps
