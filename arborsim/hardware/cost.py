@@ -53,6 +53,13 @@ class CostModel:
         self.profile = profile
         self.geometry = geometry
         self.pinned = pinned
+        # What every iteration needs, computed once.
+        g, layers = geometry, geometry.layers
+        self._flops_per_token = 2.0 * g.active_parameters
+        self._flops_per_pair = {
+            absorbed: float(layers * g.score_flops(absorbed)) for absorbed in (True, False)
+        }
+        self._weights_s = g.weight_bytes / (profile.hbm_bytes_per_s * profile.mbu)
 
     @property
     def elements_per_token(self) -> int:
@@ -78,11 +85,11 @@ class CostModel:
         Without a fused kernel layers launch more; what they write is `eager_rows_s`.
         """
         p, g = self.profile, self.geometry
-        matrices = 2.0 * g.active_parameters * reads.sequences
+        matrices = self._flops_per_token * reads.sequences
         attention = self._attention_flops(reads.attended_tokens, absorbed=True)
         return DecodeCost(
             flops_s=(matrices + attention) / (p.flops_per_s * p.mfu),
-            weights_s=g.weight_bytes_read(reads.sequences) / (p.hbm_bytes_per_s * p.mbu),
+            weights_s=self._reading_weights_s(reads.sequences),
             kv_s=self.kv_read_s(reads.bytes),
             dequantise_s=reads.quantised_bytes / p.dequantise_bytes_per_s,
             layers_s=g.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s)),
@@ -104,10 +111,9 @@ class CostModel:
         kv_bytes = (new_tokens + present_tokens) * g.full_bytes_per_token
         kv_bytes += (new_tokens + g.windowed(present_tokens)) * g.window_bytes_per_token
         return PrefillCost(
-            matrices_s=2.0 * g.active_parameters * new_tokens / peak,
+            matrices_s=self._flops_per_token * new_tokens / peak,
             attention_s=attention / peak,
-            memory_s=g.weight_bytes_read(new_tokens) / (p.hbm_bytes_per_s * p.mbu)
-            + float(self.kv_read_s(kv_bytes)),
+            memory_s=self._reading_weights_s(new_tokens) + float(self.kv_read_s(kv_bytes)),
             overhead_s=g.layers * p.per_layer_s + p.per_step_s + p.per_sequence_s,
             overlap=p.overlap,
         )
@@ -125,7 +131,14 @@ class CostModel:
 
     def _attention_flops(self, pairs: Array, absorbed: bool) -> Array:
         """Scores and weighted values of so many (query, key) pairs per layer: ``4 L H d`` each."""
-        return float(self.geometry.layers * self.geometry.score_flops(absorbed)) * pairs
+        return self._flops_per_pair[absorbed] * pairs
+
+    def _reading_weights_s(self, tokens: int) -> float:
+        """Reading the weights that a pass over so many tokens uses."""
+        if not self.geometry.experts:
+            return self._weights_s
+        p = self.profile
+        return self.geometry.weight_bytes_read(tokens) / (p.hbm_bytes_per_s * p.mbu)
 
     def eager_rows_s(self, attended_tokens: Array) -> Array:
         """Writing out and reading back the probability rows of decode iterations."""

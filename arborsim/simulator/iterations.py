@@ -11,7 +11,7 @@ Tokens in DDR take part in attention; the *recall mode* says how.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -169,22 +169,20 @@ class IterationModel:
         tokens = path.windows.shared if self.tree_attention else path.windows.branches
         return np.asarray(self.cost.geometry.window_bytes_per_token * tokens)
 
-    def _decode(
-        self,
-        path: PathProfile,
-        sequences: int,
-        fetched_tokens: np.ndarray | int = 0,
-        fetched_bytes: np.ndarray | int = 0,
-    ) -> DecodeCost:
-        """Iterations that read `path`, and what was fetched for each sequence beside it."""
+    def _reads(self, path: PathProfile, sequences: int) -> Reads:
         count = self._read(path)
-        reads = Reads(
+        read_bytes = self.bytes_by_tier @ count
+        if path.windows is not None:
+            read_bytes = read_bytes + self._window_bytes(path)
+        return Reads(
             sequences,
-            attended_tokens=self._attended(path) + sequences * fetched_tokens,
-            bytes=self.bytes_by_tier @ count + self._window_bytes(path) + fetched_bytes,
+            attended_tokens=self._attended(path),
+            bytes=read_bytes,
             quantised_bytes=self._quantised_sizes @ count,
         )
-        return self.cost.decode(reads, self.fused)
+
+    def _decode(self, path: PathProfile, sequences: int) -> DecodeCost:
+        return self.cost.decode(self._reads(path, sequences), self.fused)
 
     def _streaming(
         self, path: PathProfile, away: PathProfile, sequences: int
@@ -219,7 +217,13 @@ class IterationModel:
         queries, _ = cost.near_message_bytes(sequences)
         down = np.where(held > 0, cost.geometry.full_layers * queries, 0)
         buffers = -(-fetched_bytes // max(1, cost.geometry.full_layers))
-        decode = self._decode(local, sequences, attended * share, fetched_bytes)
+        reads = self._reads(local, sequences)
+        reads = replace(
+            reads,
+            attended_tokens=reads.attended_tokens + sequences * attended * share,
+            bytes=reads.bytes + fetched_bytes,
+        )
+        decode = cost.decode(reads, self.fused)
         return decode, Beside(side.total_s, side.exposed_s, buffers, down, fetched_bytes)
 
     def _near(
