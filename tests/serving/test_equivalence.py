@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborsim.serving.commands import Decode
 from arborsim.serving.engine import ServingEngine
 from arborsim.serving.options import Arrivals, ClosedLoop, ServingOptions, Timed
 from arborsim.serving.report import ServingReport
@@ -122,6 +123,9 @@ class CheckedServer:
             checked.latest_s = 0.0
             for command in loop(server):
                 checked.check(server.state)
+                if isinstance(command, Decode) and len(server.state.batch):
+                    needed = server.state.hbm.value + server.state.batch.sums.hbm
+                    assert needed <= server.state.kv_bytes
                 yield command
             checked.check(server.state)
 

@@ -252,6 +252,51 @@ def test_gpus_in_parallel_share_and_add_up() -> None:
     assert us(report) == pytest.approx([prefill + decoded] * 3)
 
 
+@pytest.mark.parametrize(("searches", "steps"), [(1, 7), (2, 7), (3, 5)])
+def test_streams_add_up_and_hide_behind_the_batch(searches: int, steps: int) -> None:
+    """Each streams 4,000 us per iteration and reads 100 us: the link is the slower one."""
+    row = piece(steps, read_bytes=100, hbm_bytes=KV, streamed_bytes=4000)
+    one = demand([(Op.LEVEL, KV), (Op.PREFILL, 1), (Op.DECODE, 0)], [row], recall="stream")
+    report = play([one], Timed(((0.0, 0),) * searches))
+    prefill = searches * (WEIGHTS + KV)
+    iteration = max(WEIGHTS + searches * 100, searches * 4000)
+    assert us(report) == pytest.approx([prefill + steps * iteration] * searches)
+    exposed = iteration - (WEIGHTS + searches * 100)
+    assert report.busy.exposed_s == pytest.approx(steps * exposed / 1e6)
+    assert report.from_host_bytes == searches * steps * 4000
+    assert report.used.pcie_up == pytest.approx(
+        searches * steps * 4000 / (prefill + steps * iteration)
+    )
+
+
+def test_streaming_hides_behind_iterations_from_the_one_on_that_takes_longer() -> None:
+    """Reads grow by 100 us; 2,850 us of streaming are exposed up to the eighth iteration."""
+    row = piece(20, read_bytes=100, read_bytes_growth=100, hbm_bytes=KV, streamed_bytes=2850)
+    one = demand([(Op.LEVEL, KV), (Op.PREFILL, 1), (Op.DECODE, 0)], [row], recall="stream")
+    report = play([one], Timed(((0.0, 0),)))
+    iterations = [max(2850, WEIGHTS + 100 * (i + 1)) for i in range(20)]
+    assert us(report) == pytest.approx([WEIGHTS + KV + sum(iterations)])
+    assert report.busy.exposed_s == pytest.approx(sum(850 - 100 * i for i in range(1, 9)) / 1e6)
+
+
+def test_the_cpu_attends_beside_the_gpu() -> None:
+    """2,000 us on the CPU, with messages of 2 x 64 and 2 x 136 us, beside 1,500 us on the GPU."""
+    row = piece(6, read_bytes=1500, hbm_bytes=KV, remote_bytes=2000)
+    one = demand([(Op.LEVEL, KV), (Op.PREFILL, 1), (Op.DECODE, 0)], [row], recall="near")
+    report = play([one], Timed(((0.0, 0),)))
+    exposed = 2000 + 2 * (2 * 16 * 2) + 2 * (2 * (16 * 4 + 4)) - 1500
+    assert us(report) == pytest.approx([WEIGHTS + KV + 6 * (WEIGHTS + 1500 + exposed)])
+
+
+def test_the_watermark_keeps_searches_out() -> None:
+    """Half of 40 tokens must stay free: the second is admitted when the first has ended."""
+    report = play([chain(10, 5), chain(10, 5)], tokens=40, watermark=0.5)
+    alone = WEIGHTS + 10 * KV + decode(10, range(5))
+    assert us(report, "admitted_s") == pytest.approx([0, alone])
+    beside = play([chain(10, 5), chain(10, 5)], tokens=40, watermark=0.4)
+    assert us(beside, "admitted_s") == [0, 0]
+
+
 def test_clients_wait_think_and_come_back() -> None:
     report = play([chain(5, 8)], ClosedLoop(1, (0, 0, 0), think_s=0.5))
     service = WEIGHTS + 5 * KV + decode(5, range(8))
