@@ -158,7 +158,7 @@ def search(
     from arborsim.bank.job import SearchJob
     from arborsim.cli import search_setup as setup
     from arborsim.cli.options import names
-    from arborsim.cli.search_report import Page, check_report, problems_of
+    from arborsim.cli.search_report import check_report, page_of
     from arborsim.hardware.lookup import load_geometry, load_profile
     from arborsim.replay_episode import Machine
 
@@ -166,7 +166,7 @@ def search(
         raise UnknownName("recall mode", recall, RECALLS)
     setup.check_out(out, bank)
     check_report(report, bank, out)
-    page = Page(report, problems_of(trees)) if report else None
+    page = page_of(report, trees)
     algorithms = names(",".join(algorithm))
     chosen = setup.Chosen.of(algorithms, setup.widths_of(width), ",".join(policy), set_, sweep)
     machine = Machine(

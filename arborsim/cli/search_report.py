@@ -28,15 +28,19 @@ def check_report(report: Path | None, bank: Path, out: Path | None) -> None:
         raise UsageError(f"--report {report}: that file was given already; choose another name")
 
 
-def problems_of(text: str) -> list[int]:
-    """``"3,17"`` of ``--trees`` as numbers of problems."""
+def page_of(report: Path | None, trees: str) -> Page | None:
+    """The page that is asked for; ``"3,17"`` of ``--trees`` are numbers of problems."""
     from arborsim.cli.options import names
 
-    found = names(text)
+    found = names(trees)
+    if report is None:
+        if found:
+            raise UsageError(f"--trees {trees}: also give --report, the page that shows them")
+        return None
     for part in found:
         if not part.isdecimal():
             raise UsageError(f"--trees {part}: expected numbers of problems, by comma")
-    return [int(part) for part in found]
+    return Page(report, [int(part) for part in found])
 
 
 @dataclass(frozen=True)
