@@ -55,6 +55,8 @@ class Machine:
         Simulate every decode iteration as an event of its own (slower, the same to rounding).
     explain : bool
         Keep every term of the time apart (`EpisodeResult.terms`).
+    keep_matrices : bool
+        A prefill that writes attention matrices out holds those of all layers at once.
     """
 
     profile: HardwareProfile
@@ -64,6 +66,7 @@ class Machine:
     tree_attention: bool = True
     event_by_event: bool = False
     explain: bool = False
+    keep_matrices: bool = False
 
     def executor(self, policy: Policy, recorded: TraceInfo) -> SimulatedExecutor:
         """A simulated machine for one search of a trace under `policy`.
@@ -89,6 +92,7 @@ class Machine:
             tree_attention=self.tree_attention,
             event_by_event=self.event_by_event,
             explain=self.explain,
+            keep_matrices=self.keep_matrices,
         )
 
 

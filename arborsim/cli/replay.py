@@ -73,6 +73,13 @@ def replay(
     event_by_event: Annotated[
         bool, typer.Option(help="One simulated event per decode iteration (slow check).")
     ] = False,
+    keep_matrices: Annotated[
+        bool,
+        typer.Option(
+            "--keep-matrices",
+            help="A prefill that needs attention matrices holds all layers' (output_attentions).",
+        ),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also print every term of each policy's time.")
     ] = False,
@@ -127,6 +134,7 @@ def replay(
         tree_attention,
         event_by_event,
         explain,
+        keep_matrices,
     )
     job = Replay(
         traces,
@@ -238,6 +246,7 @@ def _settings(job: Replay, readers: list[TraceReader]) -> dict[str, str]:
         "recall of DDR tokens": machine.recall,
         "tokens per page": str(machine.page_tokens),
         "tree attention": "on" if machine.tree_attention else "off",
+        "attention matrices held": "of all layers" if machine.keep_matrices else "of one layer",
         "versions": ", ".join(
             [f"arborsim {__version__}"]
             + [f"{name} {version(name)}" for name in ("numpy", "pyarrow", "simpy")]

@@ -32,8 +32,9 @@ def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = Non
         console.print(head)
         console.print(_table(terms))
     console.print(
-        "hidden: ran behind something else, no part of the total.", style="dim", markup=False
-    )
+        "beside: ran behind something else, or how long the link was in use; no part of the total.",
+        style="dim", markup=False,
+    )  # fmt: skip
 
 
 def _table(terms: Sequence[Term]) -> Table:
@@ -41,7 +42,7 @@ def _table(terms: Sequence[Term]) -> Table:
     unit = scale_for("seconds", [whole_s / 1000])  # small terms count, too
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("  term", no_wrap=True)
-    for name in (unit.unit, "share", f"hidden {unit.unit}"):
+    for name in (unit.unit, "share", f"beside {unit.unit}"):
         table.add_column(name, justify="right", no_wrap=True)
     for term in terms:
         table.add_row(

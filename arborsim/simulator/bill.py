@@ -97,7 +97,9 @@ class Bill:
 
     def explain(self, engine: Engine) -> tuple[Term, ...]:
         """The terms up to now; none if they were not asked for."""
-        return self.terms.close(self._behind_s(engine)) if self.terms else ()
+        if not self.terms:
+            return ()
+        return self.terms.close(self._behind_s(engine), engine.down.busy_s, engine.up.busy_s)
 
     def _behind_s(self, engine: Engine) -> float:
         """Transfers in the background that nobody waited for."""

@@ -77,6 +77,8 @@ class SimulatedExecutor:
         Simulate every iteration by itself.
     explain : bool
         Keep every term of the time apart, for `terms`.
+    keep_matrices : bool
+        A prefill that writes attention matrices out holds those of all layers at once.
 
     Raises
     ------
@@ -100,6 +102,7 @@ class SimulatedExecutor:
         compact: bool = False,
         event_by_event: bool = False,
         explain: bool = False,
+        keep_matrices: bool = False,
     ) -> None:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
@@ -124,6 +127,7 @@ class SimulatedExecutor:
         self._overlap = overlap
         self._compact = compact
         self._event_by_event = event_by_event
+        self._keep_matrices = keep_matrices
         self._bill = Bill(groups, recall, explain)
         size = self._ledger.bytes_by_tier
         # Quantising on the GPU reads the one and writes the other.
@@ -166,7 +170,8 @@ class SimulatedExecutor:
         cost, workspace = self._cost.prefill(tokens), self._cost.workspace_bytes(tokens)
         self._engine.spend(cost.total_s)
         if not self._iterations.fused:
-            workspace += self._cost.eager_prefill_bytes(tokens)
+            layers = self._cost.geometry.layers if self._keep_matrices else 1
+            workspace += layers * self._cost.eager_prefill_bytes(tokens)
             matrices_s = self._cost.eager_prefill_s(tokens)
             self._spend_on_policy(matrices_s, "attention matrices of the prefill")
         self._bill.workspace(workspace)

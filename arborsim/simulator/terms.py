@@ -41,6 +41,8 @@ TERMS = (
     "transfers: near",
     "transfers: ondemand",
     "rehydration",
+    "link busy with moves: to DDR",
+    "link busy with moves: from DDR",
 )
 BACKGROUND = "transfers: waiting for DDR and back"
 
@@ -56,7 +58,8 @@ class Term:
     seconds : float
         What it adds to the total.
     hidden_s : float
-        What of it ran behind something else; not part of the total.
+        What of it ran behind something else; not part of the total.  Of ``link busy`` how long the
+        link was in use, waited for or not; these terms add nothing.
     """
 
     name: str
@@ -115,9 +118,20 @@ class Terms:
         counted = float(np.sum(seconds * shown))
         self.add(name, counted, float(np.sum(seconds)) - counted)
 
-    def close(self, background_hidden_s: float) -> tuple[Term, ...]:
-        """All terms that took any time, in the order of `TERMS`."""
+    def close(
+        self, background_hidden_s: float, down_s: float = 0.0, up_s: float = 0.0
+    ) -> tuple[Term, ...]:
+        """All terms that took any time, in the order of `TERMS`.
+
+        Parameters
+        ----------
+        background_hidden_s : float
+            Transfers in the background that nobody waited for.
+        down_s, up_s : float
+            How long each direction of the link carried moves.
+        """
         hidden = {**self._hidden, BACKGROUND: background_hidden_s}
+        hidden |= {TERMS[-2]: down_s, TERMS[-1]: up_s}
         found = (Term(name, self._seconds[name], max(0.0, hidden[name])) for name in TERMS)
         return tuple(term for term in found if term.seconds or term.hidden_s)
 

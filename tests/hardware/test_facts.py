@@ -12,6 +12,7 @@ from arborsim.hardware.lookup import load_geometry, load_profile, profile_names
 from arborsim.hardware.numbers import MEANINGS, numbers_of
 from arborsim.hardware.pool import concurrent_requests, kv_pool
 from arborsim.hardware.profile import HardwareProfile
+from tests.simulator.bench import Bench
 
 GIB = 2**30
 
@@ -44,6 +45,18 @@ def test_the_wall_of_attention_matrices_at_8k() -> None:
     assert prefill_bytes(65_536, fused=True) < memory
     # The cache and the weights alone are half of the 48 GB; what else is held depends on the code.
     assert 25e9 < prefill_bytes(65_536, fused=True) < 48e9
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fused", "fits"),
+    [(4_096, False, True), (8_192, False, False), (8_192, True, True), (65_536, True, True)],
+)
+def test_the_wall_in_a_replay(tokens: int, fused: bool, fits: bool) -> None:
+    bench = Bench(
+        load_profile("a100-80"), load_geometry("llama-3.1-8b"), fused=fused, keep_matrices=True
+    )
+    bench.prefill(tokens)
+    assert bench.executor.measurements().fits is fits
 
 
 def test_matrices_of_one_layer_hit_the_wall_later() -> None:

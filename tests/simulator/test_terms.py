@@ -58,6 +58,9 @@ def test_terms_add_up(tree: Path, recall: str, overlap: float, model: str) -> No
         ):  # fmt: skip
             own = sum(term.seconds for name, term in parts.items() if name.startswith(head))
             assert own == pytest.approx(seconds, rel=1e-9, abs=1e-15), head
+        busy_s = sum(t.hidden_s for name, t in parts.items() if name.startswith("link busy"))
+        moved = episode.measured.to_ddr_bytes and recall in ("stage", "stream")
+        assert (busy_s > 0) == bool(moved) or recall in ("near", "ondemand")
         hidden_s = sum(t.hidden_s for name, t in parts.items() if name.startswith("transfers"))
         assert hidden_s == pytest.approx(time.hidden_transfer_s, rel=1e-9, abs=1e-15)
         assert list(parts) == [name for name in TERMS if name in parts]
