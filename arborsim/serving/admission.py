@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
+from arborsim.errors import UsageError
 from arborsim.serving.demand import Op
 from arborsim.serving.options import Arrivals, Timed
 from arborsim.serving.priced import PricedDemand
@@ -40,8 +41,24 @@ class Admission:
         return bool(self._to_come or self._waiting or self._state.returning)
 
     def expect(self, arrivals: Arrivals) -> None:
-        """Let searches arrive.  Call once, first."""
+        """Let searches arrive.  Call once, first.
+
+        Raises
+        ------
+        UsageError
+            They name a demand that does not exist.
+        """
         state = self._state
+        named = (
+            [demand for _, demand in arrivals.arrivals]
+            if isinstance(arrivals, Timed)
+            else list(arrivals.searches)
+        )
+        wrong = [demand for demand in named if not 0 <= demand < len(self._demands)]
+        if wrong:
+            raise UsageError(
+                f"arrivals name demand {wrong[0]}, but there are {len(self._demands)}: count from 0"
+            )
         if isinstance(arrivals, Timed):
             for time_s, demand in sorted(arrivals.arrivals, key=lambda pair: pair[0]):
                 self._to_come += 1

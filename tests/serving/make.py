@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,9 @@ def piece(iterations: int, **columns: int) -> list[int]:
     return [values.get(name, 0) for name in PIECE_COLUMNS]
 
 
-def demand(ops: Rows, pieces: list[list[int]], legs: Rows = [], **info: Any) -> SearchDemand:  # noqa: B006
+def demand(
+    ops: Rows, pieces: list[list[int]], legs: Sequence[tuple[int, ...]] = (), **info: Any
+) -> SearchDemand:
     """A demand of the toy model."""
     facts = {
         "trace": "t", "episode": 0, "policy": "p", "budget": "1", "recall": "stage",

@@ -323,5 +323,8 @@ def test_options_that_cannot_work_are_refused() -> None:
             ServingOptions(**{name: value})
     with pytest.raises(UsageError, match="use 1 or more"):
         ClosedLoop(0, (0,))
+    for arrivals in (Timed(((0.0, 0), (1.0, 2))), ClosedLoop(1, (0, -1))):
+        with pytest.raises(UsageError, match=r"arrivals name demand .*, but there are 1"):
+            play([chain(4, 4)], arrivals)
     with pytest.raises(UsageError, match="finite times"):
         Timed(((float("nan"), 0),))
