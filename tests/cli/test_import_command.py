@@ -52,6 +52,9 @@ def test_every_format_can_be_inspected_and_replayed(
     format = source.partition(".")[0]
     assert main(["import", format, source, "out.parquet"]) == 0
     assert "wrote out.parquet" in capsys.readouterr().out
+    reader = TraceReader(Path("out.parquet"))
+    assert reader.info.knows_ends == (format == "tot")
+    assert all((e.end is not None) == (format == "tot") for e in reader.episodes())
     assert main(["inspect", "out.parquet"]) == 0
     assert f"{source} ({format})" in capsys.readouterr().out
     command = "replay out.parquet --policy full,streaming-llm --budget 16 --json"
