@@ -220,8 +220,13 @@ class CandidateResult:
         Mean of `largest_by_seed` with Student's interval.
     refuted : float or None
         The smallest load tried at which some run missed the target; the truth lies between.
-    at_largest, at_stated : LoadPoint or None
-        Figures at the largest load and, if a single machine meets it, at the workload's.
+    limited_by : str
+        Why there is no larger load: "target"; "throughput" if the machine finishes no more, however
+        long searches may take; or "run length" if runs are too short to show more.
+    at_largest : LoadPoint or None
+        Figures at the largest load.
+    at_stated : LoadPoint or None
+        Figures of one machine of the fleet, at its part of the stated load.
     curve : tuple of LoadPoint
         Points from a small load to beyond the largest, by load; only for some candidates.
     fleet : Fleet or None
@@ -244,6 +249,7 @@ class CandidateResult:
     largest_by_seed: tuple[float, ...] = ()
     spread: Estimate | None = None
     refuted: float | None = None
+    limited_by: str = ""
     at_largest: LoadPoint | None = None
     at_stated: LoadPoint | None = None
     curve: tuple[LoadPoint, ...] = ()

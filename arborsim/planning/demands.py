@@ -1,0 +1,274 @@
+"""What the searches of a workload ask for, under each way to keep the cache: recorded once.
+
+A policy knows no clock, so a search is replayed once under a policy, budget and recall mode, and
+its demand then serves all GPUs, loads and seeds.  Only what DDR transfers find in flight depends on
+the machine: it is recorded on the workload's first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from arborsim.budget import Budget
+from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.meters import AttentionKept
+from arborsim.planning.mix import Draws
+from arborsim.planning.results import Quality
+from arborsim.planning.workload import PolicyChoice, Workload
+from arborsim.replay_episode import Machine, unsuited
+from arborsim.serving.demand import SearchDemand
+from arborsim.serving.record import record_demand
+from arborsim.signals.observations import Signal
+from arborsim.trace.episode import Episode
+from arborsim.trace.reader import TraceReader
+from arborsim.workers import in_order
+
+NO_BUDGET = Budget("-", share=1.0)
+_CHUNK = 8  # episodes that a process takes at a time
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to keep the cache, wherever it is.
+
+    Attributes
+    ----------
+    policy : PolicyChoice
+    budget : Budget
+        `NO_BUDGET` for a policy that ignores budgets.
+    recall : str
+        How DDR tokens are read.
+    """
+
+    policy: PolicyChoice
+    budget: Budget
+    recall: str
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the policy may put tokens into DDR."""
+        return any(tier.in_ddr for tier in self.policy.policy.method.tiers)
+
+    @property
+    def shown_recall(self) -> str:
+        """For tables: "-" where nothing is ever recalled."""
+        return self.recall if self.offloads else "-"
+
+
+def variants(workload: Workload) -> list[Variant]:
+    """The workload's, in its order; recall modes differ only where a policy uses DDR."""
+    found: dict[tuple[str, str, str], Variant] = {}
+    for candidate in workload.candidates():
+        made = Variant(candidate.policy, candidate.budget or NO_BUDGET, candidate.recall)
+        found.setdefault((made.policy.name, made.budget.text, made.shown_recall), made)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One search under one variant: its demand, and what the replay measured.
+
+    Shares are per token of the search; `attention_kept` is NaN if the trace holds no attention.
+    """
+
+    demand: SearchDemand
+    attention_kept: float
+    peak_kept: float
+    evicted: float
+    quantised: float
+    offloaded: float
+    recomputed: float
+
+
+@dataclass(frozen=True)
+class VariantDemands:
+    """Everything that a variant's candidates are served from.
+
+    Attributes
+    ----------
+    variant : Variant
+    places : tuple of (int, int)
+        Entry of the mix and episode of each recorded search, sorted.
+    recorded : tuple of Recorded
+        In the order of `places`; shorter if `infeasible`.
+    infeasible : str
+        Why the variant cannot keep some search; "" if it can keep all.
+    """
+
+    variant: Variant
+    places: tuple[tuple[int, int], ...]
+    recorded: tuple[Recorded, ...]
+    infeasible: str = ""
+
+    @property
+    def demands(self) -> list[SearchDemand]:
+        return [each.demand for each in self.recorded]
+
+    def numbers(self, draws: Draws) -> np.ndarray:
+        """Which of the demands each drawn search is; int64 ``[n]``."""
+        at = {place: number for number, place in enumerate(self.places)}
+        pairs = zip(draws.entry.tolist(), draws.episode.tolist(), strict=True)
+        return np.array([at[pair] for pair in pairs], dtype=np.int64)
+
+    def quality(self, weights: np.ndarray) -> Quality:
+        """Means over the searches, weighted by how often each is drawn (float64 ``[places]``)."""
+
+        def mean(name: str) -> float:
+            values = np.array([getattr(each, name) for each in self.recorded])
+            return float(weights @ values / weights.sum())
+
+        kept = mean("attention_kept")
+        return Quality(
+            None if math.isnan(kept) else kept, mean("peak_kept"), mean("evicted"),
+            mean("quantised"), mean("offloaded"), mean("recomputed"),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Episodes of one trace to record under one variant, in a process of its own.
+
+    Attributes
+    ----------
+    variant : int
+        Number of `how`.
+    entry : int
+    episodes : tuple of int
+    trace : Path
+    shared_tokens : int
+        Beginning of the prompts that the entry's searches have in common.
+    """
+
+    variant: int
+    how: Variant
+    entry: int
+    episodes: tuple[int, ...]
+    trace: Path
+    shared_tokens: int
+    machine: Machine
+
+
+def record_unit(
+    unit: Unit, advance: Callable[[str, int], None] | None = None
+) -> tuple[Unit, list[Recorded] | str]:
+    """Record the unit's searches, or say why its variant cannot keep one of them."""
+    policy = unit.how.policy.policy
+    assert unit.machine.geometry is not None
+    if why := unsuited(policy, unit.machine.geometry):
+        return unit, why
+    reader = TraceReader(unit.trace)
+    attention = reader.has(Signal.ATTENTION)
+    reads = tuple(sorted(policy.reads() | ({Signal.ATTENTION} if attention else set())))
+    found = []
+    for number in unit.episodes:
+        (episode,) = reader.episodes(reads, start=number, stop=number + 1)
+        try:
+            found.append(_record(unit, episode, attention))
+        except (BudgetInfeasible, UsageError) as error:
+            return unit, f"{reader.path.name}, episode {number}: {error}"
+        if advance:
+            advance(f"recording {unit.how.policy.name}", 1)
+    return unit, found
+
+
+def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
+    policy, shared = unit.how.policy.policy, unit.shared_tokens
+    meter = AttentionKept() if attention else None
+    demand, measured = record_demand(
+        episode, policy, unit.how.budget, unit.machine, f"mix {unit.entry}" if shared else "",
+        shared, unit.trace.name, [meter] if meter else [],
+    )  # fmt: skip
+    if demand.prompt_tokens < shared:  # only prompts that are as short have all of it in common
+        short = demand.prompt_tokens
+        info = replace(demand.info, prefix=f"mix {unit.entry}, {short}", prefix_tokens=short)
+        demand = replace(demand, info=info)
+    tokens = measured.prompt_tokens + measured.generated_tokens
+    return Recorded(
+        demand,
+        meter.share if meter else math.nan,
+        measured.peak_hbm_kv_tokens / tokens,
+        measured.evicted_tokens / tokens,
+        measured.quantised_tokens / tokens,
+        measured.offloaded_tokens / tokens,
+        measured.rehydrated_tokens / tokens,
+    )
+
+
+def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
+    """Every (entry, episode) that some run serves, once, sorted."""
+    found: set[tuple[int, int]] = set()
+    for seed in workload.seeds():
+        found.update(workload.draws(seed).distinct())
+    return tuple(sorted(found))
+
+
+def record_variants(
+    workload: Workload,
+    chosen: Sequence[Variant],
+    traces: Sequence[Path],
+    jobs: int = 1,
+    advance: Callable[[str, int], None] = lambda what, units: None,
+) -> Iterator[VariantDemands]:
+    """The demands of each variant, as soon as they are there.
+
+    Parameters
+    ----------
+    workload : Workload
+    chosen : sequence of Variant
+    traces : sequence of Path
+        One per entry of the mix (`Workload.write_traces`).
+    jobs : int
+        Processes; what comes out is the same.
+    advance : callable
+        Called with what was done and a number of searches.
+    """
+    places = drawn(workload)
+    infeasible: dict[int, str] = {}
+    work = partial(record_unit, advance=advance) if jobs == 1 else record_unit
+    units = _units(workload, chosen, places, traces, infeasible)
+    for number, results in groupby(in_order(work, units, jobs), lambda pair: pair[0].variant):
+        found: list[Recorded] = []
+        done = 0
+        for unit, result in results:
+            if isinstance(result, str):
+                infeasible.setdefault(number, result)
+                continue
+            found.extend(result)
+            done += len(result)
+            if jobs > 1:
+                advance(f"recording {unit.how.policy.name}", len(result))
+        advance(f"recording {chosen[number].policy.name}", len(places) - done)  # left undone
+        yield VariantDemands(chosen[number], places, tuple(found), infeasible.get(number, ""))
+
+
+def _units(
+    workload: Workload,
+    chosen: Sequence[Variant],
+    places: Sequence[tuple[int, int]],
+    traces: Sequence[Path],
+    infeasible: Mapping[int, str],
+) -> Iterator[Unit]:
+    """All of them, without more of a variant that has meanwhile been found infeasible."""
+    for number, variant in enumerate(chosen):
+        machine = Machine(
+            workload.hardware[0].profile,
+            workload.geometry,
+            variant.recall,
+            workload.page_tokens,
+            workload.tree_attention,
+        )
+        for entry, kind in enumerate(workload.mix):
+            episodes = [episode for other, episode in places if other == entry]
+            for first in range(0, len(episodes), _CHUNK):
+                if number in infeasible:
+                    break
+                part = tuple(episodes[first : first + _CHUNK])
+                shared = kind.shared_prompt_tokens
+                yield Unit(number, variant, entry, part, traces[entry], shared, machine)

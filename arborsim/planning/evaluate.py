@@ -1,0 +1,259 @@
+"""One candidate: whether it fits, the largest load that meets the target, and figures there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from arborsim.errors import UsageError
+from arborsim.planning.arrivals import ClosedLoop as ClosedArrivals
+from arborsim.planning.demands import VariantDemands
+from arborsim.planning.points import summed_up
+from arborsim.planning.results import (
+    INFEASIBLE,
+    MET,
+    MISSED,
+    UNFIT,
+    Alone,
+    CandidateResult,
+    LoadPoint,
+)
+from arborsim.planning.runs import MOST_AT_ONCE, Bench, Run
+from arborsim.planning.saturation import ClientGrid, Grid, RateGrid, largest
+from arborsim.planning.statistics import Estimate, mean_interval, solved_share
+from arborsim.planning.terms import cost_terms
+from arborsim.planning.workload import Hardware, Workload
+from arborsim.serving.demand import SearchDemand
+from arborsim.serving.options import ClosedLoop
+
+_IDLE = 0.01  # a load at which so much of the time is busy counts as none
+_FIRST_GUESS = 0.7  # of what the machine finishes at most
+
+
+def evaluate(
+    workload: Workload, hardware: Hardware, found: VariantDemands, number: int = 0
+) -> CandidateResult:
+    """Find the largest load of one candidate.
+
+    Parameters
+    ----------
+    workload : Workload
+    hardware : Hardware
+        Need not be one of the workload's.
+    found : VariantDemands
+        The demands of the workload's searches under the candidate's variant.
+    number : int
+        The candidate's place in a plan.
+    """
+    variant = found.variant
+    result = CandidateResult(
+        number, hardware.name, variant.policy.name, variant.budget.text, variant.shown_recall,
+        hardware.gpus, hardware.price_per_hour, INFEASIBLE, found.infeasible,
+    )  # fmt: skip
+    if found.infeasible:
+        return result
+    try:
+        bench = Bench(workload, hardware, found)
+    except UsageError as error:
+        needs = f"; one search needs at least {_least_kv_bytes(found.demands) / 1e9:.2f} GB more"
+        return replace(result, status=UNFIT, reason=f"{error}{needs}")
+    result = replace(
+        result, pool=bench.engine.pool, quality=found.quality(_draw_counts(workload, found))
+    )
+    if why := _refused(workload, bench):
+        return replace(result, status=UNFIT, reason=why)
+    alone, meets = _alone(workload, bench)
+    result = replace(result, alone=alone)
+    if not meets:
+        return replace(result, status=MISSED, reason=_too_slow_alone(workload, alone))
+    return _Saturation(workload, bench, result, solved(workload, found)).found()
+
+
+def _draw_counts(workload: Workload, found: VariantDemands) -> np.ndarray:
+    """How often each recorded search is drawn in all runs; float64 ``[places]``."""
+    counts = np.zeros(len(found.places))
+    for seed in workload.seeds():
+        counts += np.bincount(found.numbers(workload.draws(seed)), minlength=len(counts))
+    return counts
+
+
+def solved(workload: Workload, found: VariantDemands) -> Estimate | None:
+    """Share of the mix's searches with a correct answer, as recorded."""
+    right, judged = [0] * len(workload.mix), [0] * len(workload.mix)
+    for (entry, _), recorded in zip(found.places, found.recorded, strict=True):
+        verdict = recorded.demand.info.solved
+        judged[entry] += verdict >= 0
+        right[entry] += verdict == 1
+    return solved_share([entry.weight for entry in workload.mix], right, judged)
+
+
+def _least_kv_bytes(demands: list[SearchDemand]) -> int:
+    """HBM for keys and values of the search that needs the least."""
+
+    def peak(demand: SearchDemand) -> int:
+        last = demand.column("iterations") - 1
+        held = demand.column("hbm_bytes") + last * demand.column("hbm_bytes_growth")
+        return int(held.max(initial=0))
+
+    return min((peak(demand) for demand in demands), default=0)
+
+
+def _refused(workload: Workload, bench: Bench) -> str:
+    """Why too many searches can never be served; "" if enough can."""
+    engine = bench.engine
+    ddr_bytes = engine.pricing.cost.profile.ddr_bytes + workload.serving.nvme_bytes
+    hbm = np.array([each.peak_hbm_bytes for each in engine.alone])
+    ddr = np.array([priced.source.peak_ddr_bytes for priced in engine.demands])
+    refused = (hbm > engine.kv_bytes) | (ddr > ddr_bytes)
+    worst = max(int(refused[drawn[workload.warm_up :]].sum()) for drawn in bench.drawn.values())
+    if worst <= bench.allowed:
+        return ""
+    share = worst / (workload.searches - workload.warm_up)
+    what, most, room = ("HBM", hbm.max(), engine.kv_bytes)
+    if hbm.max() <= engine.kv_bytes:
+        what, most, room = "DDR", ddr.max(), ddr_bytes
+    return (
+        f"{share:.1%} of the searches never fit: the largest needs {most / 1e9:.2f} GB of {what} "
+        f"for its keys and values, and there are {room / 1e9:.2f} GB; a smaller budget or more "
+        "memory would serve them"
+    )
+
+
+def _alone(workload: Workload, bench: Bench) -> tuple[Alone, bool]:
+    """Searches one after the other, and whether enough of them are within the limits."""
+    engine, target = bench.engine, workload.target
+    report = engine.run(ClosedLoop(1, tuple(range(len(engine.demands)))))
+    drawn = np.concatenate([each[workload.warm_up :] for each in bench.drawn.values()])
+    weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
+    served = np.array([not s.refused for s in report.searches])
+    latency = np.array([each.seconds for each in engine.alone])
+    token = np.array([s.per_token_s for s in report.searches])
+    within = served & (latency <= (np.inf if target.search_s is None else target.search_s))
+    within &= token <= (np.inf if target.token_s is None else target.token_s)
+    terms: dict[str, float] = {}
+    for weight, priced, seconds in zip(weights, engine.demands, latency, strict=True):
+        for name, value in cost_terms(priced, engine.pricing, float(seconds)).items():
+            terms[name] = terms.get(name, 0.0) + float(weight * value)
+
+    def mean(values: list[float]) -> float:
+        return float(weights @ np.array(values, dtype=np.float64))
+
+    sources = [priced.source for priced in engine.demands]
+    alone = Alone(
+        mean([each.seconds for each in engine.alone]),
+        mean([each.peak_hbm_bytes for each in engine.alone]),
+        mean([each.peak_ddr_bytes for each in sources]),
+        mean([each.prompt_tokens for each in sources]),
+        mean([each.generated_tokens for each in sources]),
+        float(np.percentile(latency[drawn], target.percentile)),
+        float(np.percentile(token[drawn], target.percentile)),
+        terms,
+    )
+    return alone, float(weights @ within) >= target.percentile / 100 - 1e-9
+
+
+def _too_slow_alone(workload: Workload, alone: Alone) -> str:
+    """By how much the target is missed, and what would be met."""
+    target, missed = workload.target, []
+    if target.search_s is not None and alone.at_percentile_s > target.search_s:
+        missed.append(f"{alone.at_percentile_s:.3g} s per search, not {target.search_s:.3g} s")
+    if target.token_s is not None and alone.token_at_percentile_s > target.token_s:
+        missed.append(
+            f"{1e3 * alone.token_at_percentile_s:.3g} ms per token, not "
+            f"{1e3 * target.token_s:.3g} ms"
+        )
+    what = " and ".join(missed) or "a search that meets one limit misses the other"
+    return f"even alone on the machine, {target.percentile:g}% of the searches take up to {what}"
+
+
+class _Saturation:
+    """The search for the largest load, run by run, and the figures at it."""
+
+    def __init__(
+        self, workload: Workload, bench: Bench, result: CandidateResult, share: Estimate | None
+    ) -> None:
+        self._workload = workload
+        self._bench = bench
+        self._result = result
+        self._solved = share
+        self._closed = isinstance(workload.arrivals, ClosedArrivals)
+        self._grid: Grid = ClientGrid() if self._closed else RateGrid()
+
+    def found(self) -> CandidateResult:
+        seeds = self._workload.seeds()
+        borders: list[int] = []
+        beyond: list[int] = []
+        limits: list[str] = []
+        for seed in seeds:
+            low, high, why = self._range(seed)
+            guess = borders[-1] if borders else self._guess(low, high)
+            border, over = largest(self._meets(seed), low, high, guess)
+            if border == low:
+                return self._never()
+            borders.append(border)
+            beyond.append(over)
+            limits.append(why if over == high else "target")
+        k, runs = self._confirmed(min(borders))
+        if not runs:
+            return self._never()
+        loads = [self._grid.load(each) for each in borders]
+        point = self._point(self._grid.load(k), runs)
+        return replace(
+            self._result,
+            status=MET,
+            largest=self._grid.load(k),
+            largest_by_seed=tuple(loads),
+            spread=mean_interval(loads),
+            refuted=self._grid.load(min(beyond)),
+            limited_by=limits[int(np.argmin(borders))],
+            at_largest=point,
+        )
+
+    def _range(self, seed: int) -> tuple[int, int, str]:
+        """A k that meets the target, one that does not, and why that one does not."""
+        if self._closed:
+            most = self._workload.searches * MOST_AT_ONCE
+            return -1, self._grid.below(most) + 1, "run length"
+        rate, full = self._bench.keeps_up_with(seed)
+        alone = self._result.alone
+        assert alone is not None
+        low = self._grid.below(_IDLE / alone.seconds)
+        return low, max(low + 1, self._grid.below(rate) + 1), "throughput" if full else "run length"
+
+    def _guess(self, low: int, high: int) -> int:
+        if self._closed:
+            return (low + high) // 2
+        return self._grid.below(_FIRST_GUESS * self._grid.load(high))
+
+    def _meets(self, seed: int) -> Callable[[int], bool]:
+        def meets(k: int) -> bool:
+            run = self._bench.run(self._grid.load(k), seed, whole=False)
+            return run is not None and run.meets
+
+        return meets
+
+    def _confirmed(self, k: int) -> tuple[int, list[Run]]:
+        """All runs at the largest load that meets the target in every one of them, from k down."""
+        for lower in range(k, k - 20, -1):
+            if self._closed and lower < 0:
+                break
+            load = self._grid.load(lower)
+            runs = [self._bench.run(load, seed) for seed in self._workload.seeds()]
+            kept = [run for run in runs if run is not None]
+            if all(run.meets for run in kept):
+                return lower, kept
+        return k, []
+
+    def _point(self, load: float, runs: list[Run]) -> LoadPoint:
+        price, rank = self._result.price_per_hour, self._workload.target.percentile
+        return summed_up(load, runs, rank, price, self._solved, None if self._closed else load)
+
+    def _never(self) -> CandidateResult:
+        """Alone, enough searches meet the target; beside others, at any load, they do not."""
+        return replace(
+            self._result,
+            status=MISSED,
+            reason="searches meet the target alone, but not beside any others",
+        )

@@ -1,0 +1,285 @@
+"""Which candidate to take, and why, in plain words.
+
+A candidate may be recommended if it meets the target and its quality is known to be good enough:
+it keeps every token exactly, or it reaches the attention kept, or the accuracy of live runs, that
+the user asks for.  Of these the cheapest is taken; replay cannot say what dropping tokens does to
+answers, so a candidate that drops some is never recommended on its price alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.planning.results import (
+    MET,
+    MISSED,
+    UNFIT,
+    CandidateResult,
+    PlanResult,
+    Recommendation,
+)
+from arborsim.planning.statistics import mean_interval
+
+_RESOURCES = {
+    "hbm": "GPU memory for keys and values", "host": "host memory", "searches": "allowed searches",
+    "compute": "arithmetic", "memory": "GPU memory bandwidth", "pcie_down": "PCIe to the host",
+    "pcie_up": "PCIe from the host",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Demanded:
+    """The quality that the user asks for.
+
+    Attributes
+    ----------
+    attention_kept, accuracy : float or None
+        The least share; None asks for nothing.
+    """
+
+    attention_kept: float | None = None
+    accuracy: float | None = None
+
+    @property
+    def anything(self) -> bool:
+        return self.attention_kept is not None or self.accuracy is not None
+
+    def allows(self, candidate: CandidateResult) -> bool:
+        """Whether the candidate's quality is known to suffice."""
+        quality = candidate.quality
+        if quality is None:
+            return False
+        if not self.anything or quality.exact:
+            return quality.exact
+        kept, accuracy = quality.attention_kept, quality.accuracy
+        if self.attention_kept is not None and (kept is None or kept < self.attention_kept):
+            return False
+        return self.accuracy is None or (accuracy is not None and accuracy.value >= self.accuracy)
+
+
+def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
+    """The recommendation of a plan whose other fields are filled in."""
+    met = sorted(plan.met(), key=lambda each: _rank(each, plan))
+    if not met:
+        return Recommendation(None, _nobody(plan), unknown=_unknown(plan, None))
+    good = [each for each in met if demanded.allows(each)]
+    best = (good or met)[0]
+    others = [each for each in (good or met) if each is not best]
+    cheaper = next((each for each in met if each not in good), None) if good else None
+    alternative = others[0] if others else cheaper
+    sentences = [_what(best, plan), _why(best, good, met, demanded, plan)]
+    if alternative is not None and alternative is not cheaper:
+        sentences.append(f"The nearest alternative is {_beside(alternative, best, plan)}.")
+    if cheaper is not None and _rank(cheaper, plan) < _rank(best, plan):
+        sentences.append(
+            f"Of those whose quality is not known to suffice, the cheapest is "
+            f"{_beside(cheaper, best, plan)}."
+        )
+    return Recommendation(
+        best.number,
+        " ".join(sentence for sentence in sentences if sentence),
+        None if alternative is None else alternative.number,
+        _unknown(plan, best),
+    )
+
+
+def _rank(candidate: CandidateResult, plan: PlanResult) -> tuple[float, float, int]:
+    """What it costs, then how few GPUs serve how much; candidates without a price come last."""
+    point, fleet = candidate.at_largest, candidate.fleet
+    assert point is not None
+    assert candidate.largest is not None
+    cost = fleet.cost_per_1000 if fleet is not None else point.cost_per_1000
+    each = math.inf if cost is None else (cost[0] + cost[1]) / 2
+    gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
+    return each, gpus, candidate.number
+
+
+def money(cost: tuple[float, float] | None, currency: str) -> str:
+    """A price or a range of prices, with as many digits as they need."""
+    if cost is None:
+        return "an unknown price"
+    low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in cost)
+    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
+
+
+def _what(best: CandidateResult, plan: PlanResult) -> str:
+    point, fleet = best.at_largest, best.fleet
+    assert point is not None
+    assert best.largest is not None
+    text = (
+        f"Take {_named(best)}: one machine serves up to {_load(best.largest, plan)} with "
+        f"{plan.percentile:g}% of the searches within {_limits(plan)}, at "
+        f"{money(point.cost_per_1000, plan.currency)} per 1,000 searches"
+    )
+    if plan.runs > 1:
+        low, high = min(best.largest_by_seed), max(best.largest_by_seed)
+        text += (
+            f" (met in each of {plan.runs} runs; run by run the limit lies between "
+            f"{_load(low, plan)} and {_load(high, plan)})"
+        )
+    text += ". "
+    if fleet is not None:
+        machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
+        text += (
+            f"For {_load(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
+            f"{'s' * (fleet.gpus != 1)} at {money(fleet.price_per_hour, plan.currency)} an hour, "
+            f"or {money(fleet.cost_per_1000, plan.currency)} per 1,000 searches. "
+        )
+    return text + _limit(best)
+
+
+def _limit(best: CandidateResult) -> str:
+    """What stands in the way of more load."""
+    assert best.at_largest is not None
+    first = _RESOURCES[best.at_largest.saturated]
+    if best.limited_by == "target":
+        return f"Beyond that the target is missed; what runs out first is {first}."
+    if best.limited_by == "throughput":
+        return (
+            f"Beyond that searches arrive faster than they finish; what runs out first is {first}."
+        )
+    return (
+        f"Beyond that, runs of so few searches show no steady state: it may serve more (a larger "
+        f"`searches` would tell); what runs out first is {first}."
+    )
+
+
+def _why(
+    best: CandidateResult,
+    good: Sequence[CandidateResult],
+    met: Sequence[CandidateResult],
+    demanded: Demanded,
+    plan: PlanResult,
+) -> str:
+    if not good:
+        kept = "reaches the quality that was asked for" if demanded.anything else (
+            "keeps every token")  # fmt: skip
+        return (
+            f"It is the cheapest of {len(met)} candidates that meet the target, but none of them "
+            f"is known to be good enough: none {kept}."
+        )
+    quality = "reach the quality that was asked for" if demanded.anything else (
+        "keep every token exactly")  # fmt: skip
+    if len(good) == 1:
+        one = "reaches the quality that was asked for" if demanded.anything else "keeps every token"
+        return (
+            f"It is the only candidate of {len(plan.candidates)} that meets the target and {one}."
+        )
+    return (
+        f"It is the cheapest of the {len(good)} candidates (of {len(plan.candidates)}) that meet "
+        f"the target and {quality}."
+    )
+
+
+def _beside(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> str:
+    """Another candidate, with its cost against the best one's."""
+    here, there = _rank(best, plan)[0], _rank(other, plan)[0]
+    assert other.at_largest is not None
+    assert other.largest is not None
+    if not (math.isfinite(here) and math.isfinite(there)) or not here:
+        return f"{_named(other)}, which serves {_load(other.largest, plan)}"
+    cost = other.fleet.cost_per_1000 if other.fleet else other.at_largest.cost_per_1000
+    change = there / here - 1
+    words = "about the same" if abs(change) < 0.005 else (
+        f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
+    text = f"{_named(other)} at {money(cost, plan.currency)} per 1,000 searches, {words}"
+    return text + (", which is within the spread of the runs" if _tied(other, best) else "")
+
+
+def _tied(a: CandidateResult, b: CandidateResult) -> bool:
+    """Whether the runs, seed by seed, leave open which one serves more for its price."""
+    if len(a.largest_by_seed) < 2 or a.price_per_hour is None or b.price_per_hour is None:
+        return False
+    price = math.log(sum(a.price_per_hour)) - math.log(sum(b.price_per_hour))
+    loads = np.log(a.largest_by_seed) - np.log(b.largest_by_seed)
+    difference = mean_interval(price - loads)
+    return difference.low <= 0 <= difference.high
+
+
+def _named(candidate: CandidateResult) -> str:
+    budget = "" if candidate.budget == "-" else f" at a budget of {candidate.budget}"
+    recall = "" if candidate.recall == "-" else f" (recall {candidate.recall})"
+    return f"{candidate.policy}{budget}{recall} on {candidate.hardware}"
+
+
+def _load(load: float, plan: PlanResult) -> str:
+    return f"{load:.3g} {plan.unit}" if plan.unit != "clients" else f"{load:.0f} clients"
+
+
+def _limits(plan: PlanResult) -> str:
+    limits = []
+    if plan.search_limit_s is not None:
+        limits.append(f"{plan.search_limit_s:.4g} s")
+    if plan.token_limit_s is not None:
+        limits.append(f"{1e3 * plan.token_limit_s:.4g} ms per token")
+    return " and ".join(limits)
+
+
+def _nobody(plan: PlanResult) -> str:
+    """By how much everybody misses the target, and what would meet it."""
+    missed = [each for each in plan.candidates if each.status == MISSED and each.alone]
+    if missed:
+        best = min(missed, key=lambda each: (_excess(each, plan), each.number))
+        assert best.alone is not None
+        would = []
+        if plan.search_limit_s is not None:
+            would.append(f'search = "{_up(best.alone.at_percentile_s)} s"')
+        if plan.token_limit_s is not None:
+            would.append(f'token = "{_up(1e3 * best.alone.token_at_percentile_s)} ms"')
+        return (
+            f"No candidate meets the target of {_limits(plan)} for {plan.percentile:g}% of the "
+            f"searches; the nearest is {_named(best)}: {best.reason}; it would meet "
+            f"{' and '.join(would)} for one search at a time"
+        )
+    unfit = [each for each in plan.candidates if each.status == UNFIT]
+    first = unfit[0] if unfit else plan.candidates[0] if plan.candidates else None
+    if first is None:
+        return "No candidate was finished."
+    return f"No candidate can serve these searches; {_named(first)}: {first.reason}"
+
+
+def _excess(candidate: CandidateResult, plan: PlanResult) -> float:
+    assert candidate.alone is not None
+    return max(
+        candidate.alone.at_percentile_s / (plan.search_limit_s or math.inf),
+        candidate.alone.token_at_percentile_s / (plan.token_limit_s or math.inf),
+    )
+
+
+def _up(value: float) -> str:
+    """Two digits, rounded up."""
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / unit) * unit:g}"
+
+
+def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
+    """What the plan does not know."""
+    found = []
+    quality = best.quality if best else None
+    lossy = [each for each in plan.candidates if each.quality and not each.quality.exact]
+    if quality is not None and not quality.exact and quality.accuracy is None:
+        found.append(
+            "How many answers this policy gets right is not known from replay: measure it with "
+            "arborsim live, and give its log with --accuracy."
+        )
+    elif lossy and any(each.quality and each.quality.accuracy is None for each in lossy):
+        found.append(
+            "How many answers the policies that drop or round tokens get right is not known from "
+            "replay; arborsim live measures it."
+        )
+    if any(each.quality and each.quality.attention_kept is None for each in lossy):
+        found.append(
+            "Generated searches have no attention, so the share of it that a policy keeps is not "
+            "known."
+        )
+    if plan.assumed:
+        found.append(f"{len(plan.assumed)} numbers of the hardware profiles are assumed.")
+    if best is not None and best.status == MET and best.price_per_hour is None:
+        found.append(f"Nobody named a price of {best.hardware}.")
+    return tuple(found)

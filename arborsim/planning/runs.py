@@ -1,0 +1,271 @@
+"""Runs of one candidate: a load and a seed in, what its searches met with out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from arborsim.planning.arrivals import Clients
+from arborsim.planning.demands import VariantDemands
+from arborsim.planning.workload import Hardware, Target, Workload
+from arborsim.serving.commands import Command
+from arborsim.serving.engine import ServingEngine, play_closed_form
+from arborsim.serving.options import Arrivals, ClosedLoop, Timed
+from arborsim.serving.report import ServingReport
+from arborsim.serving.search import Search
+from arborsim.serving.server import Server
+
+#: A run shows a steady state only while fewer of its searches are in the machine than this share.
+MOST_AT_ONCE = 1 / 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; arrays hold the measured searches that were served, in order of arrival.
+
+    Attributes
+    ----------
+    meets : bool
+        Whether enough of the measured searches were within the target's limits.
+    within : int
+        How many were.
+    arrival_s, admitted_s, first_token_s, finish_s, token_s : float64 ``[n]``
+    preemptions, refused : int
+        Of measured searches.
+    refusal : str
+    served_per_s, concurrency, queue : float
+        Over the time in which measured searches arrived, warm-up searches included.
+    peak_concurrency : int
+    report : ServingReport
+    """
+
+    meets: bool
+    within: int
+    arrival_s: np.ndarray
+    admitted_s: np.ndarray
+    first_token_s: np.ndarray
+    finish_s: np.ndarray
+    token_s: np.ndarray
+    preemptions: int
+    refused: int
+    refusal: str
+    served_per_s: float
+    concurrency: float
+    queue: float
+    peak_concurrency: int
+    report: ServingReport
+
+
+class Bench:
+    """A candidate's machine, ready for runs.
+
+    Parameters
+    ----------
+    workload : Workload
+    hardware : Hardware
+    found : VariantDemands
+
+    Attributes
+    ----------
+    engine : ServingEngine
+
+    Raises
+    ------
+    UsageError
+        The model does not fit.
+    """
+
+    def __init__(self, workload: Workload, hardware: Hardware, found: VariantDemands) -> None:
+        self.workload = workload
+        options = replace(workload.serving, tensor_parallel=hardware.gpus)
+        self.engine = ServingEngine(found.demands, hardware.profile, workload.geometry, options)
+        self.drawn = {seed: found.numbers(workload.draws(seed)) for seed in workload.seeds()}
+
+    @property
+    def allowed(self) -> int:
+        """Measured searches that may miss the target's limits."""
+        measured = self.workload.searches - self.workload.warm_up
+        return int(measured * (100 - self.workload.target.percentile) / 100 + 1e-9)
+
+    def run(self, load: float, seed: int, whole: bool = True) -> Run | None:
+        """Serve the seed's searches at a load.
+
+        As many again follow them, so that the last ones do not meet a machine that empties; they
+        are the same ones in the same order, and only measured ones count.
+
+        Parameters
+        ----------
+        load : float
+        seed : int
+        whole : bool
+            False: give up, and return None, once the target is certain to be missed.
+        """
+        count = self.workload.searches
+        watch = Verdicts(self.workload.target, self.workload.warm_up, count,
+                         None if whole else self.allowed)  # fmt: skip
+        play = partial(play_closed_form, watch=watch)
+        report = self.engine.run(self._arrivals(load, seed), play)
+        return None if watch.given_up else self._measured(report, watch)
+
+    def _arrivals(self, load: float, seed: int) -> Arrivals:
+        count = self.workload.searches
+        numbers = np.tile(self.drawn[seed], 2).tolist()
+        when = self.workload.arrivals.at(load, 2 * count, seed)
+        if isinstance(when, Clients):
+            return ClosedLoop(when.count, tuple(numbers), when.think_s)
+        return Timed(tuple(zip(when.tolist(), numbers, strict=True)))
+
+    def keeps_up_with(self, seed: int) -> tuple[float, bool]:
+        """Searches per second that the machine finishes when it never lacks any.
+
+        So many clients that a run of this length can still show a steady state start one search
+        after the other, without a thought.
+
+        Returns
+        -------
+        float, bool
+            The rate, and whether some search had to wait for a place: if none did, more clients
+            might get more done.
+        """
+        count = self.workload.searches
+        clients = max(1, int(count * MOST_AT_ONCE))
+        searches = tuple(np.tile(self.drawn[seed], 2).tolist())
+
+        def enough(server: Server, command: Command, began_s: float) -> bool:
+            return len(server.state.searches) >= count + clients
+
+        report = self.engine.run(
+            ClosedLoop(clients, searches), partial(play_closed_form, watch=enough)
+        )
+        ends = np.sort([s.finish_s for s in report.searches if s.finish_s >= 0])
+        full = bool(report.first_s)
+        if len(ends) <= clients:
+            return (len(ends) / report.total_s if report.total_s else 0.0), full
+        return float((len(ends) - clients) / (ends[-1] - ends[clients - 1])), full
+
+    def _measured(self, report: ServingReport, watch: Verdicts) -> Run:
+        first, count = self.workload.warm_up, self.workload.searches
+        measured = report.searches[first:count]
+        served = [s for s in measured if not s.refused]
+        times = {
+            name: np.array([getattr(s, name) for s in served], dtype=np.float64)
+            for name in ("arrival_s", "admitted_s", "first_token_s", "finish_s", "per_token_s")
+        }
+        begin, end = measured[0].arrival_s, measured[-1].arrival_s
+        concurrency, queue, peak, served_per_s = _occupation(report, begin, end)
+        refusals = [s.refused for s in measured if s.refused]
+        return Run(
+            len(measured) - watch.within <= self.allowed,
+            watch.within,
+            times["arrival_s"],
+            times["admitted_s"],
+            times["first_token_s"],
+            times["finish_s"],
+            times["per_token_s"],
+            sum(s.preemptions for s in measured),
+            len(refusals),
+            refusals[0] if refusals else "",
+            served_per_s,
+            concurrency,
+            queue,
+            peak,
+            report,
+        )
+
+
+def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float, float, int, float]:
+    """Mean searches in the machine and in the queue, the most in it, and finished per second."""
+    searches = [s for s in report.searches if not s.refused]
+
+    def ends(times: Sequence[float]) -> np.ndarray:
+        """What has not happened is still to come."""
+        found = np.array(times, dtype=np.float64)
+        return np.where(found < 0, np.inf, found)
+
+    arrived = np.array([s.arrival_s for s in searches], dtype=np.float64)
+    admitted = ends([s.admitted_s for s in searches])
+    finished = ends([s.finish_s for s in searches])
+    length = end - begin
+
+    def mean(start: np.ndarray, stop: np.ndarray) -> float:
+        overlap = np.minimum(stop, end) - np.maximum(start, begin)
+        return float(np.maximum(overlap, 0.0).sum() / length) if length > 0 else 0.0
+
+    moments = np.concatenate([admitted, finished])
+    change = np.concatenate([np.ones(len(admitted)), -np.ones(len(finished))])
+    known = np.isfinite(moments)
+    order = np.lexsort((change[known], moments[known]))
+    inside = np.cumsum(change[known][order])
+    done = float(((finished > begin) & (finished <= end)).sum())
+    return (
+        mean(admitted, finished), mean(arrived, admitted), int(inside.max(initial=0)),
+        done / length if length > 0 else 0.0,
+    )  # fmt: skip
+
+
+class Verdicts:
+    """Judges measured searches while a run goes on, and ends it when all of them have ended.
+
+    Parameters
+    ----------
+    target : Target
+    first, count : int
+        Searches `first` .. ``count - 1``, by arrival, are measured.
+    allowed : int or None
+        More than so many missed ones end the run at once.
+
+    Attributes
+    ----------
+    within : int
+        Searches within the limits so far.
+    given_up : bool
+    """
+
+    def __init__(self, target: Target, first: int, count: int, allowed: int | None) -> None:
+        self.within = 0
+        self.given_up = False
+        self._target = target
+        self._first = first
+        self._count = count
+        self._allowed = allowed
+        self._judged = 0  # all before are judged
+        self._ended = 0  # all before have ended
+        self._missed = 0
+
+    def __call__(self, server: Server, command: Command, began_s: float) -> bool:
+        searches = server.state.searches
+        known = min(len(searches), self._count)
+        while self._judged < known and self._judge(searches[self._judged], server.state.world.now):
+            self._judged += 1
+        if self._allowed is not None and self._missed > self._allowed:
+            self.given_up = True
+            return True
+        while self._ended < known and searches[self._ended].ended:
+            self._ended += 1
+        return self._ended == self._count
+
+    def _judge(self, search: Search, now: float) -> bool:
+        """Whether there is a verdict; an unfinished search that is late already has missed."""
+        limit = self._target.search_s
+        if not search.ended and (limit is None or now - search.arrival_s <= limit):
+            return False
+        if search.key >= self._first:
+            if search.ended and self._is_within(search):
+                self.within += 1
+            else:
+                self._missed += 1
+        return True
+
+    def _is_within(self, search: Search) -> bool:
+        if search.refused:
+            return False
+        limit, token = self._target.search_s, self._target.token_s
+        if limit is not None and search.finish_s - search.arrival_s > limit:
+            return False
+        iterations = search.priced.source.iterations
+        if token is None or iterations < 2:
+            return True
+        return (search.finish_s - search.first_token_s) / (iterations - 1) <= token
