@@ -9,7 +9,6 @@ forcing the second one (``event_by_event=True``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -29,22 +28,19 @@ from arborsim.simulator.engine import Engine
 from arborsim.simulator.gauge import MemoryGauge
 from arborsim.simulator.iterations import RECALLS, IterationCosts, IterationModel
 from arborsim.simulator.paths import ActivePaths
+from arborsim.simulator.runs import between_steps, cut
 from arborsim.simulator.terms import Term
 from arborsim.simulator.transfers import Transfers
 from arborsim.simulator.windows import Windows
 from arborsim.trace.schema import Geometry
 from arborsim.tree import ThoughtTree
 
-_STARTING = kinds(  # changes that start transfers or a recomputation, or end a staged copy
-    lambda source, target: source.in_ddr or target.in_ddr or source == Tier.EVICTED
-)
 _RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
 _ROUNDED_BY_GPU = kinds(
     lambda source, target: target.quantised and not source.quantised and not source.in_ddr
 )
 _QUANTISING = kinds(lambda source, target: target.quantised and not source.quantised)
 _FETCHING = ("stream", "ondemand")
-_CELLS = 1 << 20  # (group, iteration) pairs of one closed form: bounds its arrays to some 100 MB
 
 
 class SimulatedExecutor:
@@ -197,8 +193,9 @@ class SimulatedExecutor:
         if decided_from is not None:
             decided[decided_from:] = True
         changes = self._ledger.resolve(moves, arriving=run.num_tokens)
-        for first, last, together in self._parts(run.steps, changes):
-            inside = _between_steps(moves, first, last)
+        parts = cut(run.steps, changes, self._ledger.groups, self._one_by_one)
+        for first, last, together in parts:
+            inside = between_steps(moves, first, last)
             if together:
                 self._iterate_together(decided[first:last], inside)
             else:
@@ -230,22 +227,9 @@ class SimulatedExecutor:
         """What the time so far consists of; empty unless it was to be explained."""
         return self._bill.explain(self._engine)
 
-    def _parts(self, steps: int, changes: Changes) -> Iterator[tuple[int, int, bool]]:
-        """Cut a run into closed forms (True) and iterations with something else going on (False).
-
-        An iteration stands alone if transfers run beside it, or if its moves start some.
-        """
-        starting = changes.of(_STARTING)
-        alone = np.unique(starting.step) if len(starting) else starting.step
-        longest = max(1, _CELLS // self._ledger.groups)
-        first = 0
-        while first < steps:
-            i = int(np.searchsorted(alone, first))
-            last = int(alone[i]) if i < len(alone) else steps
-            together = last > first and not self._event_by_event and not self._engine.busy
-            last = min(last, first + longest) if together else first + 1
-            yield first, last, together
-            first = last
+    def _one_by_one(self) -> bool:
+        """Whether iterations must be simulated by themselves now."""
+        return self._event_by_event or self._engine.busy
 
     def _iterate_together(self, decided: np.ndarray, moves: Moves) -> None:
         """Decode as many iterations as `decided` has entries, in closed form."""
@@ -342,11 +326,3 @@ class SimulatedExecutor:
     def _spend_on_policy(self, seconds: float, what: str) -> None:
         self._engine.spend(seconds)
         self._bill.policy(seconds, what)
-
-
-def _between_steps(moves: Moves, first: int, last: int) -> Moves:
-    """The moves of iterations ``first`` up to, not including, ``last``, counted from 0."""
-    if not len(moves):
-        return moves
-    a, b = np.searchsorted(moves.step, [first, last])
-    return Moves(moves.step[a:b] - first, moves.group[a:b], moves.token[a:b], moves.target[a:b])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from arborsim.measurements import Measurements
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.memory.tiers import Tier
+from arborsim.simulator.runs import cut
 from tests.simulator.bench import Bench, moves, profile
 
 #: Irregular speeds, so that no transfer ends exactly when an iteration does.
@@ -153,7 +154,7 @@ def test_a_run_that_starts_no_transfer_is_one_closed_form() -> None:
     steps = 32_768
     inside = moves(np.arange(steps), Tier.EVICTED, step=np.arange(steps))
     changes = bench.executor.ledger.resolve(inside, arriving=steps)
-    assert list(bench.executor._parts(steps, changes)) == [(0, steps, True)]
+    assert list(cut(steps, changes, 1, lambda: False)) == [(0, steps, True)]
     bench.decode(steps, inside, decided=0)
     assert bench.executor.ledger.hbm_tokens == 8
     bench.executor.ledger.check()
@@ -165,4 +166,4 @@ def test_a_transfer_cuts_the_run_where_it_starts() -> None:
     bench.turn(1)
     inside = moves([1, 2, 3], [Tier.EVICTED, Tier.DDR, Tier.EVICTED], step=[2, 5, 9])
     changes = bench.executor.ledger.resolve(inside, arriving=20)
-    assert list(bench.executor._parts(20, changes)) == [(0, 5, True), (5, 6, False), (6, 20, True)]
+    assert list(cut(20, changes, 1, lambda: False)) == [(0, 5, True), (5, 6, False), (6, 20, True)]
