@@ -217,7 +217,7 @@ def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | Non
         setup.write(results, out)
         typer.echo(f"wrote {out}")
     if page and results:
-        page.write(job, reader, results, left_out, interrupted)
+        interrupted = not page.write(job, reader, results, left_out, interrupted)
         typer.echo(f"wrote {page.path}")
     if interrupted:
         done = len({r.episode for r in results})

@@ -12,11 +12,13 @@ from arborsim.errors import UsageError
 if TYPE_CHECKING:
     from arborsim.bank.job import SearchJob
     from arborsim.bank.results import SearchResult
+    from arborsim.report.search_trees import ProblemTrees
     from arborsim.trace.reader import TraceReader
 
 #: Options that follow from the width.
 _WIDTHS = ("width", "n", "children")
 _INTERRUPTED = "The run was interrupted: some problems are missing, and no trees are shown."
+_NO_TREES = "Drawing the trees was interrupted: none is shown."
 
 
 def check_report(report: Path | None, bank: Path, out: Path | None) -> None:
@@ -72,29 +74,43 @@ class Page:
         results: Sequence[SearchResult],
         left_out: Sequence[str],
         interrupted: bool,
-    ) -> None:
-        """Film the trees of a few problems, and write the page.
+    ) -> bool:
+        """Film the trees of a few problems, and write the page; returns whether all was done.
 
         After an interruption nothing more is run: the page then has no trees, and says so.
         """
         from arborsim.bank.sweep import verdicts
         from arborsim.cli.search_setup import heading
         from arborsim.report.search_page import SearchReport, write_search_page
-        from arborsim.report.search_trees import chosen_problems, take_trees
 
         profile = job.machine.profile
-        shown = () if interrupted else take_trees(job, chosen_problems(results, self.trees))
+        shown = None if interrupted else self._film(job, results)
+        missing = (_INTERRUPTED if interrupted else _NO_TREES,)
         report = SearchReport(
             f"{heading(job, reader, results)}.",
             tuple(results),
-            tuple(shown),
+            tuple(shown or ()),
             settings(job, reader),
             tuple(f"{name} {getattr(profile, name)}" for name in profile.assumed()),
             tuple(line.removeprefix("left out: ") for line in left_out),
             tuple(verdicts(results)),
-            (_INTERRUPTED,) if interrupted else (),
+            missing if shown is None else (),
         )
         write_search_page(report, self.path)
+        return shown is not None
+
+    def _film(self, job: SearchJob, results: Sequence[SearchResult]) -> list[ProblemTrees] | None:
+        """None if somebody interrupts it: the results are there, and worth a page."""
+        from arborsim.cli.progress import PatientProgress
+        from arborsim.report.search_trees import chosen_problems, take_trees
+
+        problems = chosen_problems(results, self.trees)
+        work = len(problems) * len(job.arms) * len(job.cells)
+        try:
+            with PatientProgress(work) as progress:
+                return take_trees(job, problems, progress.advance)
+        except KeyboardInterrupt:
+            return None
 
 
 def settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:

@@ -22,7 +22,8 @@ from arborsim.report.markup import asset, bullets, filled, in_script, pairs, sor
 from arborsim.report.search_columns import SearchColumn, scales, shown
 from arborsim.report.search_figures import figures_of, reference
 from arborsim.report.search_summary import cautions, missing, summarise
-from arborsim.report.search_trees import MOST_TEXT, ProblemTrees, cell_name
+from arborsim.report.search_thoughts import MOST_TEXT
+from arborsim.report.search_trees import ProblemTrees, cell_name
 from arborsim.report.units import Scale
 
 _WARNING = '<p class="warning"><strong>The bank ran out of thoughts.</strong> {}</p>'
@@ -86,9 +87,11 @@ def render(report: SearchReport) -> str:
     parts = {
         "style": f"{asset('report.css')}\n{asset('search.css')}",
         "subtitle": html.escape(report.heading),
-        "summary": f'<p class="lead">{html.escape(sentences[0])}</p>'
-        + bullets([*sentences[1:], *report.verdicts]),
-        "warning": _WARNING.format(html.escape(warning)) if warning else "",
+        "summary": _unbroken(
+            f'<p class="lead">{html.escape(sentences[0])}</p>'
+            + bullets([*sentences[1:], *report.verdicts])
+        ),
+        "warning": _unbroken(_WARNING.format(html.escape(warning))) if warning else "",
         "caveat": html.escape(" ".join([*cautions(report.results, rows), *report.notes])),
         "table": _table(rows, columns),
         "tree_notes": bullets([note for each in report.trees for note in each.notes()]),
@@ -102,6 +105,11 @@ def render(report: SearchReport) -> str:
         "script": "\n".join(map(asset, _SCRIPTS)),
     }
     return filled("search.html", parts)
+
+
+def _unbroken(markup: str) -> str:
+    """Per cent signs stay with their numbers."""
+    return markup.replace(" %", "&nbsp;%")
 
 
 def _data(report: SearchReport, rows: Sequence[Row]) -> dict[str, Any]:

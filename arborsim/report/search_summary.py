@@ -19,6 +19,8 @@ from arborsim.search.tot_bfs import TotBfs
 #: to older states, which the KV size does not count again (`arborsim.bank.kv`).
 _BY_LEVELS = (LevelSearch, TotBfs, IndependentSamples, Linear)
 _MOST_WIDTHS = 4
+#: With a larger share of thoughts not recorded, a width says little: others come first.
+_MOST_MISSED = 0.05
 _MOST_NAMED = 3
 
 
@@ -26,8 +28,8 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
     """Sentences; the first is the answer.
 
     The search with the least KV among those that reach REBASE's accuracy, at the largest width
-    that REBASE was run at; then the same at other widths, and the highest accuracy of all.  KV
-    sizes are compared where they count the same.
+    at which REBASE got the thoughts that it asked for; then the same at other widths, and the
+    highest accuracy of all.  KV sizes are compared where they count the same.
     """
     if not rows:
         return ["No search was completed."]
@@ -41,7 +43,8 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
         return [f"{_best(own)} REBASE was not run, so nothing is compared with it."]
     if all(row.label == REFERENCE for row in own):
         return [f"{_best(own)} Nothing else was run that could be compared with it."]
-    widths = sorted({row.width for row in own if row.reference}, reverse=True)
+    short = {row.width for row in own if row.label == REFERENCE and row.missed > _MOST_MISSED}
+    widths = sorted({row.width for row in own if row.reference}, key=lambda w: (w in short, -w))
     found: list[str] = []
     for width in widths:
         said = _at_width(mine, own, width, short=bool(found))
@@ -72,12 +75,18 @@ def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int, 
     if short:
         return (
             f"At width {width}, {lead}: {row.right}/{row.judged} against {base.right}/"
-            f"{base.judged}, {_difference(pair)}."
+            f"{base.judged}, {_difference(pair)}.{_lacking(row, base)}"
         )
     return (
         f"At width {width}, {lead}: it solves {_score(row)}, REBASE {_score(base)}. "
-        f"{_told_apart(row, base, pair)}"
+        f"{_told_apart(row, base, pair)}{_lacking(row, base)}"
     )
+
+
+def _lacking(row: Row, base: Row) -> str:
+    """A reminder beside each comparison that rests on too few thoughts."""
+    most = max(row.missed, base.missed)
+    return f" Up to {_share(most)} of their thoughts were not recorded." if most else ""
 
 
 def by_levels(label: str) -> bool:

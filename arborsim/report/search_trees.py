@@ -6,8 +6,9 @@ A problem's thoughts are laid out once; each search has its own film on that lay
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,16 +27,15 @@ from arborsim.replay_episode import Cell
 from arborsim.report import forest
 from arborsim.report.results import Frame, NodeRecord, TreePicture
 from arborsim.report.search_film import NEVER, SearchFilm
+from arborsim.report.search_thoughts import drawn_nodes, fate, layout_of, records
 from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import End, Kind
 from arborsim.workers import in_order
 
-#: Thoughts of one problem that are drawn, and characters of each that are shown.
-MOST_NODES = 2_000
-MOST_TEXT = 600
 #: Numbers that the films of a page may take together: about 4 bytes each.
 _ALL_NUMBERS = 1_500_000
+
+Advance = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -146,15 +146,27 @@ def _title(episode: int, verdicts: Sequence[bool | None]) -> str:
     return f"problem {episode}: {solved}"
 
 
-def take_trees(job: SearchJob, problems: dict[int, str]) -> list[ProblemTrees]:
-    """Walk and simulate the searches of `job` once more on a few problems, and film them."""
+def take_trees(
+    job: SearchJob, problems: dict[int, str], advance: Advance | None = None
+) -> list[ProblemTrees]:
+    """Walk and simulate the searches of `job` once more on a few problems, and film them.
+
+    `advance(what, searches)` is called as work is done.
+    """
     numbers = _ALL_NUMBERS // max(len(problems), 1)
     bare = replace(job)  # without its results: they need not travel to other processes
     units = [TreeUnit(bare, episode, title, numbers) for episode, title in problems.items()]
-    return list(in_order(problem_trees, units, min(job.workers, max(len(units), 1))))
+    alone = job.workers == 1 or len(units) == 1
+    take = partial(problem_trees, advance=advance if alone else None)
+    found = []
+    for trees in in_order(take, units, 1 if alone else min(job.workers, len(units))):
+        found.append(trees)
+        if advance and not alone:
+            advance(trees.name, len(job.arms) * len(job.cells))
+    return found
 
 
-def problem_trees(unit: TreeUnit) -> ProblemTrees:
+def problem_trees(unit: TreeUnit, advance: Advance | None = None) -> ProblemTrees:
     """The trees of one problem."""
     job = unit.job
     needs: set[Signal] = {signal for cell in job.cells for signal in cell.policy.reads()}
@@ -162,68 +174,23 @@ def problem_trees(unit: TreeUnit) -> ProblemTrees:
     bank = read_bank(TraceReader(job.trace), unit.episode, sorted(needs), embeddings)
     walks = [walk(arm.make(), bank, job.dedupe) for arm in job.arms]
     drawn = drawn_nodes(bank, walks)
-    records = _records(bank, drawn)
+    drawn_records = records(bank, drawn)
     films: list[dict[str, Any]] = []
     room, cut, infeasible = unit.numbers, 0, 0
     for (arm, done), cell in product(zip(job.arms, walks, strict=True), job.cells):
+        if advance:
+            advance(f"tree of {arm.label} {arm.width}", 1)
         if room <= 0:
             cut += 1
             continue
-        film = _film(unit, bank, done, arm, cell, drawn, records)
+        film = _film(unit, bank, done, arm, cell, drawn, drawn_records)
         if film is None:
             infeasible += 1
             continue
         films.append(film)
         room -= sum(len(frame["changed"]) for frame in film["frames"]) + 8 * len(film["nodes"])
-    layout = {**forest.layout(records), **forest.facts(records), **_said(bank, drawn)}
+    layout = layout_of(bank, drawn, drawn_records)
     return ProblemTrees(unit.title, layout, films, len(bank.parent), cut, infeasible)
-
-
-def drawn_nodes(bank: Bank, walks: Sequence[Walk]) -> list[int]:
-    """At most `MOST_NODES` thoughts, in order of number; with a thought come its ancestors.
-
-    Those come first that most searches opened: whoever opens a thought has opened its ancestors.
-    """
-    count = np.zeros(len(bank.parent), dtype=int)
-    for done in walks:
-        count[list(done.bank_node)] += 1
-    order = np.lexsort((np.arange(len(count)), -count))  # the prompt is first
-    return sorted(order[:MOST_NODES].tolist())
-
-
-def _records(bank: Bank, drawn: Sequence[int]) -> list[NodeRecord]:
-    place = {node: i for i, node in enumerate(drawn)}
-    return [
-        NodeRecord(
-            place.get(bank.parent[n], -1), bank.depth[n], bank.tokens[n], bank.score[n],
-            pruned=False, closed=bank.complete[n],
-        )
-        for n in drawn
-    ]  # fmt: skip
-
-
-def _said(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:
-    """What the thoughts are: numbers in the trace, depths, ends, verdicts, answers and texts."""
-    episode = bank.episode
-    text: dict[int, str] = {}
-    for row in np.flatnonzero(episode.kind == Kind.BOUNDARY).tolist():
-        said = None if episode.text is None else episode.text[row]
-        if said:
-            text[int(episode.node[row])] = _shortened(said)
-    return {
-        "number": list(drawn),
-        "depth": [bank.depth[n] for n in drawn],
-        "end": [bank.end[n] for n in drawn],
-        "verdict": [bank.verdict[n] for n in drawn],
-        "answer": [_shortened(bank.answer[n] or "") for n in drawn],
-        "text": [text.get(n, "") for n in drawn],
-    }
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= MOST_TEXT:
-        return text
-    return f"{text[:MOST_TEXT]} … ({len(text):,} characters)"
 
 
 def _film(
@@ -233,7 +200,7 @@ def _film(
     arm: Arm,
     cell: Cell,
     drawn: Sequence[int],
-    records: Sequence[NodeRecord],
+    nodes: Sequence[NodeRecord],
 ) -> dict[str, Any] | None:
     """One search under one policy and budget; None if the budget is too small for it."""
     job, film = unit.job, SearchFilm(done)
@@ -247,7 +214,7 @@ def _film(
     kept = [n for n, i in enumerate(shown) if i != NEVER]
     name, budget = cell.policy.name, cell.budget.text
     frames = tuple(_placed(frame, shown, len(drawn)) for frame in film.frames)
-    picture = TreePicture(name, budget, job.trace.name, unit.episode, tuple(records), frames)
+    picture = TreePicture(name, budget, job.trace.name, unit.episode, tuple(nodes), frames)
     rows, count = forest.rows([_own(done, n, kept) for n in kept])
     return {
         "search": unit.title,
@@ -262,25 +229,6 @@ def _film(
         "handed": shown[done.answer],
         "correct": done.correct,
     }
-
-
-def fate(bank: Bank, done: Walk, node: int) -> int:
-    """Why a search could not go on with a complete thought.
-
-    Returns
-    -------
-    int
-        0: it could; 1: the thought repeats a sibling; 2: it was recorded as a dead end, or its
-        recording broke off; 3: more continuations were asked for than were recorded.
-    """
-    recorded = done.bank_node[node]
-    if not done.dead[node]:
-        return 0
-    if bank.end[recorded] == End.DEAD or not bank.complete[recorded]:
-        return 2
-    # Nobody asks a repeated thought for continuations.
-    asked = bank.end[recorded] != End.FINISHED and node in done.parent
-    return 1 if bank.twin[recorded] != recorded and not asked else 3
 
 
 def _own(done: Walk, node: int, kept: Sequence[int]) -> NodeRecord:

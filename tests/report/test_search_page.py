@@ -132,6 +132,22 @@ def test_a_broken_off_run_has_a_page_without_trees(
     assert json.loads(page.data)["trees"] == {"films": [], "layouts": []}
 
 
+def test_trees_that_nobody_waits_for(
+    bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import arborsim.report.search_trees as trees_module
+
+    def stop(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trees_module, "problem_trees", stop)
+    path = tmp_path / "page.html"
+    assert main(["search", str(bank), *SEARCHES, "--report", str(path)]) == 130
+    page = Page(path.read_text(encoding="utf-8"))
+    assert "Drawing the trees was interrupted: none is shown." in page.text
+    assert "3 problems of" in page.text
+
+
 # --- in a real browser ---
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -119,6 +119,19 @@ def test_what_the_bank_lacked_is_said() -> None:
     assert "ets at width 16: 20.0 %; dpts at width 16: <0.1 %. Such a search" in text
 
 
+def test_a_width_that_the_bank_could_not_serve_does_not_lead() -> None:
+    wide = [
+        replace(r, bank_misses=4, model_calls=16, width=64)
+        for r in (*several("rebase", 5, 10), *several("ets", 5, 10, kv=10))
+    ]
+    found = [*several("rebase", 5, 10), *several("ets", 5, 10, kv=90), *wide]
+    lead, other, _ = summarise(found, rows_of(found))
+    assert lead.startswith("At width 16, ets reaches REBASE's accuracy with 0.90 times")
+    assert lead.endswith("tell the two apart.")
+    assert other.startswith("At width 64, ets reaches REBASE's accuracy with 0.10 times")
+    assert other.endswith(" Up to 20.0 % of their thoughts were not recorded.")
+
+
 def test_cautions() -> None:
     found = several("rebase", 5, 10)
     assert cautions(found, rows_of(found)) == [
