@@ -44,7 +44,7 @@ def in_order(
     if workers <= 1:
         yield from map(function, items)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_die_on_interrupt)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=die_on_interrupt)
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -61,6 +61,6 @@ def in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def _die_on_interrupt() -> None:
+def die_on_interrupt() -> None:
     """Ctrl-C reaches every process of the terminal; only the first has something to say."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

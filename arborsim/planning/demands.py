@@ -8,10 +8,9 @@ the machine: it is recorded on the workload's first one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,6 @@ from arborsim.serving.record import record_demand
 from arborsim.signals.observations import Signal
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
-from arborsim.workers import in_order
 
 NO_BUDGET = Budget("-", share=1.0)
 _CHUNK = 8  # episodes that a process takes at a time
@@ -137,16 +135,19 @@ class Unit:
 
     Attributes
     ----------
-    variant : int
-        Number of `how`.
+    variant, order : int
+        Number of `how`, and of the unit among the variant's.
+    how : Variant
     entry : int
     episodes : tuple of int
     trace : Path
     shared_tokens : int
         Beginning of the prompts that the entry's searches have in common.
+    machine : Machine
     """
 
     variant: int
+    order: int
     how: Variant
     entry: int
     episodes: tuple[int, ...]
@@ -155,14 +156,12 @@ class Unit:
     machine: Machine
 
 
-def record_unit(
-    unit: Unit, advance: Callable[[str, int], None] | None = None
-) -> tuple[Unit, list[Recorded] | str]:
+def record_unit(unit: Unit) -> list[Recorded] | str:
     """Record the unit's searches, or say why its variant cannot keep one of them."""
     policy = unit.how.policy.policy
     assert unit.machine.geometry is not None
     if why := unsuited(policy, unit.machine.geometry):
-        return unit, why
+        return why
     reader = TraceReader(unit.trace)
     attention = reader.has(Signal.ATTENTION)
     reads = tuple(sorted(policy.reads() | ({Signal.ATTENTION} if attention else set())))
@@ -172,10 +171,8 @@ def record_unit(
         try:
             found.append(_record(unit, episode, attention))
         except (BudgetInfeasible, UsageError) as error:
-            return unit, f"{reader.path.name}, episode {number}: {error}"
-        if advance:
-            advance(f"recording {unit.how.policy.name}", 1)
-    return unit, found
+            return f"{reader.path.name}, episode {number}: {error}"
+    return found
 
 
 def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
@@ -209,66 +206,94 @@ def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found))
 
 
-def record_variants(
-    workload: Workload,
-    chosen: Sequence[Variant],
-    traces: Sequence[Path],
-    jobs: int = 1,
-    advance: Callable[[str, int], None] = lambda what, units: None,
-) -> Iterator[VariantDemands]:
-    """The demands of each variant, as soon as they are there.
+def units_of(
+    workload: Workload, number: int, variant: Variant, traces: Sequence[Path]
+) -> list[Unit]:
+    """What must be recorded for a variant, a few searches at a time.
 
     Parameters
     ----------
     workload : Workload
-    chosen : sequence of Variant
+    number : int
+        The variant's.
+    variant : Variant
     traces : sequence of Path
         One per entry of the mix (`Workload.write_traces`).
-    jobs : int
-        Processes; what comes out is the same.
-    advance : callable
-        Called with what was done and a number of searches.
     """
     places = drawn(workload)
-    infeasible: dict[int, str] = {}
-    work = partial(record_unit, advance=advance) if jobs == 1 else record_unit
-    units = _units(workload, chosen, places, traces, infeasible)
-    for number, results in groupby(in_order(work, units, jobs), lambda pair: pair[0].variant):
-        found: list[Recorded] = []
-        done = 0
-        for unit, result in results:
-            if isinstance(result, str):
-                infeasible.setdefault(number, result)
-                continue
-            found.extend(result)
-            done += len(result)
-            if jobs > 1:
-                advance(f"recording {unit.how.policy.name}", len(result))
-        advance(f"recording {chosen[number].policy.name}", len(places) - done)  # left undone
-        yield VariantDemands(chosen[number], places, tuple(found), infeasible.get(number, ""))
+    machine = Machine(
+        workload.hardware[0].profile,
+        workload.geometry,
+        variant.recall,
+        workload.page_tokens,
+        workload.tree_attention,
+    )
+    found: list[Unit] = []
+    for entry, kind in enumerate(workload.mix):
+        episodes = [episode for other, episode in places if other == entry]
+        for first in range(0, len(episodes), _CHUNK):
+            part = tuple(episodes[first : first + _CHUNK])
+            shared = kind.shared_prompt_tokens
+            found.append(
+                Unit(number, len(found), variant, entry, part, traces[entry], shared, machine)
+            )
+    return found
 
 
-def _units(
-    workload: Workload,
-    chosen: Sequence[Variant],
-    places: Sequence[tuple[int, int]],
-    traces: Sequence[Path],
-    infeasible: Mapping[int, str],
-) -> Iterator[Unit]:
-    """All of them, without more of a variant that has meanwhile been found infeasible."""
-    for number, variant in enumerate(chosen):
-        machine = Machine(
-            workload.hardware[0].profile,
-            workload.geometry,
-            variant.recall,
-            workload.page_tokens,
-            workload.tree_attention,
-        )
-        for entry, kind in enumerate(workload.mix):
-            episodes = [episode for other, episode in places if other == entry]
-            for first in range(0, len(episodes), _CHUNK):
-                if number in infeasible:
-                    break
-                part = tuple(episodes[first : first + _CHUNK])
-                shared = kind.shared_prompt_tokens
-                yield Unit(number, variant, entry, part, traces[entry], shared, machine)
+class Recording:
+    """A variant's units, handed out one by one, and put together again.
+
+    Parameters
+    ----------
+    variant : Variant
+    units : sequence of Unit
+    places : tuple of (int, int)
+    """
+
+    def __init__(
+        self, variant: Variant, units: Sequence[Unit], places: tuple[tuple[int, int], ...]
+    ) -> None:
+        self._variant = variant
+        self._left = deque(units)
+        self._places = places
+        self._under_way = 0
+        self._found: dict[int, list[Recorded]] = {}
+        self._infeasible: dict[int, str] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is nothing more to record: nothing is left, or a search is infeasible."""
+        return not self._left or bool(self._infeasible)
+
+    def next_unit(self) -> Unit:
+        """Another one to record."""
+        self._under_way += 1
+        return self._left.popleft()
+
+    def add(self, unit: Unit, result: list[Recorded] | str) -> None:
+        self._under_way -= 1
+        if isinstance(result, str):
+            self._infeasible[unit.order] = result
+        else:
+            self._found[unit.order] = result
+
+    @property
+    def complete(self) -> bool:
+        return not self._under_way and self.exhausted
+
+    def together(self) -> VariantDemands:
+        """All of it; the reason is that of the first unit that has one, whoever was faster."""
+        if self._infeasible:
+            reason = self._infeasible[min(self._infeasible)]
+            return VariantDemands(self._variant, self._places, (), reason)
+        ordered = [each for order in sorted(self._found) for each in self._found[order]]
+        return VariantDemands(self._variant, self._places, tuple(ordered))
+
+
+def record_variant(workload: Workload, variant: Variant, traces: Sequence[Path]) -> VariantDemands:
+    """The demands of a workload's searches under one variant."""
+    recording = Recording(variant, units_of(workload, 0, variant, traces), drawn(workload))
+    while not recording.exhausted:
+        unit = recording.next_unit()
+        recording.add(unit, record_unit(unit))
+    return recording.together()

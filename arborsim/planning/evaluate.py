@@ -68,7 +68,10 @@ def evaluate(
     result = replace(result, alone=alone)
     if not meets:
         return replace(result, status=MISSED, reason=_too_slow_alone(workload, alone))
-    return _Saturation(workload, bench, result, solved(workload, found)).found()
+    assert result.quality is not None
+    # What dropping tokens does to answers is not known, so a solved search has no cost.
+    share = solved(workload, found) if result.quality.exact else None
+    return _Saturation(workload, bench, result, share).found()
 
 
 def _draw_counts(workload: Workload, found: VariantDemands) -> np.ndarray:

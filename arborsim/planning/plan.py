@@ -4,25 +4,62 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from arborsim.planning.demands import Variant, VariantDemands, drawn, record_variants, variants
+from arborsim.hardware.profile import HardwareProfile
+from arborsim.planning.demands import (
+    Recorded,
+    Recording,
+    Unit,
+    VariantDemands,
+    drawn,
+    record_unit,
+    record_variant,
+    units_of,
+    variants,
+)
 from arborsim.planning.evaluate import evaluate, solved
 from arborsim.planning.provenance import assumed_numbers, cautions, settings_of
 from arborsim.planning.recommend import Demanded, recommend
 from arborsim.planning.results import CandidateResult, Fleet, PlanResult, Recommendation
-from arborsim.planning.statistics import Estimate
+from arborsim.planning.schedule import unfold
+from arborsim.planning.statistics import Estimate, cost_per_solved
 from arborsim.planning.workload import Hardware, Workload
-from arborsim.workers import in_order
+from arborsim.serving.demand import SearchDemand
 
 Advance = Callable[[str, int], None]
 _NOTHING_YET = Recommendation(None, "")
+#: Demands are kept for a closer look at some candidates as long as they take no more than this.
+_KEPT_BYTES = 256_000_000
 
 
 def _silent(what: str, units: int) -> None:
     """Progress that nobody looks at."""
+
+
+def _ignored(result: CandidateResult) -> None:
+    """A result that nobody waits for."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One candidate to evaluate, in a process of its own."""
+
+    workload: Workload
+    hardware: Hardware
+    found: VariantDemands
+    number: int
+
+
+def work_on(item: Unit | Task) -> list[Recorded] | str | CandidateResult:
+    """Record some searches, or evaluate a candidate."""
+    if isinstance(item, Unit):
+        return record_unit(item)
+    return evaluate(item.workload, item.hardware, item.found, item.number)
 
 
 @dataclass
@@ -36,76 +73,136 @@ class Planner:
         Quality that a recommendation needs.
     stated_load : float or None
         The load that a fleet is sized for; the workload's own if None.
+    accuracies : dict
+        Share of correct answers by policy and budget, from live runs.
     jobs : int
         Processes; results do not depend on it.
     finished : dict of int to CandidateResult
-        Candidates that are done, by number; may be filled before `run` to go on with those.
+        Candidates that are done, by number; may be filled before `run`, which then goes on.
     """
 
     workload: Workload
     demanded: Demanded = field(default_factory=Demanded)
     stated_load: float | None = None
+    accuracies: dict[tuple[str, str], Estimate] = field(default_factory=dict)
     jobs: int = 1
     finished: dict[int, CandidateResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.variants = variants(self.workload)
+        self._kept: dict[int, VariantDemands] = {}
+        self._kept_bytes = 0
         self._solved: Estimate | None = None
 
     @property
-    def candidates(self) -> list[tuple[int, Hardware, Variant]]:
-        """All of them, numbered in the workload's order."""
-        pairs = [(h, v) for h in self.workload.hardware for v in self.variants]
+    def candidates(self) -> list[tuple[int, Hardware, int]]:
+        """All, numbered in the workload's order: number, where, and number of the variant."""
+        hardware, kinds = self.workload.hardware, range(len(self.variants))
+        pairs = [(where, variant) for where in hardware for variant in kinds]
         return [(number, *pair) for number, pair in enumerate(pairs)]
 
     @property
-    def missing(self) -> list[tuple[int, Hardware, Variant]]:
+    def missing(self) -> list[tuple[int, Hardware, int]]:
         return [each for each in self.candidates if each[0] not in self.finished]
 
     def work(self) -> int:
         """Units of progress: searches recorded, and as many for each candidate evaluated."""
-        places = len(drawn(self.workload))
-        recorded = {id(variant) for _, _, variant in self.missing}
-        return places * (len(recorded) + len(self.missing))
+        recorded = {variant for _, _, variant in self.missing}
+        return len(drawn(self.workload)) * (len(recorded) + len(self.missing))
 
-    def run(self, advance: Advance = _silent) -> PlanResult:
+    def run(
+        self, advance: Advance = _silent, done: Callable[[CandidateResult], None] = _ignored
+    ) -> PlanResult:
         """Evaluate what is missing, and recommend.
+
+        Parameters
+        ----------
+        advance : callable
+            Called with what was worked on, and units of `work`.
+        done : callable
+            Called with each candidate as soon as it is finished, in any order.
 
         Raises
         ------
         UsageError
             A trace cannot be read, or a process died.
         """
-        with tempfile.TemporaryDirectory(prefix="arborsim-plan-") as folder:
-            traces = self.workload.write_traces(Path(folder))
+        with self._traces() as traces:
             for result in self._evaluated(traces, advance):
                 self.finished[result.number] = result
+                done(result)
         return self.result()
 
-    def _evaluated(self, traces: Sequence[Path], advance: Advance) -> Iterator[CandidateResult]:
-        units = len(drawn(self.workload))
-        found = list(self._recorded(traces, advance))
-        by_variant = {id(each.variant): each for each in found}
-        tasks = [
-            Task(self.workload, hardware, by_variant[id(variant)], number)
-            for number, hardware, variant in self.missing
-        ]
-        for result in in_order(evaluate_task, tasks, min(self.jobs, len(tasks))):
-            advance(f"{result.policy} on {result.hardware}", units)
-            yield result
+    @contextmanager
+    def _traces(self) -> Iterator[list[Path]]:
+        """One per entry of the mix; generated ones are there meanwhile."""
+        with tempfile.TemporaryDirectory(prefix="arborsim-plan-") as folder:
+            yield self.workload.write_traces(Path(folder))
 
-    def _recorded(self, traces: Sequence[Path], advance: Advance) -> Iterator[VariantDemands]:
-        needed = {id(variant) for _, _, variant in self.missing}
-        chosen = [variant for variant in self.variants if id(variant) in needed]
-        for found in record_variants(self.workload, chosen, traces, self.jobs, advance):
-            if not found.infeasible:
-                self._solved = solved(self.workload, found)
-            yield found
+    def _evaluated(self, traces: Sequence[Path], advance: Advance) -> Iterator[CandidateResult]:
+        """Candidates as they are done: those of a variant follow as soon as it is recorded."""
+        places = drawn(self.workload)
+        needed = sorted({variant for _, _, variant in self.missing})
+        recordings = {}
+        for number in needed:
+            units = units_of(self.workload, number, self.variants[number], traces)
+            recordings[number] = Recording(self.variants[number], units, places)
+        tasks: deque[Task] = deque()
+
+        def next_item() -> Unit | Task:
+            waiting = (each for each in recordings.values() if not each.exhausted)
+            recording = None if tasks else next(waiting, None)
+            return tasks.popleft() if recording is None else recording.next_unit()
+
+        for item, result in unfold(work_on, next_item, min(self.jobs, len(self.missing) or 1)):
+            if isinstance(item, Task):
+                assert isinstance(result, CandidateResult)
+                advance(f"{result.policy} on {result.hardware}", len(places))
+                yield result
+                continue
+            assert not isinstance(result, CandidateResult)
+            advance(f"recording {item.how.policy.name}", len(item.episodes))
+            recordings[item.variant].add(item, result)
+            if recordings[item.variant].complete:
+                found = recordings.pop(item.variant).together()
+                self._keep(item.variant, found)
+                tasks.extend(
+                    Task(self.workload, where, found, number)
+                    for number, where, variant in self.missing if variant == item.variant
+                )  # fmt: skip
+
+    def _keep(self, variant: int, found: VariantDemands) -> None:
+        if not found.infeasible:
+            self._solved = solved(self.workload, found)
+        size = sum(demand.nbytes for demand in found.demands)
+        if self._kept_bytes + size <= _KEPT_BYTES:
+            self._kept_bytes += size
+            self._kept[variant] = found
+
+    def demands_of(self, number: int) -> VariantDemands:
+        """What a candidate's machine is asked for; recorded again if it was not kept."""
+        variant = self.candidates[number][2]
+        if variant not in self._kept:
+            with self._traces() as traces:
+                self._kept[variant] = record_variant(self.workload, self.variants[variant], traces)
+        return self._kept[variant]
+
+    def evaluated_on(
+        self, number: int, profile: HardwareProfile, demands: Sequence[SearchDemand]
+    ) -> CandidateResult:
+        """A candidate on another machine, or with other demands in the order of its own."""
+        found = self.demands_of(number)
+        recorded = tuple(
+            replace(each, demand=demand)
+            for each, demand in zip(found.recorded, demands, strict=True)
+        )
+        hardware = replace(self.candidates[number][1], profile=profile)
+        return evaluate(self.workload, hardware, replace(found, recorded=recorded), number)
 
     def result(self) -> PlanResult:
         """The plan as far as it is finished."""
         load = self.stated_load if self.stated_load is not None else self.workload.arrivals.stated
-        done = [self.finished[number] for number in sorted(self.finished)]
+        done = [self._dressed(self.finished[number], load) for number in sorted(self.finished)]
         target = self.workload.target
         plan = PlanResult(
             workload=self.workload.name,
@@ -119,7 +216,7 @@ class Planner:
             warm_up=self.workload.warm_up,
             runs=self.workload.runs,
             seed=self.workload.seed,
-            candidates=tuple(replace(each, fleet=_fleet(each, load)) for each in done),
+            candidates=tuple(done),
             recommendation=_NOTHING_YET,
             solved=self._solved,
             settings=settings_of(self.workload),
@@ -129,20 +226,17 @@ class Planner:
         )
         return replace(plan, recommendation=recommend(plan, self.demanded))
 
-
-@dataclass(frozen=True)
-class Task:
-    """One candidate, for a process of its own."""
-
-    workload: Workload
-    hardware: Hardware
-    found: VariantDemands
-    number: int
-
-
-def evaluate_task(task: Task) -> CandidateResult:
-    """`evaluate`, with one argument."""
-    return evaluate(task.workload, task.hardware, task.found, task.number)
+    def _dressed(self, candidate: CandidateResult, load: float | None) -> CandidateResult:
+        """With what does not depend on its own runs: its fleet, and the accuracy of live ones."""
+        accuracy = self.accuracies.get((candidate.policy, candidate.budget))
+        quality, point = candidate.quality, candidate.at_largest
+        if quality is not None and accuracy is not None:
+            quality = replace(quality, accuracy=accuracy)
+            if point is not None and point.cost_per_1000 is not None:
+                low, high = (cost_per_solved(each / 1000, accuracy) for each in point.cost_per_1000)
+                point = replace(point, cost_per_solved=(low, high))
+        fleet = _fleet(candidate, load)
+        return replace(candidate, quality=quality, at_largest=point, fleet=fleet)
 
 
 def _fleet(candidate: CandidateResult, load: float | None) -> Fleet | None:

@@ -86,7 +86,8 @@ class LoadPoint:
         Lowest and highest price of 1,000 served searches; None if nobody named a price.
     cost_per_solved : tuple of Estimate or None
         The same for a solved search, each with the interval that the share of solved searches has;
-        None if the traces do not know what was solved.
+        None if the traces do not know what was solved, or the policy drops tokens and no live runs
+        say how many answers it gets right.
     """
 
     load: float
