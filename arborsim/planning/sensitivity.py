@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from arborsim.hardware.profile import HardwareProfile
+from arborsim.planning.curves import load_curve
+from arborsim.planning.demands import VariantDemands
+from arborsim.planning.evaluate import evaluate
+from arborsim.planning.plan import Planner
 from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.planning.workload import Hardware, Workload
 from arborsim.serving.demand import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
 
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
@@ -88,7 +93,7 @@ Serve = Callable[[HardwareProfile, Sequence[SearchDemand]], CandidateResult]
 
 
 def sensitivities(
-    base: CandidateResult,
+    number: int,
     profile: HardwareProfile,
     demands: Sequence[SearchDemand],
     serve: Serve,
@@ -99,29 +104,80 @@ def sensitivities(
 
     Parameters
     ----------
-    base : CandidateResult
-        What came of it as it is.
+    number : int
+        The candidate's.
     profile : HardwareProfile
     demands : sequence of SearchDemand
     serve : callable
-        See `Serve`; asked for every factor but 1, and for none that would leave all as it is.
+        See `Serve`; asked once for everything as it is, and for every factor but 1.
     assumptions : sequence of Assumption
+        PCIe is left out where nothing crosses it.
     factors : sequence of float
         Above 0.
     """
+    base = serve(profile, demands)
     for assumption in assumptions:
         if assumption.key == "pcie" and not uses_pcie(demands, base):
             continue
         variants = [Variant(1.0, base)]
         for factor in factors:
             if factor != 1:
-                moved = scaled(profile, assumption, factor)
                 lengths = factor if assumption is LENGTH else 1.0
-                served = serve(moved, [stretched(demand, lengths) for demand in demands])
-                variants.append(Variant(factor, served))
+                longer = [stretched(demand, lengths) for demand in demands]
+                variants.append(Variant(factor, serve(scaled(profile, assumption, factor), longer)))
         first = getattr(profile, assumption.fields[0]) if assumption.fields else 1
         ordered = tuple(sorted(variants, key=lambda each: each.factor))
-        yield Sensitivity(base.number, assumption, float(first), ordered)
+        yield Sensitivity(number, assumption, float(first), ordered)
+
+
+def server(
+    workload: Workload, hardware: Hardware, found: VariantDemands, searches: int = 400
+) -> Serve:
+    """Serves a variant of a workload, in one run of at most so many searches.
+
+    One short run tells how much a number matters; every factor sees the same searches at the same
+    moments, so their differences are not those of the draws.
+    """
+    count = min(searches, workload.searches)
+    short = workload.with_run_length(count, min(workload.warm_up, count // 5), 1)
+
+    def serve(profile: HardwareProfile, demands: Sequence[SearchDemand]) -> CandidateResult:
+        recorded = zip(found.recorded, demands, strict=True)
+        moved = replace(
+            found, recorded=tuple(replace(each, demand=demand) for each, demand in recorded)
+        )
+        machine = replace(hardware, profile=profile)
+        result = evaluate(short, machine, moved)
+        return replace(result, curve=load_curve(short, machine, moved, result))
+
+    return serve
+
+
+def of_plan(
+    planner: Planner,
+    plan: PlanResult,
+    advance: Callable[[str, int], None] = lambda what, units: None,
+) -> tuple[Sensitivity, ...]:
+    """The recommended candidate and its alternative under every assumption.
+
+    Parameters
+    ----------
+    planner : Planner
+        Has made `plan`.
+    plan : PlanResult
+    advance : callable
+        Called with what was changed, and 1.
+    """
+    found: list[Sensitivity] = []
+    for number in (plan.recommendation.candidate, plan.recommendation.alternative):
+        if number is None:
+            continue
+        demands, hardware = planner.demands_of(number), planner.candidates[number][1]
+        serve = server(planner.workload, hardware, demands)
+        for each in sensitivities(number, hardware.profile, demands.demands, serve):
+            advance(each.assumption.title, 1)
+            found.append(each)
+    return tuple(found)
 
 
 def uses_pcie(demands: Sequence[SearchDemand], result: CandidateResult) -> bool:
@@ -191,19 +247,24 @@ def _multiply(table: np.ndarray, columns: Iterable[int], factor: float) -> np.nd
 def break_even(plan: PlanResult) -> float | None:
     """By what factor the price of the recommended GPU must rise until the alternative is cheaper.
 
-    Of the middle of both price ranges; None without an alternative on another GPU, or without
-    prices.
+    Of the middle of both price ranges, by `compared_cost`; None without an alternative on another
+    GPU, or without prices.
     """
     chosen, other = plan.recommendation.candidate, plan.recommendation.alternative
-    if chosen is None or other is None:
+    found = {each.number: each for each in plan.candidates if each.number in (chosen, other)}
+    if chosen is None or other is None or found[chosen].hardware == found[other].hardware:
         return None
-    costs = [_middle(plan.candidates[number]) for number in (chosen, other)]
-    same = plan.candidates[chosen].hardware == plan.candidates[other].hardware
-    if same or costs[0] is None or costs[1] is None or not costs[0]:
-        return None
-    return costs[1] / costs[0]
+    here, there = _middle(found[chosen]), _middle(found[other])
+    return there / here if here and there else None
+
+
+def compared_cost(result: CandidateResult) -> tuple[float, float] | None:
+    """Lowest and highest cost of 1,000 searches: for the stated load, or else the largest one."""
+    if result.fleet is not None:
+        return result.fleet.cost_per_1000
+    return None if result.at_largest is None else result.at_largest.cost_per_1000
 
 
 def _middle(result: CandidateResult) -> float | None:
-    point = result.at_largest
-    return None if point is None or point.cost_per_1000 is None else sum(point.cost_per_1000) / 2
+    cost = compared_cost(result)
+    return None if cost is None else sum(cost) / 2

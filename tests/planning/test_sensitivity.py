@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 
 from arborsim.budget import Budget
 from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.planning.curves import SHARES, load_curve
 from arborsim.planning.distributions import Fixed
 from arborsim.planning.generate import TreeSpec, write_generated
-from arborsim.planning.results import MET, CandidateResult
+from arborsim.planning.plan import Planner
+from arborsim.planning.results import MET, UNFIT, CandidateResult
 from arborsim.planning.sensitivity import (
     ASSUMPTIONS,
     LENGTH,
+    break_even,
     scaled,
     sensitivities,
+    server,
     stretched,
 )
 from arborsim.policies.registry import build
@@ -27,6 +31,7 @@ from arborsim.replay_episode import Machine
 from arborsim.serving.demand import Op, SearchDemand
 from arborsim.serving.engine import ServingEngine
 from arborsim.serving.record import record_demands
+from tests.planning.make import small_plan, small_workload
 from tests.serving.make import chain, random_demand
 
 BASE = CandidateResult(3, "h100", "full", "-", "stage", 1, None, MET)
@@ -91,14 +96,14 @@ def test_each_assumption_is_served_at_each_factor_but_one() -> None:
         asked.append((machine, demands[0].iterations))
         return replace(BASE, largest=float(len(asked)))
 
-    found = list(sensitivities(BASE, profile, [chain(10, 20)], serve, factors=(2.0, 0.5, 1.0)))
+    found = list(sensitivities(3, profile, [chain(10, 20)], serve, factors=(2.0, 0.5, 1.0)))
     keys = [each.assumption.key for each in found]
     assert keys == ["hbm", "bandwidth", "compute", "length"]  # nothing crosses PCIe
     assert [[v.factor for v in each.variants] for each in found] == [[0.5, 1.0, 2.0]] * 4
-    assert all(each.variants[1].result is BASE and each.candidate == 3 for each in found)
-    assert [iterations for _, iterations in asked] == [20] * 6 + [40, 10]
-    assert [machine.hbm_bytes for machine, _ in asked][:2] == [
-        2 * profile.hbm_bytes, profile.hbm_bytes // 2]  # fmt: skip
+    assert all(each.variants[1].result.largest == 1 and each.candidate == 3 for each in found)
+    assert [iterations for _, iterations in asked] == [20] * 7 + [40, 10]
+    assert [machine.hbm_bytes for machine, _ in asked][:3] == [
+        profile.hbm_bytes, 2 * profile.hbm_bytes, profile.hbm_bytes // 2]  # fmt: skip
     assert found[0].base == profile.hbm_bytes
     assert (found[-1].assumption, found[-1].base) == (LENGTH, 1)
 
@@ -106,5 +111,59 @@ def test_each_assumption_is_served_at_each_factor_but_one() -> None:
 def test_pcie_counts_where_something_crosses_it() -> None:
     demand = random_demand(np.random.default_rng(0))
     assert len(demand.legs)
-    found = list(sensitivities(BASE, load_profile("h100"), [demand], lambda *_: BASE))
+    found = list(sensitivities(3, load_profile("h100"), [demand], lambda *_: BASE))
     assert "pcie" in [each.assumption.key for each in found]
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The small workload's recommended candidate, evaluated again with single numbers changed."""
+    workload = small_workload()
+    planner = Planner(workload)
+    _, hardware, _ = planner.candidates[0]
+    demands, plan = planner.demands_of(0), small_plan().candidates[0]
+    curve = load_curve(workload, hardware, demands, plan)
+    serve = server(workload, hardware, demands)
+    found = sensitivities(0, hardware.profile, demands.demands, serve, factors=(0.5, 1.0, 2.0))
+    return plan, curve, list(found)
+
+
+def test_the_largest_load_follows_what_is_changed(served) -> None:
+    *_, found = served
+    largest = {
+        each.assumption.key: [variant.result.largest or 0.0 for variant in each.variants]
+        for each in found
+    }
+    for key in ("hbm", "bandwidth", "compute"):
+        assert largest[key] == sorted(largest[key])
+    assert largest["length"] == sorted(largest["length"], reverse=True)
+    assert largest["bandwidth"][0] < largest["bandwidth"][-1]
+    assert largest["length"][0] > 2 * largest["length"][-1]
+    half = next(each for each in found if each.assumption.key == "hbm").variants[0].result
+    assert half.status == UNFIT  # 12 GB hold no 16 GB of weights
+    assert not half.curve
+
+
+def test_a_curve_leads_through_the_largest_load(served) -> None:
+    plan, curve, found = served
+    loads = [point.load for point in curve]
+    assert loads == sorted({share * plan.largest for share in SHARES})
+    assert plan.at_largest in curve
+    times = [point.at_percentile.value for point in curve]
+    assert times[0] < times[-1]
+    alone = load_curve(small_workload(), None, None, replace(plan, largest=None))
+    assert alone == ()
+    assert all(len(v.result.curve) == len(SHARES) for each in found for v in each.variants
+               if v.result.largest)  # fmt: skip
+
+
+def test_the_break_even_price() -> None:
+    plan = small_plan()
+    assert plan.recommendation.candidate == 0
+    assert plan.recommendation.alternative == 2
+    costs = [sum(plan.candidates[n].fleet.cost_per_1000) for n in (0, 2)]
+    assert break_even(plan) == pytest.approx(costs[1] / costs[0])
+    nothing = replace(plan, recommendation=replace(plan.recommendation, alternative=None))
+    assert break_even(nothing) is None
+    same = replace(plan, recommendation=replace(plan.recommendation, alternative=1))
+    assert break_even(same) is None

@@ -1,0 +1,50 @@
+"""A candidate under several loads: how its figures change on the way to the largest one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arborsim.planning.arrivals import ClosedLoop
+from arborsim.planning.demands import VariantDemands
+from arborsim.planning.evaluate import solved
+from arborsim.planning.points import summed_up
+from arborsim.planning.results import CandidateResult, LoadPoint
+from arborsim.planning.runs import Bench
+from arborsim.planning.workload import Hardware, Workload
+
+SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.05, 1.1)
+
+
+def load_curve(
+    workload: Workload,
+    hardware: Hardware,
+    found: VariantDemands,
+    result: CandidateResult,
+    shares: Sequence[float] = SHARES,
+) -> tuple[LoadPoint, ...]:
+    """Figures at shares of the largest load, rising; nothing for a candidate that has none.
+
+    Parameters
+    ----------
+    workload : Workload
+    hardware : Hardware
+    found : VariantDemands
+        What `result` was evaluated from.
+    result : CandidateResult
+        Has the figures at its largest load, which are not computed again.
+    shares : sequence of float
+        Above 0; whole clients of a closed loop, each number once.
+    """
+    if result.largest is None or result.at_largest is None:
+        return ()
+    bench, share = Bench(workload, hardware, found), solved(workload, found)
+    loads = {factor * result.largest for factor in shares}
+    if isinstance(workload.arrivals, ClosedLoop):
+        loads = {float(max(1, round(load))) for load in loads}
+    rank, price = workload.target.percentile, hardware.price_per_hour
+    points = [result.at_largest]
+    for load in sorted(loads - {result.largest}):
+        runs = [bench.run(load, seed) for seed in workload.seeds()]
+        kept = [run for run in runs if run is not None]
+        points.append(summed_up(load, kept, rank, price, share))
+    return tuple(sorted(points, key=lambda point: point.load))
