@@ -95,7 +95,7 @@ def by_levels(label: str) -> bool:
 
 
 def _reached(row: Row) -> str:
-    if row.times("kv_tokens") < 1:
+    if row.times("kv_tokens") < 1.005:
         return f"{row.label} reaches REBASE's accuracy {_size(row)}"
     return (
         f"no search reaches REBASE's accuracy with less KV; of those that reach it, {row.label} "
@@ -105,7 +105,9 @@ def _reached(row: Row) -> str:
 
 def _size(row: Row) -> str:
     share = row.times("kv_tokens")
-    return "" if math.isnan(share) else f"with {share:.2f} times its KV size"
+    if math.isnan(share):
+        return ""
+    return "with its KV size" if abs(share - 1) < 0.005 else f"with {share:.2f} times its KV size"
 
 
 def _told_apart(row: Row, base: Row, pair: Paired) -> str:

@@ -66,6 +66,7 @@ def _said(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:
 
 
 def _shortened(text: str) -> str:
+    text = text.strip()
     if len(text) <= MOST_TEXT:
         return text
     return f"{text[:MOST_TEXT]} … ({len(text):,} characters)"

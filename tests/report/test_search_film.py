@@ -71,8 +71,8 @@ def test_every_moment_against_the_walk(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_a_long_search_is_shown_at_some_of_its_moments(most: int) -> None:
-    _, whole = filmed("dpts", 3)
-    _, film = filmed("dpts", 3, most)
+    _, whole = filmed("tot-dfs", 3)
+    _, film = filmed("tot-dfs", 3, most)
     assert len(whole.frames) > 8
     assert len(film.frames) == most
     if most > 1:

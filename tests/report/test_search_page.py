@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.report.search_page import SearchReport, write_search_page
+from arborsim.report.search_thoughts import MOST_NODES
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
+from tests.bank.test_results import result
 from tests.cli.test_search_command import fail
 from tests.report.test_html import EVIL, Page
 
-SEARCHES = ["--algorithm", "rebase,ets,dpts", "--width", "4,8", "--model", "llama-3.1-8b"]
+SEARCHES = ["--algorithm", "rebase,ets,beam-sqrt", "--width", "4,8", "--model", "llama-3.1-8b"]
 POLICIES = ["--policy", "full,streaming-llm", "--budget", "0.6", "--set", "sinks=2"]
 
 
@@ -173,7 +176,9 @@ def opened(browser: Any, report: Path) -> Iterator[Opener]:
     """Open the page; at the end nothing may have been logged or fetched."""
     contexts, complaints = [], []
 
-    def open_page(width: int = 1280, height: int = 900, scheme: str = "light") -> Any:
+    def open_page(
+        width: int = 1280, height: int = 900, scheme: str = "light", path: Path | None = None
+    ) -> Any:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme
         )
@@ -183,9 +188,10 @@ def opened(browser: Any, report: Path) -> Iterator[Opener]:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: complaints.append(f"request {request.url}")
                 if not request.url.startswith(("file:", "blob:", "data:")) else None)  # fmt: skip
-        page.goto(report.as_uri())
-        page.wait_for_selector("#tree-box svg.search")
-        page.wait_for_selector("#size .main-svg")
+        page.goto((path or report).as_uri())
+        if path is None:
+            page.wait_for_selector("#tree-box svg.search")
+            page.wait_for_selector("#size .main-svg")
         return page
 
     yield open_page
@@ -298,7 +304,7 @@ class TestInBrowser:
         page.select_option("#size-cell", "streaming-llm at 0.6")
         page.click("#size-kind >> text=Peak HBM")
         assert page.text_content("#size .xaxislayer-above") != ticks
-        page.select_option("#size-line", "dpts")
+        page.select_option("#size-line", "beam-sqrt")
         faint = "all => all.filter(e => getComputedStyle(e).opacity < 1).length"
         sync_api.expect(page.locator("#size .scatterlayer .trace")).to_have_count(4)
         assert page.eval_on_selector_all("#size .scatterlayer .trace", faint) == 2
@@ -325,6 +331,35 @@ class TestInBrowser:
         lines = (tmp_path / "data.csv").read_text().splitlines()
         assert lines[0].startswith("trace,episode,algorithm,swept,width,policy,budget,correct")
         assert len(lines) == 1 + 3 * 8 * 2  # problems, searches, policies
+
+    def test_without_verdicts_and_trees(self, opened: Opener, tmp_path: Path) -> None:
+        results = tuple(result("ets", i, None) for i in range(3))
+        report = SearchReport(f"{EVIL}heading", results, (), {"bank": "x"})
+        write_search_page(report, tmp_path / "bare.html")
+        page = opened(path=tmp_path / "bare.html")
+        for hidden in ("size-section", "width-section", "tree-section"):
+            assert not page.locator(f"#{hidden}").is_visible()
+        assert "nobody knows which searches were right" in page.inner_text(".lead")
+        assert "n/a" in page.inner_text("#comparison")
+        assert page.locator("#comparison tbody tr").count() == 1
+
+    def test_a_tree_of_thousands(self, opened: Opener, tmp_path: Path) -> None:
+        """All elements are there; what is not drawn is said."""
+        bank = tmp_path / "wide.parquet"
+        with TraceWriter(bank, bank_info()) as writer:
+            writer.write_episode(bank_columns(5, width=15, depth=3, block=(1, 2)))
+        command = ["search", str(bank), "--algorithm", "rebase", "--width", "150"]
+        assert main([*command, "--report", str(tmp_path / "wide.html")]) == 0
+        page = opened(path=tmp_path / "wide.html")
+        page.wait_for_selector("#tree-box svg.search")
+        page.click("#tree-which >> text=All recorded")
+        nodes = page.locator("#tree-box .node").count()
+        assert nodes == MOST_NODES
+        assert "2,000 are drawn" in page.inner_text("#tree-section")
+        page.locator("#tree-slider").press("Home")
+        page.locator("#tree-slider").press("ArrowRight")
+        assert page.inner_text("#tree-moment").startswith("2/")
+        assert page.locator("#tree-box .new").count() > 10
 
     def test_print_is_light_and_fits_the_paper(self, opened: Opener) -> None:
         page = opened(scheme="dark")

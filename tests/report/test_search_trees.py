@@ -35,7 +35,7 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_on(bank: Path, *cells: Cell, widths: tuple[int, ...] = (4, 8)) -> SearchJob:
-    arms = [arm for name in ("rebase", "dpts") for arm in arms_of(name, widths, {})]
+    arms = [arm for name in ("rebase", "beam-sqrt") for arm in arms_of(name, widths, {})]
     return SearchJob(bank, arms, list(cells) or [FULL], MACHINE)
 
 
@@ -68,7 +68,8 @@ def test_films_are_in_the_numbers_of_the_layout(bank: Path) -> None:
     assert layout["parent"] == recorded.parent
     assert layout["text"][1] == f"thought {recorded_tokens(recorded, 1)}"
     assert [film["cell"] for film in trees.films] == [
-        "rebase, width 4", "rebase, width 8", "dpts, width 4", "dpts, width 8"]  # fmt: skip
+        f"{name}, width {width}" for name in ("rebase", "beam-sqrt") for width in (4, 8)
+    ]
     for arm, film in zip(job.arms, trees.films, strict=True):
         done = walk(arm.make(), recorded)
         assert film["nodes"] == list(done.bank_node)

@@ -64,6 +64,8 @@ def test_nobody_reaches_rebase_or_needs_less() -> None:
     )
     assert best.startswith("rebase at width 16 solves most: 9/10")
     assert best.endswith("99.7).")
+    (lead, _) = lines(several("rebase", 5, 10, kv=1000), several("ets", 5, 10, kv=1003))
+    assert lead.startswith("At width 16, ets reaches REBASE's accuracy with its KV size: it")
     (lead, _) = lines(several("rebase", 5, 10), several("ets", 6, 10, kv=150))
     assert "no search reaches REBASE's accuracy with less KV; of those that reach it, ets needs " \
         "least, 1.50 times its KV size: it solves 6/10" in lead  # fmt: skip
@@ -104,7 +106,7 @@ def test_sizes_are_compared_where_they_count_the_same() -> None:
     assert apart == ["dpts", "mcts", "tot-dfs"]
     found = [*several("rebase", 5, 10), *several("dpts", 9, 10, kv=1), *several("ets", 5, 10)]
     lead, best = summarise(found, rows_of(found))
-    assert ", ets needs least" in lead
+    assert lead.startswith("At width 16, ets reaches REBASE's accuracy with its KV size: it")
     assert best.startswith("dpts at width 16 solves most: 9/10")
     assert "KV size" not in best
     assert any(line.startswith("dpts comes back") for line in cautions(found, rows_of(found)))
