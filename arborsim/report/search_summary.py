@@ -9,6 +9,7 @@ from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import Row, SearchResult
 from arborsim.bank.sweep import MARGIN, Paired, paired
 from arborsim.report.search_figures import reference
+from arborsim.report.units import quantity
 from arborsim.search import make_search
 from arborsim.search.independent import IndependentSamples
 from arborsim.search.level import LevelSearch
@@ -22,6 +23,7 @@ _MOST_WIDTHS = 4
 #: With a larger share of thoughts not recorded, a width says little: others come first.
 _MOST_MISSED = 0.05
 _MOST_NAMED = 3
+_PEAK = "peak_hbm_kv_bytes"
 
 
 def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
@@ -45,16 +47,49 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
         return [f"{_best(own)} Nothing else was run that could be compared with it."]
     short = {row.width for row in own if row.label == REFERENCE and row.missed > _MOST_MISSED}
     widths = sorted({row.width for row in own if row.reference}, key=lambda w: (w in short, -w))
-    found: list[str] = []
-    for width in widths:
-        said = _at_width(mine, own, width, short=bool(found))
-        found += [said] if said else []
-    lead = found[:1] or [_best(own)]
-    return [*lead, *found[1:_MOST_WIDTHS], *([_best(own)] if found else [])]
+    found = [each for width in widths if (each := _at_width(mine, own, width))]
+    if not found:
+        return [_best(own)]
+    (leader, lead, _), *others = found
+    shorts = [short for _, _, short in others[: _MOST_WIDTHS - 1]]
+    return [lead, *_policies(leader, rows), *shorts, _best(own)]
 
 
-def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int, short: bool) -> str:
-    """The comparison with REBASE at one width; empty if there is nothing to compare."""
+def _policies(leader: Row, rows: Sequence[Row]) -> list[str]:
+    """What other policies make of the search that the answer is about."""
+    same = [row for row in rows if (row.label, row.width) == (leader.label, leader.width)]
+    others = [row for row in same if row is not leader][:_MOST_NAMED]
+    return [
+        f"Under {_policy(row)}, {row.label} at width {row.width} peaks at "
+        f"{_ratio(row, leader, _PEAK)} times the HBM that it needs under {_policy(leader)} "
+        f"({_peak(row)} against {_peak(leader)}), in {_ratio(row, leader, 'total_s')} times the "
+        f"time{_kept(row)}."
+        for row in others
+    ]
+
+
+def _policy(row: Row) -> str:
+    return row.policy if row.budget == "any" else f"{row.policy} at budget {row.budget}"
+
+
+def _peak(row: Row) -> str:
+    return quantity("bytes", row.figures[_PEAK])
+
+
+def _ratio(row: Row, other: Row, figure: str) -> str:
+    base = other.figures[figure]
+    return f"{row.figures[figure] / base:.2f}" if base else "unknown"
+
+
+def _kept(row: Row) -> str:
+    kept = row.figures["attention_kept"]
+    return "" if math.isnan(kept) else f", and keeps {100 * kept:.1f} % of the attention"
+
+
+def _at_width(
+    results: Sequence[SearchResult], rows: Sequence[Row], width: int
+) -> tuple[Row, str, str] | None:
+    """The comparison with REBASE at one width, in full and in short; None if there is none."""
     theirs = [r for r in results if (r.label, r.width) == (REFERENCE, width)]
     base = next(row for row in rows if (row.label, row.width) == (REFERENCE, width))
     found: list[tuple[Row, Paired]] = []
@@ -64,7 +99,7 @@ def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int, 
         if pair and by_levels(row.label):
             found.append((row, pair))
     if not found:
-        return ""
+        return None
     able = [each for each in found if each[1].difference >= -MARGIN - 1e-12]
     if able:
         row, pair = min(able, key=lambda each: each[0].figures["kv_tokens"])
@@ -72,14 +107,13 @@ def _at_width(results: Sequence[SearchResult], rows: Sequence[Row], width: int, 
     else:
         row, pair = max(found, key=lambda each: (each[1].difference, -each[0].times("kv_tokens")))
         lead = f"no search reaches REBASE's accuracy; {row.label} comes closest, {_size(row)}"
-    if short:
-        return (
-            f"At width {width}, {lead}: {row.right}/{row.judged} against {base.right}/"
-            f"{base.judged}, {_difference(pair)}.{_lacking(row, base)}"
-        )
+    said = f"At width {width}, {lead}:"
     return (
-        f"At width {width}, {lead}: it solves {_score(row)}, REBASE {_score(base)}. "
-        f"{_told_apart(row, base, pair)}{_lacking(row, base)}"
+        row,
+        f"{said} it solves {_score(row)}, REBASE {_score(base)}. {_told_apart(row, base, pair)}"
+        f"{_lacking(row, base)}",
+        f"{said} {row.right}/{row.judged} against {base.right}/{base.judged}, "
+        f"{_difference(pair)}.{_lacking(row, base)}",
     )
 
 

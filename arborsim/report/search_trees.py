@@ -219,7 +219,7 @@ def _film(
     return {
         "search": unit.title,
         "cell": cell_name(arm.label, arm.width, name, budget, len(job.cells) > 1),
-        "frames": forest.frames(picture),
+        "frames": _with_hidden(forest.frames(picture), film.frames, shown),
         "nodes": [shown[n] for n in kept],
         "row": rows,
         "rows": count,
@@ -229,6 +229,19 @@ def _film(
         "handed": shown[done.answer],
         "correct": done.correct,
     }
+
+
+def _with_hidden(
+    drawn: list[dict[str, Any]], frames: Sequence[Frame], shown: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Frames with the tokens by tier of thoughts that the search opened and the page lacks."""
+    lacking = np.asarray(shown) == NEVER
+    if not lacking.any():
+        return drawn
+    return [
+        {**each, "hidden": frame.tokens_by_tier[lacking].sum(axis=0).tolist()}
+        for each, frame in zip(drawn, frames, strict=True)
+    ]
 
 
 def _own(done: Walk, node: int, kept: Sequence[int]) -> NodeRecord:

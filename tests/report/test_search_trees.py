@@ -117,7 +117,13 @@ def test_what_is_not_drawn_is_said(bank: Path, monkeypatch: pytest.MonkeyPatch) 
     assert drawn.startswith(f"problem 0: of {trees.recorded} recorded thoughts 10 are drawn")
     assert cut.startswith(f"problem 0: {trees.cut} searches are not shown")
     assert trees.cut + len(trees.films) == 4
-    assert trees.films[0]["unseen"] > 0
+    film = trees.films[0]
+    assert film["unseen"] > 0
+    flat = film["frames"][0]["changed"]
+    there = sum(sum(flat[i + 1 : i + 6]) for i in range(0, len(flat), 6))
+    done = walk(make_search("rebase", width=4), read_bank(open_bank(bank), 0))
+    opened = [0, *done.steps[0].opened]
+    assert there + sum(film["frames"][0]["hidden"]) == sum(done.tokens[n] for n in opened)
     monkeypatch.undo()
     (trees,) = take_trees(job_on(bank, FULL, TIGHT), {0: "problem 0: x"})
     assert len(trees.films) + trees.infeasible == 8

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from arborsim.bank.results import SearchResult, rows_of
+from arborsim.measurements import TimeSplit
 from arborsim.report.search_columns import scales, shown
 from arborsim.report.search_figures import against_size, against_width, figures_of
 from arborsim.report.search_summary import by_levels, cautions, missing, summarise
 from arborsim.search import search_names
-from tests.bank.test_results import result
+from tests.bank.test_results import PLAIN, result
 
 
 def several(
@@ -84,6 +85,30 @@ def test_other_widths_follow_in_short() -> None:
     )
     assert found[2].startswith("ets at width 64 solves most: 7/10")
     assert len(found) == 3
+
+
+def test_what_other_policies_make_of_the_answer() -> None:
+    half = replace(
+        PLAIN.simulated,
+        measured=replace(
+            PLAIN.simulated.measured, peak_hbm_kv_bytes=400, time=TimeSplit(decode_s=3.0)
+        ),
+        attention_kept=0.9,
+    )
+    whole = replace(
+        PLAIN.simulated, measured=replace(PLAIN.simulated.measured, peak_hbm_kv_bytes=1000)
+    )
+    found = [
+        replace(r, policy=policy, budget=budget, simulated=simulated)
+        for policy, budget, simulated in (("full", "any", whole), ("arborkv", "0.5", half))
+        for r in (*several("rebase", 5, 10), *several("ets", 5, 10, kv=50))
+    ]
+    _, other, _ = summarise(found, rows_of(found))
+    assert other == (
+        "Under arborkv at budget 0.5, ets at width 16 peaks at 0.40 times the HBM that it needs "
+        "under full (400 B against 1.00 kB), in 1.50 times the time, and keeps 90.0 % of the "
+        "attention."
+    )
 
 
 def test_without_anything_to_compare_with() -> None:

@@ -129,7 +129,7 @@ const TREE = {
     const frame = film.frames[moment];
     const table = film.moments[moment];
     const on = activePath(frame.active, place.parent);
-    const totals = [0, 0, 0, 0, 0];
+    const totals = [...(frame.hidden ?? [0, 0, 0, 0, 0])]; // of thoughts that are not drawn
     nodes.forEach((node, i) => {
       const tokens = table.subarray(5 * i, 5 * i + 5);
       const present = tokens.reduce((a, b) => a + b, 0);
