@@ -1,0 +1,215 @@
+"""The columns of a plan's table: one candidate a row, figures at its largest load."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from arborsim.planning.results import MET, MISSED, CandidateResult, LoadPoint, PlanResult
+from arborsim.planning.statistics import Estimate
+from arborsim.report.markup import sorter
+from arborsim.report.plan_words import middle, named, plain_scale, saturates
+from arborsim.report.units import Scale, scale_for
+
+_STATUS = {MISSED: "misses the target"}
+
+
+@dataclass(frozen=True)
+class PlanColumn:
+    """One figure of a candidate.
+
+    Attributes
+    ----------
+    key, title : str
+    kind : str
+        A key of `arborsim.report.units.UNITS`, or "load" or "money", which have no prefixes.
+    value : callable
+        CandidateResult -> float, NaN where it is not known.
+    about : str
+        What it means, for the appendix.
+    """
+
+    key: str
+    title: str
+    kind: str
+    value: Callable[[CandidateResult], float]
+    about: str
+
+    def scale(self, rows: Sequence[CandidateResult], result: PlanResult) -> Scale:
+        """One unit for the column."""
+        values = [self.value(row) for row in rows]
+        if self.kind == "load":
+            return plain_scale(values, result.unit if self.key == "largest" else "")
+        if self.kind == "money":
+            return plain_scale(values, result.currency)
+        return scale_for(self.kind, values)
+
+
+def _at(read: Callable[[LoadPoint], float]) -> Callable[[CandidateResult], float]:
+    """A figure at the largest load."""
+    return lambda row: math.nan if row.at_largest is None else read(row.at_largest)
+
+
+def _solved(bounds: tuple[Estimate, Estimate] | None) -> float:
+    return math.nan if bounds is None else (bounds[0].value + bounds[1].value) / 2
+
+
+def _kept(row: CandidateResult) -> float:
+    quality = row.quality
+    return math.nan if quality is None or quality.attention_kept is None else quality.attention_kept
+
+
+def _accuracy(row: CandidateResult) -> float:
+    quality = row.quality
+    return math.nan if quality is None or quality.accuracy is None else quality.accuracy.value
+
+
+COLUMNS: tuple[PlanColumn, ...] = (
+    PlanColumn("largest", "Largest load", "load",
+               lambda r: math.nan if r.largest is None else r.largest,
+               "The largest load on one machine at which every run met the target. The next load "
+               "that was tried missed it."),
+    PlanColumn("cost", "Cost per 1,000", "money",
+               _at(lambda p: middle(p.cost_per_1000)),
+               "Price of 1,000 served searches at the largest load; the middle of its range."),
+    PlanColumn("cost_solved", "Cost per 1,000 solved", "money",
+               _at(lambda p: 1000 * _solved(p.cost_per_solved)),
+               "The same for 1,000 searches with a correct answer, as recorded under full "
+               "retention; a policy that drops tokens may solve fewer."),
+    PlanColumn("kept", "Attention kept", "percent", _kept,
+               "Share of the recorded attention on tokens that stay readable. It is not accuracy."),
+    PlanColumn("accuracy", "Accuracy", "percent", _accuracy,
+               "Share of correct answers of live runs under this policy and budget."),
+    PlanColumn("p50", "Search, p50", "seconds", _at(lambda p: p.search_s.p50),
+               "From arrival to answer, median, at the largest load."),
+    PlanColumn("p95", "p95", "seconds", _at(lambda p: p.search_s.p95),
+               "From arrival to answer, 95th percentile."),
+    PlanColumn("p99", "p99", "seconds", _at(lambda p: p.search_s.p99),
+               "From arrival to answer, 99th percentile."),
+    PlanColumn("first", "First token, p95", "seconds", _at(lambda p: p.first_token_s.p95),
+               "From arrival to the first token."),
+    PlanColumn("token50", "Per token, p50", "seconds", _at(lambda p: p.token_s.p50),
+               "A search's mean time per output token after the first, median."),
+    PlanColumn("token95", "Per token, p95", "seconds", _at(lambda p: p.token_s.p95),
+               "A search's mean time per output token after the first, 95th percentile."),
+    PlanColumn("alone", "Alone", "seconds",
+               lambda r: math.nan if r.alone is None else r.alone.seconds,
+               "One search by itself on the idle machine, mean over the mix."),
+    PlanColumn("together", "Searches at once", "load", _at(lambda p: p.concurrency),
+               "Mean number of searches in the machine, waiting ones left out."),
+    PlanColumn("use_hbm", "HBM space", "percent", _at(lambda p: p.used.hbm),
+               "Bytes held for keys and values, of those that there are for them, over time."),
+    PlanColumn("use_memory", "HBM bandwidth", "percent", _at(lambda p: p.used.memory),
+               "Share of the time that decode iterations need to read weights, keys and values."),
+    PlanColumn("use_compute", "Compute", "percent", _at(lambda p: p.used.compute),
+               "Share of the time that decode iterations need to compute."),
+    PlanColumn("use_pcie", "PCIe", "percent",
+               _at(lambda p: max(p.used.pcie_down, p.used.pcie_up)),
+               "Share of the time that the busier direction carries something."),
+    PlanColumn("use_host", "Host memory", "percent", _at(lambda p: p.used.host),
+               "Bytes held in DDR (and NVMe), of those there are, over time."),
+    PlanColumn("preempted", "Preempted per 1,000", "load", _at(lambda p: p.preemptions_per_1000),
+               "How often a search had to give up its place to others, per 1,000 searches."),
+    PlanColumn("refused", "Refused per 1,000", "load", _at(lambda p: p.refused_per_1000),
+               "Searches too large to be served at all, per 1,000 searches."),
+    PlanColumn("machines", "Machines for the load", "count",
+               lambda r: math.nan if r.fleet is None else r.fleet.machines,
+               "Machines that serve the stated load, each an equal part of it."),
+)  # fmt: skip
+
+
+def shown(rows: Sequence[CandidateResult]) -> list[PlanColumn]:
+    """Columns that say something about some row."""
+    quiet = ("preempted", "refused", "use_pcie", "use_host")  # what never happened needs no column
+    return [
+        column
+        for column in COLUMNS
+        if any(
+            not math.isnan(value) and (value or column.key not in quiet)
+            for value in map(column.value, rows)
+        )
+    ]
+
+
+def definitions(columns: Sequence[PlanColumn]) -> dict[str, str]:
+    """Terms and what they mean."""
+    return {column.title: column.about for column in columns}
+
+
+def table(result: PlanResult) -> tuple[str, list[PlanColumn]]:
+    """The comparison, a body per GPU, sortable; each cell carries its plain value.
+
+    Candidates that meet the target under no load are not in it.
+    """
+    rows = result.met()
+    columns = shown(rows)
+    units = {column.key: column.scale(rows, result) for column in columns}
+    budgets = any(row.budget != "-" for row in rows)
+    recalls = len({row.recall for row in rows}) > 1
+    texts = ["Policy", *(["Budget"] if budgets else []), *(["Recall"] if recalls else [])]
+    head = "".join(f'<th class="text" scope="col">{sorter(text, "")}</th>' for text in texts)
+    head += "".join(
+        f'<th scope="col" title="{html.escape(c.about)}">'
+        f"{sorter(c.title, html.escape(units[c.key].unit))}</th>"
+        for c in columns
+    )
+    head += f'<th class="text" scope="col">{sorter("Runs out first", "")}</th>'
+    bodies = []
+    for hardware in dict.fromkeys(row.hardware for row in rows):
+        own = [row for row in rows if row.hardware == hardware]
+        span = len(texts) + len(columns) + 1
+        name = f'<th scope="rowgroup" colspan="{span}">{html.escape(hardware)}</th>'
+        group = f'<tr class="group">{name}</tr>'
+        lines = [_line(row, result, columns, units, budgets, recalls) for row in own]
+        bodies.append(f"<tbody>{group}{''.join(lines)}</tbody>")
+    return f"<thead><tr>{head}</tr></thead>{''.join(bodies)}", columns
+
+
+def _line(
+    row: CandidateResult, result: PlanResult, columns: Sequence[PlanColumn],
+    units: dict[str, Scale], budgets: bool, recalls: bool,
+) -> str:  # fmt: skip
+    policy = html.escape(row.policy)
+    cells = [
+        f'<th scope="row" class="text" data-value="{policy}">{policy}{_mark(row, result)}</th>'
+    ]
+    texts = [*([row.budget] if budgets else []), *([row.recall] if recalls else [])]
+    cells += [_text(text) for text in texts]
+    for column in columns:
+        value = column.value(row)
+        known = not math.isnan(value)
+        bar = ""
+        if known and column.kind == "percent":
+            bar = f' class="bar" style="--share:{min(max(value, 0.0), 1.0):.3f}"'
+        text = html.escape(units[column.key].show(value).replace("-", "\u2013"))
+        cells.append(f'<td{bar} data-value="{f"{value:.9g}" if known else ""}">{text}</td>')
+    cells.append(_text(saturates(row.at_largest)))
+    chosen = ' class="chosen"' if row.number == result.recommendation.candidate else ""
+    return f"<tr{chosen}>{''.join(cells)}</tr>"
+
+
+def _text(text: str) -> str:
+    dash = "\u2013"
+    shown = html.escape(text).replace("-", dash) or dash
+    return f'<td class="text" data-value="{html.escape(text)}">{shown}</td>'
+
+
+def _mark(row: CandidateResult, result: PlanResult) -> str:
+    """A star on what is recommended, a ring on its alternative."""
+    if row.number == result.recommendation.candidate:
+        return ' <abbr title="recommended">★</abbr>'
+    if row.number == result.recommendation.alternative:
+        return ' <abbr title="nearest alternative">☆</abbr>'
+    return ""
+
+
+def failures(result: PlanResult) -> list[str]:
+    """Why the others are not in the table, one line each."""
+    return [
+        f"{named(row)}: {_STATUS.get(row.status, row.status)}"
+        + (f" ({row.reason})" if row.reason else "")
+        for row in result.candidates
+        if row.status != MET
+    ]

@@ -1,0 +1,101 @@
+"""How a plan's figures are said: loads, prices, and what runs out, in words and short numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from arborsim.planning.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.report.units import Scale
+
+#: Names of `LoadPoint.saturated`.
+SATURATED = {
+    "hbm": "HBM space",
+    "host": "host memory",
+    "searches": "allowed searches",
+    "compute": "compute",
+    "memory": "HBM bandwidth",
+    "pcie_down": "PCIe to host",
+    "pcie_up": "PCIe from host",
+}
+
+
+def numbered(result: PlanResult, number: int) -> CandidateResult:
+    """A candidate by its number; of an interrupted plan some are missing."""
+    return next(each for each in result.candidates if each.number == number)
+
+
+def named(row: CandidateResult) -> str:
+    """All that tells it from the others."""
+    budget = "" if row.budget == "-" else f" at {row.budget}"
+    recall = "" if row.recall == "-" else f" ({row.recall})"
+    return f"{row.policy}{budget}{recall} on {row.hardware}"
+
+
+def saturates(point: LoadPoint | None) -> str:
+    """What runs out first."""
+    return "" if point is None else SATURATED.get(point.saturated, point.saturated)
+
+
+def middle(bounds: tuple[float, float] | None) -> float:
+    """Of a range of prices; NaN if nobody named one."""
+    return math.nan if bounds is None else sum(bounds) / 2
+
+
+def digits(value: float, least: int = 3) -> str:
+    """A number with `least` significant digits: ``0.0123``, ``1.20``, ``1,234``."""
+    if math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "unlimited" if value > 0 else "none"
+    decimals = 0 if value == 0 else max(0, least - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
+
+
+def load(value: float | None, unit: str) -> str:
+    """``"1.25 searches/s"``, ``"12 clients"``."""
+    if value is None:
+        return "none"
+    return f"{value:,.0f} {unit}" if unit == "clients" else f"{digits(value)} {unit}"
+
+
+def money(bounds: tuple[float, float] | None, currency: str) -> str:
+    """``"1.20 to 1.80 USD"``; one number if both ends are the same."""
+    if bounds is None:
+        return "no price given"
+    low, high = digits(bounds[0]), digits(bounds[1])
+    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
+
+
+def plain_scale(values: Iterable[float], unit: str) -> Scale:
+    """A column of numbers without prefixes (loads, prices), with three digits of the largest."""
+    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+    decimals = 2 if largest == 0 else min(max(2 - math.floor(math.log10(largest)), 0), 6)
+    return Scale(unit, 1.0, decimals)
+
+
+def told_apart(candidates: Iterable[CandidateResult]) -> dict[int, str]:
+    """A short name for each: only what differs among them is said.
+
+    Candidates on one GPU are told apart by policy and budget, those of one policy by the GPU.
+    """
+    chosen = list(candidates)
+    different = {
+        part: len({getattr(each, part) for each in chosen}) > 1
+        for part in ("policy", "budget", "recall", "hardware")
+    }
+    names = {each.number: _short(each, different) for each in chosen}
+    if len(set(names.values())) < len(names):
+        return {each.number: named(each) for each in chosen}
+    return names
+
+
+def _short(each: CandidateResult, different: dict[str, bool]) -> str:
+    text = each.policy if different["policy"] or not different["hardware"] else ""
+    if different["budget"] and each.budget != "-":
+        text = f"{text} at {each.budget}" if text else f"budget {each.budget}"
+    if different["recall"] and each.recall != "-":
+        text = f"{text} ({each.recall})".strip()
+    if not different["hardware"]:
+        return text
+    return f"{text}, {each.hardware}" if text else each.hardware

@@ -1,0 +1,289 @@
+"""The page of a plan as text, and what its figures and files hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from arborsim.errors import UsageError
+from arborsim.planning.results import Recommendation, Slice
+from arborsim.report import plan_export, plan_figures, plan_pareto, plan_timeline
+from arborsim.report.plan_columns import COLUMNS, table
+from arborsim.report.plan_page import PlanReport, render, write_plan_page
+from arborsim.report.plan_sensitivity import overview, sliders
+from arborsim.report.plan_words import digits, money, named, told_apart
+from tests.planning.make import small_plan
+from tests.report.plan_synthetic import plan, sensitivities
+from tests.report.test_html import EVIL, Page
+
+
+def everywhere_evil():
+    """A plan in which every text from a file is hostile."""
+    base = plan(name=EVIL)
+    rows = tuple(
+        replace(each, policy=f"{each.policy}{EVIL}", hardware=f"{each.hardware}{EVIL}",
+                reason=each.reason and EVIL)
+        for each in base.candidates
+    )  # fmt: skip
+    evil = replace(
+        base, candidates=rows, unit="searches/s", currency=EVIL, notes=(EVIL,), assumed=(EVIL,),
+        settings={EVIL: EVIL, "model": EVIL},
+        recommendation=replace(base.recommendation, text=EVIL, unknown=(EVIL,)),
+    )  # fmt: skip
+    found = [
+        replace(each, variants=tuple(
+            replace(v, result=replace(v.result, policy=EVIL, reason=EVIL)) for v in each.variants
+        ))
+        for each in sensitivities(base)
+    ]  # fmt: skip
+    return PlanReport(evil, tuple(found), EVIL)
+
+
+def data_of(page: str) -> dict:
+    """The JSON that the page's scripts read."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_same_plan_gives_the_same_bytes_and_no_address() -> None:
+    report = PlanReport(plan(), tuple(sensitivities(plan())))
+    page = render(report)
+    assert page == render(PlanReport(plan(), tuple(sensitivities(plan()))))
+    ours = page[: page.index('<script type="application/json"')]
+    assert "http" not in ours.replace("http-equiv", "")
+    assert "default-src 'none'" in ours
+
+
+def test_hostile_texts_stay_text() -> None:
+    page = Page(render(everywhere_evil()))
+    assert not page.open
+    assert page.scripts == 3
+    assert not [a for a in page.attributes if a[0] == "img" or a[1].startswith("on")]
+    assert page.text.count(EVIL) > 40
+    data = json.loads(page.data)
+    plots = [*data["pareto"]["plots"], *data["load"], *data["saturation"]]
+    stops = [stop for each in data["sliders"] for stop in each["stops"]]
+    drawn = [*(each["figure"] for each in (*plots, *stops)), data["time"], data["overview"],
+             data["memory"], data["timeline"]]  # fmt: skip
+    assert "<img" not in json.dumps(drawn)  # Plotly reads markup in labels
+
+
+def test_the_answer_comes_first_and_names_both_candidates() -> None:
+    result = plan()
+    page = render(PlanReport(result))
+    main = page[page.index("<main>") :]
+    assert main.index(result.recommendation.text[:40]) < main.index('id="pareto"')
+    for number in (result.recommendation.candidate, result.recommendation.alternative):
+        assert named(result.candidates[number]) in main[: main.index('id="pareto"')]
+    for unknown in result.recommendation.unknown:
+        assert unknown in main[: main.index('id="pareto"')]
+    assert "210 s at the 95th percentile" in main  # why a candidate is not in the table
+
+
+def test_a_plan_without_prices_or_attention_says_so() -> None:
+    page = render(PlanReport(plan(attention=False, prices=False)))
+    assert "no price given" in page
+    assert "not known: 60 % of the tokens are evicted" in page
+    titles = [each["title"] for each in data_of(page)["pareto"]["plots"]]
+    assert titles[0] == "Tokens never evicted against load"
+
+
+def test_nobody_meets_the_target() -> None:
+    base = plan()
+    lost = tuple(each for each in base.candidates if each.status != "met")
+    nobody = replace(
+        base, candidates=lost, timeline=None,
+        recommendation=Recommendation(None, "No candidate meets the target of 60 s."),
+    )  # fmt: skip
+    page = render(PlanReport(nobody))
+    data = data_of(page)
+    assert "No candidate meets the target of 60 s." in page
+    assert data["pareto"]["plots"][0]["figure"]["data"][-1]["x"] == []
+    assert not data["load"]
+    assert not data["sliders"]
+    assert data["time"] is None
+
+
+def test_an_interrupted_plan_says_so_and_candidates_keep_their_numbers() -> None:
+    base = plan()
+    part = replace(base, complete=False, candidates=base.candidates[3:12])
+    page = render(PlanReport(part, tuple(sensitivities(base))))
+    assert "The plan was interrupted." in page
+    assert named(base.candidates[9]) in page
+    with pytest.raises(UsageError, match="nothing to report"):
+        write_plan_page(PlanReport(replace(base, candidates=())), "unused.html")
+
+
+def test_a_path_that_cannot_be_written(tmp_path) -> None:
+    with pytest.raises(UsageError, match="cannot write the report"):
+        write_plan_page(PlanReport(plan()), tmp_path / "missing" / "plan.html")
+
+
+def test_efficient_candidates_are_those_nobody_dominates() -> None:
+    result = plan()
+    known = [measure for measure in plan_pareto.measures(result) if measure is not None]
+    assert [measure.title for measure in known] == ["cost", "attention kept", "latency"]
+    best = plan_pareto.efficient(result.met(), known)
+
+    def better(a, b) -> bool:
+        """Slowly: whether a is as good as b in everything, and better in something."""
+        signs = [-1 if measure.higher else 1 for measure in known]
+        pairs = [(s * m.value(a), s * m.value(b)) for s, m in zip(signs, known, strict=True)]
+        return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)
+
+    rows = result.met()
+    assert {row.number for row in best} == {
+        row.number for row in rows if not any(better(other, row) for other in rows)
+    }
+    figure = plan_pareto.figures(result)
+    assert len(figure["efficient"]) == len(best)
+    assert figure["by"] == "cost, attention kept and latency"
+
+
+def test_the_table_has_a_body_per_gpu_and_plain_values() -> None:
+    result = plan()
+    html, columns = table(result)
+    assert html.count("<tbody>") == 3
+    assert html.count("<tr>") + html.count('<tr class="chosen">') == 1 + len(result.met())
+    assert "refused" not in [column.key for column in columns]
+    assert {column.key for column in columns} < {column.key for column in COLUMNS}
+    assert f'data-value="{result.candidates[0].largest:.9g}"' in html
+    assert html.count("★") == html.count("☆") == 1
+
+
+def test_lines_begin_with_the_recommended_candidate() -> None:
+    result = plan()
+    rows = plan_figures.with_curves(result)
+    assert [row.number for row in rows[:2]] == [9, 3]
+    (search, *_) = plan_figures.against_load(result)
+    assert search["figure"]["data"][0]["x"] == [
+        float(f"{point.load:.6g}") for point in rows[0].curve]  # fmt: skip
+    assert search["figure"]["layout"]["shapes"][0]["y0"] == 60
+    first = plan_figures.saturation(result)[0]["text"]
+    assert first.startswith("At small loads the busiest part is HBM bandwidth; from ")
+    assert "on, HBM space." in first
+
+
+def test_parts_of_the_time_add_up_to_all_of_it() -> None:
+    figure = plan_figures.time_split(plan())
+    assert figure is not None
+    bars = list(zip(*(each["x"] for each in figure["data"]), strict=True))
+    assert [sum(bar) for bar in bars] == pytest.approx([100] * len(bars))
+
+
+def test_memory_stacks_up_to_what_the_machine_holds() -> None:
+    figure = plan_timeline.memory(plan())
+    assert figure is not None
+    names = [each["name"] for each in figure["data"]]
+    assert names == ["Weights", "Workspace and reserve", "KV in HBM", "KV in host memory"]
+    assert figure["layout"]["shapes"][0]["y0"] == 80.0
+    assert len({str(each["x"]) for each in figure["data"]}) == 1  # or they would not stack
+    assert plan_timeline.memory(replace(plan(), timeline=None)) is None
+
+
+def test_rows_of_the_timeline_never_overlap() -> None:
+    result = plan()
+    assert result.timeline is not None
+    lanes = plan_timeline._lanes(result.timeline.slices)
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for search, lane in lanes.items():
+        own = [each for each in result.timeline.slices if each.search == search]
+        if search >= 0:
+            spans.setdefault(lane, []).append((min(s.start_s for s in own),
+                                               max(s.end_s for s in own)))  # fmt: skip
+    for found in spans.values():
+        ordered = sorted(found)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(ordered))
+    assert sum(map(len, spans.values())) == 30
+
+
+def test_a_long_timeline_is_cut_and_says_where() -> None:
+    base = plan()
+    assert base.timeline is not None
+    slices = tuple(Slice(0.01 * i, 0.01 * i + 5, "decode", i) for i in range(6000))
+    figure, note = plan_timeline.timeline(
+        replace(base, timeline=replace(base.timeline, slices=slices, until_s=65.0))
+    )
+    assert figure is not None
+    assert sum(len(each["y"]) for each in figure["data"]) <= 2500
+    assert "The first 25.0 s" in note
+    assert "found no row" in note
+
+
+def test_sliders_stop_at_every_factor_and_the_curves_move() -> None:
+    result = plan()
+    found = sliders(result, sensitivities(result))
+    assert [each["title"] for each in found] == [
+        "HBM size", "HBM bandwidth", "Compute", "PCIe bandwidth", "Length of searches",
+        "Price of h100"]  # fmt: skip
+    memory = found[0]
+    assert [stop["label"].split(" (")[0] for stop in memory["stops"]] == [
+        "× 0.5", "× 0.75", "× 1", "× 1.5", "× 2"]  # fmt: skip
+    solid = [[line for line in stop["figure"]["data"] if line["showlegend"]]
+             for stop in memory["stops"]]  # fmt: skip
+    assert len({str(lines[0]["x"]) for lines in solid}) == 5
+    assert memory["stops"][0]["rows"][1] == ["rtx4090", "no room for keys and values", "", ""]
+    assert len({str(stop["figure"]["layout"]["xaxis"]["range"]) for stop in memory["stops"]}) == 1
+    dear, usual = found[-1]["stops"][-1], found[-1]["stops"][found[-1]["start"]]
+    assert dear["verdict"] == "The cheapest of them is rtx4090, which is not what is recommended."
+    assert usual["verdict"] != dear["verdict"]
+    assert sliders(result, []) == []
+
+
+def test_the_overview_shows_what_matters_most_on_top() -> None:
+    figure = overview(plan(), sensitivities(plan()))
+    assert figure is not None
+    assert figure["layout"]["yaxis"]["ticktext"][-1] == "Length of searches"
+    assert figure["layout"]["yaxis"]["ticktext"][0] == "PCIe bandwidth"
+    halved, doubled = figure["data"]
+    assert halved["x"][-1] == pytest.approx(100 * (2**1.3 - 1), abs=0.01)
+    assert doubled["x"][-1] == pytest.approx(100 * (2**-1.3 - 1), abs=0.01)
+
+
+def test_files_hold_every_candidate_and_load() -> None:
+    result = plan()
+    everything = rows_of(plan_export.candidates(result))
+    assert len(everything) == len(result.candidates)
+    assert float(everything[9]["largest_load"]) == result.candidates[9].largest
+    assert everything[-1]["largest_load"] == ""
+    assert everything[-1]["reason"] == result.candidates[-1].reason
+    curves = rows_of(plan_export.curves(result))
+    assert len(curves) == sum(len(row.curve) for row in result.candidates)
+    changed = rows_of(plan_export.sensitivity(sensitivities(result)))
+    assert len(changed) == 2 * 5 * 5
+    assert {row["number"] for row in changed} == {"9", "3"}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "@cell", "-2"])
+def test_no_cell_is_a_formula(text: str) -> None:
+    (row,) = rows_of(plan_export.to_csv([{"policy": text, "budget": "-"}]))
+    assert row == {"policy": f"'{text}", "budget": "-"}
+
+
+def test_a_real_plan_has_a_page() -> None:
+    page = render(PlanReport(small_plan()))
+    assert small_plan().recommendation.text in page.replace("&#x27;", "'")
+    assert len(rows_of(data_of(page)["csv"]["candidates"])) == 4
+
+
+def test_numbers_in_words() -> None:
+    assert [digits(v) for v in (0.01234, 1.2, 1234.5, 0.0, float("inf"))] == [
+        "0.0123", "1.20", "1,234", "0", "unlimited"]  # fmt: skip
+    assert money((1.5, 1.5), "EUR") == "1.50 EUR"
+    assert money((1.5, 2.0), "EUR") == "1.50 to 2.00 EUR"
+    rows = plan().candidates
+    assert told_apart(rows[2:4]) == {2: "arborkv at 0.5", 3: "arborkv at 0.25"}
+    assert told_apart([rows[2], rows[9]]) == {2: "budget 0.5, rtx4090", 9: "budget 0.25, h100"}
+    assert told_apart([rows[0], rows[6]]) == {0: "rtx4090", 6: "h100"}
+    assert told_apart(rows[:1]) == {0: "full"}
