@@ -202,7 +202,11 @@ def _score(row: Row) -> str:
 
 def missing(rows: Sequence[Row]) -> str:
     """A warning about thoughts that the bank lacks; empty if it served every search."""
-    short = sorted({(row.missed, row.label, row.width) for row in rows if row.missed}, reverse=True)
+    most: dict[tuple[str, int], float] = {}
+    for row in rows:  # a policy changes no search, but can leave problems out
+        key = row.label, row.width
+        most[key] = max(most.get(key, 0.0), row.missed)
+    short = sorted(((missed, *key) for key, missed in most.items() if missed), reverse=True)
     if not short:
         return ""
     named = "; ".join(

@@ -142,7 +142,8 @@ def test_what_the_bank_lacked_is_said() -> None:
     assert missing(rows_of(found)) == ""
     short = [replace(r, bank_misses=2, model_calls=8) for r in several("ets", 5, 10)]
     few = [replace(r, bank_misses=r.episode == 0, model_calls=800) for r in several("dpts", 5, 10)]
-    text = missing(rows_of([*found, *short, *few]))
+    other = [replace(r, policy="h2o", budget="0.5", model_calls=18) for r in short]
+    text = missing(rows_of([*found, *short, *few, *other]))
     assert "ets at width 16: 20.0 %; dpts at width 16: <0.1 %. Such a search" in text
 
 
