@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import Row, SearchResult
+from arborsim.bank.results import FIGURES, Row, SearchResult
 from arborsim.bank.sweep import MARGIN, Paired, paired
 from arborsim.report.search_figures import reference
-from arborsim.report.units import quantity
+from arborsim.report.units import quantity, scale_for
 from arborsim.search import make_search
 from arborsim.search.independent import IndependentSamples
 from arborsim.search.level import LevelSearch
@@ -23,7 +24,6 @@ _MOST_WIDTHS = 4
 #: With a larger share of thoughts not recorded, a width says little: others come first.
 _MOST_MISSED = 0.05
 _MOST_NAMED = 3
-_PEAK = "peak_hbm_kv_bytes"
 
 
 def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
@@ -52,38 +52,57 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
         return [_best(own)]
     (leader, lead, _), *others = found
     shorts = [short for _, _, short in others[: _MOST_WIDTHS - 1]]
-    return [lead, *_policies(leader, rows), *shorts, _best(own)]
+    return [lead, *_policies(results, leader), *shorts, _best(own)]
 
 
-def _policies(leader: Row, rows: Sequence[Row]) -> list[str]:
-    """What other policies make of the search that the answer is about."""
-    same = [row for row in rows if (row.label, row.width) == (leader.label, leader.width)]
-    others = [row for row in same if row is not leader][:_MOST_NAMED]
+def _policies(results: Sequence[SearchResult], leader: Row) -> list[str]:
+    """What other policies make of the search that the answer is about, on the same problems."""
+    cells: dict[tuple[str, str], dict[int, SearchResult]] = {}
+    for r in results:
+        if (r.label, r.width) == (leader.label, leader.width):
+            cells.setdefault((r.policy, r.budget), {})[r.episode] = r
+    base = cells.pop((leader.policy, leader.budget))
+    shared = [(cell, base.keys() & own.keys(), own) for cell, own in cells.items()]
     return [
-        f"Under {_policy(row)}, {row.label} at width {row.width} peaks at "
-        f"{_ratio(row, leader, _PEAK)} times the HBM that it needs under {_policy(leader)} "
-        f"({_peak(row)} against {_peak(leader)}), in {_ratio(row, leader, 'total_s')} times the "
-        f"time{_kept(row)}."
-        for row in others
+        _under(leader, cell, [(own[n], base[n]) for n in sorted(both)])
+        for cell, both, own in shared[:_MOST_NAMED]
+        if both
     ]
 
 
-def _policy(row: Row) -> str:
-    return row.policy if row.budget == "any" else f"{row.policy} at budget {row.budget}"
+def _under(
+    leader: Row, cell: tuple[str, str], pairs: Sequence[tuple[SearchResult, SearchResult]]
+) -> str:
+    mine, base = (_means([pair[side] for pair in pairs]) for side in (0, 1))
+    peak, before = mine["peak_hbm_kv_bytes"], base["peak_hbm_kv_bytes"]
+    kept = mine["attention_kept"]
+    attention = "" if math.isnan(kept) else f", and keeps {_percent(kept)} of the attention"
+    some = (
+        f" On {len(pairs)} of {leader.searches} problems." if len(pairs) < leader.searches else ""
+    )
+    return (
+        f"Under {_policy(*cell)}, {leader.label} at width {leader.width} peaks at "
+        f"{_ratio(peak, before)} times the HBM that it needs under "
+        f"{_policy(leader.policy, leader.budget)} ({quantity('bytes', peak)} against "
+        f"{quantity('bytes', before)}), in {_ratio(mine['total_s'], base['total_s'])} times the "
+        f"time{attention}.{some}"
+    )
 
 
-def _peak(row: Row) -> str:
-    return quantity("bytes", row.figures[_PEAK])
+def _means(results: Sequence[SearchResult]) -> dict[str, float]:
+    return {name: fmean(map(of, results)) for name, of in FIGURES.items()}
 
 
-def _ratio(row: Row, other: Row, figure: str) -> str:
-    base = other.figures[figure]
-    return f"{row.figures[figure] / base:.2f}" if base else "unknown"
+def _policy(name: str, budget: str) -> str:
+    return name if budget == "any" else f"{name} at budget {budget}"
 
 
-def _kept(row: Row) -> str:
-    kept = row.figures["attention_kept"]
-    return "" if math.isnan(kept) else f", and keeps {100 * kept:.1f} % of the attention"
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.2f}" if base else "unknown"
+
+
+def _percent(value: float) -> str:
+    return f"{scale_for('percent', [value]).show(value)} %"
 
 
 def _at_width(
