@@ -15,6 +15,7 @@ from arborsim.cli.import_ import import_
 from arborsim.cli.inspect import inspect
 from arborsim.cli.live import live
 from arborsim.cli.models import models
+from arborsim.cli.plan import plan
 from arborsim.cli.policies import policies
 from arborsim.cli.record import record
 from arborsim.cli.replay import replay
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command()(replay)
 app.command()(search)
+app.command()(plan)
 app.command()(record)
 app.command()(live)
 app.command()(validate)

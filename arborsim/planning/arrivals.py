@@ -7,6 +7,7 @@ leaves their pattern as it is: results differ by the load, not by luck.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -48,6 +49,15 @@ class Arrivals(Protocol):
     def stated(self) -> float | None:
         """The load that the workload states; None if only the largest one is sought."""
 
+    def with_load(self, load: float) -> Arrivals:
+        """The same process with another stated load.
+
+        Raises
+        ------
+        UsageError
+            It is not above 0, or no whole number of clients.
+        """
+
     def at(self, load: float, count: int, seed: int) -> np.ndarray | Clients:
         """Arrivals of `count` searches at a load above 0.
 
@@ -74,6 +84,9 @@ class Poisson:
     @property
     def stated(self) -> float | None:
         return self.rate_per_s
+
+    def with_load(self, load: float) -> Poisson:
+        return Poisson(_positive(load))
 
     def at(self, load: float, count: int, seed: int) -> np.ndarray:
         gaps = stream(seed, Stream.ARRIVALS).exponential(size=count)
@@ -111,6 +124,9 @@ class Recorded:
     def stated(self) -> float | None:
         return self.scale * self.rate_per_s
 
+    def with_load(self, load: float) -> Recorded:
+        return Recorded(self.moments_s, _positive(load) / self.rate_per_s)
+
     def at(self, load: float, count: int, seed: int) -> np.ndarray:
         moments = np.asarray(self.moments_s)
         first = int(stream(seed, Stream.ARRIVALS).integers(len(moments)))
@@ -140,8 +156,19 @@ class ClosedLoop:
     def stated(self) -> float | None:
         return self.clients
 
+    def with_load(self, load: float) -> ClosedLoop:
+        if load != int(load):
+            raise UsageError(f"a load of {load:g} clients is no whole number")
+        return ClosedLoop(int(_positive(load)), self.think_s)
+
     def at(self, load: float, count: int, seed: int) -> Clients:
         return Clients(max(1, round(load)), self.think_s)
+
+
+def _positive(load: float) -> float:
+    if not 0 < load < math.inf:
+        raise UsageError(f"a load must be above 0 and finite, not {load:g}")
+    return load
 
 
 def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:

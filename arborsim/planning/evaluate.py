@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -72,6 +73,11 @@ def evaluate(
     # What dropping tokens does to answers is not known, so a solved search has no cost.
     share = solved(workload, found) if result.quality.exact else None
     return _Saturation(workload, bench, result, share).found()
+
+
+def machines_for(load: float, largest_load: float) -> int:
+    """How many machines share a load so that none has more than the largest."""
+    return max(1, math.ceil(load / largest_load - 1e-9))
 
 
 def _draw_counts(workload: Workload, found: VariantDemands) -> np.ndarray:
@@ -212,7 +218,21 @@ class _Saturation:
             refuted=self._grid.load(min(beyond)),
             limited_by=limits[int(np.argmin(borders))],
             at_largest=point,
+            at_stated=self._at_stated(point),
         )
+
+    def _at_stated(self, at_largest: LoadPoint) -> LoadPoint | None:
+        """One machine of as many as the stated load needs, with its part of it."""
+        stated = self._workload.arrivals.stated
+        if stated is None:
+            return None
+        load = stated / machines_for(stated, at_largest.load)
+        if self._closed:
+            load = float(max(1, round(load)))
+        if load == at_largest.load:
+            return at_largest
+        runs = [self._bench.run(load, seed) for seed in self._workload.seeds()]
+        return self._point(load, [run for run in runs if run is not None])
 
     def _range(self, seed: int) -> tuple[int, int, str]:
         """A k that meets the target, one that does not, and why that one does not."""

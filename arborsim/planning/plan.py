@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from arborsim.planning.demands import (
     units_of,
     variants,
 )
-from arborsim.planning.evaluate import evaluate, solved
+from arborsim.planning.evaluate import evaluate, machines_for, solved
 from arborsim.planning.provenance import assumed_numbers, cautions, settings_of
 from arborsim.planning.recommend import Demanded, recommend
 from arborsim.planning.results import CandidateResult, Fleet, PlanResult, Recommendation
@@ -71,8 +70,6 @@ class Planner:
     workload : Workload
     demanded : Demanded
         Quality that a recommendation needs.
-    stated_load : float or None
-        The load that a fleet is sized for; the workload's own if None.
     accuracies : dict
         Share of correct answers by policy and budget, from live runs.
     jobs : int
@@ -83,7 +80,6 @@ class Planner:
 
     workload: Workload
     demanded: Demanded = field(default_factory=Demanded)
-    stated_load: float | None = None
     accuracies: dict[tuple[str, str], Estimate] = field(default_factory=dict)
     jobs: int = 1
     finished: dict[int, CandidateResult] = field(default_factory=dict)
@@ -201,7 +197,7 @@ class Planner:
 
     def result(self) -> PlanResult:
         """The plan as far as it is finished."""
-        load = self.stated_load if self.stated_load is not None else self.workload.arrivals.stated
+        load = self.workload.arrivals.stated
         done = [self._dressed(self.finished[number], load) for number in sorted(self.finished)]
         target = self.workload.target
         plan = PlanResult(
@@ -243,7 +239,7 @@ def _fleet(candidate: CandidateResult, load: float | None) -> Fleet | None:
     """Machines for a load, each with an equal part of it."""
     if load is None or candidate.largest is None or candidate.at_largest is None:
         return None
-    machines = max(1, math.ceil(load / candidate.largest - 1e-9))
+    machines = machines_for(load, candidate.largest)
     price = candidate.price_per_hour
     hourly = None if price is None else (machines * price[0], machines * price[1])
     cost = candidate.at_largest.cost_per_1000

@@ -12,7 +12,7 @@ from arborsim.planning.arrivals import Clients
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.workload import Hardware, Target, Workload
 from arborsim.serving.commands import Command
-from arborsim.serving.engine import ServingEngine, play_closed_form
+from arborsim.serving.engine import ServingEngine, Watch, play_closed_form
 from arborsim.serving.options import Arrivals, ClosedLoop, Timed
 from arborsim.serving.report import ServingReport
 from arborsim.serving.search import Search
@@ -90,7 +90,9 @@ class Bench:
         measured = self.workload.searches - self.workload.warm_up
         return int(measured * (100 - self.workload.target.percentile) / 100 + 1e-9)
 
-    def run(self, load: float, seed: int, whole: bool = True) -> Run | None:
+    def run(
+        self, load: float, seed: int, whole: bool = True, also: Watch | None = None
+    ) -> Run | None:
         """Serve the seed's searches at a load.
 
         As many again follow them, so that the last ones do not meet a machine that empties; they
@@ -102,11 +104,19 @@ class Bench:
         seed : int
         whole : bool
             False: give up, and return None, once the target is certain to be missed.
+        also : Watch, optional
+            Called after each command of the engine; what it returns is ignored.
         """
         count = self.workload.searches
         watch = Verdicts(self.workload.target, self.workload.warm_up, count,
                          None if whole else self.allowed)  # fmt: skip
-        play = partial(play_closed_form, watch=watch)
+
+        def both(server: Server, command: Command, began_s: float) -> bool:
+            assert also is not None
+            also(server, command, began_s)
+            return watch(server, command, began_s)
+
+        play = partial(play_closed_form, watch=watch if also is None else both)
         report = self.engine.run(self._arrivals(load, seed), play)
         return None if watch.given_up else self._measured(report, watch)
 
@@ -140,11 +150,10 @@ class Bench:
         report = self.engine.run(
             ClosedLoop(clients, searches), partial(play_closed_form, watch=enough)
         )
-        ends = np.sort([s.finish_s for s in report.searches if s.finish_s >= 0])
-        full = bool(report.first_s)
-        if len(ends) <= clients:
-            return (len(ends) / report.total_s if report.total_s else 0.0), full
-        return float((len(ends) - clients) / (ends[-1] - ends[clients - 1])), full
+        # By tokens, not by searches that have ended: those under way at the end are partly served.
+        tokens = np.array([priced.source.generated_tokens for priced in self.engine.demands])
+        mean = float(tokens[self.drawn[seed]].mean())
+        return report.tokens_per_s / mean if mean else 0.0, bool(report.first_s)
 
     def _measured(self, report: ServingReport, watch: Verdicts) -> Run:
         first, count = self.workload.warm_up, self.workload.searches

@@ -222,6 +222,16 @@ class Workload:
         weights = [entry.weight for entry in self.mix]
         return draw_mix(weights, self.episodes(), self.searches, seed)
 
+    def with_load(self, load: float) -> Workload:
+        """The same with another stated load, which a fleet is sized for.
+
+        Raises
+        ------
+        UsageError
+            It is not above 0, or no whole number of clients.
+        """
+        return replace(self, arrivals=self.arrivals.with_load(load))
+
     def with_run_length(self, searches: int, warm_up: int, runs: int) -> Workload:
         """The same with shorter or longer runs.
 

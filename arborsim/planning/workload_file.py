@@ -6,6 +6,7 @@ Paths in the file are relative to the folder that it lies in.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,14 @@ def example_workload() -> str:
     return file.read_text(encoding="utf-8")
 
 
-def read_workload(path: Path | str) -> Workload:
+def read_workload(path: Path | str, gpus: Sequence[str] = ()) -> Workload:
     """The workload that a TOML file describes, checked down to every name and number in it.
+
+    Parameters
+    ----------
+    path : path
+    gpus : sequence of str
+        In place of the GPUs that the file names, if any are given.
 
     Raises
     ------
@@ -61,10 +68,12 @@ def read_workload(path: Path | str) -> Workload:
     except UnicodeDecodeError:
         raise UsageError(f"{path}: cannot be read: it is not UTF-8 text") from None
     with located(str(path)):
-        return parse_workload(text, path.parent, path.stem)
+        return parse_workload(text, path.parent, path.stem, gpus)
 
 
-def parse_workload(text: str, base: Path, name: str = "workload") -> Workload:
+def parse_workload(
+    text: str, base: Path, name: str = "workload", gpus: Sequence[str] = ()
+) -> Workload:
     """The workload that a text describes.
 
     Parameters
@@ -75,6 +84,8 @@ def parse_workload(text: str, base: Path, name: str = "workload") -> Workload:
         Folder that relative paths start from.
     name : str
         Its name, unless the text gives one.
+    gpus : sequence of str
+        In place of the GPUs that the text names, if any are given.
 
     Raises
     ------
@@ -84,6 +95,8 @@ def parse_workload(text: str, base: Path, name: str = "workload") -> Workload:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
         raise UsageError(f"this is not valid TOML: {error}") from None
+    if gpus and isinstance(raw.get("candidates"), dict):
+        raw["candidates"]["gpus"] = list(gpus)
     return workload_of(raw, base, name)
 
 

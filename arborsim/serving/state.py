@@ -86,6 +86,11 @@ class State:
         """The search that arrived first of those that lost their place."""
         return self._returning[0][1] if self._returning else None
 
+    @property
+    def displaced(self) -> list[Search]:
+        """Searches that lost their place, by order of arrival."""
+        return [search for _, search in self._returning]
+
     def take_returning(self) -> None:
         """It has got a place."""
         self._returning.pop(0)

@@ -12,8 +12,8 @@ from arborsim.planning.workload_file import parse_workload
 
 SMALL = """
 name = "small"
-searches = 60
-warm_up = 10
+searches = 40
+warm_up = 8
 runs = 2
 
 [model]

@@ -1,0 +1,254 @@
+"""Plans of small workloads: what must hold for any, and what has a known answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from arborsim.hardware.lookup import load_profile
+from arborsim.planning.demands import record_variant, variants
+from arborsim.planning.evaluate import evaluate
+from arborsim.planning.plan import Planner
+from arborsim.planning.recommend import Demanded, recommend
+from arborsim.planning.results import INFEASIBLE, MET, MISSED, UNFIT
+from arborsim.planning.runs import Bench
+from arborsim.planning.statistics import Estimate
+from arborsim.planning.workload import Workload
+from tests.planning.make import small_plan, small_workload
+
+
+def test_the_largest_load_is_met_by_every_run_and_the_next_one_is_not() -> None:
+    plan = small_plan()
+    assert [each.status for each in plan.candidates] == [MET] * 4
+    for each in plan.candidates:
+        point = each.at_largest
+        assert point is not None
+        assert each.largest == min(each.largest_by_seed) == point.load
+        assert point.meets
+        assert point.at_percentile.value <= 20.0
+        assert each.refuted is not None
+        assert each.refuted / each.largest == pytest.approx(1.02)
+        assert 0 < point.used.memory <= 1
+        assert point.search_s.p50 <= point.search_s.p95 <= point.search_s.p99
+        assert point.preemptions_per_1000 >= 0
+        assert each.limited_by == "run length"
+
+
+def test_what_a_search_costs_is_its_share_of_an_hour() -> None:
+    plan = small_plan()
+    h100 = plan.candidates[2]
+    assert h100.at_largest is not None
+    assert h100.largest is not None
+    low, high = h100.at_largest.cost_per_1000 or (0, 0)
+    assert (low, high) == pytest.approx(
+        (1000 * 2.0 / 3600 / h100.largest, 1000 * 3.5 / 3600 / h100.largest)
+    )
+    assert h100.fleet is not None
+    assert h100.fleet.machines == np.ceil(20 / h100.largest)
+    assert h100.fleet.price_per_hour == (2.0 * h100.fleet.machines, 3.5 * h100.fleet.machines)
+    assert h100.fleet.cost_per_1000 == pytest.approx(
+        tuple(1000 * price / 3600 / 20 for price in h100.fleet.price_per_hour)
+    )
+    solved = h100.at_largest.cost_per_solved
+    assert solved is not None
+    assert plan.solved is not None
+    assert solved[0].value == pytest.approx(low / 1000 / plan.solved.value)
+    dropping = plan.candidates[3].at_largest
+    assert dropping is not None
+    assert dropping.cost_per_solved is None, "nobody knows what it solves"
+
+
+def test_one_machine_of_the_fleet_has_its_part() -> None:
+    for each in small_plan().candidates:
+        assert each.fleet is not None
+        assert each.at_stated is not None
+        assert each.at_stated.load == pytest.approx(20 / each.fleet.machines)
+        assert each.at_stated.meets
+
+
+def test_terms_of_a_search_alone_add_up() -> None:
+    for each in small_plan().candidates:
+        assert each.alone is not None
+        assert sum(each.alone.terms_s.values()) == pytest.approx(each.alone.seconds)
+        assert each.alone.terms_s["decode: reading weights"] > 0.5 * each.alone.seconds
+
+
+@pytest.mark.parametrize("jobs", [2])
+def test_the_number_of_processes_changes_nothing(jobs: int) -> None:
+    assert Planner(small_workload(), jobs=jobs).run() == small_plan()
+
+
+def test_a_plan_goes_on_with_what_is_finished() -> None:
+    planner = Planner(small_workload())
+    planner.finished.update({each.number: each for each in small_plan().candidates[1:]})
+    assert [number for number, _, _ in planner.missing] == [0]
+    assert planner.run().candidates == small_plan().candidates
+
+
+def _with_hbm(workload: Workload, gigabytes: float) -> Workload:
+    hardware = workload.hardware[0]
+    profile = replace(hardware.profile, hbm_bytes=int(gigabytes * 1e9))
+    return replace(workload, hardware=(replace(hardware, profile=profile),))
+
+
+def test_more_memory_never_serves_less() -> None:
+    workload = small_workload(
+        ('thought_tokens = "uniform:low=20,high=80"', 'thought_tokens = "uniform:low=80,high=160"'),
+        ('search = "20 s"\ntoken = "60 ms"', 'search = "40 s"'),
+    )
+    workload = replace(workload, policies=workload.policies[:1])
+    loads = []
+    for gigabytes in (18.6, 19.2, 20.0, 24.0, 32.0):
+        found = Planner(_with_hbm(workload, gigabytes)).run().candidates[0]
+        loads.append(found.largest or 0.0)
+    assert loads == sorted(loads)
+    assert loads[-1] > 2 * loads[0], "memory made no difference here"
+
+
+def test_searches_that_wait_for_one_server_wait_as_in_the_textbook() -> None:
+    """M/D/1: Poisson arrivals, one search at a time, all alike: rho S / 2 (1 - rho)."""
+    workload = small_workload(
+        ('prompt_tokens = "uniform:low=100,high=900"', "prompt_tokens = 300"),
+        ('thought_tokens = "uniform:low=20,high=80"', "thought_tokens = 40"),
+        ("searches = 4\n", "searches = 1\n"),
+        ("shared_prompt_tokens = 50", ""),
+        ("pruned = 0.5", ""),
+    )
+    workload = workload.with_run_length(3000, 300, 3)
+    workload = replace(workload, serving=replace(workload.serving, max_searches=1))
+    planner = Planner(workload)
+    bench = Bench(workload, workload.hardware[0], planner.demands_of(0))
+    service_s = bench.engine.alone[0].seconds
+    for rho in (0.3, 0.6, 0.8):
+        means = []
+        for seed in range(3):
+            run = bench.run(rho / service_s, seed)
+            assert run is not None
+            means.append(float(np.mean(run.admitted_s - run.arrival_s)))
+        expected = rho * service_s / (2 * (1 - rho))
+        error = np.std(means, ddof=1) / np.sqrt(3)
+        assert abs(np.mean(means) - expected) < max(4 * error, 0.1 * expected)
+    assert bench.keeps_up_with(0)[0] == pytest.approx(1 / service_s, rel=0.01)
+
+
+def test_a_closed_loop_searches_over_clients() -> None:
+    workload = small_workload(
+        ('kind = "poisson"\nrate_per_s = 20.0', 'kind = "closed-loop"\nclients = 30'),
+        ('search = "20 s"', 'search = "6 s"'),
+    )
+    plan = Planner(replace(workload, hardware=workload.hardware[:1])).run()
+    assert plan.unit == "clients"
+    for each in plan.met():
+        assert each.largest == int(each.largest or 0.5)
+        assert each.at_largest is not None
+        assert each.at_largest.concurrency == pytest.approx(each.largest, rel=0.05)
+        assert each.limited_by == "target"
+        assert each.fleet is not None
+        assert each.fleet.machines == np.ceil(30 / (each.largest or 1))
+
+
+def test_a_target_that_nobody_meets_says_by_how_much() -> None:
+    plan = Planner(small_workload(('search = "20 s"', 'search = "500 ms"'))).run()
+    assert {each.status for each in plan.candidates} == {MISSED}
+    assert plan.recommendation.candidate is None
+    best = min(each.alone.at_percentile_s for each in plan.candidates if each.alone)
+    text = plan.recommendation.text
+    assert "No candidate meets the target of 0.5 s and 60 ms per token for 90%" in text
+    assert f"{best:.3g} s per search, not 0.5 s" in text
+    assert 'it would meet search = "' in text
+    assert "h100" in text
+
+
+def test_a_model_that_does_not_fit_is_named_with_its_bytes() -> None:
+    workload = _with_hbm(small_workload(), 16.0)
+    plan = Planner(workload).run()
+    assert {each.status for each in plan.candidates} == {UNFIT}
+    assert "16060522496 weights" in plan.candidates[0].reason
+    assert "at least 0." in plan.candidates[0].reason
+    assert "No candidate can serve" in plan.recommendation.text
+
+
+def test_searches_that_never_fit_are_counted() -> None:
+    plan = Planner(_with_hbm(small_workload(), 18.03)).run()
+    assert plan.candidates[0].status == UNFIT
+    assert "of the searches never fit: the largest needs 0." in plan.candidates[0].reason
+
+
+def test_a_budget_that_is_too_small_is_left_out_and_said() -> None:
+    plan = Planner(small_workload(("budgets = [0.5]", "budgets = [3, 0.5]"))).run()
+    assert [each.status for each in plan.candidates] == [MET, INFEASIBLE, MET] * 2
+    assert "budget infeasible for streaming-llm" in plan.candidates[1].reason
+    assert any("2 of 6 candidates" in note for note in plan.notes)
+
+
+def test_only_known_quality_is_recommended() -> None:
+    plan = small_plan()
+    assert plan.recommendation.candidate is not None
+    assert plan.candidates[plan.recommendation.candidate].policy == "full"
+    with_kept = []
+    for each in plan.candidates:
+        assert each.quality is not None
+        kept = each.quality.attention_kept if each.policy == "full" else 0.97
+        with_kept.append(replace(each, quality=replace(each.quality, attention_kept=kept)))
+    kept_plan = replace(plan, candidates=tuple(with_kept))
+    cheap = replace(
+        with_kept[1],
+        price_per_hour=(0.01, 0.01),
+        fleet=replace(with_kept[1].fleet, cost_per_1000=(0.001, 0.001)),  # type: ignore[type-var]
+    )
+    cheapest = replace(kept_plan, candidates=(with_kept[0], cheap, *with_kept[2:]))
+    assert recommend(cheapest, Demanded()).candidate == 0
+    assert "quality is not known to suffice" in recommend(cheapest, Demanded()).text
+    assert recommend(cheapest, Demanded(attention_kept=0.9)).candidate == 1
+    assert recommend(cheapest, Demanded(attention_kept=0.98)).candidate == 0
+
+
+def test_accuracies_of_live_runs_count() -> None:
+    planner = Planner(
+        small_workload(),
+        Demanded(accuracy=0.5),
+        {("streaming-llm", "0.5"): Estimate(0.6, 0.5, 0.7, 100)},
+    )
+    planner.finished.update({each.number: each for each in small_plan().candidates})
+    plan = planner.result()
+    dropping = plan.candidates[1]
+    assert dropping.quality is not None
+    assert dropping.quality.accuracy == Estimate(0.6, 0.5, 0.7, 100)
+    assert dropping.at_largest is not None
+    assert dropping.at_largest.cost_per_1000 is not None
+    assert dropping.at_largest.cost_per_solved is not None
+    assert dropping.at_largest.cost_per_solved[0].value == pytest.approx(
+        dropping.at_largest.cost_per_1000[0] / 1000 / 0.6
+    )
+
+
+def test_demands_serve_machines_that_the_workload_does_not_name() -> None:
+    planner = Planner(small_workload())
+    found = planner.demands_of(0)
+    hardware = replace(planner.workload.hardware[0], profile=load_profile("a100-80"), name="other")
+    result = evaluate(planner.workload, hardware, found)
+    assert result.status == MET
+    assert result.hardware == "other"
+
+
+def test_recall_modes_of_policies_without_ddr_are_one_candidate() -> None:
+    workload = small_workload(
+        ('policies = ["full", "streaming-llm"]', 'policies = ["full"]\nrecalls = ["stage", "near"]')
+    )
+    (only,) = variants(workload)
+    assert only.shown_recall == "-"
+    assert not only.offloads
+
+
+def test_prompts_shorter_than_what_is_shared_share_among_themselves(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    workload = small_workload(("shared_prompt_tokens = 50", "shared_prompt_tokens = 500"))
+    traces = workload.write_traces(tmp_path_factory.mktemp("t"))
+    found = record_variant(workload, variants(workload)[0], traces)
+    for demand in found.demands:
+        assert demand.info.prefix_tokens == min(500, demand.prompt_tokens)
+    keys = {demand.info.prefix: demand.info.prefix_tokens for demand in found.demands}
+    assert len(keys) == len(set(keys.values())) > 1
