@@ -30,7 +30,9 @@ from arborsim.serving.demand import SearchDemand
 from arborsim.serving.options import ClosedLoop
 
 _IDLE = 0.01  # a load at which so much of the time is busy counts as none
-_FIRST_GUESS = 0.7  # of what the machine finishes at most
+_FIRST_GUESS = 0.8  # of what the machine finishes at most
+_SCOUT = 0.25  # of a run, to find out where to begin
+_SCOUTED = 400  # searches that a run has before its beginning tells anything
 
 
 def evaluate(
@@ -189,6 +191,7 @@ class _Saturation:
         self._solved = share
         self._closed = isinstance(workload.arrivals, ClosedArrivals)
         self._grid: Grid = ClientGrid() if self._closed else RateGrid()
+        self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
 
     def found(self) -> CandidateResult:
         seeds = self._workload.seeds()
@@ -197,7 +200,7 @@ class _Saturation:
         limits: list[str] = []
         for seed in seeds:
             low, high, why = self._range(seed)
-            guess = borders[-1] if borders else self._guess(low, high)
+            guess = borders[-1] if borders else self._guess(seed, low, high)
             border, over = largest(self._meets(seed), low, high, guess)
             if border == low:
                 return self._never()
@@ -245,15 +248,28 @@ class _Saturation:
         low = self._grid.below(_IDLE / alone.seconds)
         return low, max(low + 1, self._grid.below(rate) + 1), "throughput" if full else "run length"
 
-    def _guess(self, low: int, high: int) -> int:
+    def _guess(self, seed: int, low: int, high: int) -> int:
+        """Where to begin: where the beginning of the run seems to have its border."""
         if self._closed:
-            return (low + high) // 2
-        return self._grid.below(_FIRST_GUESS * self._grid.load(high))
+            first = (low + high) // 2
+        else:
+            first = self._grid.below(_FIRST_GUESS * self._grid.load(high))
+        if self._workload.searches < _SCOUTED:
+            return first
+
+        def meets(k: int) -> bool:
+            return self._bench.scout(self._grid.load(k), seed, _SCOUT)
+
+        return largest(meets, low, high, first)[0]
 
     def _meets(self, seed: int) -> Callable[[int], bool]:
         def meets(k: int) -> bool:
             run = self._bench.run(self._grid.load(k), seed, whole=False)
-            return run is not None and run.meets
+            if run is None or not run.meets:
+                return False
+            # Later ones are closer to the border, and it is only there that a run is looked at.
+            self._last[seed] = (k, run)
+            return True
 
         return meets
 
@@ -262,12 +278,17 @@ class _Saturation:
         for lower in range(k, k - 20, -1):
             if self._closed and lower < 0:
                 break
-            load = self._grid.load(lower)
-            runs = [self._bench.run(load, seed) for seed in self._workload.seeds()]
-            kept = [run for run in runs if run is not None]
-            if all(run.meets for run in kept):
-                return lower, kept
+            runs = [self._run(lower, seed) for seed in self._workload.seeds()]
+            if all(run.meets for run in runs):
+                return lower, runs
         return k, []
+
+    def _run(self, k: int, seed: int) -> Run:
+        known, run = self._last.get(seed, (None, None))
+        if run is None or known != k:
+            run = self._bench.run(self._grid.load(k), seed)
+        assert run is not None
+        return run
 
     def _point(self, load: float, runs: list[Run]) -> LoadPoint:
         price, rank = self._result.price_per_hour, self._workload.target.percentile

@@ -87,7 +87,9 @@ class Bench:
     @property
     def allowed(self) -> int:
         """Measured searches that may miss the target's limits."""
-        measured = self.workload.searches - self.workload.warm_up
+        return self._allowed(self.workload.searches - self.workload.warm_up)
+
+    def _allowed(self, measured: int) -> int:
         return int(measured * (100 - self.workload.target.percentile) / 100 + 1e-9)
 
     def run(
@@ -107,9 +109,8 @@ class Bench:
         also : Watch, optional
             Called after each command of the engine; what it returns is ignored.
         """
-        count = self.workload.searches
-        watch = Verdicts(self.workload.target, self.workload.warm_up, count,
-                         None if whole else self.allowed)  # fmt: skip
+        first, count = self.workload.warm_up, self.workload.searches
+        watch = Verdicts(self.workload.target, first, count, None if whole else self.allowed)
 
         def both(server: Server, command: Command, began_s: float) -> bool:
             assert also is not None
@@ -117,12 +118,19 @@ class Bench:
             return watch(server, command, began_s)
 
         play = partial(play_closed_form, watch=watch if also is None else both)
-        report = self.engine.run(self._arrivals(load, seed), play)
+        report = self.engine.run(self._arrivals(load, seed, count), play)
         return None if watch.given_up else self._measured(report, watch)
 
-    def _arrivals(self, load: float, seed: int) -> Arrivals:
-        count = self.workload.searches
-        numbers = np.tile(self.drawn[seed], 2).tolist()
+    def scout(self, load: float, seed: int, share: float) -> bool:
+        """Whether the beginning of a run meets the target: a guess, for a share of the time."""
+        first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
+        allowed = self._allowed(count - first)
+        watch = Verdicts(self.workload.target, first, count, allowed)
+        self.engine.run(self._arrivals(load, seed, count), partial(play_closed_form, watch=watch))
+        return not watch.given_up and count - first - watch.within <= allowed
+
+    def _arrivals(self, load: float, seed: int, count: int) -> Arrivals:
+        numbers = np.tile(self.drawn[seed][:count], 2).tolist()
         when = self.workload.arrivals.at(load, 2 * count, seed)
         if isinstance(when, Clients):
             return ClosedLoop(when.count, tuple(numbers), when.think_s)
@@ -145,7 +153,7 @@ class Bench:
         searches = tuple(np.tile(self.drawn[seed], 2).tolist())
 
         def enough(server: Server, command: Command, began_s: float) -> bool:
-            return len(server.state.searches) >= count + clients
+            return len(server.state.searches) >= count // 2 + clients
 
         report = self.engine.run(
             ClosedLoop(clients, searches), partial(play_closed_form, watch=enough)
