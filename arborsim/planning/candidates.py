@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.errors import UsageError
-from arborsim.hardware.lookup import load_profile
+from arborsim.hardware.lookup import load_profile, profile_names
 from arborsim.hardware.prices import Prices, load_prices
 from arborsim.hardware.profile import HardwareProfile
 from arborsim.planning.fields import Section, located
@@ -60,7 +60,7 @@ def read_prices(raw: Any, base: Path, gpus: Sequence[HardwareProfile]) -> Prices
     Raises
     ------
     UsageError
-        A price for something that is no candidate, or prices in two currencies.
+        A price for an unknown GPU, or prices in two currencies.
     """
     section = Section(raw, "[prices]", ("file", "currency", "per_hour"))
     file = base / section.text("file") if "file" in section else None
@@ -69,8 +69,10 @@ def read_prices(raw: Any, base: Path, gpus: Sequence[HardwareProfile]) -> Prices
     names = [profile.name.partition("+")[0] for profile in gpus]
     own: dict[str, tuple[float, float]] = {}
     if "per_hour" in section:
-        given = Section(section.value("per_hour"), "[prices.per_hour]", names)
-        own = {name: _range(given, name) for name in names if name in given}
+        # GPUs that are no candidates now may be others again.
+        known = list(dict.fromkeys([*names, *profile_names(), *listed.per_hour]))
+        given = Section(section.value("per_hour"), "[prices.per_hour]", known)
+        own = {name: _range(given, name) for name in known if name in given}
     currency = section.text("currency") if "currency" in section else listed.currency
     for name in names:
         if currency != listed.currency and name not in own and listed.of(name) is not None:

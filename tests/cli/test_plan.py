@@ -1,0 +1,178 @@
+"""`arborsim plan` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from arborsim.cli.app import main
+from arborsim.planning.plan import Planner
+from arborsim.planning.results import CandidateResult, PlanResult
+from tests.planning.make import SMALL, small_plan
+
+
+@pytest.fixture
+def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The small workload, in an empty working directory; its plan is computed once."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The candidates of the small plan need not be computed again."""
+
+    def run(
+        self: Planner,
+        advance: Callable[[str, int], None],
+        done: Callable[[CandidateResult], None],
+    ) -> PlanResult:
+        for each in small_plan().candidates:
+            self.finished[each.number] = each
+            done(each)
+        return self.result()
+
+    monkeypatch.setattr(Planner, "run", run)
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+@pytest.mark.usefixtures("known")
+def test_tables_fit_the_terminal(
+    columns: int,
+    workload: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["plan", str(workload), "--explain"]) == 0
+    text = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= columns
+    assert "…" not in text, "a cell was cut"
+    for words in ("Take full on", "streaming-llm", "rtx4090", "h100", "USD/1000", "reading weights",
+                  "HBM speed", "fleet"):  # fmt: skip
+        assert words in text
+
+
+@pytest.mark.usefixtures("known")
+def test_json_and_tables_on_disk(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(workload), "--json", "--out", "plan.parquet"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["unit"] == "searches/s"
+    assert len(document["candidates"]) == len(pd.read_parquet("plan.parquet")) == 4
+    assert not list(Path().glob("*.partial.jsonl"))
+
+
+def test_the_example_is_a_workload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["plan", "--example"]) == 0
+    text = capsys.readouterr().out
+    assert "[candidates]" in text
+    assert "[target]" in text
+
+
+def test_ctrl_c_leaves_what_is_done_and_resume_goes_on(
+    workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, *others = small_plan().candidates
+
+    def interrupted(
+        self: Planner,
+        advance: Callable[[str, int], None],
+        done: Callable[[CandidateResult], None],
+    ) -> PlanResult:
+        for each in (first, second):
+            self.finished[each.number] = each
+            done(each)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Planner, "run", interrupted)
+        assert main(["plan", str(workload), "--out", "plan.json"]) == 130
+    said = capsys.readouterr().err
+    assert "2 of 4 candidates are in plan.json.partial.jsonl; --resume goes on" in said
+    assert main(["plan", str(workload), "--out", "plan.json"]) == 2
+    assert "holds an interrupted plan" in capsys.readouterr().err
+
+    def rest(
+        self: Planner,
+        advance: Callable[[str, int], None],
+        done: Callable[[CandidateResult], None],
+    ) -> PlanResult:
+        assert sorted(self.finished) == [0, 1]
+        self.finished.update({each.number: each for each in others})
+        return self.result()
+
+    monkeypatch.setattr(Planner, "run", rest)
+    assert main(["plan", str(workload), "--out", "plan.json", "--resume"]) == 0
+    document = json.loads(Path("plan.json").read_text())
+    assert [each["largest"] for each in document["candidates"]] == [
+        each.largest for each in small_plan().candidates
+    ]
+    assert not Path("plan.json.partial.jsonl").exists()
+
+
+def test_profiles_in_files_are_candidates(
+    workload: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\nbase = "h100"\nhbm_bytes = 40_000_000_000\n'
+    )
+    arguments = ["--gpu", "mine.toml", "--searches", "20", "--runs", "1", "--load", "3", "--json"]
+    assert main(["plan", str(workload), *arguments, "--perfetto", "line.json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {each["hardware"] for each in document["candidates"]} == {"mine"}
+    assert (document["stated_load"], document["searches"], document["warm_up"]) == (3.0, 20, 2)
+    assert json.loads(Path("line.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan"], "name a workload in TOML; arborsim plan --example prints one"),
+        (["plan", "nothing.toml"], "nothing.toml: cannot be read"),
+        (["plan", "small.toml", "--gpu", "h10"], "unknown GPU"),
+        (["plan", "small.toml", "--gpu", "no.toml"], "no.toml"),
+        (["plan", "small.toml", "--load", "-1"], "a load must be above 0"),
+        (["plan", "small.toml", "--out", "plan.xlsx"], "format of --out"),
+        (["plan", "small.toml", "--out", "no/plan.csv"], "there is no directory"),
+        (["plan", "small.toml", "--min-accuracy", "0.5"], "needs --accuracy"),
+        (["plan", "small.toml", "--accuracy", "small.toml"], "no log of arborsim live"),
+        (["plan", "small.toml", "--candidate", "9"], "there are 4, counted from 0"),
+        (["plan", "small.toml", "--searches", "5", "--warm-up", "5"], "leaves none"),
+        (["plan", "small.toml", "--resume"], "cannot read small.toml.partial.jsonl"),
+        (["plan", "small.toml", "--explain", "--json"], "leave --json out"),
+        (["plan", "small.toml", "--out", "x.json", "--perfetto", "x.json"], "given already"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    workload: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_target_that_nobody_meets_fails_after_its_tables(
+    workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missed = tuple(
+        replace(each, status="missed", reason="too slow", largest=None, at_largest=None)
+        for each in small_plan().candidates
+    )
+    workload.write_text(SMALL.replace('search = "20 s"', 'search = "1 s"'))
+    monkeypatch.setattr(
+        Planner, "run",
+        lambda self, *_: (self.finished.update({c.number: c for c in missed}), self.result())[1],
+    )  # fmt: skip
+    assert main(["plan", str(workload)]) == 2
+    shown = capsys.readouterr()
+    assert "missed: full (-) on rtx4090" in shown.out
+    assert "No candidate meets the target of 1 s" in shown.err
+    assert shown.err.count("\n") == 1
