@@ -84,6 +84,13 @@ def plan(
         Path | None,
         typer.Option(help="Write one GPU's timeline for Perfetto.", rich_help_panel=_OUTPUT),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one HTML page for a meeting: takes a few more runs.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT),
@@ -110,7 +117,7 @@ def plan(
         raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
     if explain and json:
         raise UsageError("--explain prints tables: leave --json out")
-    _check_outputs(workload, out, perfetto)
+    _check_outputs(workload, out, perfetto, report)
     asked = _workload(workload, gpu, load, (searches, warm_up, runs))
     planner = Planner(
         asked,
@@ -125,7 +132,7 @@ def plan(
     result = _run(planner, _partial(workload, out), resume=resume, keep=out is not None)
     if result is None:
         return 130
-    return _show(planner, result, candidate, out, perfetto, explain=explain, json=json)
+    return _show(planner, result, candidate, out, perfetto, report, explain=explain, json=json)
 
 
 def _workload(
@@ -157,13 +164,15 @@ def _partial(workload: Path, out: Path | None) -> Path:
     return base.with_name(f"{base.name}.partial.jsonl")
 
 
-def _check_outputs(workload: Path, out: Path | None, perfetto: Path | None) -> None:
+def _check_outputs(
+    workload: Path, out: Path | None, perfetto: Path | None, report: Path | None
+) -> None:
     """Outputs can be written, and overwrite neither the workload nor each other."""
     from arborsim.cli.options import check_output
     from arborsim.planning.export import check_format
 
     given = {workload.resolve()}
-    for path, option in ((out, "--out"), (perfetto, "--perfetto")):
+    for path, option in ((out, "--out"), (perfetto, "--perfetto"), (report, "--report")):
         check_output(path, option)
         if path is not None and path.resolve() in given:
             raise UsageError(f"{option} {path}: that file was given already; choose another name")
@@ -215,6 +224,7 @@ def _show(
     candidate: int | None,
     out: Path | None,
     perfetto: Path | None,
+    report: Path | None,
     *,
     explain: bool,
     json: bool,
@@ -240,6 +250,12 @@ def _show(
         typer.echo(f"wrote {perfetto}", err=json)
     if out is not None:
         typer.echo(f"wrote {out}", err=json)
+    if report is not None:
+        from arborsim.cli.plan_report import write_report
+
+        if not write_report(planner, result, report):
+            return 130
+        typer.echo(f"wrote {report}", err=json)
     if result.recommendation.candidate is None:
         raise UsageError(result.recommendation.text)
     return 0

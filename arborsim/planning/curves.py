@@ -12,7 +12,7 @@ from arborsim.planning.results import CandidateResult, LoadPoint
 from arborsim.planning.runs import Bench
 from arborsim.planning.workload import Hardware, Workload
 
-SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.05, 1.1)
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
 
 
 def load_curve(

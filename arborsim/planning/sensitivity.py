@@ -2,32 +2,26 @@
 
 One number at a time is multiplied by a few factors and the candidate is served again; everything
 else, the searches and their moments of arrival included, stays as it was.  Searches of another
-length are the recorded ones stretched (`stretched`), so that no trace has to be replayed again.
+length are the recorded ones stretched, so that no trace has to be replayed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from arborsim.hardware.profile import HardwareProfile
 from arborsim.planning.curves import load_curve
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.evaluate import evaluate
-from arborsim.planning.plan import Planner
 from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.planning.stretch import stretched
 from arborsim.planning.workload import Hardware, Workload
-from arborsim.serving.demand import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
+from arborsim.serving.demand import SearchDemand
 
+MOST_SEARCHES = 200  # per run
+_SHARES = (0.3, 0.6, 0.85, 1.0)  # of the largest load: the points of a curve
 FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
-_ITERATIONS = PIECE_COLUMNS.index("iterations")
-#: How many numbers of each phase grow with the length of a search.
-_SCALED = {
-    Op.PREFILL: (1,), Op.DECIDE: (1,), Op.COPY: (1,), Op.RECOMPUTE: (1, 2), Op.HOLD: (1,),
-    Op.LEVEL: (1, 2, 3),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,21 +111,33 @@ def sensitivities(
     """
     base = serve(profile, demands)
     for assumption in assumptions:
-        if assumption.key == "pcie" and not uses_pcie(demands, base):
-            continue
-        variants = [Variant(1.0, base)]
-        for factor in factors:
-            if factor != 1:
-                lengths = factor if assumption is LENGTH else 1.0
-                longer = [stretched(demand, lengths) for demand in demands]
-                variants.append(Variant(factor, serve(scaled(profile, assumption, factor), longer)))
-        first = getattr(profile, assumption.fields[0]) if assumption.fields else 1
-        ordered = tuple(sorted(variants, key=lambda each: each.factor))
-        yield Sensitivity(number, assumption, float(first), ordered)
+        if matters(assumption, demands, base):
+            yield changed(number, profile, demands, serve, base, assumption, factors)
+
+
+def changed(
+    number: int,
+    profile: HardwareProfile,
+    demands: Sequence[SearchDemand],
+    serve: Serve,
+    base: CandidateResult,
+    assumption: Assumption,
+    factors: Sequence[float] = FACTORS,
+) -> Sensitivity:
+    """One of `sensitivities`; `base` is what comes of everything as it is."""
+    variants = [Variant(1.0, base)]
+    for factor in factors:
+        if factor != 1:
+            lengths = factor if assumption == LENGTH else 1.0
+            longer = [stretched(demand, lengths) for demand in demands]
+            variants.append(Variant(factor, serve(scaled(profile, assumption, factor), longer)))
+    first = getattr(profile, assumption.fields[0]) if assumption.fields else 1
+    ordered = tuple(sorted(variants, key=lambda each: each.factor))
+    return Sensitivity(number, assumption, float(first), ordered)
 
 
 def server(
-    workload: Workload, hardware: Hardware, found: VariantDemands, searches: int = 400
+    workload: Workload, hardware: Hardware, found: VariantDemands, searches: int = MOST_SEARCHES
 ) -> Serve:
     """Serves a variant of a workload, in one run of at most so many searches.
 
@@ -148,36 +154,14 @@ def server(
         )
         machine = replace(hardware, profile=profile)
         result = evaluate(short, machine, moved)
-        return replace(result, curve=load_curve(short, machine, moved, result))
+        return replace(result, curve=load_curve(short, machine, moved, result, _SHARES))
 
     return serve
 
 
-def of_plan(
-    planner: Planner,
-    plan: PlanResult,
-    advance: Callable[[str, int], None] = lambda what, units: None,
-) -> tuple[Sensitivity, ...]:
-    """The recommended candidate and its alternative under every assumption.
-
-    Parameters
-    ----------
-    planner : Planner
-        Has made `plan`.
-    plan : PlanResult
-    advance : callable
-        Called with what was changed, and 1.
-    """
-    found: list[Sensitivity] = []
-    for number in (plan.recommendation.candidate, plan.recommendation.alternative):
-        if number is None:
-            continue
-        demands, hardware = planner.demands_of(number), planner.candidates[number][1]
-        serve = server(planner.workload, hardware, demands)
-        for each in sensitivities(number, hardware.profile, demands.demands, serve):
-            advance(each.assumption.title, 1)
-            found.append(each)
-    return tuple(found)
+def matters(assumption: Assumption, demands: Sequence[SearchDemand], base: CandidateResult) -> bool:
+    """False for PCIe where nothing crosses it."""
+    return assumption.key != "pcie" or uses_pcie(demands, base)
 
 
 def uses_pcie(demands: Sequence[SearchDemand], result: CandidateResult) -> bool:
@@ -197,51 +181,6 @@ def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> H
         for name in assumption.fields
     }
     return replace(profile, **values) if values else profile
-
-
-def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
-    """The same search with every thought, and the prompt, `factor` times as long.
-
-    Each run of iterations becomes so much longer and begins with so many more tokens; what an
-    iteration adds stays.  Branches, prunings and everything moved or dropped keep their place and
-    their share of the search, which is what a budget that is a share of the search asks for.  Not
-    exact for a policy that keeps a fixed number of tokens, or a model with sliding windows.
-
-    Parameters
-    ----------
-    demand : SearchDemand
-    factor : float
-        Above 0.
-    """
-    if factor == 1:
-        return demand
-    pieces, ops, legs = demand.pieces.copy(), demand.ops.copy(), demand.legs.copy()
-    decodes = np.flatnonzero(ops[:, 0] == Op.DECODE)
-    order = ops[decodes, 1]
-    # Rounding the running sums, so that searches of many short runs keep their whole length.
-    ends = np.rint(factor * np.cumsum(pieces[order, _ITERATIONS])).astype(np.int64)
-    pieces[order, _ITERATIONS] = np.diff(ends, prepend=0)
-    for name in ("streamed_bytes", "remote_bytes"):
-        _multiply(pieces, [PIECE_COLUMNS.index(name)], factor)
-    for name in LINEAR:
-        first, growth = (PIECE_COLUMNS.index(each) for each in (name, f"{name}_growth"))
-        # What the first iteration adds is in `first` already, and is not multiplied.
-        before = np.maximum(pieces[:, first] - pieces[:, growth], 0)
-        added = pieces[:, first] - before
-        pieces[:, first] = np.rint(factor * before) + added
-    for kind, columns in _SCALED.items():
-        rows = ops[:, 0] == kind
-        ops[rows] = _multiply(ops[rows], columns, factor)
-    _multiply(legs, range(LEG_COLUMNS.index("bytes"), len(LEG_COLUMNS)), factor)
-    emptied = decodes[pieces[order, _ITERATIONS] == 0]
-    info = replace(demand.info, prefix_tokens=round(factor * demand.info.prefix_tokens))
-    return SearchDemand(info, np.delete(ops, emptied, axis=0), pieces, legs)
-
-
-def _multiply(table: np.ndarray, columns: Iterable[int], factor: float) -> np.ndarray:
-    for column in columns:
-        table[:, column] = np.rint(factor * table[:, column])
-    return table
 
 
 def break_even(plan: PlanResult) -> float | None:

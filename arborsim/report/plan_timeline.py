@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,9 +29,11 @@ KINDS = {
 _UNITS = {"prefill": "tokens", "recompute": "tokens", "policy": "tokens", "decode": "sequences",
           "swap": "bytes", "down": "bytes", "up": "bytes"}  # fmt: skip
 #: Bars that can be drawn and told apart, and rows of them.
-_MOST_SLICES, _MOST_LANES = 2500, 48
+_MOST_SLICES, _MOST_ROWS = 2500, 48
 _MOST_POINTS = 1000
-_THICKNESS = {"down": 0.34, "up": 0.34}
+#: Rows of what no single search does.
+_ABOVE = {"up": -2, "down": -3}
+_SHARED = {-1: "batch", -2: "from host", -3: "to host"}
 
 
 def memory(result: PlanResult) -> Figure | None:
@@ -107,49 +110,64 @@ def timeline(result: PlanResult) -> tuple[Figure | None, str]:
     line = result.timeline
     if line is None or not line.slices:
         return None, ""
-    slices, until_s = _window(line.slices, line.until_s)
-    lanes = _lanes(slices)
-    kept = [each for each in slices if lanes.get(each.search, 0) < _MOST_LANES]
+    slices, from_s, until_s = _window(line.slices, line.until_s)
+    places = _places(slices)
+    kept = [each for each in slices if _row(each, places) < _MOST_ROWS]
     time = scale_for("seconds", [until_s])
-    rows = 1 + max((lanes.get(each.search, 0) for each in kept), default=0)
-    data = []
-    for kind, (title, colour) in KINDS.items():
-        own = [each for each in kept if each.kind == kind]
-        if own:
-            data.append(_bars(own, lanes, title, colour, time, kind))
-    batch = any(each.search < 0 for each in kept)
+    rows = 1 + max((_row(each, places) for each in kept), default=0)
+    data = [
+        _bars([each for each in kept if each.kind == kind], places, kind, time)
+        for kind in KINDS
+        if any(each.kind == kind for each in kept)
+    ]
+    shared = {row: name for row, name in _SHARED.items()
+              if any(_row(each, places) == row for each in kept)}  # fmt: skip
+    top = min(shared, default=0)
     layout = {
         "barmode": "overlay",
-        "bargap": 0.1,
         "xaxis": {"title": {"text": f"simulated time ({time.unit})"},
-                  "range": [0, until_s / time.size]},
-        "yaxis": {"range": [rows - 0.5, -0.5 - batch], "zeroline": False, "showgrid": False,
-                  "tickvals": [-1] if batch else [], "ticktext": ["batch"] if batch else []},
+                  "range": [from_s / time.size, until_s / time.size]},
+        "yaxis": {"range": [rows - 0.5, top - 0.5], "zeroline": False, "showgrid": False,
+                  "tickvals": list(shared), "ticktext": list(shared.values())},
         "hovermode": "closest",
-        "height": 170 + 14 * rows,
+        "height": 170 + 14 * (rows - top),
     }  # fmt: skip
-    hidden = len({s.search for s in slices}) - len({s.search for s in kept})
-    notes = [f"The first {quantity('seconds', until_s)} of the run with seed {line.seed}."]
-    if hidden:
+    notes = []
+    if (from_s, until_s) != (0.0, line.until_s):
+        ends = (quantity("seconds", from_s, 4), quantity("seconds", until_s, 4))
+        notes.append(f"Shown is the time from {ends[0]} to {ends[1]}.")
+    if hidden := len({s.search for s in slices}) - len({s.search for s in kept}):
         notes.append(f"{hidden} searches that found no row are left out.")
     return {"data": data, "layout": layout}, " ".join(notes)
 
 
-def _window(slices: Sequence[Slice], until_s: float) -> tuple[list[Slice], float]:
-    """As many slices from the beginning as can be drawn, and up to when that is."""
+def _window(slices: Sequence[Slice], until_s: float) -> tuple[list[Slice], float, float]:
+    """As many slices as can be drawn, from the middle of the run on: from when to when, cut off."""
     ordered = sorted(slices, key=lambda each: each.start_s)
     if len(ordered) <= _MOST_SLICES:
-        return ordered, until_s
-    return ordered[:_MOST_SLICES], ordered[_MOST_SLICES].start_s
+        return ordered, 0.0, until_s
+    from_s = until_s / 2
+    going_on = [each for each in ordered if each.start_s < from_s < each.end_s]
+    later = [each for each in ordered if each.start_s >= from_s]
+    most = max(_MOST_SLICES - len(going_on), 1)
+    until_s = later[most].start_s if len(later) > most else until_s
+    shown = [*going_on, *later[:most]]
+    return [replace(each, start_s=max(each.start_s, from_s), end_s=min(each.end_s, until_s))
+            for each in shown], from_s, until_s  # fmt: skip
 
 
-def _lanes(slices: Sequence[Slice]) -> dict[int, int]:
+def _row(each: Slice, places: dict[int, int]) -> int:
+    """What concerns the batch, or a link, stands above the searches."""
+    return places[each.search] if each.search >= 0 else _ABOVE.get(each.kind, -1)
+
+
+def _places(slices: Sequence[Slice]) -> dict[int, int]:
     """A row for each search: the topmost one that is free from its first slice to its last."""
     spans: dict[int, tuple[float, float]] = {}
     for each in slices:
         first, last = spans.get(each.search, (each.start_s, each.end_s))
         spans[each.search] = (min(first, each.start_s), max(last, each.end_s))
-    lanes = {-1: -1}
+    places: dict[int, int] = {}
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     for search, (first, last) in sorted(spans.items(), key=lambda item: (item[1], item[0])):
@@ -157,24 +175,23 @@ def _lanes(slices: Sequence[Slice]) -> dict[int, int]:
             continue
         while busy and busy[0][0] <= first:
             heapq.heappush(free, heapq.heappop(busy)[1])
-        lanes[search] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (last, lanes[search]))
-    return lanes
+        places[search] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (last, places[search]))
+    return places
 
 
-def _bars(
-    slices: Sequence[Slice], lanes: dict[int, int], title: str, colour: str, time: Scale, kind: str
-) -> Figure:
+def _bars(slices: Sequence[Slice], places: dict[int, int], kind: str, time: Scale) -> Figure:
     starts = np.array([each.start_s for each in slices]) / time.size
     lengths = np.array([each.end_s - each.start_s for each in slices]) / time.size
+    title, colour = KINDS[kind]
     return {
         "type": "bar",
         "orientation": "h",
         "name": title,
         "base": packed(starts),
         "x": packed(lengths),
-        "y": [lanes.get(each.search, 0) for each in slices],
-        "width": _THICKNESS.get(kind, 0.82),
+        "y": [_row(each, places) for each in slices],
+        "width": 0.8,
         "customdata": [_told(each) for each in slices],
         "marker": {"color": f"var(--{colour})", "line": {"width": 0}},
         "hovertemplate": f"%{{customdata}}<extra>{title}</extra>",
@@ -182,7 +199,7 @@ def _bars(
 
 
 def _told(each: Slice) -> str:
-    who = "batch" if each.search < 0 else f"search {each.search}"
+    who = _SHARED[_ABOVE.get(each.kind, -1)] if each.search < 0 else f"search {each.search}"
     took = quantity("seconds", each.end_s - each.start_s)
     unit = _UNITS.get(each.kind)
     if not unit or not each.amount:

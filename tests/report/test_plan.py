@@ -193,31 +193,32 @@ def test_memory_stacks_up_to_what_the_machine_holds() -> None:
 
 
 def test_rows_of_the_timeline_never_overlap() -> None:
-    result = plan()
-    assert result.timeline is not None
-    lanes = plan_timeline._lanes(result.timeline.slices)
-    spans: dict[int, list[tuple[float, float]]] = {}
-    for search, lane in lanes.items():
-        own = [each for each in result.timeline.slices if each.search == search]
-        if search >= 0:
-            spans.setdefault(lane, []).append((min(s.start_s for s in own),
-                                               max(s.end_s for s in own)))  # fmt: skip
-    for found in spans.values():
-        ordered = sorted(found)
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(ordered))
-    assert sum(map(len, spans.values())) == 30
+    line = plan().timeline
+    assert line is not None
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for search, row in plan_timeline._places(line.slices).items():
+        own = [each for each in line.slices if each.search == search]
+        rows.setdefault(row, []).append((min(s.start_s for s in own), max(s.end_s for s in own)))
+    for spans in rows.values():
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(spans)))
+    assert sum(map(len, rows.values())) == 30
 
 
-def test_a_long_timeline_is_cut_and_says_where() -> None:
+def test_of_a_long_timeline_the_middle_is_shown() -> None:
     base = plan()
     assert base.timeline is not None
-    slices = tuple(Slice(0.01 * i, 0.01 * i + 5, "decode", i) for i in range(6000))
+    slices = [Slice(0.01 * i, 0.01 * i + 5, "decode", i) for i in range(8000)]
+    slices += [Slice(49.0, 49.5, "up", -1, 10**9), Slice(0.5, 1.0, "down", -1, 10**9)]
     figure, note = plan_timeline.timeline(
-        replace(base, timeline=replace(base.timeline, slices=slices, until_s=65.0))
+        replace(base, timeline=replace(base.timeline, slices=tuple(slices), until_s=80.0))
     )
     assert figure is not None
-    assert sum(len(each["y"]) for each in figure["data"]) <= 2500
-    assert "The first 25.0 s" in note
+    assert figure["layout"]["yaxis"]["ticktext"] == ["from host"]  # "to host" is over by then
+    assert figure["layout"]["xaxis"]["range"] == pytest.approx([40.0, 60.0], abs=0.01)
+    rows = [row for each in figure["data"] for row in each["y"]]
+    assert len(rows) <= 2500
+    assert (min(rows), max(rows)) == (-2, 47)
+    assert note.startswith("Shown is the time from 40.00 s to 60.")
     assert "found no row" in note
 
 

@@ -1,0 +1,93 @@
+"""`arborsim plan --report`: a workload in, one page out."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arborsim.cli.app import main
+from arborsim.planning import details
+from arborsim.planning.details import compared, detailed, work
+from arborsim.planning.plan import Planner
+from tests.planning.make import SMALL, small_workload
+
+ONE_POLICY = ('policies = ["full", "streaming-llm"]', 'policies = ["full"]')
+TEXT = SMALL.replace(*ONE_POLICY)
+LENGTHS = ["--searches", "24", "--warm-up", "4", "--runs", "1"]
+
+
+@pytest.fixture(autouse=True)
+def only_one_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are served in the same way, and take their time."""
+    monkeypatch.setattr(details, "ASSUMPTIONS", details.ASSUMPTIONS[:1])
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    found = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.S
+    )
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = workload.with_name("plan.html")
+    assert main(["plan", str(workload), "--report", str(page), *LENGTHS]) == 0
+    assert f"wrote {page}" in capsys.readouterr().out.replace("\n", "")
+    data = data_of(page)
+    assert len(data["load"][0]["figure"]["data"]) == 2
+    titles = [each["title"] for each in data["sliders"]]
+    assert titles == ["HBM size", "Price of rtx4090"]
+    assert data["timeline"]["data"]
+    assert data["memory"]["data"]
+    assert set(data["csv"]) == {"candidates", "curves", "sensitivity"}
+    assert "24 searches and the seed 0" in page.read_text()
+
+
+def test_an_interruption_leaves_the_plan(
+    workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(details, "timeline", interrupted)
+    page = workload.with_name("plan.html")
+    assert main(["plan", str(workload), "--report", str(page), *LENGTHS]) == 130
+    assert "has the plan, but no loads" in capsys.readouterr().err
+    data = data_of(page)
+    assert len(data["csv"]["candidates"].splitlines()) == 3
+    assert not data["sliders"]
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_the_work(
+    workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plan.toml", "missing/plan.html"):
+        assert main(["plan", str(workload), "--report", str(workload.parent / name)]) == 2
+        assert "--report" in capsys.readouterr().err
+    assert workload.read_text() == TEXT
+
+
+def test_processes_change_nothing_and_work_is_counted() -> None:
+    units: list[int] = []
+    planner = Planner(small_workload(ONE_POLICY).with_run_length(24, 4, 1))
+    plan = planner.run()
+    one, found = detailed(planner, plan, 1, lambda what, done: units.append(done))
+    assert sum(units) == work(plan)
+    assert [row.number for row in one.candidates if row.curve] == sorted(compared(plan))
+    assert one.timeline is not None
+    assert one.timeline.candidate == plan.recommendation.candidate
+    two, same = detailed(planner, plan, 2)
+    assert (two, same) == (one, found)
