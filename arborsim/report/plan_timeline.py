@@ -10,7 +10,7 @@ import numpy as np
 
 from arborsim.planning.results import PlanResult, Slice, Timeline
 from arborsim.report.figures import Figure, packed
-from arborsim.report.plan_figures import level
+from arborsim.report.plan_figures import level, said
 from arborsim.report.plan_words import numbered
 from arborsim.report.units import Scale, quantity, scale_for
 from arborsim.serving.options import KvPool
@@ -62,16 +62,15 @@ def memory(result: PlanResult) -> Figure | None:
             "y": packed(host / scale.size), "line": {"color": "var(--ddr)", "width": 2},
             "hovertemplate": f"KV in host memory %{{y:.4g}} {scale.unit}<extra></extra>",
         })  # fmt: skip
-    shapes = []
-    if whole:
-        top = whole / scale.size
-        shapes.append(level(top))
+    top = whole / scale.size
+    axis: Figure = {"range": [0, 1.15 * top]} if whole else {"rangemode": "tozero"}
     return {
         "data": data,
         "layout": {
             "xaxis": {"title": {"text": f"simulated time ({time.unit})"}},
-            "yaxis": {"title": {"text": f"memory ({scale.unit})"}, "rangemode": "tozero"},
-            "shapes": shapes,
+            "yaxis": {"title": {"text": f"memory ({scale.unit})"}, **axis},
+            "shapes": [level(top)] if whole else [],
+            "annotations": [said("HBM", top)] if whole else [],
             "hovermode": "closest",
             "height": 400,
         },
