@@ -95,9 +95,11 @@ def arms_of(
 ) -> list[Arm]:
     """One arm per width, or a single one for an algorithm that has none.
 
-    `width` is the number of thoughts that run together at first: N chains (``n``), the width of a
-    search by levels, the slots of an asynchronous one.  ToT-BFS keeps its b states and gives each
-    N // b children.  ``linear`` has no width.  Options in `given` win.
+    `width` is the number of thoughts that run together at first: N chains (``n``), or the width of
+    a search by levels.  ToT-BFS keeps its b states and gives each N // b children.  Searches that
+    spend a number of thoughts one after the other (``steps``: DPTS, MCTS, ToT-DFS) are as large as
+    that number, whatever runs at once: they run once, as published, and so does ``linear``.
+    Options in `given` win.
 
     Raises
     ------
@@ -116,11 +118,14 @@ def arms_of(
 
 
 def _takes_width(algorithm: str) -> bool:
-    return bool({"width", "n", "keep"} & set(search_options(algorithm)))
+    options = set(search_options(algorithm))
+    return bool({"width", "n", "keep"} & options) and "steps" not in options
 
 
 def _width_options(algorithm: str, width: int, given: Mapping[str, str]) -> dict[str, int]:
     known = search_options(algorithm)
+    if not _takes_width(algorithm):
+        return {}
     for option in ("width", "n"):
         if option in known:
             return {option: width}

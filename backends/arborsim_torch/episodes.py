@@ -124,7 +124,8 @@ def record_all(
             on_tokens=on_tokens,
             cache=None
             if request.bank is None
-            else TieredCache(Layout.of(loaded.model), by_path=True),
+            # Attention rows are taken from a pass over the whole pool.
+            else TieredCache(Layout.of(loaded.model), by_path=request.capture is Level.TREE),
             release=request.bank is not None,
             share_prefixes=info.extra.get("repeated_prefixes") == "computed once",
             reward=plan.reward,
