@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from arborsim.errors import UsageError
+from arborsim.hardware.cost import CostModel
 from arborsim.planning.arrivals import ClosedLoop as ClosedArrivals
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.points import summed_up
@@ -28,6 +29,7 @@ from arborsim.planning.terms import cost_terms
 from arborsim.planning.workload import Hardware, Workload
 from arborsim.serving.demand import SearchDemand
 from arborsim.serving.options import ClosedLoop
+from arborsim.serving.pricing import Pricing
 
 _IDLE = 0.01  # a load at which so much of the time is busy counts as none
 _FIRST_GUESS = 0.8  # of what the machine finishes at most
@@ -59,9 +61,8 @@ def evaluate(
         return result
     try:
         bench = Bench(workload, hardware, found)
-    except UsageError as error:
-        needs = f"; one search needs at least {_least_kv_bytes(found.demands) / 1e9:.2f} GB more"
-        return replace(result, status=UNFIT, reason=f"{error}{needs}")
+    except UsageError:
+        return replace(result, status=UNFIT, reason=_too_large(workload, hardware, found))
     result = replace(
         result, pool=bench.engine.pool, quality=found.quality(_draw_counts(workload, found))
     )
@@ -98,6 +99,23 @@ def solved(workload: Workload, found: VariantDemands) -> Estimate | None:
         judged[entry] += verdict >= 0
         right[entry] += verdict == 1
     return solved_share([entry.weight for entry in workload.mix], right, judged)
+
+
+def _too_large(workload: Workload, hardware: Hardware, found: VariantDemands) -> str:
+    """What the model and the smallest search need, against what the GPUs have."""
+    geometry = workload.geometry
+    options = replace(workload.serving, tensor_parallel=hardware.gpus)
+    pricing = Pricing(CostModel(hardware.profile, geometry), options)
+    workspace = hardware.gpus * pricing.workspace_bytes(found.demands, options.prefill_chunk)
+    least, usable = (
+        _least_kv_bytes(found.demands),
+        hardware.gpus * hardware.profile.usable_hbm_bytes,
+    )
+    return (
+        f"{geometry.name} does not fit: {geometry.weight_bytes / 1e9:.2f} GB of weights + "
+        f"{workspace / 1e9:.2f} GB of activations + at least {least / 1e9:.2f} GB of keys and "
+        f"values for one search, and {usable / 1e9:.2f} GB are usable; take larger or more GPUs"
+    )
 
 
 def _least_kv_bytes(demands: list[SearchDemand]) -> int:

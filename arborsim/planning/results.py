@@ -260,7 +260,8 @@ class CandidateResult:
     def name(self) -> str:
         """All that tells it from the others, in one line."""
         budget = "" if self.budget == "-" else f" at {self.budget}"
-        return f"{self.policy}{budget} ({self.recall}) on {self.hardware}"
+        recall = "" if self.recall == "-" else f" ({self.recall})"
+        return f"{self.policy}{budget}{recall} on {self.hardware}"
 
 
 @dataclass(frozen=True)

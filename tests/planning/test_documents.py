@@ -5,8 +5,8 @@ documents of 20,000 tokens is asked about again, in random order.  The GPU can h
 Seconds without and with the cache for 8, 16, 32 and 64: 13.66, 27.28, 54.54, 109.27; 0.49, 7.22,
 49.96, 126.08.  What is compared is where the curve leaves the GPU, not the seconds: the engine
 gives up whole prefixes, vLLM their last blocks first, so that it keeps more of 16 documents.  The
-third curve of the publication, with a copy of the cache in host memory, has no counterpart here: a prefix
-that the engine gives up is gone.
+third curve of the publication, with a copy of the cache in host memory, has no counterpart here: a
+prefix that the engine gives up is gone.
 """
 
 from __future__ import annotations

@@ -165,8 +165,10 @@ def test_a_model_that_does_not_fit_is_named_with_its_bytes() -> None:
     workload = _with_hbm(small_workload(), 16.0)
     plan = Planner(workload).run()
     assert {each.status for each in plan.candidates} == {UNFIT}
-    assert "16060522496 weights" in plan.candidates[0].reason
-    assert "at least 0." in plan.candidates[0].reason
+    reason = plan.candidates[0].reason
+    assert "llama-3.1-8b does not fit: 16.06 GB of weights + 0." in reason
+    assert "at least 0." in reason
+    assert "and 14.40 GB are usable; take larger or more GPUs" in reason
     assert "No candidate can serve" in plan.recommendation.text
 
 
