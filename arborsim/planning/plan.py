@@ -231,11 +231,11 @@ class Planner:
             if point is not None and point.cost_per_1000 is not None:
                 low, high = (cost_per_solved(each / 1000, accuracy) for each in point.cost_per_1000)
                 point = replace(point, cost_per_solved=(low, high))
-        fleet = _fleet(candidate, load)
+        fleet = fleet_for(candidate, load)
         return replace(candidate, quality=quality, at_largest=point, fleet=fleet)
 
 
-def _fleet(candidate: CandidateResult, load: float | None) -> Fleet | None:
+def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
     """Machines for a load, each with an equal part of it."""
     if load is None or candidate.largest is None or candidate.at_largest is None:
         return None

@@ -14,6 +14,7 @@ from arborsim.hardware.profile import HardwareProfile
 from arborsim.planning.curves import load_curve
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.evaluate import evaluate
+from arborsim.planning.plan import fleet_for
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.stretch import stretched
 from arborsim.planning.workload import Hardware, Workload
@@ -154,7 +155,9 @@ def server(
         )
         machine = replace(hardware, profile=profile)
         result = evaluate(short, machine, moved)
-        return replace(result, curve=load_curve(short, machine, moved, result, _SHARES))
+        fleet = fleet_for(result, workload.arrivals.stated)
+        curve = load_curve(short, machine, moved, result, _SHARES)
+        return replace(result, fleet=fleet, curve=curve)
 
     return serve
 

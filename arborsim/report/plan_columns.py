@@ -71,6 +71,10 @@ COLUMNS: tuple[PlanColumn, ...] = (
                lambda r: math.nan if r.largest is None else r.largest,
                "The largest load on one machine at which every run met the target. The next load "
                "that was tried missed it."),
+    PlanColumn("cost_stated", "Cost per 1,000, stated load", "money",
+               lambda r: math.nan if r.fleet is None else middle(r.fleet.cost_per_1000),
+               "Price of 1,000 searches at the stated load, with idle time of the machines; the "
+               "middle of its range."),
     PlanColumn("cost", "Cost per 1,000", "money",
                _at(lambda p: middle(p.cost_per_1000)),
                "Price of 1,000 served searches at the largest load; the middle of its range."),

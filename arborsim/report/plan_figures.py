@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arborsim.planning.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.planning.sensitivity import compared_cost
 from arborsim.report.figures import Figure, label
 from arborsim.report.plan_words import middle, named, saturates, told_apart
 
@@ -236,7 +237,7 @@ def _rank(row: CandidateResult) -> tuple[float, int]:
     """Cheapest first; without prices, fastest first."""
     if row.at_largest is None:
         return math.inf, row.number
-    cost = middle(row.at_largest.cost_per_1000)
+    cost = middle(compared_cost(row))
     return (-row.at_largest.served_per_s.value if math.isnan(cost) else cost), row.number
 
 

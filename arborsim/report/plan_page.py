@@ -18,7 +18,7 @@ from arborsim.report import plan_export, plan_figures, plan_pareto, plan_timelin
 from arborsim.report.markup import asset, bullets, filled, in_script, pairs
 from arborsim.report.plan_columns import definitions, failures, table
 from arborsim.report.plan_sensitivity import overview, sliders
-from arborsim.report.plan_words import digits, load, money, named, numbered, saturates
+from arborsim.report.plan_words import at_load, digits, load, money, named, numbered, saturates
 from arborsim.report.units import quantity
 
 _SCRIPTS = ("page.js", "buttons.js", "plan.js")
@@ -83,6 +83,7 @@ def render(report: PlanReport) -> str:
         "notes": bullets(result.notes),
         "by": html.escape(data["pareto"]["by"]),
         "table": comparison,
+        "cost_head": html.escape(f"Cost per 1,000{at_load(result)}"),
         "failures": bullets(failures(result)),
         "time_note": html.escape(plan_figures.time_note(result)),
         "load_note": html.escape(plan_figures.load_note(result)),
@@ -172,10 +173,13 @@ def _key_figures(result: PlanResult) -> str:
 def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     """What decides, in the words of a meeting; "" where it is not known."""
     point, fleet = row.at_largest, row.fleet
+    stated = f"Cost per 1,000 searches{at_load(result)}"
+    largest = "Cost per 1,000 searches at the largest load"
     found = {
         "Price per hour": money(row.price_per_hour, result.currency),
         "Largest load on one machine": _spread(row, result),
-        "Cost per 1,000 searches": "",
+        stated: "",
+        largest: "",
         "Cost per 1,000 solved": "",
         "Time per search (p50, p95, p99)": "",
         "Time per output token (p50, p95)": "",
@@ -188,7 +192,7 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     if point is not None:
         times = point.search_s
         found |= {
-            "Cost per 1,000 searches": money(point.cost_per_1000, result.currency),
+            largest: money(point.cost_per_1000, result.currency),
             "Time per search (p50, p95, p99)": ", ".join(
                 quantity("seconds", each) for each in (times.p50, times.p95, times.p99)
             ),
@@ -204,6 +208,7 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
                 (1000 * low.value, 1000 * high.value), result.currency
             )
     if fleet is not None and result.stated_load is not None:
+        found[stated] = money(fleet.cost_per_1000, result.currency)
         found["Machines for the stated load"] = (
             f"{fleet.machines} ({result.stated_load:g} {result.unit}, {fleet.gpus} "
             f"GPU{'s' if fleet.gpus > 1 else ''}, {money(fleet.price_per_hour, result.currency)} "

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.planning.sensitivity import compared_cost
 from arborsim.report.figures import Figure, label
-from arborsim.report.plan_words import digits, load, middle, money, named
+from arborsim.report.plan_words import at_load, digits, load, middle, money, named
 from arborsim.report.units import quantity
 
 _COLOURS = 8
@@ -50,16 +51,15 @@ def measures(result: PlanResult) -> tuple[Measure | None, Measure | None, Measur
 
 def _cost(result: PlanResult) -> Measure | None:
     def cost(row: CandidateResult) -> float:
-        return math.nan if row.at_largest is None else middle(row.at_largest.cost_per_1000)
+        return middle(compared_cost(row))
 
     def largest(row: CandidateResult) -> float:
         return math.nan if row.largest is None else row.largest
 
     if any(not math.isnan(cost(row)) for row in result.met()):
-        axis = f"cost of 1,000 searches ({result.currency})"
+        axis = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
         return Measure("cost", axis, cost, False, lambda row: (
-            "no cost" if row.at_largest is None
-            else f"{money(row.at_largest.cost_per_1000, result.currency)} per 1,000 searches"
+            f"{money(compared_cost(row), result.currency)} per 1,000 searches"
         ))  # fmt: skip
     axis = f"largest load on one machine ({result.unit})"
     return Measure("load", axis, largest, True, lambda row: load(row.largest, result.unit))
@@ -229,7 +229,7 @@ def _markers(
 
 def _prices(rows: Sequence[CandidateResult], x: Measure) -> Figure:
     """The range of prices around their middle."""
-    ends = [row.at_largest.cost_per_1000 if row.at_largest else None for row in rows]
+    ends = [compared_cost(row) for row in rows]
     half = [0.0 if pair is None else (pair[1] - pair[0]) / 2 for pair in ends]
     return {
         "type": "data", "array": [float(digits(each, 5).replace(",", "")) for each in half],

@@ -10,7 +10,16 @@ from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import Sensitivity, Variant, compared_cost
 from arborsim.report.figures import Figure, label
 from arborsim.report.plan_figures import curve, level, said
-from arborsim.report.plan_words import digits, load, middle, money, numbered, saturates, told_apart
+from arborsim.report.plan_words import (
+    at_load,
+    digits,
+    load,
+    middle,
+    money,
+    numbered,
+    saturates,
+    told_apart,
+)
 from arborsim.report.units import quantity
 
 _PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -31,7 +40,7 @@ def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, 
     names = told_apart(chosen.values())
     made = []
     for assumption in dict.fromkeys(each.assumption for each in found):
-        own = [each for each in found if each.assumption is assumption]
+        own = [each for each in found if each.assumption == assumption]
         factors = sorted({variant.factor for each in own for variant in each.variants})
         made.append({
             "title": assumption.title,
@@ -64,8 +73,8 @@ def _cells(row: CandidateResult, result: PlanResult) -> list[str]:
     """Largest load, cost, what runs out first."""
     if row.largest is None:
         return [row.reason or _NOTHING, "", ""]
-    cost = row.at_largest.cost_per_1000 if row.at_largest else None
-    return [load(row.largest, result.unit), money(cost, result.currency), saturates(row.at_largest)]
+    cost = money(compared_cost(row), result.currency)
+    return [load(row.largest, result.unit), cost, saturates(row.at_largest)]
 
 
 def _label(own: Sequence[Sensitivity], factor: float) -> str:
@@ -104,8 +113,7 @@ def _verdict(served: dict[int, CandidateResult], names: dict[int, str], result: 
 
 
 def _cost(row: CandidateResult) -> float:
-    """At the largest load."""
-    return math.nan if row.at_largest is None else middle(row.at_largest.cost_per_1000)
+    return middle(compared_cost(row))
 
 
 def _moved(
@@ -144,11 +152,11 @@ def _price_slider(
     result: PlanResult, rows: Sequence[CandidateResult], names: dict[int, str]
 ) -> dict[str, Any] | None:
     """The price of the recommended GPU, which needs nothing to be served again."""
-    priced = [row for row in rows if not math.isnan(middle(compared_cost(row)))]
+    priced = [row for row in rows if not math.isnan(_cost(row))]
     first = next((row for row in priced if row.number == result.recommendation.candidate), None)
     if first is None:
         return None
-    costs_now = {row.number: middle(compared_cost(row)) for row in priced}
+    costs_now = {row.number: _cost(row) for row in priced}
     stops = []
     for factor in _PRICES:
         costs = {
@@ -178,8 +186,7 @@ def _times(bounds: tuple[float, float] | None, factor: float) -> tuple[float, fl
 def _bars(
     costs: dict[int, float], names: dict[int, str], result: PlanResult, most: float
 ) -> Figure:
-    where = f" at {result.stated_load:g} {result.unit}" if result.stated_load is not None else ""
-    axis = f"cost of 1,000 searches{where} ({label(result.currency)})"
+    axis = f"cost of 1,000 searches{at_load(result)} ({label(result.currency)})"
     places = list(range(len(costs)))
     texts = [label(names[number]) for number in costs]
     return {

@@ -32,6 +32,11 @@ def named(row: CandidateResult) -> str:
     return f"{row.policy}{budget}{recall} on {row.hardware}"
 
 
+def at_load(result: PlanResult) -> str:
+    """Where candidates' costs are compared: `` at 5 searches/s``, or "" for their largest loads."""
+    return "" if result.stated_load is None else f" at {result.stated_load:g} {result.unit}"
+
+
 def saturates(point: LoadPoint | None) -> str:
     """What runs out first."""
     return "" if point is None else SATURATED.get(point.saturated, point.saturated)

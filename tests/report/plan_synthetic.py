@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from arborsim.planning.plan import fleet_for
 from arborsim.planning.results import (
     INFEASIBLE,
     MET,
@@ -14,7 +15,6 @@ from arborsim.planning.results import (
     UNFIT,
     Alone,
     CandidateResult,
-    Fleet,
     LoadPoint,
     Percentiles,
     PlanResult,
@@ -45,6 +45,7 @@ POLICIES = {
     ("streaming-llm", "0.25"): (2.2, 0.64, 0.75, 0.0),
 }
 LIMIT_S = 60.0
+STATED = 5.9  # searches/s
 
 
 def point(load: float, capacity: float, alone_s: float, price, solved: float = 0.6) -> LoadPoint:
@@ -92,7 +93,7 @@ def candidate(
     capacity *= factor * faster
     largest = capacity * (1 - 0.7 / (LIMIT_S / alone_s - 0.3))
     loads = [share * largest for share in (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.05, 1.1)]
-    return CandidateResult(
+    made = CandidateResult(
         number=number,
         hardware=gpu,
         policy=policy,
@@ -114,9 +115,8 @@ def candidate(
         at_largest=point(largest, capacity, alone_s, price),
         at_stated=point(0.2, capacity, alone_s, price),
         curve=tuple(point(load, capacity, alone_s, price) for load in loads) if curve else (),
-        fleet=Fleet(5.0, math.ceil(5 / largest), math.ceil(5 / largest),
-                    tuple(math.ceil(5 / largest) * each for each in price), (1.0, 2.0)),
     )  # fmt: skip
+    return replace(made, fleet=fleet_for(made, STATED))
 
 
 def timeline(number: int) -> Timeline:
@@ -167,7 +167,7 @@ def plan(
     return PlanResult(
         workload=name,
         unit="searches/s",
-        stated_load=5.0,
+        stated_load=STATED,
         percentile=95,
         search_limit_s=LIMIT_S,
         token_limit_s=0.1,
@@ -218,8 +218,10 @@ def sensitivities(result: PlanResult) -> list[Sensitivity]:
                 moved = candidate(base.number, base.hardware, base.policy, base.budget,
                                   factor ** effect[assumption.key])  # fmt: skip
                 if assumption.key == "hbm" and factor < 0.75 and base.hardware == "rtx4090":
-                    moved = replace(base, status=UNFIT, reason="no room for keys and values",
-                                    largest=None, at_largest=None, curve=())  # fmt: skip
+                    moved = replace(
+                        base, status=UNFIT, reason="no room for keys and values", largest=None,
+                        at_largest=None, curve=(), fleet=None,
+                    )  # fmt: skip
                 variants.append(Variant(factor, base if factor == 1 else moved))
             found.append(Sensitivity(base.number, assumption, 80e9, tuple(variants)))
     return found

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import pickle
 import re
 from dataclasses import replace
 
@@ -151,6 +152,28 @@ def test_efficient_candidates_are_those_nobody_dominates() -> None:
     assert figure["by"] == "cost, attention kept and latency"
 
 
+def test_costs_are_compared_at_the_stated_load() -> None:
+    """Two machines that are busy all the time, or three that idle: the load decides."""
+    stated, free = plan(), replace(plan(), stated_load=None)
+    free = replace(free, candidates=tuple(replace(row, fleet=None) for row in free.candidates))
+    row = stated.candidates[9]
+    assert row.fleet is not None
+    assert row.at_largest is not None
+    fleet_cost = sum(row.fleet.cost_per_1000) / 2
+    assert fleet_cost > sum(row.at_largest.cost_per_1000) / 2
+    for result, cost, axis in (
+        (stated, fleet_cost, "cost of 1,000 searches at 5.9 searches/s (USD)"),
+        (free, sum(row.at_largest.cost_per_1000) / 2, "cost of 1,000 searches (USD)"),
+    ):
+        measure = plan_pareto.measures(result)[0]
+        assert measure is not None
+        assert (measure.value(result.candidates[9]), measure.axis) == (pytest.approx(cost), axis)
+        bars = sliders(result, sensitivities(result))[-1]["stops"][2]
+        assert bars["figure"]["data"][0]["x"][0] == pytest.approx(cost, rel=1e-4)
+        page = render(PlanReport(result))
+        assert ("at 5.9 searches/s</th>" in page) == (result is stated)
+
+
 def test_the_table_has_a_body_per_gpu_and_plain_values() -> None:
     result = plan()
     html, columns = table(result)
@@ -224,10 +247,12 @@ def test_of_a_long_timeline_the_middle_is_shown() -> None:
 
 def test_sliders_stop_at_every_factor_and_the_curves_move() -> None:
     result = plan()
-    found = sliders(result, sensitivities(result))
+    made_elsewhere = pickle.loads(pickle.dumps(sensitivities(result)))  # as worker processes do
+    found = sliders(result, made_elsewhere)
     assert [each["title"] for each in found] == [
         "HBM size", "HBM bandwidth", "Compute", "PCIe bandwidth", "Length of searches",
         "Price of h100"]  # fmt: skip
+    assert all(len(stop["rows"]) == 2 for each in found for stop in each["stops"])
     memory = found[0]
     assert [stop["label"].split(" (")[0] for stop in memory["stops"]] == [
         "× 0.5", "× 0.75", "× 1", "× 1.5", "× 2"]  # fmt: skip
