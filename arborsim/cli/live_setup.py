@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from arborsim.live.request import LiveCell
     from arborsim.replay_episode import Machine
 
-#: How a live model can read what is in DDR; a simulated one cannot do the last.
+#: How what is in DDR can be read.
 RECALLS = ("stage", "stream", "near", "ondemand")
 #: Reference tasks that are searched as a tree unless asked otherwise.
 _TREES = {"game24": "tot-bfs"}
@@ -133,8 +133,6 @@ def make_machine(
         if gpu:
             raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
         return None
-    if recall == "ondemand":
-        raise UsageError("--recall ondemand cannot be simulated: use stage, stream or near")
     if not overlap:
         raise UsageError("--no-overlap is for live runs: leave out --shadow")
     return Machine(load_profile(gpu or "h100"), None, recall, page_tokens or _SHADOW_PAGE)

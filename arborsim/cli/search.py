@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SEARCH = "Searches"
 _MACHINE = "Policies and machine"
 _OUTPUT = "Output"
-RECALLS = ("stage", "stream", "near")
+RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 def search(
@@ -93,7 +93,8 @@ def search(
     recall: Annotated[
         str,
         typer.Option(
-            help="How DDR tokens are read: stage, stream or near.", rich_help_panel=_MACHINE
+            help="How DDR tokens are read: stage, stream, near or ondemand.",
+            rich_help_panel=_MACHINE,
         ),
     ] = "stage",
     page_size: Annotated[

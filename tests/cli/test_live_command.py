@@ -52,7 +52,6 @@ CASES = {
     "resume and overwrite": ("--out x --resume --overwrite", "one of them"),
     "trace without shadow": ("--trace x.parquet", "needs --shadow"),
     "a GPU without shadow": ("--gpu h100", "--device cuda"),
-    "shadow cannot select pages": ("--shadow --recall ondemand", "cannot be simulated"),
     "shadow without overlap": ("--shadow --no-overlap", "leave out --shadow"),
     "an unknown GPU": ("--shadow --gpu h1000", "did you mean h100"),
     "an existing log": ("--out notes", "--resume goes on"),
