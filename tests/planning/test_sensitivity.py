@@ -14,6 +14,7 @@ from arborsim.budget import Budget
 from arborsim.hardware.lookup import load_geometry, load_profile
 from arborsim.planning.curves import SHARES, load_curve
 from arborsim.planning.distributions import Fixed
+from arborsim.planning.evaluate import evaluate
 from arborsim.planning.generate import TreeSpec, write_generated
 from arborsim.planning.plan import Planner
 from arborsim.planning.results import MET, UNFIT, CandidateResult
@@ -167,3 +168,16 @@ def test_the_break_even_price() -> None:
     assert break_even(nothing) is None
     same = replace(plan, recommendation=replace(plan.recommendation, alternative=1))
     assert break_even(same) is None
+
+
+def test_a_curve_over_clients_has_whole_ones_once() -> None:
+    workload = small_workload(
+        ('kind = "poisson"\nrate_per_s = 20.0', 'kind = "closed-loop"\nclients = 4')
+    ).with_run_length(24, 4, 1)
+    planner = Planner(workload)
+    (_, hardware, _), demands = planner.candidates[0], planner.demands_of(0)
+    result = evaluate(workload, hardware, demands)
+    curve = load_curve(workload, hardware, demands, result, (0.1, 0.11, 0.5, 1.0))
+    clients = [point.load for point in curve]
+    assert clients == sorted({max(1, round(s * result.largest)) for s in (0.1, 0.11, 0.5, 1.0)})
+    assert curve[-1] is result.at_largest
