@@ -35,6 +35,7 @@ bench: .venv/.full
 	$(PIP) pulp==3.3.2
 	$(BIN)/python benchmarks/ets.py --out reports/benchmarks/ets.json
 	$(BIN)/python benchmarks/live.py --out reports/benchmarks/live.json
+	$(BIN)/python benchmarks/serving.py --out reports/benchmarks/serving.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
 

@@ -2,8 +2,7 @@
 
 ``python benchmarks/page.py``, after ``python benchmarks/replay.py --out
 reports/benchmarks/replay.json``, ``python benchmarks/decisions.py --out
-reports/benchmarks/decisions.json``, ``python benchmarks/ets.py --out reports/benchmarks/ets.json``
-and ``python benchmarks/live.py --out reports/benchmarks/live.json``.
+reports/benchmarks/decisions.json`` and the same with ``ets``, ``live`` and ``serving``.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "reports" / "benchmarks"
 PAGE = ROOT / "docs" / "performance.md"
+NAMES = ("replay", "decisions", "ets", "live", "serving")
 
 
-def page(
-    replay: dict[str, Any], decisions: dict[str, Any], ets: dict[str, Any], live: dict[str, Any]
-) -> str:
+def page(of: dict[str, dict[str, Any]]) -> str:
     """The whole page as Markdown."""
-    replays = (_head(replay), _free(replay), _attention(replay))
-    parts = (*replays, _decisions(decisions), _ets(ets), _live(live))
+    replay = of["replay"]
+    parts = (
+        _head(replay), _free(replay), _attention(replay), _decisions(of["decisions"]),
+        _ets(of["ets"]), _live(of["live"]), _serving(of["serving"]),
+    )  # fmt: skip
     return "\n".join(line for part in parts for line in part)
 
 
@@ -34,8 +35,9 @@ def _head(replay: dict[str, Any]) -> list[str]:
         "Made by `python benchmarks/page.py` from `reports/benchmarks/*.json`, which",
         "`python benchmarks/replay.py --out reports/benchmarks/replay.json`,",
         "`python benchmarks/decisions.py --out reports/benchmarks/decisions.json`,",
-        "`python benchmarks/ets.py --out reports/benchmarks/ets.json` (it needs PuLP) and",
-        "`python benchmarks/live.py --out reports/benchmarks/live.json` write.",
+        "`python benchmarks/ets.py --out reports/benchmarks/ets.json` (it needs PuLP),",
+        "`python benchmarks/live.py --out reports/benchmarks/live.json` and",
+        "`python benchmarks/serving.py --out reports/benchmarks/serving.json` write.",
         f"One core, Python {replay['python']}, {versions}; generated traces on Llama-3.1-8B's",
         "geometry, H100 profile. The machine is shared: compare ratios, not seconds.",
         "",
@@ -212,10 +214,50 @@ def _live(live: dict[str, Any]) -> list[str]:
     ]
 
 
+def _us(run: dict[str, Any]) -> str:
+    return f"{run['us_per_phase']:.1f}"
+
+
+def _serving(serving: dict[str, Any]) -> list[str]:
+    """Many searches on one GPU: speed, and the cost per event against their number."""
+    cases = {name: case["runs"] for name, case in serving.items() if isinstance(case, dict)}
+    curves = {name: runs for name, runs in cases.items() if len(runs) > 2}
+    clients = [run["clients"] for run in next(iter(curves.values()))[:-1]]
+    at_64 = {
+        name: (next(run for run in runs if run["clients"] == 64), runs[-1])
+        for name, runs in cases.items()
+    }
+    return [
+        "## Many searches on one GPU",
+        "",
+        "The serving engine, Llama-3.1-8B on an H100, searches of the shipped traces one after the",
+        "other from 64 clients; seconds are of the processor. The aim is 300,000 tokens/s.",
+        "",
+        "| trace, policy, budget, recall | million tokens/s | with half of the memory they need "
+        "| preemptions there |",
+        "|---|---:|---:|---:|",
+        *(
+            f"| {name} | {whole['tokens_per_s'] / 1e6:.1f} | {half['tokens_per_s'] / 1e6:.1f} "
+            f"| {half['preemptions']:,} |"
+            for name, (whole, half) in at_64.items()
+        ),
+        "",
+        "Microseconds per *phase* (what happens to one search: the end of a linear piece, a pass,",
+        "a decision, the start of a transfer) against the number of searches at once; flat or",
+        "falling means that more searches cost nothing extra:",
+        "",
+        f"| searches at once | {' | '.join(map(str, clients))} |",
+        f"|---|{'---:|' * len(clients)}",
+        *(
+            f"| {name} | {' | '.join(_us(run) for run in runs[:-1])} |"
+            for name, runs in curves.items()
+        ),
+        "",
+    ]
+
+
 def main() -> None:
-    names = ("replay", "decisions", "ets", "live")
-    figures = [json.loads((FIGURES / f"{name}.json").read_text()) for name in names]
-    PAGE.write_text(page(*figures))
+    PAGE.write_text(page({n: json.loads((FIGURES / f"{n}.json").read_text()) for n in NAMES}))
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

@@ -99,9 +99,8 @@ def test_the_performance_page_is_made_of_the_figures() -> None:
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
     folder = ROOT / "reports" / "benchmarks"
-    names = ("replay", "decisions", "ets", "live")
-    figures = [json.loads((folder / f"{name}.json").read_text()) for name in names]
-    assert (ROOT / "docs" / "performance.md").read_text() == page.page(*figures)
+    figures = {name: json.loads((folder / f"{name}.json").read_text()) for name in page.NAMES}
+    assert (ROOT / "docs" / "performance.md").read_text() == page.page(figures)
 
 
 def test_every_local_link_leads_somewhere() -> None:
