@@ -9,12 +9,30 @@ from typing import Annotated
 
 import typer
 
+from arborsim.cli.problem_options import (
+    BASE,
+    SEARCH,
+    DeadPenalty,
+    Device,
+    Dtype,
+    Episodes,
+    First,
+    KeepDuplicates,
+    Lines,
+    LinesPerThought,
+    MaxTokens,
+    Noise,
+    Prompts,
+    Seed,
+    Split,
+    ThoughtTokens,
+    TrustRemoteCode,
+    ValueFloor,
+)
 from arborsim.cli.reward_options import Embed, Reward, RewardAggregate, RewardLabel, RewardToken
 from arborsim.search import search_names
 
-_BASE = "Problems and model"
 _POLICY = "Policies and machine"
-_SEARCH = "Search and rewards"
 _OUTPUT = "Output"
 
 
@@ -38,7 +56,7 @@ def live(
         str,
         typer.Option(
             help="chain or game24; with --model FOLDER, whose weights those are.",
-            rich_help_panel=_BASE,
+            rich_help_panel=BASE,
         ),
     ] = "",
     model: Annotated[
@@ -46,50 +64,30 @@ def live(
         typer.Option(
             help="chain or game24 (shipped), a folder with safetensors, a model id, or "
             "config:llama-3.1-8b: random weights [default: the task's].",
-            rich_help_panel=_BASE,
+            rich_help_panel=BASE,
         ),
     ] = "",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='JSON lines, each {"prompt": "..."}.', rich_help_panel=_BASE),
-    ] = None,
-    episodes: Annotated[
-        int, typer.Option(min=0, help="Problems; 0: 8, or all prompts.", rich_help_panel=_BASE)
-    ] = 0,
-    first: Annotated[
-        int, typer.Option(min=0, help="Number of the first problem.", rich_help_panel=_BASE)
-    ] = 0,
-    split: Annotated[str, typer.Option(help="test or train.", rich_help_panel=_BASE)] = "test",
-    lines: Annotated[
-        int, typer.Option(min=0, help="chain: program lines; 0: 96.", rich_help_panel=_BASE)
-    ] = 0,
-    lines_per_thought: Annotated[
-        int, typer.Option(min=0, help="chain: lines per thought; 0: 4.", rich_help_panel=_BASE)
-    ] = 0,
-    max_tokens: Annotated[
-        int, typer.Option(min=0, help="Per path; 0: the task's.", rich_help_panel=_BASE)
-    ] = 0,
+    prompts: Prompts = None,
+    episodes: Episodes = 0,
+    first: First = 0,
+    split: Split = "test",
+    lines: Lines = 0,
+    lines_per_thought: LinesPerThought = 0,
+    max_tokens: MaxTokens = 0,
     prompt_tokens: Annotated[
         int,
         typer.Option(
-            min=0, help="Random weights: tokens per prompt; 0: 512.", rich_help_panel=_BASE
+            min=0, help="Random weights: tokens per prompt; 0: 512.", rich_help_panel=BASE
         ),
     ] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_BASE)] = "cpu",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_BASE)
-    ] = "auto",
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="Run code that comes with a model.", rich_help_panel=_BASE
-        ),
-    ] = False,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     search: Annotated[
         str,
         typer.Option(
             help=", ".join(search_names()) + " [default: linear; game24: tot-bfs].",
-            rich_help_panel=_SEARCH,
+            rich_help_panel=SEARCH,
         ),
     ] = "",
     set_: Annotated[
@@ -98,59 +96,26 @@ def live(
             "--set",
             help="name=value of the search or of policies; search.name or policy.name says whose; "
             "repeatable.",
-            rich_help_panel=_SEARCH,
+            rich_help_panel=SEARCH,
         ),
     ] = [],  # noqa: B006
     temperature: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="0 is greedy; default 0 for linear, else 0.7.", rich_help_panel=_SEARCH
+            min=0.0, help="0 is greedy; default 0 for linear, else 0.7.", rich_help_panel=SEARCH
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_SEARCH)] = 0,
+    seed: Seed = 0,
     reward: Reward = "",
     reward_token: RewardToken = "",
     reward_label: RewardLabel = "",
     reward_aggregate: RewardAggregate = "last",
     embed: Embed = "",
-    noise: Annotated[
-        float,
-        typer.Option(min=0.0, help="Verifier: noise of rewards (std).", rich_help_panel=_SEARCH),
-    ] = 0.1,
-    dead_penalty: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Verifier: how well rewards see a dead path.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = 1.0,
-    value_floor: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="chain: value of a living state without progress.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = 0.3,
-    thought_tokens: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Prompts: longest thought (it also ends at a newline).",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = 64,
-    keep_duplicates: Annotated[
-        bool,
-        typer.Option(
-            "--keep-duplicates",
-            help="Go on with thoughts that repeat a sibling.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = False,
+    noise: Noise = 0.1,
+    dead_penalty: DeadPenalty = 1.0,
+    value_floor: ValueFloor = 0.3,
+    thought_tokens: ThoughtTokens = 64,
+    keep_duplicates: KeepDuplicates = False,
     recall: Annotated[
         str,
         typer.Option(

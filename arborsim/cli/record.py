@@ -10,6 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from arborsim.cli.problem_options import (
+    BASE,
+    SEARCH,
+    DeadPenalty,
+    Device,
+    Dtype,
+    Episodes,
+    First,
+    KeepDuplicates,
+    Lines,
+    LinesPerThought,
+    MaxTokens,
+    Noise,
+    Prompts,
+    Seed,
+    Split,
+    ThoughtTokens,
+    TrustRemoteCode,
+    ValueFloor,
+)
 from arborsim.cli.reward_options import (
     Embed,
     Reward,
@@ -24,9 +44,7 @@ from arborsim.search import search_names
 if TYPE_CHECKING:
     from arborsim.backends import LayerChoice
 
-_BASE = "Basics"
 _WHAT = "What is stored"
-_REWARD = "Search and rewards"
 _BANK = "Banks (for arborsim search)"
 
 
@@ -43,47 +61,35 @@ class _Attention(StrEnum):
 
 
 def record(
-    out: Annotated[Path, typer.Option(help="The trace to make.", rich_help_panel=_BASE)],
+    out: Annotated[Path, typer.Option(help="The trace to make.", rich_help_panel=BASE)],
     model: Annotated[
         str,
         typer.Option(
             help="chain or game24 (shipped), a folder with safetensors, or a model id.",
-            rich_help_panel=_BASE,
+            rich_help_panel=BASE,
         ),
     ] = "chain",
     task: Annotated[
         str,
-        typer.Option(help="Task of a folder with own reference weights.", rich_help_panel=_BASE),
+        typer.Option(help="Task of a folder with own reference weights.", rich_help_panel=BASE),
     ] = "",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help='JSON lines, each {"prompt": "..."}.', rich_help_panel=_BASE),
-    ] = None,
+    prompts: Prompts = None,
     search: Annotated[
-        str, typer.Option(help=", ".join(search_names()) + ".", rich_help_panel=_REWARD)
+        str, typer.Option(help=", ".join(search_names()) + ".", rich_help_panel=SEARCH)
     ] = "linear",
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             help="An option of the search, name=value; repeatable.",
-            rich_help_panel=_REWARD,
+            rich_help_panel=SEARCH,
         ),
     ] = None,
-    episodes: Annotated[
-        int,
-        typer.Option(min=0, help="Problems; 0: 8, or all prompts.", rich_help_panel=_BASE),
-    ] = 0,
-    first: Annotated[
-        int, typer.Option(min=0, help="Number of the first problem.", rich_help_panel=_BASE)
-    ] = 0,
-    split: Annotated[str, typer.Option(help="test or train.", rich_help_panel=_BASE)] = "test",
-    lines: Annotated[
-        int, typer.Option(min=0, help="chain: program lines; 0: 96.", rich_help_panel=_BASE)
-    ] = 0,
-    lines_per_thought: Annotated[
-        int, typer.Option(min=0, help="chain: lines per thought; 0: 4.", rich_help_panel=_BASE)
-    ] = 0,
+    episodes: Episodes = 0,
+    first: First = 0,
+    split: Split = "test",
+    lines: Lines = 0,
+    lines_per_thought: LinesPerThought = 0,
     bank: Annotated[
         bool,
         typer.Option(
@@ -145,7 +151,7 @@ def record(
         typer.Option(
             min=0.0,
             help="0 is greedy; default 0 for linear, 1 for banks, else 0.7.",
-            rich_help_panel=_REWARD,
+            rich_help_panel=SEARCH,
         ),
     ] = None,
     reward: Reward = "",
@@ -153,64 +159,22 @@ def record(
     reward_label: RewardLabel = "",
     reward_aggregate: RewardAggregate = "last",
     embed: Embed = "",
-    noise: Annotated[
-        float,
-        typer.Option(min=0.0, help="Verifier: noise of rewards (std).", rich_help_panel=_REWARD),
-    ] = 0.1,
-    dead_penalty: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Verifier: how well rewards see a dead path.",
-            rich_help_panel=_REWARD,
-        ),
-    ] = 1.0,
-    value_floor: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="chain: value of a living state without progress.",
-            rich_help_panel=_REWARD,
-        ),
-    ] = 0.3,
-    thought_tokens: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Prompts: longest thought (it also ends at a newline).",
-            rich_help_panel=_REWARD,
-        ),
-    ] = 64,
-    keep_duplicates: Annotated[
-        bool,
-        typer.Option(
-            "--keep-duplicates",
-            help="Go on with thoughts that repeat a sibling.",
-            rich_help_panel=_REWARD,
-        ),
-    ] = False,
-    max_tokens: Annotated[
-        int, typer.Option(min=0, help="Per path; 0: the task's.", rich_help_panel=_BASE)
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, rich_help_panel=_BASE)] = 0,
-    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=_BASE)] = "cpu",
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_BASE)
-    ] = "auto",
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="Run code that comes with a model.", rich_help_panel=_BASE
-        ),
-    ] = False,
+    noise: Noise = 0.1,
+    dead_penalty: DeadPenalty = 1.0,
+    value_floor: ValueFloor = 0.3,
+    thought_tokens: ThoughtTokens = 64,
+    keep_duplicates: KeepDuplicates = False,
+    max_tokens: MaxTokens = 0,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=_BASE)
+        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=BASE)
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on after an interruption.", rich_help_panel=_BASE),
+        typer.Option("--resume", help="Go on after an interruption.", rich_help_panel=BASE),
     ] = False,
 ) -> int:
     """Run searches on a live model and record them.
