@@ -57,9 +57,7 @@ def _cost(bounds: tuple[float, float] | None) -> str:
 def _load_columns(plan: PlanResult) -> list[Column]:
     found = [
         Column("load/s" if plan.unit != "clients" else "clients", lambda c, p: digits(p.load)),
-        Column("p50\ns", lambda c, p: digits(p.search_s.p50)),
         Column("p95\ns", lambda c, p: digits(p.search_s.p95)),
-        Column("p99\ns", lambda c, p: digits(p.search_s.p99)),
         Column("runs\nout", lambda c, p: _NAMES.get(p.saturated, p.saturated)),
     ]
     if plan.runs > 1:
@@ -77,7 +75,9 @@ def _cost_columns(plan: PlanResult) -> list[Column]:
     found = [
         Column(f"{plan.currency}/1000\nsearches", lambda c, p: _cost(p.cost_per_1000)),
         Column("kept\n%", lambda c, p: _kept(c)),
-        Column("searches\nat once", lambda c, p: digits(p.concurrency)),
+        Column("at\nonce", lambda c, p: digits(p.concurrency)),
+        Column("p50\ns", lambda c, p: digits(p.search_s.p50)),
+        Column("p99\ns", lambda c, p: digits(p.search_s.p99)),
         Column("p50\nms/tok", lambda c, p: digits(1e3 * p.token_s.p50)),
         Column("p95\nms/tok", lambda c, p: digits(1e3 * p.token_s.p95)),
     ]
@@ -171,8 +171,9 @@ def _tables(console: Console, plan: PlanResult, rows: Sequence[CandidateResult])
         found = [_fitting(console, plan, rows, columns) for columns in layout]
         if all(found):
             break
-    for columns, table in zip(layout, found, strict=True):
-        yield table or _table(plan, rows, columns, 1, {})
+    for number, (columns, table) in enumerate(zip(layout, found, strict=True)):
+        # Long names may be folded once; below, numbers stand for them.
+        yield table or _table(plan, rows, columns, 1, {} if number else _identity(rows))
 
 
 def _fitting(

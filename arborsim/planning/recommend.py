@@ -30,6 +30,8 @@ _RESOURCES = {
     "pcie_up": "PCIe from the host",
 }  # fmt: skip
 
+_SAME = 0.005  # costs closer than this are about the same
+
 
 @dataclass(frozen=True)
 class Demanded:
@@ -74,7 +76,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     sentences = [_what(best, plan), _why(best, good, met, demanded, plan)]
     if alternative is not None and alternative is not cheaper:
         sentences.append(f"The nearest alternative is {_beside(alternative, best, plan)}.")
-    if cheaper is not None and _rank(cheaper, plan) < _rank(best, plan):
+    if cheaper is not None and _rank(cheaper, plan)[0] < (1 - _SAME) * _rank(best, plan)[0]:
         sentences.append(
             f"Of those whose quality is not known to suffice, the cheapest is "
             f"{_beside(cheaper, best, plan)}."
@@ -117,10 +119,9 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
     )
     if plan.runs > 1:
         low, high = min(best.largest_by_seed), max(best.largest_by_seed)
-        text += (
-            f" (met in each of {plan.runs} runs; run by run the limit lies between "
-            f"{_load(low, plan)} and {_load(high, plan)})"
-        )
+        spread = "which all have this limit" if low == high else (
+            f"whose own limits go up to {_load(high, plan)}")  # fmt: skip
+        text += f" (met in each of {plan.runs} runs, {spread})"
     text += ". "
     if fleet is not None:
         machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
@@ -184,7 +185,7 @@ def _beside(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> 
         return f"{_named(other)}, which serves {_load(other.largest, plan)}"
     cost = other.fleet.cost_per_1000 if other.fleet else other.at_largest.cost_per_1000
     change = there / here - 1
-    words = "about the same" if abs(change) < 0.005 else (
+    words = "about the same" if abs(change) < _SAME else (
         f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
     text = f"{_named(other)} at {money(cost, plan.currency)} per 1,000 searches, {words}"
     return text + (", which is within the spread of the runs" if _tied(other, best) else "")
