@@ -242,7 +242,12 @@ def _show(
         print_plan(result)
         if explain and chosen is not None:
             print_explained(result.candidates[chosen])
-    if perfetto is not None and chosen is not None and result.candidates[chosen].largest:
+    if perfetto is not None and chosen is not None:
+        if result.candidates[chosen].largest is None:
+            raise UsageError(
+                f"--perfetto: {result.candidates[chosen].name} carries no load; choose another by "
+                "--candidate"
+            )
         from arborsim.planning.perfetto import write_perfetto
         from arborsim.planning.timeline import timeline
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from arborsim.errors import UsageError
 from arborsim.hardware.cost import CostModel
 from arborsim.planning.arrivals import ClosedLoop as ClosedArrivals
-from arborsim.planning.demands import VariantDemands
+from arborsim.planning.demands import VariantDemands, drawn
 from arborsim.planning.points import summed_up
 from arborsim.planning.results import (
     INFEASIBLE,
@@ -30,6 +31,8 @@ from arborsim.planning.workload import Hardware, Workload
 from arborsim.serving.demand import SearchDemand
 from arborsim.serving.options import ClosedLoop
 from arborsim.serving.pricing import Pricing
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind
 
 _IDLE = 0.01  # a load at which so much of the time is busy counts as none
 _FIRST_GUESS = 0.8  # of what the machine finishes at most
@@ -93,9 +96,25 @@ def _draw_counts(workload: Workload, found: VariantDemands) -> np.ndarray:
 
 def solved(workload: Workload, found: VariantDemands) -> Estimate | None:
     """Share of the mix's searches with a correct answer, as recorded."""
+    verdicts = [recorded.demand.info.solved for recorded in found.recorded]
+    return _share_solved(workload, found.places, verdicts)
+
+
+def recorded_solved(workload: Workload, traces: Sequence[Path]) -> Estimate | None:
+    """`solved`, from the traces themselves (`Workload.write_traces`)."""
+    places, verdicts = drawn(workload), []
+    for entry, number in places:
+        (episode,) = TraceReader(traces[entry]).episodes((), start=number, stop=number + 1)
+        answers = episode.correct[episode.kind == Kind.ANSWER]
+        verdicts.append(int(answers[-1]) if len(answers) else -1)
+    return _share_solved(workload, places, verdicts)
+
+
+def _share_solved(
+    workload: Workload, places: Sequence[tuple[int, int]], verdicts: Sequence[int]
+) -> Estimate | None:
     right, judged = [0] * len(workload.mix), [0] * len(workload.mix)
-    for (entry, _), recorded in zip(found.places, found.recorded, strict=True):
-        verdict = recorded.demand.info.solved
+    for (entry, _), verdict in zip(places, verdicts, strict=True):
         judged[entry] += verdict >= 0
         right[entry] += verdict == 1
     return solved_share([entry.weight for entry in workload.mix], right, judged)

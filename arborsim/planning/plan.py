@@ -21,7 +21,7 @@ from arborsim.planning.demands import (
     units_of,
     variants,
 )
-from arborsim.planning.evaluate import evaluate, machines_for, solved
+from arborsim.planning.evaluate import evaluate, machines_for, recorded_solved
 from arborsim.planning.provenance import assumed_numbers, cautions, settings_of
 from arborsim.planning.recommend import Demanded, recommend
 from arborsim.planning.results import CandidateResult, Fleet, PlanResult, Recommendation
@@ -124,6 +124,7 @@ class Planner:
             A trace cannot be read, or a process died.
         """
         with self._traces() as traces:
+            self._solved = recorded_solved(self.workload, traces)
             for result in self._evaluated(traces, advance):
                 self.finished[result.number] = result
                 done(result)
@@ -168,8 +169,6 @@ class Planner:
                 )  # fmt: skip
 
     def _keep(self, variant: int, found: VariantDemands) -> None:
-        if not found.infeasible:
-            self._solved = solved(self.workload, found)
         size = sum(demand.nbytes for demand in found.demands)
         if self._kept_bytes + size <= _KEPT_BYTES:
             self._kept_bytes += size

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from arborsim.hardware.lookup import load_profile
+from arborsim.planning.arrivals import Recorded
 from arborsim.planning.demands import record_variant, variants
 from arborsim.planning.evaluate import evaluate
 from arborsim.planning.plan import Planner
@@ -254,3 +255,44 @@ def test_prompts_shorter_than_what_is_shared_share_among_themselves(
         assert demand.info.prefix_tokens == min(500, demand.prompt_tokens)
     keys = {demand.info.prefix: demand.info.prefix_tokens for demand in found.demands}
     assert len(keys) == len(set(keys.values())) > 1
+
+
+def test_a_resumed_plan_knows_what_was_solved() -> None:
+    planner = Planner(small_workload())
+    planner.finished.update({each.number: each for each in small_plan().candidates})
+    assert planner.run() == small_plan()
+
+
+def test_two_gpus_that_share_a_model_serve_more_for_twice_the_price() -> None:
+    workload = small_workload(
+        ('gpus = ["rtx4090", "h100"]', 'gpus = ["rtx4090"]\ntensor_parallel = [1, 2]'),
+        ('policies = ["full", "streaming-llm"]', 'policies = ["full"]'),
+    )
+    one, two = Planner(workload.with_run_length(60, 10, 1)).run().candidates
+    assert (one.gpus, two.gpus) == (1, 2)
+    assert two.hardware == "2x rtx4090"
+    assert one.price_per_hour is not None
+    assert two.price_per_hour == tuple(2 * price for price in one.price_per_hour)
+    assert one.largest is not None
+    assert two.largest is not None
+    assert 1.1 * one.largest < two.largest < 2.5 * one.largest
+    assert one.pool is not None
+    assert two.pool is not None
+    assert two.pool.kv_bytes > 2 * one.pool.kv_bytes, "the weights are there once"
+
+
+def test_bursts_of_a_log_cost_load() -> None:
+    """The same searches at the same rate, but eight at a time."""
+    workload = small_workload(
+        ('policies = ["full", "streaming-llm"]', 'policies = ["full"]'),
+        ('search = "20 s"\ntoken = "60 ms"', 'search = "7 s"'),
+    ).with_run_length(90, 10, 1)
+    workload = replace(workload, hardware=workload.hardware[:1])
+    loads = []
+    for moments in (np.arange(64.0), np.repeat(np.arange(8.0) * 8, 8)):
+        log = replace(workload, arrivals=Recorded(tuple(moments.tolist())))
+        (only,) = Planner(log).run().candidates
+        assert only.largest is not None
+        assert only.limited_by == "target"
+        loads.append(only.largest)
+    assert loads[1] < 0.9 * loads[0]
