@@ -55,12 +55,14 @@ class Demanded:
         quality = candidate.quality
         if quality is None:
             return False
+        kept, accuracy = quality.attention_kept, quality.accuracy
+        if accuracy is not None and self.accuracy is not None and accuracy.value < self.accuracy:
+            return False
         if not self.anything or quality.exact:
             return quality.exact
-        kept, accuracy = quality.attention_kept, quality.accuracy
         if self.attention_kept is not None and (kept is None or kept < self.attention_kept):
             return False
-        return self.accuracy is None or (accuracy is not None and accuracy.value >= self.accuracy)
+        return self.accuracy is None or accuracy is not None
 
 
 def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:

@@ -216,6 +216,14 @@ def test_accuracies_of_live_runs_count() -> None:
     )
     planner.finished.update({each.number: each for each in small_plan().candidates})
     plan = planner.result()
+    allowed = [each.policy for each in plan.candidates if planner.demanded.allows(each)]
+    assert allowed == ["full", "streaming-llm"] * 2
+    planner.demanded = Demanded(accuracy=0.61)
+    assert [each.policy for each in plan.candidates if planner.demanded.allows(each)] == [
+        "full", "full",
+    ]  # fmt: skip
+    planner.accuracies["full", "-"] = Estimate(0.6, 0.5, 0.7, 100)
+    assert not any(planner.demanded.allows(each) for each in planner.result().candidates)
     dropping = plan.candidates[1]
     assert dropping.quality is not None
     assert dropping.quality.accuracy == Estimate(0.6, 0.5, 0.7, 100)
