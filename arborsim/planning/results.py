@@ -272,7 +272,8 @@ class Slice:
     ----------
     start_s, end_s : float
     kind : str
-        prefill, recompute, policy, decode, swap, down, up (PCIe), or waiting.
+        waiting, prefill, recompute, policy, decode (a search takes part in iterations), swap (a
+        search has lost its place), down, up (PCIe).
     search : int
         Number in order of arrival; -1 for what concerns the whole batch.
     amount : int
