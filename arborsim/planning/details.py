@@ -15,6 +15,7 @@ from arborsim.planning.sensitivity import (
     Sensitivity,
     changed,
     compared_cost,
+    elsewhere,
     matters,
     server,
 )
@@ -22,7 +23,7 @@ from arborsim.planning.timeline import timeline
 from arborsim.planning.workload import Hardware, Workload
 from arborsim.workers import in_order
 
-#: Candidates with a curve: the recommended one, its alternative, and the cheapest others.
+#: Candidates with a curve: the recommended one, its alternative, and others.
 MOST_CURVES = 4
 _CURVE_UNITS = 2  # of progress, of which each assumption is 1
 
@@ -59,13 +60,18 @@ def work_on(task: Task) -> tuple[LoadPoint, ...] | Sensitivity:
 
 
 def compared(plan: PlanResult) -> list[int]:
-    """Numbers of the candidates with a curve: those that the recommendation names come first."""
+    """Numbers of the candidates with a curve.
+
+    The recommendation's come first, then the recommended policy on another GPU, then the cheapest.
+    """
     named = (plan.recommendation.candidate, plan.recommendation.alternative)
-    others = sorted(
-        (each for each in plan.met() if each.number not in named),
-        key=lambda each: (sum(compared_cost(each) or (float("inf"),)), each.number),
+    chosen = [each for each in plan.candidates if each.number == named[0]]
+    cheapest = sorted(
+        plan.met(), key=lambda each: (sum(compared_cost(each) or (float("inf"),)), each.number)
     )
-    return [*(n for n in named if n is not None), *(each.number for each in others)][:MOST_CURVES]
+    others = [*(each for one in chosen for each in elsewhere(plan, one)[:1]), *cheapest]
+    numbers = [*(n for n in named if n is not None), *(each.number for each in others)]
+    return list(dict.fromkeys(numbers))[:MOST_CURVES]
 
 
 def work(plan: PlanResult) -> int:

@@ -186,18 +186,30 @@ def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> H
     return replace(profile, **values) if values else profile
 
 
-def break_even(plan: PlanResult) -> float | None:
-    """By what factor the price of the recommended GPU must rise until the alternative is cheaper.
+def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:
+    """Who becomes the cheapest when the recommended GPU's price rises, and by what factor.
 
-    Of the middle of both price ranges, by `compared_cost`; None without an alternative on another
-    GPU, or without prices.
+    That is the alternative if it is on another GPU, else the recommended policy and budget on the
+    cheapest other one.  Prices are the middles of their ranges; None without another GPU or prices.
     """
-    chosen, other = plan.recommendation.candidate, plan.recommendation.alternative
-    found = {each.number: each for each in plan.candidates if each.number in (chosen, other)}
-    if chosen is None or other is None or found[chosen].hardware == found[other].hardware:
+    chosen = next((r for r in plan.candidates if r.number == plan.recommendation.candidate), None)
+    if chosen is None:
         return None
-    here, there = _middle(found[chosen]), _middle(found[other])
-    return there / here if here and there else None
+    named = [r for r in plan.met() if r.number == plan.recommendation.alternative]
+    others = [r for r in named if r.hardware != chosen.hardware] or elsewhere(plan, chosen)
+    here, there = _middle(chosen), _middle(others[0]) if others else None
+    return (others[0], there / here) if here and there else None
+
+
+def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult]:
+    """The same policy, budget and recall on other GPUs, the cheapest first."""
+    same = (result.policy, result.budget, result.recall)
+    found = [
+        each
+        for each in plan.met()
+        if (each.policy, each.budget, each.recall) == same and each.hardware != result.hardware
+    ]
+    return sorted(found, key=lambda each: (_middle(each) or float("inf"), each.number))
 
 
 def compared_cost(result: CandidateResult) -> tuple[float, float] | None:

@@ -252,12 +252,12 @@ def _watched(result: PlanResult) -> str:
 
 def _sensitivity_note(report: PlanReport) -> str:
     notes = [report.sensitivity_note] if report.sensitivity_note else []
-    chosen, factor = report.result.recommendation.candidate, break_even(report.result)
-    if chosen is not None and factor is not None and factor > 1:
+    chosen, rival = report.result.recommendation.candidate, break_even(report.result)
+    if chosen is not None and rival is not None and rival[1] > 1:
         row = numbered(report.result, chosen)
         notes.append(
-            f"The alternative becomes cheaper once {row.hardware} costs {digits(factor)} times as "
-            "much (middles of the price ranges)."
+            f"{named(rival[0])} becomes cheaper once {row.hardware} costs {digits(rival[1])} times "
+            "as much (middles of the price ranges)."
         )
     return " ".join(notes)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from arborsim.planning.results import CandidateResult, PlanResult
-from arborsim.planning.sensitivity import Sensitivity, Variant, compared_cost
+from arborsim.planning.sensitivity import Sensitivity, Variant, compared_cost, elsewhere
 from arborsim.report.figures import Figure, label
 from arborsim.report.plan_figures import curve, level, said
 from arborsim.report.plan_words import (
@@ -47,7 +47,7 @@ def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, 
             "start": factors.index(1.0),
             "stops": [_stop(result, own, names, factor) for factor in factors],
         })  # fmt: skip
-    if price := _price_slider(result, list(chosen.values()), names):
+    if price := _price_slider(result, list(chosen.values())):
         made.append(price)
     return made
 
@@ -148,14 +148,17 @@ def _moved(
     }  # fmt: skip
 
 
-def _price_slider(
-    result: PlanResult, rows: Sequence[CandidateResult], names: dict[int, str]
-) -> dict[str, Any] | None:
-    """The price of the recommended GPU, which needs nothing to be served again."""
-    priced = [row for row in rows if not math.isnan(_cost(row))]
-    first = next((row for row in priced if row.number == result.recommendation.candidate), None)
-    if first is None:
+def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> dict[str, Any] | None:
+    """The price of the recommended GPU, which needs nothing to be served again.
+
+    Beside the others stands what is recommended on each other GPU.
+    """
+    first = next((row for row in rows if row.number == result.recommendation.candidate), None)
+    if first is None or math.isnan(_cost(first)):
         return None
+    compared = {row.number: row for row in (*rows, *elsewhere(result, first))}
+    priced = [row for row in compared.values() if not math.isnan(_cost(row))]
+    names = told_apart(priced)
     costs_now = {row.number: _cost(row) for row in priced}
     stops = []
     for factor in _PRICES:

@@ -73,10 +73,15 @@ def money(bounds: tuple[float, float] | None, currency: str) -> str:
 
 
 def plain_scale(values: Iterable[float], unit: str) -> Scale:
-    """A column of numbers without prefixes (loads, prices), with three digits of the largest."""
-    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
-    decimals = 2 if largest == 0 else min(max(2 - math.floor(math.log10(largest)), 0), 6)
-    return Scale(unit, 1.0, decimals)
+    """A column of numbers without prefixes (loads, prices).
+
+    The smallest shows three digits, unless that gives the largest more than four.
+    """
+    known = [abs(v) for v in values if math.isfinite(v) and v]
+    if not known:
+        return Scale(unit, 1.0, 2)
+    small, large = (math.floor(math.log10(end)) for end in (min(known), max(known)))
+    return Scale(unit, 1.0, min(max(min(2 - small, 3 - large), 0), 6))
 
 
 def told_apart(candidates: Iterable[CandidateResult]) -> dict[int, str]:

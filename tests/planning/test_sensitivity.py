@@ -160,14 +160,17 @@ def test_a_curve_leads_through_the_largest_load(served) -> None:
 
 def test_the_break_even_price() -> None:
     plan = small_plan()
-    assert plan.recommendation.candidate == 0
-    assert plan.recommendation.alternative == 2
-    costs = [sum(plan.candidates[n].fleet.cost_per_1000) for n in (0, 2)]
-    assert break_even(plan) == pytest.approx(costs[1] / costs[0])
-    nothing = replace(plan, recommendation=replace(plan.recommendation, alternative=None))
-    assert break_even(nothing) is None
-    same = replace(plan, recommendation=replace(plan.recommendation, alternative=1))
-    assert break_even(same) is None
+    chosen, other = plan.candidates[0], plan.candidates[2]
+    assert (plan.recommendation.candidate, plan.recommendation.alternative) == (0, 2)
+    assert (chosen.policy, chosen.hardware != other.hardware) == (other.policy, True)
+    factor = sum(other.fleet.cost_per_1000) / sum(chosen.fleet.cost_per_1000)
+    assert break_even(plan) == (other, pytest.approx(factor))
+    for alternative in (None, 1):  # without one, and on the same GPU
+        named = replace(plan.recommendation, alternative=alternative)
+        assert break_even(replace(plan, recommendation=named)) == (other, pytest.approx(factor))
+    assert break_even(replace(plan, candidates=plan.candidates[:2])) is None
+    nobody = replace(plan.recommendation, candidate=None)
+    assert break_even(replace(plan, recommendation=nobody)) is None
 
 
 def test_a_curve_over_clients_has_whole_ones_once() -> None:
