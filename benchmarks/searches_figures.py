@@ -137,10 +137,12 @@ class Searches:
 
         `against` is the figure of the reference, if it is another one.
         """
-        other_figure = self.groups[reference][against or figure].rename("other")
-        both = self.groups[cell][[figure]].join(other_figure, how="inner")
-        mine = both[figure].to_numpy(dtype=float)
-        other = both["other"].to_numpy(dtype=float)
+        mine = self.groups[cell][figure]
+        other = self.groups[reference][against or figure]
+        if not mine.index.equals(other.index):
+            shared = mine.index.intersection(other.index)
+            mine, other = mine[shared], other[shared]
+        mine, other = mine.to_numpy(dtype=float), other.to_numpy(dtype=float)
         if not len(mine) or not mine.sum():
             return Ratio(math.nan, math.nan, math.nan, len(mine))
         times = resamples(len(mine))
