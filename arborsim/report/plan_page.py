@@ -256,8 +256,8 @@ def _sensitivity_note(report: PlanReport) -> str:
     if chosen is not None and rival is not None and rival[1] > 1:
         row = numbered(report.result, chosen)
         notes.append(
-            f"{named(rival[0])} becomes cheaper once {row.hardware} costs {digits(rival[1])} times "
-            "as much (middles of the price ranges)."
+            f"What is cheapest changes to {named(rival[0])} once {row.hardware} costs "
+            f"{digits(rival[1])} times as much (middles of the price ranges)."
         )
     return " ".join(notes)
 

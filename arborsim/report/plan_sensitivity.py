@@ -22,7 +22,7 @@ from arborsim.report.plan_words import (
 )
 from arborsim.report.units import quantity
 
-_PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+_PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 _ABOVE_LIMIT = 2.0
 _NOTHING = "no load meets the target"
 
@@ -160,6 +160,7 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> dict[s
     priced = [row for row in compared.values() if not math.isnan(_cost(row))]
     names = told_apart(priced)
     costs_now = {row.number: _cost(row) for row in priced}
+    most = max(*costs_now.values(), _PRICES[-1] * _cost(first))
     stops = []
     for factor in _PRICES:
         costs = {
@@ -171,7 +172,7 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> dict[s
         stops.append({
             "label": f"× {factor:g} ({money(_times(first.price_per_hour, factor), result.currency)}"
             f" per hour of {first.hardware})",
-            "figure": _bars(costs, names, result, max(_PRICES) * max(costs_now.values())),
+            "figure": _bars(costs, names, result, most),
             "rows": [
                 [names[row.number], load(row.largest, result.unit),
                  f"{digits(costs[row.number])} {result.currency}", saturates(row.at_largest)]
@@ -238,7 +239,7 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
         "layout": {
             "barmode": "overlay",
             "bargap": 0.35,
-            "xaxis": {"title": {"text": "largest load (% of the plan's)"}},
+            "xaxis": {"title": {"text": "largest load (nothing changed: 100 %)"}},
             "yaxis": {"tickvals": places, "ticktext": [bar[0] for bar in bars],
                       "zeroline": False, "showgrid": False},
             "shapes": [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 100, "x1": 100,
