@@ -117,12 +117,12 @@ def test_searches_that_wait_for_one_server_wait_as_in_the_textbook() -> None:
         ("shared_prompt_tokens = 50", ""),
         ("pruned = 0.5", ""),
     )
-    workload = workload.with_run_length(3000, 300, 3)
+    workload = workload.with_run_length(2000, 200, 3)
     workload = replace(workload, serving=replace(workload.serving, max_searches=1))
     planner = Planner(workload)
     bench = Bench(workload, workload.hardware[0], planner.demands_of(0))
     service_s = bench.engine.alone[0].seconds
-    for rho in (0.3, 0.6, 0.8):
+    for rho in (0.4, 0.75):
         means = []
         for seed in range(3):
             run = bench.run(rho / service_s, seed)
