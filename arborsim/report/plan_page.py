@@ -82,6 +82,7 @@ def render(report: PlanReport) -> str:
         "unknown": bullets(result.recommendation.unknown),
         "notes": bullets(result.notes),
         "by": html.escape(data["pareto"]["by"]),
+        "price_bars": " Their bars are ranges of prices." if data["pareto"]["priced"] else "",
         "table": comparison,
         "cost_head": html.escape(f"Cost per 1,000{at_load(result)}"),
         "failures": bullets(failures(result)),
@@ -90,7 +91,7 @@ def render(report: PlanReport) -> str:
         "watched": html.escape(_watched(result)),
         "timeline_note": html.escape(line_note),
         "sensitivity_note": html.escape(_sensitivity_note(report)),
-        "settings": pairs(_settings(result)),
+        "settings": pairs(result.settings),
         "assumed": bullets(result.assumed),
         "definitions": pairs(definitions(columns)),
         "data": in_script(data),
@@ -260,13 +261,3 @@ def _sensitivity_note(report: PlanReport) -> str:
             f"{digits(rival[1])} times as much (middles of the price ranges)."
         )
     return " ".join(notes)
-
-
-def _settings(result: PlanResult) -> dict[str, str]:
-    """Everything that determines the result."""
-    return {
-        "searches": f"{result.searches:,} per run, of which the first {result.warm_up:,} are left "
-        "out of all figures",
-        "runs": f"{result.runs}, with the seeds {result.seed} to {result.seed + result.runs - 1}",
-        **result.settings,
-    }

@@ -40,7 +40,7 @@ class Measure:
 
 
 def measures(result: PlanResult) -> tuple[Measure | None, Measure | None, Measure]:
-    """Cost, quality and latency; None for what is known of no candidate.
+    """Cost, quality and latency; None for what is not known, or the same for all candidates.
 
     Without prices the largest load stands for the cost.  Quality is the accuracy of live runs where
     every candidate has one, else attention kept, else the share of tokens that is never evicted.
@@ -83,6 +83,8 @@ def _quality(rows: Sequence[CandidateResult]) -> Measure | None:
         ("tokens never evicted", "tokens never evicted (%)", whole),
     ):
         if rows and not any(math.isnan(value(row)) for row in rows):
+            if len({value(row) for row in rows}) == 1:
+                return None  # nothing to weigh
             return _share(title, axis, value)
     return None
 
@@ -137,18 +139,19 @@ def figures(result: PlanResult) -> dict[str, Any]:
     -------
     dict
         ``plots``: list of ``title`` and ``figure``; ``efficient``: one text per numbered marker;
-        ``by``: what efficiency is judged by.
+        ``by``: what efficiency is judged by; ``priced``: whether cost is part of it.
     """
     known = [measure for measure in measures(result) if measure is not None]
     rows = result.met()
     best = efficient(rows, known)
-    pairs = [(x, y) for i, x in enumerate(known) for y in known[i + 1 :]]
+    pairs = [(x, y) for i, x in enumerate(known) for y in known[i + 1 :]] if rows else []
     plots = [
         {"title": f"{y.title.capitalize()} against {x.title}", "figure": _plot(rows, best, x, y)}
         for x, y in pairs
     ]
     texts = [f"{named(row)}: {', '.join(m.show(row) for m in known)}" for row in best]
-    return {"plots": plots, "efficient": texts, "by": " and ".join(_listed(known))}
+    return {"plots": plots, "efficient": texts, "by": " and ".join(_listed(known)),
+            "priced": known[0].title == "cost"}  # fmt: skip
 
 
 def _listed(known: Sequence[Measure]) -> list[str]:

@@ -239,7 +239,7 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
         "layout": {
             "barmode": "overlay",
             "bargap": 0.35,
-            "xaxis": {"title": {"text": "largest load (nothing changed: 100 %)"}},
+            "xaxis": {"title": {"text": "load (unchanged: 100 %)"}},
             "yaxis": {"tickvals": places, "ticktext": [bar[0] for bar in bars],
                       "zeroline": False, "showgrid": False},
             "shapes": [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 100, "x1": 100,

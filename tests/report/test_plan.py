@@ -110,7 +110,7 @@ def test_nobody_meets_the_target() -> None:
     page = render(PlanReport(nobody))
     data = data_of(page)
     assert "No candidate meets the target of 60 s." in page
-    assert data["pareto"]["plots"][0]["figure"]["data"][-1]["x"] == []
+    assert data["pareto"]["plots"] == []
     assert not data["load"]
     assert not data["sliders"]
     assert data["time"] is None
@@ -172,6 +172,17 @@ def test_costs_are_compared_at_the_stated_load() -> None:
         assert bars["figure"]["data"][0]["x"][0] == pytest.approx(cost, rel=1e-4)
         page = render(PlanReport(result))
         assert ("at 5.9 searches/s</th>" in page) == (result is stated)
+
+
+def test_quality_that_all_share_is_not_weighed() -> None:
+    base = plan()
+    full = replace(base, candidates=tuple(r for r in base.candidates if r.policy == "full"))
+    found = plan_pareto.figures(full)
+    assert [plot["title"] for plot in found["plots"]] == ["Latency against cost"]
+    assert found["by"] == "cost and latency"
+    unpriced = render(PlanReport(plan(prices=False)))
+    assert "ranges of prices" not in unpriced
+    assert "ranges of prices" in render(PlanReport(base))
 
 
 def test_the_table_has_a_body_per_gpu_and_plain_values() -> None:

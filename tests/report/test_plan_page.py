@@ -171,7 +171,16 @@ def test_a_plan_with_little_to_show_has_no_empty_plots(opened, tmp_path):
     )  # fmt: skip
     write_plan_page(PlanReport(lost), tmp_path / "lost.html")
     page = opened(tmp_path / "lost.html")
-    for name in ("load", "saturation", "sensitivity", "memory", "timeline", "time", "table"):
+    for name in (
+        "pareto",
+        "load",
+        "saturation",
+        "sensitivity",
+        "memory",
+        "timeline",
+        "time",
+        "table",
+    ):
         assert not page.is_visible(f"#{name}-section")
     assert page.locator("#failures li").count() == 3
     assert page.locator("#downloads button").count() == 1
