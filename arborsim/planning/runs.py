@@ -148,20 +148,28 @@ class Bench:
             The rate, and whether some search had to wait for a place: if none did, more clients
             might get more done.
         """
-        count = self.workload.searches
-        clients = max(1, int(count * MOST_AT_ONCE))
+        clients = max(1, int(self.workload.searches * MOST_AT_ONCE))
         searches = tuple(np.tile(self.drawn[seed], 2).tolist())
+        since: list[tuple[float, int]] = []
 
         def enough(server: Server, command: Command, began_s: float) -> bool:
-            return len(server.state.searches) >= count // 2 + clients
+            """Two thirds of the searches have ended; from the first third on it counts."""
+            arrived = len(server.state.searches)
+            if arrived >= 2 * clients and not since:
+                since.append((server.state.world.now, server.state.tally.tokens))
+            return arrived >= 3 * clients
 
         report = self.engine.run(
             ClosedLoop(clients, searches), partial(play_closed_form, watch=enough)
         )
-        # By tokens, not by searches that have ended: those under way at the end are partly served.
+        begin_s, before = since[0] if since else (0.0, 0)
+        # By tokens, not by searches that have ended: those under way are partly served.
         tokens = np.array([priced.source.generated_tokens for priced in self.engine.demands])
-        mean = float(tokens[self.drawn[seed]].mean())
-        return report.tokens_per_s / mean if mean else 0.0, bool(report.first_s)
+        per_search, seconds = float(tokens[self.drawn[seed]].mean()), report.total_s - begin_s
+        if not per_search or not seconds:  # of prompts only
+            ended = sum(search.finish_s >= 0 for search in report.searches)
+            return ended / report.total_s, bool(report.first_s)
+        return (report.tokens - before) / seconds / per_search, bool(report.first_s)
 
     def _measured(self, report: ServingReport, watch: Verdicts) -> Run:
         first, count = self.workload.warm_up, self.workload.searches
