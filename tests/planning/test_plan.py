@@ -304,3 +304,18 @@ def test_bursts_of_a_log_cost_load() -> None:
         assert only.limited_by == "target"
         loads.append(only.largest)
     assert loads[1] < 0.9 * loads[0]
+
+
+def test_what_a_machine_finishes_counts_prompts_of_searches_under_way_once() -> None:
+    """Prompts are computed one by one and take nearly all the time: they set the pace."""
+    workload = small_workload(
+        ('prompt_tokens = "uniform:low=100,high=900"', "prompt_tokens = 2000"),
+        ('thought_tokens = "uniform:low=20,high=80"', "thought_tokens = 3"),
+        ("depth = 3", "depth = 1"),
+        ("searches = 4\n", "searches = 1\n"),
+        ("shared_prompt_tokens = 50", ""),
+    ).with_run_length(90, 9, 1)
+    bench = Bench(workload, workload.hardware[0], Planner(workload).demands_of(0))
+    prefill_s = bench.engine.pricing.prefill_s(2000, 0)
+    rate, _ = bench.keeps_up_with(0)
+    assert 0.8 < rate * prefill_s < 1.02
