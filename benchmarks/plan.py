@@ -38,7 +38,7 @@ policies = [
     { use = "streaming-llm", name = "16 sinks", set = { sinks = 16 } },
     { use = "streaming-llm", name = "64 sinks", set = { sinks = 64 } },
     { use = "streaming-llm", name = "128 sinks", set = { sinks = 128 } },
-    { use = "streaming-llm", name = "256 sinks", set = { sinks = 256 } },
+    { use = "streaming-llm", name = "96 sinks", set = { sinks = 96 } },
 ]
 budgets = [0.75, 0.5, 0.25]
 """
