@@ -130,15 +130,17 @@ def _bound(banks: Iterable[Searches]) -> list[str]:
     for searches in banks:
         for text, own in searches.facts["candidate_tokens"].items():
             rebase = searches.groups[searches.rebase(int(text))]["kv_tokens"].sum()
-            parts.append(f"`{searches.name}` {text}: {rebase / sum(own):.2f}")
+            beam = _kv(searches, Cell("beam-4", "", int(text)))
+            parts.append(f"`{searches.name}` {text}: {rebase / sum(own):.2f} (beam-4 {beam})")
     if not parts:
         return []
     return [
         "ETS saves ancestors, while the candidates' own tokens stay as many as the width allows. "
         "REBASE's KV size over the own tokens of its candidates is what it could save at most with "
-        f"as many candidates: {'; '.join(parts)}. More is saved only by having fewer candidates, "
-        "because the many children of few thoughts repeat each other or end. The shallower the "
-        "trees, the less: the paper's paths have many steps, these have three (chain: six)."
+        "as many candidates of the same lengths (in brackets what beam-4 gets, which keeps four "
+        f"states whatever the width): {'; '.join(parts)}. More is saved only by having fewer "
+        "candidates, because the many children of few thoughts repeat each other or end. The "
+        "shallower the trees, the less: the paper's paths have many steps, these have three (chain: six)."
     ]
 
 
@@ -177,9 +179,12 @@ def _deep(banks: Mapping[str, Searches]) -> list[str]:
         for name in ("ets", "ets-kv")
     ]
     low, high = PAPER[width]
+    ets = _kv(searches, Cell("ets", "", width))
+    below, above = ets.high < low, ets.low > high
+    place = "wholly below" if below else "wholly above" if above else "not told apart from it"
     return [
         f"On deeper trees (`chain`, width {width}, n = {searches.facts['problems']}): "
-        f"{'; '.join(parts)}, where the paper has {low} to {high} for ETS."
+        f"{'; '.join(parts)}. For ETS the paper has {low} to {high}: {place}."
     ]
 
 
