@@ -72,11 +72,12 @@ def _rule(banks: Iterable[Searches]) -> list[str]:
                 most.append(f"{algorithm} {width}: {_worth(searches, largest)}")
         if not most:
             continue
+        nothing = f"; no value is good enough for {', '.join(none)}" if none else ""
         found.append(
             f"The paper's rule (the largest lambda_b in [1, 2] that costs at most 0.2 points) on "
-            f"`{searches.name}` takes {'; '.join(taken) or 'nothing'}; no value is good enough for "
-            f"{', '.join(none) or 'none of them'}. It chooses on the {searches.facts['problems']} "
-            f"problems that are shown, which flatters it. At the largest: {'; '.join(most)}."
+            f"`{searches.name}` takes {'; '.join(taken) or 'nothing'}{nothing}. It chooses on the "
+            f"{searches.facts['problems']} problems that are shown, which flatters it. At the "
+            f"largest: {'; '.join(most)}."
         )
     return found
 
@@ -138,9 +139,9 @@ def _bound(banks: Iterable[Searches]) -> list[str]:
         "ETS saves ancestors, while the candidates' own tokens stay as many as the width allows. "
         "REBASE's KV size over the own tokens of its candidates is what it could save at most with "
         "as many candidates of the same lengths (in brackets what beam-4 gets, which keeps four "
-        f"states whatever the width): {'; '.join(parts)}. More is saved only by having fewer "
-        "candidates, because the many children of few thoughts repeat each other or end. The "
-        "shallower the trees, the less: the paper's paths have many steps, these have three (chain: six)."
+        f"states whatever the width): {'; '.join(parts)}. More can come only from fewer "
+        "or shorter candidates. The shallower the trees, the less there is to save: the paper's "
+        "paths have many steps, these have three (chain: six)."
     ]
 
 
@@ -158,11 +159,13 @@ def _widths(searches: Searches) -> str:
         bottom, top = pair.interval()
         to = rises if bottom > 0 else falls if top < 0 else other
         to.append(f"{cell.algorithm} {difference_text(pair)}")
+    right = [str(searches.accuracy(searches.rebase(w))[0]) for w in searches.facts["widths"]]
     named = (("rises", rises), ("falls", falls), ("cannot be told to change", other))
     parts = [f"{what} for {', '.join(rows)}" for what, rows in named if rows]
     return (
-        f"From width {low} to {high} on `{searches.name}` (n = {searches.facts['problems']}), "
-        f"accuracy, in points, {'; '.join(parts)}."
+        f"REBASE on `{searches.name}` is right in {', '.join(right)} of "
+        f"{searches.facts['problems']} at widths {', '.join(map(str, searches.facts['widths']))}. "
+        f"From {low} to {high} accuracy, in points, {'; '.join(parts)}."
     )
 
 
@@ -281,9 +284,10 @@ def limits(banks: Mapping[str, Searches]) -> list[str]:
         "How searches rank on a real model: the thoughts are those of a tiny model trained on the "
         "task, the rewards are a noisy exact verifier or the same model's own judgement, and "
         "embeddings are its hidden states, not those of a sentence model.",
-        "Why best-of-n falls: rewards are clipped to 1, so that many finished chains share the top "
-        "score; the one that ended first wins, and broken chains are the shortest. Another way to "
-        "break ties would give other figures for it.",
+        "Why best-of-n falls with the noisy verifier: rewards are clipped to 1, so that many "
+        "finished chains share the top score, and the one that ended first wins; on the first five "
+        "problems that was a broken chain each time. Another way to break ties would give other "
+        "figures for it.",
         "Differences one by one: there are about ten comparisons per width, each at 95%, not "
         "corrected for their number.",
     ]
