@@ -97,6 +97,10 @@ LEGEND = (
     "the policy keeps; held: what the search has not given up. Bank misses: the share of the "
     "thoughts asked for that were not recorded."
 )
+ANSWERED = (
+    "Right answers are those recorded, under full retention: what a policy's evictions do to them "
+    "is not in here (arborsim live)."
+)
 VERSUS = "vs RB: REBASE's figure at the same width over this one; above 1 is less, or faster."
 
 
@@ -120,6 +124,8 @@ def print_searches(rows: Sequence[Row], heading: str, console: Console | None = 
             console.print(plain(f"policy {policy}{at}"), markup=False)
         for title, columns in _fitting(console, of_cell):
             _show(console, title, of_cell, columns)
+    if any(row.policy != "full" for row in rows):
+        console.print(ANSWERED, markup=False)
     for line in _cautions(rows):
         console.print(plain(line), markup=False)
     console.print(LEGEND, style="dim", markup=False)

@@ -256,8 +256,7 @@ def _rounded_profile(profile: HardwareProfile) -> HardwareProfile:
         profile,
         block_efficiency=shares,
         policies={
-            name: PolicySeconds(**_plain(asdict(taken)))
-            for name, taken in profile.policies.items()
+            name: PolicySeconds(**_plain(asdict(taken))) for name, taken in profile.policies.items()
         },
         **{
             entry.name: _plain(getattr(profile, entry.name))

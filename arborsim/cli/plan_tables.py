@@ -54,9 +54,14 @@ def _cost(bounds: tuple[float, float] | None) -> str:
     return low if low == high else f"{low}-{high}"
 
 
+def _load(candidate: CandidateResult, point: LoadPoint) -> str:
+    """The largest load; a plus where the runs are too short to tell how much more there is."""
+    return digits(point.load) + ("+" if candidate.limited_by == "run length" else "")
+
+
 def _load_columns(plan: PlanResult) -> list[Column]:
     found = [
-        Column("load/s" if plan.unit != "clients" else "clients", lambda c, p: digits(p.load)),
+        Column("load/s" if plan.unit != "clients" else "clients", _load),
         Column("p95\ns", lambda c, p: digits(p.search_s.p95)),
         Column("runs\nout", lambda c, p: _NAMES.get(p.saturated, p.saturated)),
     ]
@@ -150,10 +155,12 @@ def _legend(plan: PlanResult) -> str:
     seeds = (
         f"by seed: how much more the best of {plan.runs} runs carries; " if plan.runs > 1 else ""
     )
+    short = any(each.limited_by == "run length" for each in plan.met())
+    more = "+: or more, the runs are too short to tell, and its cost or less; " if short else ""
     return (
         f"* recommended. Figures at the largest load of one machine ({plan.unit}) that every run "
-        f"met the target at; {seeds}preempt.: per 1,000 searches; kept: attention on tokens that "
-        "are still readable."
+        f"met the target at; {more}{seeds}preempt.: per 1,000 searches; kept: attention on tokens "
+        "that are still readable."
     )
 
 

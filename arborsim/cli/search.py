@@ -174,6 +174,8 @@ def search(
         load_profile(gpu), load_geometry(model) if model else None, recall, page_size,
         tree_attention,
     )  # fmt: skip
+    if machine.geometry:
+        setup.check_fits(machine.profile, machine.geometry)
     arms, policies, left_out = chosen.serve(bank)
     cells = setup.cells_of(policies, names(",".join(budget)))
     if not arms or not cells:

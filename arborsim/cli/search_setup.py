@@ -17,7 +17,9 @@ from arborsim.search import search_options
 if TYPE_CHECKING:
     from arborsim.bank.job import SearchJob
     from arborsim.bank.results import SearchResult
+    from arborsim.hardware.profile import HardwareProfile
     from arborsim.policies.base import Policy
+    from arborsim.trace.geometry import Geometry
     from arborsim.trace.reader import TraceReader
 
 #: The forms of ``--out``, by ending.
@@ -36,6 +38,22 @@ def widths_of(text: str) -> list[int]:
     if not found:
         raise UsageError("--width names no width")
     return list(dict.fromkeys(found))
+
+
+def check_fits(profile: HardwareProfile, geometry: Geometry) -> None:
+    """Refuse a model whose weights alone exceed the GPU.
+
+    Raises
+    ------
+    UsageError
+        Says what is there and what is needed.
+    """
+    if geometry.weight_bytes > profile.usable_hbm_bytes:
+        raise UsageError(
+            f"--model {geometry.name}: its weights are {geometry.weight_bytes / 1e9:.1f} GB, and "
+            f"{profile.name} has {profile.usable_hbm_bytes / 1e9:.1f} GB that can be used: choose "
+            "a larger --gpu or a smaller --model"
+        )
 
 
 @dataclass(frozen=True)

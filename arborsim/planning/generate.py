@@ -26,6 +26,8 @@ from arborsim.trace.schema import Capture, Geometry, TraceInfo
 
 #: Most thoughts of one level: more is a tree that nothing prunes.
 MOST_THOUGHTS = 1 << 16
+#: Longer than any model of `arborsim models` takes; every token becomes a row.
+MOST_PROMPT = 1 << 20
 _MOST_LEVELS = 1 << 12
 _ONE = Fixed(1)
 
@@ -81,7 +83,7 @@ class TreeSpec:
     solved: float | None = None
 
     def __post_init__(self) -> None:
-        check_range(self.prompt_tokens, "prompt_tokens", 1, MOST_TOKENS)
+        check_range(self.prompt_tokens, "prompt_tokens", 1, MOST_PROMPT)
         check_range(self.thought_tokens, "thought_tokens", 1, MOST_TOKENS)
         check_range(self.depth, "depth", 1, _MOST_LEVELS)
         check_range(self.branching, "branching", 1, MOST_THOUGHTS)

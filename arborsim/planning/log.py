@@ -52,6 +52,11 @@ class PlanLog:
         """
         try:
             lines = self.path.read_text(encoding="utf-8").split("\n")
+        except FileNotFoundError:
+            raise UsageError(
+                f"--resume: there is no {self.path}: nothing was interrupted there after a "
+                "candidate was finished; run without --resume"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UsageError(f"--resume: cannot read {self.path}: {reason}") from None

@@ -114,7 +114,10 @@ def _at_width(
     found: list[tuple[Row, Paired]] = []
     for row in rows:
         own = [r for r in results if (r.label, r.width) == (row.label, width)]
-        pair = paired(own, theirs) if row.width == width and row.label != REFERENCE else None
+        rival = row.width == width and row.label != REFERENCE
+        # A search that was denied thoughts is a smaller one than its width says.
+        rival = rival and (row.missed <= _MOST_MISSED or base.missed > _MOST_MISSED)
+        pair = paired(own, theirs) if rival else None
         if pair and by_levels(row.label):
             found.append((row, pair))
     if not found:
@@ -139,7 +142,11 @@ def _at_width(
 def _lacking(row: Row, base: Row) -> str:
     """A reminder beside each comparison that rests on too few thoughts."""
     most = max(row.missed, base.missed)
-    return f" Up to {_share(most)} of their thoughts were not recorded." if most else ""
+    return (
+        f" Up to {_share(most)} of the thoughts that one of the two asked for were not recorded."
+        if most
+        else ""
+    )
 
 
 def by_levels(label: str) -> bool:
@@ -200,7 +207,9 @@ def _best(rows: Sequence[Row]) -> str:
     compared = best.label != REFERENCE and by_levels(best.label)
     size = _size(best).replace("its", "REBASE's") if compared else ""
     at = f", {size}" if size else ""
-    return f"{best.label} at width {best.width} solves most: {_score(best)}{at}."
+    equals = sum(row.accuracy == best.accuracy for row in judged) - 1
+    most = f"as many as any ({equals} more do)" if equals else "most"
+    return f"{best.label} at width {best.width} solves {most}: {_score(best)}{at}."
 
 
 def _unjudged(rows: Sequence[Row]) -> str:

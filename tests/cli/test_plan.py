@@ -145,7 +145,7 @@ def test_profiles_in_files_are_candidates(
         (["plan", "small.toml", "--accuracy", "small.toml"], "no log of arborsim live"),
         (["plan", "small.toml", "--candidate", "9"], "there are 4, counted from 0"),
         (["plan", "small.toml", "--searches", "5", "--warm-up", "5"], "leaves none"),
-        (["plan", "small.toml", "--resume"], "cannot read small.toml.partial.jsonl"),
+        (["plan", "small.toml", "--resume"], "there is no small.toml.partial.jsonl"),
         (["plan", "small.toml", "--explain", "--json"], "leave --json out"),
         (["plan", "small.toml", "--out", "x.json", "--perfetto", "x.json"], "given already"),
     ],

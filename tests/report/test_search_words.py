@@ -167,7 +167,9 @@ def test_a_width_that_the_bank_could_not_serve_does_not_lead() -> None:
     assert lead.startswith("At width 16, ets reaches REBASE's accuracy with 0.90 times")
     assert lead.endswith("tell the two apart.")
     assert other.startswith("At width 64, ets reaches REBASE's accuracy with 0.10 times")
-    assert other.endswith(" Up to 20.0 % of their thoughts were not recorded.")
+    assert other.endswith(
+        " Up to 20.0 % of the thoughts that one of the two asked for were not recorded."
+    )
 
 
 def test_cautions() -> None:
