@@ -28,13 +28,14 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates of the small plan need not be computed again."""
+    plan = small_plan()  # by the real planner
 
     def run(
         self: Planner,
         advance: Callable[[str, int], None],
         done: Callable[[CandidateResult], None],
     ) -> PlanResult:
-        for each in small_plan().candidates:
+        for each in plan.candidates:
             self.finished[each.number] = each
             done(each)
         return self.result()
