@@ -36,6 +36,7 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/ets.py --out reports/benchmarks/ets.json
 	$(BIN)/python benchmarks/live.py --out reports/benchmarks/live.json
 	$(BIN)/python benchmarks/serving.py --out reports/benchmarks/serving.json
+	$(BIN)/python benchmarks/plan.py --out reports/benchmarks/plan.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
 

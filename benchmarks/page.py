@@ -2,7 +2,7 @@
 
 ``python benchmarks/page.py``, after ``python benchmarks/replay.py --out
 reports/benchmarks/replay.json``, ``python benchmarks/decisions.py --out
-reports/benchmarks/decisions.json`` and the same with ``ets``, ``live`` and ``serving``.
+reports/benchmarks/decisions.json`` and the same with ``ets``, ``live``, ``serving`` and ``plan``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "reports" / "benchmarks"
 PAGE = ROOT / "docs" / "performance.md"
-NAMES = ("replay", "decisions", "ets", "live", "serving")
+NAMES = ("replay", "decisions", "ets", "live", "serving", "plan")
 
 
 def page(of: dict[str, dict[str, Any]]) -> str:
@@ -22,7 +22,7 @@ def page(of: dict[str, dict[str, Any]]) -> str:
     replay = of["replay"]
     parts = (
         _head(replay), _free(replay), _attention(replay), _decisions(of["decisions"]),
-        _ets(of["ets"]), _live(of["live"]), _serving(of["serving"]),
+        _ets(of["ets"]), _live(of["live"]), _serving(of["serving"]), _plan(of["plan"]),
     )  # fmt: skip
     return "\n".join(line for part in parts for line in part)
 
@@ -36,8 +36,9 @@ def _head(replay: dict[str, Any]) -> list[str]:
         "`python benchmarks/replay.py --out reports/benchmarks/replay.json`,",
         "`python benchmarks/decisions.py --out reports/benchmarks/decisions.json`,",
         "`python benchmarks/ets.py --out reports/benchmarks/ets.json` (it needs PuLP),",
-        "`python benchmarks/live.py --out reports/benchmarks/live.json` and",
-        "`python benchmarks/serving.py --out reports/benchmarks/serving.json` write.",
+        "`python benchmarks/live.py --out reports/benchmarks/live.json`,",
+        "`python benchmarks/serving.py --out reports/benchmarks/serving.json` and",
+        "`python benchmarks/plan.py --out reports/benchmarks/plan.json` write.",
         f"One core, Python {replay['python']}, {versions}; generated traces on Llama-3.1-8B's",
         "geometry, H100 profile. The machine is shared: compare ratios, not seconds.",
         "",
@@ -252,6 +253,20 @@ def _serving(serving: dict[str, Any]) -> list[str]:
             f"| {name} | {' | '.join(_us(run) for run in runs[:-1])} |"
             for name, runs in curves.items()
         ),
+        "",
+    ]
+
+
+def _plan(plan: dict[str, Any]) -> list[str]:
+    """A whole capacity plan."""
+    return [
+        "## A capacity plan",
+        "",
+        f"`arborsim plan` over 4 GPUs, 6 policies and 3 budgets ({plan['candidates']} candidates,",
+        f"as full retention knows no budget), {plan['searches']:,} searches a run, the largest",
+        f"load of each found by search: {plan['wall_s']:.0f} s with {plan['jobs']} processes",
+        f"({plan['processor_s']:.0f} s of the processor, {plan['peak_rss_mb']} MB).  The aim is",
+        "300 s.",
         "",
     ]
 
