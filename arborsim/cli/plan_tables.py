@@ -159,8 +159,9 @@ def _legend(plan: PlanResult) -> str:
     more = "+: or more, the runs are too short to tell, and its cost or less; " if short else ""
     return (
         f"* recommended. Figures at the largest load of one machine ({plan.unit}) that every run "
-        f"met the target at; {more}{seeds}preempt.: per 1,000 searches; kept: attention on tokens "
-        "that are still readable."
+        f"met the target at, by what arrives: a run finishes fewer while the machine fills and "
+        f"empties; {more}{seeds}preempt.: per 1,000 searches; kept: attention on "
+        "tokens that are still readable."
     )
 
 
