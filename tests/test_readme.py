@@ -82,12 +82,15 @@ def test_accuracy_figures_are_those_beside_the_weights() -> None:
 
 def test_speed_figures_are_those_of_the_benchmark() -> None:
     figures = json.loads((ROOT / "reports" / "benchmarks" / "replay.json").read_text())
+    plan = json.loads((ROOT / "reports" / "benchmarks" / "plan.json").read_text())
     last = max(figures["peak_mib"], key=int)
     for quoted in (
         f"{figures['attention_free']['epikv']['tokens_per_s']:,} tokens/s",
         f"{figures['dense']['policies']['h2o']['ratio']} times",
         f"{figures['sparse']['policies']['h2o']['ratio']} times",
         f"{figures['peak_mib'][last]} MiB with {last}",
+        f"{plan['candidates']} candidates, {plan['searches']:,} searches a run: "
+        f"{plan['wall_s']:.0f} s on two cores",
     ):
         assert quoted in README
 

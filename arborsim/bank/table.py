@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from arborsim.bank.results import Row
 from arborsim.report.terminal import plain
+from arborsim.report.terminal_table import add_figures, add_names, new_table
 from arborsim.report.units import Scale, scale_for
 
 if TYPE_CHECKING:
@@ -195,30 +196,16 @@ def _scales(columns: Sequence[Column], rows: Sequence[Row]) -> list[Scale | None
 
 
 def _table(title: str, rows: Sequence[Row], columns: Sequence[Column], padding: int) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=title or None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, padding, 0, 0),
-        pad_edge=False,
-    )
-    longest = max(len(plain(row.label)) for row in rows)
-    table.add_column(
-        "search", vertical="bottom", overflow="fold", max_width=_LONGEST_NAME,
-        min_width=min(_LONGEST_NAME, longest),
-    )  # fmt: skip
-    table.add_column("width", vertical="bottom", justify="right", no_wrap=True)
+    table = new_table(title, padding)
+    add_names(table, "search", (row.label for row in rows), _LONGEST_NAME)
+    add_figures(table, ("width",))
     scales = _scales(columns, rows)
     for column, scale in zip(columns, scales, strict=True):
         unit = "" if scale is None else scale.unit
         unit = f"{unit} s" if column.family == "byte-s" else unit
-        lines = (*column.head, *(unit.split(" ") if len(unit) > 5 else [unit]))
-        head = "\n".join(line for line in lines if line)
-        table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
+        add_figures(table, column.head, unit)
     for i, row in enumerate(rows):
         if i and row.width != rows[i - 1].width:
             table.add_section()

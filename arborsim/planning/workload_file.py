@@ -64,7 +64,10 @@ def read_workload(path: Path | str, gpus: Sequence[str] = ()) -> Workload:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); `arborsim plan --example` prints a "
+            "workload to begin with"
+        ) from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: cannot be read: it is not UTF-8 text") from None
     with located(str(path)):

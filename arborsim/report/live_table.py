@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from arborsim.report.live_columns import ANSWERS, MEMORY, TIME, LiveColumn, scales, shown
 from arborsim.report.live_rows import LiveReport, LiveRow, cautions, live_rows
 from arborsim.report.terminal import plain
+from arborsim.report.terminal_table import add_figures, add_names, new_table
 from arborsim.report.units import quantity
 
 if TYPE_CHECKING:
@@ -95,29 +96,14 @@ def _show(
 def _table(
     title: str, rows: Sequence[LiveRow], columns: Sequence[LiveColumn], padding: int
 ) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=title or None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, padding, 0, 0),
-        pad_edge=False,
-    )
-    longest = max(len(plain(row.label)) for row in rows)
-    table.add_column(
-        "policy", vertical="bottom", overflow="fold", max_width=_LONGEST_NAME,
-        min_width=min(_LONGEST_NAME, longest),
-    )  # fmt: skip
-    table.add_column("bud-\nget", vertical="bottom", justify="right", no_wrap=True)
+    table = new_table(title, padding)
+    add_names(table, "policy", (row.label for row in rows), _LONGEST_NAME)
+    add_figures(table, ("bud-", "get"))
     units = scales(columns, rows)
     for column in columns:
-        unit = units[column.key].unit
-        lines = (*column.head, *(unit.split(" ") if len(unit) > 5 else [unit]))
-        head = "\n".join(line for line in lines if line)
-        table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
+        add_figures(table, column.head, units[column.key].unit)
     before = rows[0].budget_label
     for row in rows:
         if row.budget_label != before:
