@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from arborsim.planning.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.planning.load_point import LoadPoint
+from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.report.terminal import plain
 from arborsim.report.units import scale_for
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from arborsim.planning.arrivals import ClosedLoop
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.evaluate import solved
+from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.points import summed_up
-from arborsim.planning.results import CandidateResult, LoadPoint
+from arborsim.planning.results import CandidateResult
 from arborsim.planning.runs import Bench
 from arborsim.planning.workload import Hardware, Workload
 

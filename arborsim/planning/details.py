@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from arborsim.planning.curves import load_curve
 from arborsim.planning.demands import VariantDemands
+from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.plan import Planner
-from arborsim.planning.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import (
     ASSUMPTIONS,
     Assumption,

@@ -13,16 +13,9 @@ from arborsim.errors import UsageError
 from arborsim.hardware.cost import CostModel
 from arborsim.planning.arrivals import ClosedLoop as ClosedArrivals
 from arborsim.planning.demands import VariantDemands, drawn
+from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.points import summed_up
-from arborsim.planning.results import (
-    INFEASIBLE,
-    MET,
-    MISSED,
-    UNFIT,
-    Alone,
-    CandidateResult,
-    LoadPoint,
-)
+from arborsim.planning.results import INFEASIBLE, MET, MISSED, UNFIT, Alone, CandidateResult
 from arborsim.planning.runs import MOST_AT_ONCE, Bench, Run
 from arborsim.planning.saturation import ClientGrid, Grid, RateGrid, largest
 from arborsim.planning.statistics import Estimate, mean_interval, solved_share

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from arborsim.planning.results import LoadPoint, Percentiles
+from arborsim.planning.load_point import LoadPoint, Percentiles
 from arborsim.planning.runs import Run
 from arborsim.planning.statistics import (
     Estimate,

@@ -9,108 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.statistics import Estimate
 from arborsim.serving.options import KvPool
-from arborsim.serving.report import Utilisation
-from arborsim.serving.tally import BusySeconds, ServingSeries
+from arborsim.serving.tally import ServingSeries
 
 #: What `CandidateResult.status` may be.
 MET = "met"  # some load meets the target
 MISSED = "missed"  # not even a search alone on the machine does
 INFEASIBLE = "infeasible"  # the policy cannot keep to the budget, or the demand cannot be described
 UNFIT = "does not fit"  # the model, or one search, does not fit the memory
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """Of some time over all measured searches, in seconds; NaN where there is none."""
-
-    p50: float
-    p95: float
-    p99: float
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> Percentiles:
-        """Percentiles of float64 ``[n]``, between neighbours linear."""
-        if not len(values):
-            return cls(float("nan"), float("nan"), float("nan"))
-        return cls(*(float(value) for value in np.percentile(values, [50, 95, 99])))
-
-
-@dataclass(frozen=True)
-class LoadPoint:
-    """A candidate at one load, over all runs; the warm-up is left out of everything but `used`.
-
-    Attributes
-    ----------
-    load : float
-        In `PlanResult.unit`.
-    runs : int
-        Seeds that were run.
-    meets : bool
-        Whether every run met the target.
-    at_percentile : Estimate
-        Seconds per search at the target's percentile, over the searches of all runs, with the
-        interval of order statistics.
-    served_per_s : Estimate
-        Finished searches per second of the measured time: mean over runs.
-    search_s : Percentiles
-        From arrival to answer.
-    first_token_s : Percentiles
-        From arrival to the first token.
-    token_s : Percentiles
-        A search's mean time per output token (of each of its sequences) after the first.
-    waiting_s : Percentiles
-        From arrival to admission.
-    concurrency : float
-        Mean number of searches in the machine, waiting ones left out.
-    queue : float
-        Mean number of searches that wait.
-    peak_concurrency : int
-    used : Utilisation
-        Mean over runs; shares in [0, 1].
-    busy : BusySeconds
-        Where the engine's time went; sums over runs, of `total_s`.
-    total_s : float
-        Simulated seconds of all runs.
-    saturated : str
-        What kept a search waiting first in most runs, or else was busiest: hbm, host, searches,
-        compute, memory, pcie_down or pcie_up.
-    preemptions_per_1000, refused_per_1000 : float
-        Per 1,000 searches.
-    refusal : str
-        Why the first refused search was refused; "" if none was.
-    cost_per_1000 : tuple of float or None
-        Lowest and highest price of 1,000 served searches; None if nobody named a price.
-    cost_per_solved : tuple of Estimate or None
-        The same for a solved search, each with the interval that the share of solved searches has;
-        None if the traces do not know what was solved, or the policy drops tokens and no live runs
-        say how many answers it gets right.
-    """
-
-    load: float
-    runs: int
-    meets: bool
-    at_percentile: Estimate
-    served_per_s: Estimate
-    search_s: Percentiles
-    first_token_s: Percentiles
-    token_s: Percentiles
-    waiting_s: Percentiles
-    concurrency: float
-    queue: float
-    peak_concurrency: int
-    used: Utilisation
-    busy: BusySeconds
-    total_s: float
-    saturated: str
-    preemptions_per_1000: float
-    refused_per_1000: float
-    refusal: str
-    cost_per_1000: tuple[float, float] | None
-    cost_per_solved: tuple[Estimate, Estimate] | None
 
 
 @dataclass(frozen=True)

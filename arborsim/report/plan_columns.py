@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from arborsim.planning.results import MET, MISSED, CandidateResult, LoadPoint, PlanResult
+from arborsim.planning.load_point import LoadPoint
+from arborsim.planning.results import MET, MISSED, CandidateResult, PlanResult
 from arborsim.planning.statistics import Estimate
 from arborsim.report.markup import sorter
 from arborsim.report.plan_words import middle, named, plain_scale, saturates

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from arborsim.planning.results import CandidateResult, LoadPoint, Percentiles, PlanResult
+from arborsim.planning.load_point import LoadPoint, Percentiles
+from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import Sensitivity
 from arborsim.planning.statistics import Estimate
 from arborsim.serving.report import Utilisation

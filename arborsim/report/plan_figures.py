@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from arborsim.planning.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.planning.load_point import LoadPoint
+from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import compared_cost
 from arborsim.report.figures import Figure, label
 from arborsim.report.plan_words import middle, named, saturates, told_apart

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from arborsim.planning.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.planning.load_point import LoadPoint
+from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.report.units import Scale
 
 #: Names of `LoadPoint.saturated`.

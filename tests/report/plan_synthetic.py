@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from arborsim.planning.load_point import LoadPoint, Percentiles
 from arborsim.planning.plan import fleet_for
 from arborsim.planning.results import (
     INFEASIBLE,
@@ -15,8 +16,6 @@ from arborsim.planning.results import (
     UNFIT,
     Alone,
     CandidateResult,
-    LoadPoint,
-    Percentiles,
     PlanResult,
     Quality,
     Recommendation,
