@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.slots import Slots
-from arborsim_torch.tiers.codec import Codec
+from arborsim_torch.tiers.codec import Codec, Plain
 
 _GROWTH = 1.25
 _SHRINK_BELOW = 0.5  # share of slots in use
@@ -136,6 +137,17 @@ class Pool:
         parts = [part[:, :, heads].index_select(3, index) for part in self._banks[bank]]
         return Block(parts[0].view(self.codec.storage), *parts[1:])
 
+    def read_tokens(self, token: np.ndarray) -> Tensor:
+        """Copy tokens that every group holds, ``[layers, 2, kv_heads, tokens, head_dim]``."""
+        slots = self.slots.of[:, token]
+        assert (slots >= 0).all(), "a token was asked for after it had moved"
+        parts = [self.read(group, slot).data for group, slot in enumerate(slots)]
+        if self.layout.grouping == "head":
+            heads = self.layout.kv_heads
+            firsts = range(0, self.layout.groups, heads)
+            parts = [torch.cat(parts[first : first + heads], dim=2) for first in firsts]
+        return torch.cat(parts)
+
     def write(self, group: int, slot: np.ndarray, block: Block) -> None:
         """Put tokens, as they are stored, into slots of one group."""
         bank, heads = self.layout.bank_of_group(group)
@@ -188,3 +200,28 @@ class Pool:
         self._banks[bank] = self._empty(bank)
         for new, old in zip(self._banks[bank], before, strict=False):
             new[:, :, :, : old.shape[3]] = old
+
+
+def make_pools(layout: Layout, quantised: Codec, page_tokens: int) -> dict[Place, Pool]:
+    """An empty pool for every place that a token can be held in.
+
+    Parameters
+    ----------
+    layout : Layout
+    quantised : Codec
+        Format of the places that hold quantised tokens.
+    page_tokens : int
+    """
+    host, on_gpu = torch.device("cpu"), layout.device.type == "cuda"
+    full = Plain(layout.dtype)
+    return {
+        place: Pool(
+            layout,
+            quantised if place.quantised else full,
+            host if place.on_host else layout.device,
+            page_tokens=page_tokens,
+            pinned=place.on_host and on_gpu,
+        )
+        for place in Place
+        if place is not Place.LOST
+    }

@@ -12,8 +12,7 @@ tokens first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -29,11 +28,11 @@ from arborsim_torch.cache.hf import hf_cache
 from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.places import Place
-from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.pool import make_pools
 from arborsim_torch.cache.remote import PAGES_TOP, HostAttention
 from arborsim_torch.cache.views import Reading
 from arborsim_torch.cache.writing import Writing
-from arborsim_torch.tiers.codec import Codec, Fp8, Plain
+from arborsim_torch.tiers.codec import Codec, Fp8
 from arborsim_torch.tiers.link import Link
 
 RECALLS = ("stage", "stream", "near", "ondemand")
@@ -91,19 +90,7 @@ class TieredCache:
         self.vocabulary_id = GrowingArray(np.int32)
         self.position = GrowingArray(np.int32)
         self.hf = hf_cache(self, layout.layers)
-        host, pinned = torch.device("cpu"), layout.device.type == "cuda"
-        formats: dict[bool, Codec] = {False: Plain(layout.dtype), True: quantised or Fp8()}
-        self.pools = {
-            place: Pool(
-                layout,
-                formats[place.quantised],
-                host if place.on_host else layout.device,
-                page_tokens=page_tokens,
-                pinned=pinned and place.on_host,
-            )
-            for place in Place
-            if place is not Place.LOST
-        }
+        self.pools = make_pools(layout, quantised or Fp8(), page_tokens)
         self.ordered = ordered
         self._dense = DensePool(self, by_path)
         self.stream: HostStream | None = None
@@ -113,7 +100,7 @@ class TieredCache:
         if link is not None and recall in ("near", "ondemand"):
             self.remote = HostAttention(self, link, PAGES_TOP if recall == "ondemand" else 0)
         self._assembly = Assembly(self, self.remote is not None, self.stream)
-        self._store: Any = None
+        self._store: Callable[[int, Tensor, Tensor], None] = _unannounced
         self._held = 0
 
     def close(self) -> None:
@@ -283,21 +270,12 @@ class TieredCache:
         They must not have been moved yet.
         """
         token = np.stack([self.tree.path(leaf)[-count:] for leaf in self.leaves])
-        return self.tokens_kv(token.reshape(-1)).unflatten(3, token.shape).movedim(3, 2)
+        found = self.tokens_kv(token.reshape(-1))
+        return found.view(*found.shape[:3], *token.shape, -1).movedim(3, 2)
 
     def tokens_kv(self, token: np.ndarray) -> Tensor:
         """Keys and values of tokens in HBM, ``[layers, 2, kv_heads, tokens, head_dim]``."""
-        pool = self.pools[Place.HBM]
-        slots = pool.slots.of[:, token]
-        assert (slots >= 0).all(), "a token was asked for after it had moved"
-        if self.layout.grouping != "head":
-            return torch.cat([pool.read(g, slot).data for g, slot in enumerate(slots)])
-        heads = self.layout.kv_heads
-        by_layer = [
-            torch.cat([pool.read(g, slots[g]).data for g in range(first, first + heads)], dim=2)
-            for first in range(0, self.layout.groups, heads)
-        ]
-        return torch.cat(by_layer)
+        return self.pools[Place.HBM].read_tokens(token)
 
     @property
     def tier_counts(self) -> np.ndarray:
@@ -305,6 +283,10 @@ class TieredCache:
         home = (Place.HBM, Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED)
         counts = [int(self.pools[place].slots.used.sum()) for place in home]
         return np.array([*counts, self.num_tokens * self.layout.groups - sum(counts)])
+
+
+def _unannounced(layer: int, keys: Tensor, values: Tensor) -> None:
+    raise RuntimeError(f"keys and values of layer {layer}, but no pass has begun")
 
 
 assert len(Tier) - 1 == Tier.EVICTED
