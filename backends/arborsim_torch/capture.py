@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from arborsim.signals.observations import Signal
-from arborsim_torch.attention import BatchState
+from arborsim_torch.batch import BatchState
 from arborsim_torch.captured import Captured
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.token_signals import (

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch import attention
-from arborsim_torch.attention import Batch, BatchState
+from arborsim_torch.batch import Batch, BatchState
 from arborsim_torch.cache.hf import Together, hf_cache
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arborsim_torch.attention import BatchState
+from arborsim_torch.batch import BatchState
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import PREFILL_BLOCK, Observer, TreeDecoder
 

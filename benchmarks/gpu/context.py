@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.attention import BatchState
+from arborsim_torch.batch import BatchState
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache

@@ -15,7 +15,7 @@ from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, VECTORS, Kind
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.writer import TraceWriter
-from arborsim_torch.attention import BatchState
+from arborsim_torch.batch import BatchState
 from arborsim_torch.cache.views import LayerView
 from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.decoder import TreeDecoder

@@ -246,10 +246,10 @@ def test_masking_holds_for_every_recall(recall: str) -> None:
 
 def test_decisions_over_other_signals_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second search sees attention that is a little off, over the same tokens."""
-    from arborsim_torch import attention
+    from arborsim_torch.batch import BatchState
 
     searches = 0
-    plain = attention.BatchState.attention
+    plain = BatchState.attention
 
     def disturbed(self: Any) -> Any:
         rows = plain(self)
@@ -265,7 +265,7 @@ def test_decisions_over_other_signals_are_counted(monkeypatch: pytest.MonkeyPatc
         return search(*arguments, **named)
 
     monkeypatch.setattr(decisions, "_search", counted)
-    monkeypatch.setattr(attention.BatchState, "attention", disturbed)
+    monkeypatch.setattr(BatchState, "attention", disturbed)
     found = compare_decisions(TASKS["game24, tight"], "cpu", ["h2o", "streaming-llm"], 0)
     assert found["ok"]
     assert found["equal_policies"] == 1

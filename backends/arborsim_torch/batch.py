@@ -1,0 +1,113 @@
+"""What a forward pass is told of the caches it reads, and what it leaves behind.
+
+A decoder makes one `BatchState` per pass; the attention function (`arborsim_torch.attention`) adds
+each layer's probabilities and query vectors to it; what records or decides reads them afterwards.
+Rows are averaged over heads as they come, and over layers in the end; for the layers that are
+asked for, their own mean and variance over heads are kept too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.views import LayerView, Reading
+
+
+@dataclass
+class BatchState:
+    """What one forward pass needs to know, and what it leaves behind.
+
+    Attributes
+    ----------
+    reading : Reading
+        What the pass reads of the cache.
+    collect : bool
+        Whether to collect attention rows.
+    query_layers : frozenset of int
+        Layers whose query vectors to collect.
+    row_layers : frozenset of int
+        Layers whose own attention rows to collect, apart from the mean over all layers.
+    layer_rows : dict of int to float32 Tensor ``[2, lanes, queries, positions]``
+        Per such layer the mean and the population variance over its query heads.
+    """
+
+    reading: Reading
+    collect: bool = False
+    query_layers: frozenset[int] = frozenset()
+    row_layers: frozenset[int] = frozenset()
+    query_vectors: dict[int, Tensor] = field(default_factory=dict)
+    layer_rows: dict[int, Tensor] = field(default_factory=dict)
+    _rows: list[Tensor] = field(default_factory=list)
+    _sum: Tensor | None = None
+    _layers: Tensor | None = None
+
+    @property
+    def queries(self) -> int:
+        return self.reading.queries
+
+    def add(self, layer: int, *parts: tuple[LayerView, Tensor]) -> None:
+        """Take one layer's probabilities, float32 ``[kv_heads, lanes, group, queries, n]``.
+
+        Parts are about different tokens.
+        """
+        means = []
+        for view, by_head in parts:
+            if view.position is None:
+                means.append(_by_position(by_head, view).mean(1))
+            else:  # every KV head has as many query heads, so the mean of means is the mean
+                means.append(_by_position(by_head.mean(2, keepdim=True), view).mean(1))
+        mean = means[0] if len(means) == 1 else torch.stack(means).sum(0)
+        if layer in self.row_layers:
+            rows = torch.stack([_by_position(by_head, view) for view, by_head in parts]).sum(0)
+            self.layer_rows[layer] = torch.stack((mean, rows.var(1, correction=0)))
+        self._rows.append(mean)
+        if self.queries > 1:  # a block of the prompt: do not hold one array per layer
+            self._fold()
+
+    def _fold(self) -> None:
+        stacked = torch.stack(self._rows)
+        self._rows.clear()
+        # A softmax row with a NaN in it is NaN throughout, so its first entry tells.
+        broken = stacked[..., :1].isnan()
+        total = stacked.masked_fill(broken, 0.0).sum(0)
+        count = (~broken).sum(0)
+        self._sum = total if self._sum is None else self._sum.add_(total)
+        self._layers = count if self._layers is None else self._layers + count
+
+    def attention(self) -> Tensor:
+        """Mean over heads and the layers without NaN, float32 ``[lanes, queries, positions]``."""
+        if self._rows:
+            self._fold()
+        assert self._sum is not None
+        assert self._layers is not None
+        return self._sum / self._layers.clamp(min=1)
+
+
+def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
+    """One value per position on the path: ``[lanes, heads, queries, positions]``.
+
+    Positions whose token is not held get 0.
+    """
+    kv_heads, lanes, group, queries, _ = by_head.shape
+    if view.position is None:
+        return by_head.transpose(0, 1).flatten(1, 2)
+    rows = by_head.new_zeros((kv_heads, lanes, group, queries, view.positions))
+    if len(view.position) == 1:
+        rows.index_add_(4, view.position[0], by_head)
+    else:
+        spots = view.position[:, None, None, None].expand_as(by_head)
+        rows.scatter_add_(4, spots, by_head)
+    return rows.transpose(0, 1).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The passes that one forward computes together, as the keyword argument ``batch``.
+
+    Passes are over caches of their own; each has as many rows as lanes, one after the other.
+    """
+
+    parts: list[BatchState]
