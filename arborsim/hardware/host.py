@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 
 from arborsim.errors import UsageError
-from arborsim.hardware.profile import ASSUMED, HardwareProfile, parse_toml, record_values
+from arborsim.hardware.profile import ASSUMED, HardwareProfile
+from arborsim.hardware.records import BadNumber, made, parse_toml, record_values
 
 _LINK = ("h2d_bytes_per_s", "d2h_bytes_per_s")
 
@@ -37,8 +39,9 @@ class HostProfile:
 
     def __post_init__(self) -> None:
         for name in ("ddr_bytes", "ddr_bytes_per_s", *_LINK):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"host '{self.name}': {name} must be positive")
+            value = getattr(self, name)
+            if not value > 0:
+                raise BadNumber(f"host '{self.name}'", name, "must be positive", value)
 
     def source(self, name: str) -> str:
         """Where the number `name` comes from, or "assumed"."""
@@ -51,13 +54,13 @@ class HostProfile:
         Raises
         ------
         UsageError
-            Not TOML, or a key is missing, unknown, or of the wrong type.
+            Not TOML, or a key is missing, unknown, of the wrong type, or out of its range.
         """
         values = record_values(cls, parse_toml(text, origin), origin)
         needed = (e.name for e in fields(cls) if e.default_factory is MISSING)
         if missing := [name for name in needed if name not in values]:
             raise UsageError(f"{origin} lacks {', '.join(missing)}")
-        return cls(**values)
+        return made(origin, partial(cls, **values))
 
 
 def attach(profile: HardwareProfile, host: HostProfile) -> HardwareProfile:

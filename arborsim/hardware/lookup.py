@@ -10,7 +10,8 @@ from typing import Any
 from arborsim.errors import UnknownName, UsageError
 from arborsim.hardware.config import geometry_from_config
 from arborsim.hardware.host import HostProfile, attach
-from arborsim.hardware.profile import HardwareProfile, parse_toml
+from arborsim.hardware.profile import HardwareProfile
+from arborsim.hardware.records import parse_toml
 from arborsim.trace.schema import Geometry
 
 PROFILE_ALIASES = {
@@ -131,6 +132,20 @@ def _shipped(folder: str, suffix: str) -> list[str]:
     return sorted(e.name.removesuffix(suffix) for e in entries if e.name.endswith(suffix))
 
 
+def _refuse_other_kind(given: str, what: str) -> None:
+    """Say so if the name is that of a GPU, host or model where another of these was expected."""
+    kinds: dict[str, tuple[list[str], str]] = {
+        "GPU": ([*profile_names(), *PROFILE_ALIASES], "--gpu {0}, or arborsim hardware {0}"),
+        "host": (host_names(), "--host {0}, beside a GPU"),
+        "model": ([*geometry_names(), *GEOMETRY_ALIASES], "--model {0}, or arborsim models {0}"),
+    }
+    for kind, (names, where) in kinds.items():
+        if kind != what and given.lower() in names:
+            raise UsageError(
+                f"'{given}' is a {kind}, not a {what}: give it as {where.format(given)}"
+            )
+
+
 def _read(
     name_or_path: str | Path, what: str, folder: str, suffix: str, aliases: dict[str, str]
 ) -> tuple[str, str, str]:
@@ -150,6 +165,7 @@ def _read(
     name = aliases.get(name, name)
     known = _shipped(folder, suffix)
     if name not in known:
+        _refuse_other_kind(given, what)
         raise UnknownName(what, given, [*known, *aliases])
     file = resources.files("arborsim.hardware").joinpath(folder, name + suffix)
     return file.read_text(encoding="utf-8"), f"{folder}/{name}{suffix}", name

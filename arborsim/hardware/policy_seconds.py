@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 from arborsim.errors import UnknownName, UsageError
@@ -51,6 +52,7 @@ class PolicySeconds:
         for key, value in table.items():
             if key not in known:
                 raise UnknownName(f"key in {where}", key, known)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 <= value < inf:
                 raise UsageError(f"{where}: {key} must be 0 seconds or more, not {value!r}")
         return cls(**{key: float(value) for key, value in table.items()})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.errors import UnknownName, UsageError
-from arborsim.hardware.profile import parse_toml
+from arborsim.hardware.records import parse_toml
 
 _TEXTS = ("currency", "date", "source")
 

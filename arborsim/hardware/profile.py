@@ -8,15 +8,16 @@ another profile as its ``base`` gives only what differs (`arborsim.hardware.look
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from arborsim.errors import UnknownName, UsageError
+from arborsim.errors import UsageError
 from arborsim.hardware.policy_seconds import PolicySeconds
+from arborsim.hardware.records import BadNumber, made, parse_toml, record_values
 
 Direction = Literal["h2d", "d2h"]
 ASSUMED = "assumed"
@@ -124,7 +125,7 @@ class HardwareProfile:
 
     def _require(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
-            raise UsageError(f"hardware profile '{self.name}': {name} {rule}")
+            raise BadNumber(f"hardware profile '{self.name}'", name, rule, getattr(self, name))
 
     @property
     def usable_hbm_bytes(self) -> int:
@@ -187,7 +188,7 @@ class HardwareProfile:
         Raises
         ------
         UsageError
-            Not TOML, or a key is missing, unknown, or of the wrong type.
+            Not TOML, or a key is missing, unknown, of the wrong type, or out of its range.
         """
         values = record_values(cls, parse_toml(text, origin), origin)
         optional = (MISSING, MISSING)
@@ -197,7 +198,7 @@ class HardwareProfile:
         ]  # fmt: skip
         if missing:
             raise UsageError(f"{origin} lacks {', '.join(missing)}")
-        return cls(**values)
+        return made(origin, partial(cls, **values))
 
     def with_values(self, raw: Mapping[str, Any], origin: str) -> HardwareProfile:
         """This profile with what a TOML table gives in place of its own numbers.
@@ -207,59 +208,9 @@ class HardwareProfile:
         Raises
         ------
         UsageError
-            A key is unknown or of the wrong type.
+            A key is unknown, of the wrong type, or out of its range.
         """
         values = record_values(type(self), raw, origin)
         kept = {name: text for name, text in self.sources.items() if name not in values}
         values["sources"] = {**kept, **values.get("sources", {})}
-        return replace(self, **values)
-
-
-def parse_toml(text: str, origin: str) -> dict[str, Any]:
-    """The table of a TOML file, or a `UsageError` that names it."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{origin} is not valid TOML: {error}") from None
-
-
-def record_values(kind: type[Any], raw: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """The fields of a record that a TOML table gives, in the types of their annotations.
-
-    Raises
-    ------
-    UsageError
-        A key, or a key of ``[sources]``, is unknown, or a value is of the wrong type.
-    """
-    kinds = {entry.name: str(entry.type) for entry in fields(kind)}
-    for key in raw:
-        if key not in kinds:
-            raise UnknownName(f"key in {origin}", key, kinds)
-    values = {key: _typed(value, kinds[key], key, origin) for key, value in raw.items()}
-    for key in values.get("sources", {}):
-        if key not in kinds:
-            raise UnknownName(f"source in {origin}", key, kinds)
-    return values
-
-
-def _typed(value: Any, kind: str, key: str, origin: str) -> Any:
-    """`value` as the type that the field `key` is annotated with."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "str" and isinstance(value, str):
-        return value
-    if kind == "float" and number:
-        return float(value)
-    if kind == "int" and number and value == int(value):
-        return int(value)
-    if kind.startswith("tuple") and isinstance(value, list):
-        return tuple(_typed(entry, "float", key, origin) for entry in value)
-    if kind == "Mapping[str, Any]" and isinstance(value, dict):
-        return value
-    if kind == "Mapping[str, PolicySeconds]" and isinstance(value, dict):
-        return {
-            name: PolicySeconds.from_table(table, f"{origin}, {key}.{name}")
-            for name, table in value.items()
-        }
-    if kind.startswith("Mapping") and isinstance(value, dict):
-        return {name: _typed(text, "str", f"{key}.{name}", origin) for name, text in value.items()}
-    raise UsageError(f"{origin}: {key} must be of type {kind}, not {value!r}")
+        return made(origin, partial(replace, self, **values))

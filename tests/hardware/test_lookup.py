@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from arborsim.errors import UnknownName, UsageError
 from arborsim.hardware.lookup import (
     geometry_names,
     load_geometry,
+    load_host,
     load_profile,
     profile_names,
 )
@@ -153,21 +155,63 @@ def profile_text(**changes: str) -> str:
     [
         ({"mfu": ""}, "lacks mfu"),
         ({"mfu": "1.5"}, r"mfu must lie in \(0, 1\]"),
-        ({"mfu": '"high"'}, "mfu must be of type float"),
-        ({"hbm_bytes": "1.5"}, "hbm_bytes must be of type int"),
+        ({"mfu": '"high"'}, "mine.toml: mfu must be a number, not 'high'"),
+        ({"hbm_bytes": "1.5"}, "hbm_bytes must be a whole number"),
         ({"hbm_bytes_per_s": "0"}, "must be positive"),
         ({"per_layer_s": "-1e-6"}, "must not be negative"),
         ({"reserve_share": "1.0"}, r"\[0, 1\)"),
         ({"block_bytes": "[8192, 4096, 1, 2]"}, "must rise"),
         ({"name": '"x"\nhbm_byte = 3'}, "did you mean .*hbm_bytes"),
         ({"name": '"x"\noverlap = 1.5'}, r"overlap must lie in \[0, 1\]"),
-        ({"name": '"x"\nevidence = 3'}, "evidence must be of type"),
+        ({"name": '"x"\nevidence = 3'}, "evidence must be a table"),
         ({"name": "'"}, "not valid TOML"),
     ],
 )
 def test_bad_profiles(tmp_path: Path, changes: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_profile(write(tmp_path, profile_text(**changes), "mine.toml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("mbu = 1.5", "mine.toml: mbu must lie in (0, 1], not 1.5"),
+        ("hbm_bytes_per_s = inf", "mine.toml: hbm_bytes_per_s must be a finite number, not inf"),
+        ("hbm_bytes = nan", "mine.toml: hbm_bytes must be a finite number, not nan"),
+        ("[policies.h2o]\niteration_s = inf", "iteration_s must be 0 seconds or more, not inf"),
+    ],
+)
+def test_the_file_is_blamed_and_not_its_base(tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path, f'base = "h100"\n{line}\n', "mine.toml")
+    with pytest.raises(UsageError) as error:
+        load_profile(path)
+    assert message in str(error.value)
+    assert "h100" not in str(error.value)
+
+
+def test_a_host_that_is_wrong_is_blamed_by_its_file(tmp_path: Path) -> None:
+    numbers = "ddr_bytes = 1\nddr_bytes_per_s = -2.5\nh2d_bytes_per_s = 1\nd2h_bytes_per_s = 1\n"
+    path = write(tmp_path, f'name = "x"\n{numbers}', "host.toml")
+    with pytest.raises(UsageError, match=r"host\.toml: ddr_bytes_per_s must be positive, not -2\.5"):
+        load_host(path)
+
+
+@pytest.mark.parametrize(
+    ("load", "name", "message"),
+    [
+        (load_profile, "ddr4-256gb", "is a host, not a GPU: give it as --host ddr4-256gb"),
+        (load_profile, "Llama-3.1-8B", "is a model, not a GPU: give it as --model Llama-3.1-8B"),
+        (load_host, "4090", "is a GPU, not a host: give it as --gpu 4090"),
+        (load_geometry, "h200", "is a GPU, not a model: give it as --gpu h200"),
+        (load_geometry, "ddr5-2tb", "is a host, not a model: give it as --host ddr5-2tb"),
+    ],
+)
+def test_a_name_of_another_kind_says_where_it_goes(
+    load: Callable[[str], object], name: str, message: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        load(name)
+    assert message in str(error.value)
 
 
 def test_users_profile(tmp_path: Path) -> None:
