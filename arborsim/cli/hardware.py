@@ -43,7 +43,7 @@ def hardware(
     if name:
         _explain(console, found[0], priced)
     else:
-        _list(console, found, priced)
+        _list(console, found, priced, host)
 
 
 def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
@@ -62,17 +62,21 @@ def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices) -> None:
+def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
     """A line per GPU, and a line per host; what is assumed has a question mark."""
     from arborsim.hardware.lookup import host_names, load_host
+    from arborsim.report.terminal_list import print_list
 
     columns = {
-        "hbm_bytes": ("memory GB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
-        "flops_per_s": ("TFLOP/s", 1e12, 0), "h2d_bytes_per_s": ("PCIe GB/s", 1e9, 0),
+        "hbm_bytes": ("memory\nGB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
+        "flops_per_s": ("TFLOP/s", 1e12, 0), "h2d_bytes_per_s": ("PCIe\nGB/s", 1e9, 0),
     }  # fmt: skip
+    hosts = [load_host(name) for name in ([host] if host else host_names())]
+    if host:
+        console.print(f"Each GPU in host {hosts[0].name}:", style="bold", markup=False)
     rows = [
         [
-            profile.name,
+            profile.name.removesuffix(f"+{hosts[0].name}") if host else profile.name,
             *(
                 f"{getattr(profile, name) / size:.{digits}f}"
                 + ("?" if profile.is_assumed(name) else "")
@@ -84,18 +88,18 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices) ->
         for profile in found
     ]
     heads = [head for head, _, _ in columns.values()]
-    print_table(console, ["GPU", *heads, "assumed", f"{prices.currency}/h"], rows)
+    print_list(console, ["GPU", *heads, "assumed", f"{prices.currency}/h"], rows)
     console.print()
-    hosts = [load_host(name) for name in host_names()]
     rows = [
         [host.name, f"{host.ddr_bytes / 1e9:.0f}", f"{host.ddr_bytes_per_s / 1e9:.0f}",
          f"{host.h2d_bytes_per_s / 1e9:.0f}"]
         for host in hosts
     ]  # fmt: skip
-    print_table(console, ["host", "DDR GB", "GB/s", "PCIe GB/s"], rows)
+    print_list(console, ["host", "DDR\nGB", "GB/s", "PCIe\nGB/s"], rows)
     for note in (
         "",
-        "?: assumed. GB is 1e9 bytes; PCIe is what large pinned blocks reach in one direction.",
+        "? and the column assumed: numbers that nobody published or measured. GB is 1e9 bytes; "
+        "PCIe is what large pinned blocks reach in one direction.",
         f"Prices: {prices.source}, {prices.date}; --prices FILE takes yours.",
         "`arborsim hardware NAME` explains one; `--host` puts it into a host; `--json` prints "
         "everything.",
@@ -108,18 +112,6 @@ def _price(gpu: str, prices: Prices) -> str:
     if price is None:
         return "-"
     return f"{price[0]:.2f}" if price[0] == price[1] else f"{price[0]:.2f}-{price[1]:.2f}"
-
-
-def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
 
 
 def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None:

@@ -7,11 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.hardware import print_table
-
-#: Below this width the list leaves the number of layers out.
-_WIDE = 90
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -81,6 +76,8 @@ def _document(geometry: Geometry, profile: HardwareProfile, pool: KvPool) -> dic
 def _list(
     console: Console, found: Sequence[Geometry], profile: HardwareProfile, pools: Sequence[KvPool]
 ) -> None:
+    from arborsim.report.terminal_list import print_list
+
     rows = [
         [
             geometry.name,
@@ -92,16 +89,15 @@ def _list(
         ]
         for geometry, pool in zip(found, pools, strict=True)
     ]
-    heads = ["model", "weights 1e9", "layers", "KV B/token", "cache", f"tokens on {profile.name}"]
-    if console.width < _WIDE:
-        del heads[2]
-        rows = [row[:2] + row[3:] for row in rows]
-    print_table(console, heads, rows)
+    heads = ["model", "weights\n1e9", "layers", "KV B/\ntoken", "cache",
+             f"tokens\non {profile.name}"]  # fmt: skip
+    print_list(console, heads, rows)
     for note in (
         "",
         f"tokens: of one sequence, in {1 - profile.reserve_share:.0%} of the memory less weights, "
         "activations and context; 0: does not fit.",
-        "`arborsim models NAME` explains one, `--gpu` counts on another; a config.json will do.",
+        "`arborsim models NAME` explains one, `--gpu` counts on another; NAME can also be the "
+        "path of a config.json.",
     ):
         console.print(note, style="dim", markup=False)
 

@@ -37,15 +37,34 @@ def test_the_list_marks_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> N
     assert rows["h100"][5] == str(len(load_profile("h100").assumed()))
 
 
-@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("columns", [80, 100, 160])
 def test_lists_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    for arguments in (["hardware"], ["models"], ["hardware", "h100"], ["models", "gemma-3-12b"]):
+    for arguments in (
+        ["hardware"], ["models"], ["hardware", "h100"], ["models", "gemma-3-12b"],
+        ["hardware", "--host", "ddr4-256gb"], ["models", "--gpu", "rtx6000-ada"],
+    ):  # fmt: skip
         text = run(capsys, *arguments)
         assert max(len(line.rstrip()) for line in text.splitlines()) <= columns, arguments
         assert "…" not in text
+
+
+@pytest.mark.parametrize("columns", [40, 80, 160])
+def test_no_column_vanishes_at_any_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = run(capsys, "hardware", "--host", "ddr4-256gb")
+    for fact in ("Each GPU in host ddr4-256gb", "rtx6000-ada", "5.98-10.57", "2250", "206.2"):
+        assert fact in text
+    assert "ddr5-2tb" not in text
+    text = run(capsys, "models", "--gpu", "l40s")
+    facts = ("gemma-3-12b", "48", "11.77", "393,216", "window 1,024 in 40", "layers")
+    row = text[text.index("gemma-3-12b") :].split("gemma-3-1b")[0]
+    assert [fact for fact in facts[:-1] if fact not in row] == []
+    assert "layers" in text
 
 
 def test_one_gpu_number_by_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,7 +192,7 @@ def test_the_file_is_blamed_and_not_its_base(tmp_path: Path, line: str, message:
 def test_a_host_that_is_wrong_is_blamed_by_its_file(tmp_path: Path) -> None:
     numbers = "ddr_bytes = 1\nddr_bytes_per_s = -2.5\nh2d_bytes_per_s = 1\nd2h_bytes_per_s = 1\n"
     path = write(tmp_path, f'name = "x"\n{numbers}', "host.toml")
-    with pytest.raises(UsageError, match=r"host\.toml: ddr_bytes_per_s must be positive, not -2\.5"):
+    with pytest.raises(UsageError, match=r"host\.toml: ddr_bytes_per_s must be positive"):
         load_host(path)
 
 
