@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.errors import UsageError
-from arborsim.planning.results import Slice, Timeline
+from arborsim.planning.course import Slice, Timeline
 
 _US = 1e6
 _MACHINE, _SEARCHES = 1, 2  # processes

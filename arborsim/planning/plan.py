@@ -10,21 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from arborsim.hardware.profile import HardwareProfile
-from arborsim.planning.demands import (
-    Recorded,
-    Recording,
-    Unit,
-    VariantDemands,
-    drawn,
-    record_unit,
-    record_variant,
-    units_of,
-    variants,
-)
-from arborsim.planning.evaluate import evaluate, machines_for, recorded_solved
+from arborsim.planning.demands import Recorded, VariantDemands, drawn, variant_of, variants
+from arborsim.planning.evaluate import evaluate, recorded_solved
+from arborsim.planning.fleets import fleet_for
 from arborsim.planning.provenance import assumed_numbers, cautions, settings_of
 from arborsim.planning.recommend import Demanded, recommend
-from arborsim.planning.results import CandidateResult, Fleet, PlanResult, Recommendation
+from arborsim.planning.recording import Recording, Unit, record_unit, record_variant, units_of
+from arborsim.planning.results import CandidateResult, PlanResult, Recommendation
 from arborsim.planning.schedule import unfold
 from arborsim.planning.statistics import Estimate, cost_per_solved
 from arborsim.planning.workload import Hardware, Workload
@@ -86,16 +78,24 @@ class Planner:
 
     def __post_init__(self) -> None:
         self.variants = variants(self.workload)
+        self._pairs = self._combined()
         self._kept: dict[int, VariantDemands] = {}
         self._kept_bytes = 0
         self._solved: Estimate | None = None
 
+    def _combined(self) -> list[tuple[Hardware, int]]:
+        """Where, and which variant: recall modes that change nothing make one candidate."""
+        place = {variant.key: number for number, variant in enumerate(self.variants)}
+        found = {}
+        for each in self.workload.candidates():
+            variant = place[variant_of(each).key]
+            found[each.hardware.name, variant] = (each.hardware, variant)
+        return list(found.values())
+
     @property
     def candidates(self) -> list[tuple[int, Hardware, int]]:
         """All, numbered in the workload's order: number, where, and number of the variant."""
-        hardware, kinds = self.workload.hardware, range(len(self.variants))
-        pairs = [(where, variant) for where in hardware for variant in kinds]
-        return [(number, *pair) for number, pair in enumerate(pairs)]
+        return [(number, *pair) for number, pair in enumerate(self._pairs)]
 
     @property
     def missing(self) -> list[tuple[int, Hardware, int]]:
@@ -232,17 +232,3 @@ class Planner:
                 point = replace(point, cost_per_solved=(low, high))
         fleet = fleet_for(candidate, load)
         return replace(candidate, quality=quality, at_largest=point, fleet=fleet)
-
-
-def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
-    """Machines for a load, each with an equal part of it."""
-    if load is None or candidate.largest is None or candidate.at_largest is None:
-        return None
-    machines = machines_for(load, candidate.largest)
-    price = candidate.price_per_hour
-    hourly = None if price is None else (machines * price[0], machines * price[1])
-    cost = candidate.at_largest.cost_per_1000
-    if cost is not None:  # machines that are less busy cost the same, by the hour
-        idle = machines * candidate.largest / load
-        cost = (idle * cost[0], idle * cost[1])
-    return Fleet(load, machines, machines * candidate.gpus, hourly, cost)

@@ -93,10 +93,10 @@ def cautions(
             f"{len(infeasible)} of {len(results)} candidates cannot be served under their policy "
             f"and budget: {names}."
         )
-    if any(variant.offloads for variant in chosen) and len(workload.hardware) > 1:
+    if any(variant.offloads for variant in chosen) and any(w.gpus > 1 for w in workload.hardware):
         found.append(
-            f"Policies that use DDR decided what to fetch on {workload.hardware[0].profile.name}; "
-            "on the others the same bytes cross PCIe at their speed."
+            "Policies that use DDR decided what to fetch on one GPU of each kind; where several "
+            "share a model, the same bytes cross PCIe at their speed."
         )
     for entry in workload.mix:
         if isinstance(entry.source, Path):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from arborsim.planning.course import Timeline
 from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.statistics import Estimate
 from arborsim.serving.options import KvPool
-from arborsim.serving.tally import ServingSeries
 
 #: What `CandidateResult.status` may be.
 MET = "met"  # some load meets the target
@@ -170,54 +170,6 @@ class CandidateResult:
         budget = "" if self.budget == "-" else f" at {self.budget}"
         recall = "" if self.recall == "-" else f" ({self.recall})"
         return f"{self.policy}{budget}{recall} on {self.hardware}"
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Something that the machine did, or a search went through.
-
-    Attributes
-    ----------
-    start_s, end_s : float
-    kind : str
-        waiting, prefill, recompute, policy, decode (a search takes part in iterations), swap (a
-        search has lost its place), down, up (PCIe).
-    search : int
-        Number in order of arrival; -1 for what concerns the whole batch.
-    amount : int
-        Tokens or bytes; sequences for decode.
-    """
-
-    start_s: float
-    end_s: float
-    kind: str
-    search: int
-    amount: int = 0
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """The course of one run on one machine.
-
-    Attributes
-    ----------
-    candidate : int
-    load : float
-    seed : int
-    until_s : float
-        What comes later is left out.
-    slices : tuple of Slice
-        By start.
-    series : ServingSeries
-        Memory and batch over the whole run.
-    """
-
-    candidate: int
-    load: float
-    seed: int
-    until_s: float
-    slices: tuple[Slice, ...]
-    series: ServingSeries
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from arborsim.hardware.profile import HardwareProfile
 from arborsim.planning.curves import load_curve
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.evaluate import evaluate
-from arborsim.planning.plan import fleet_for
+from arborsim.planning.fleets import fleet_for
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.stretch import stretched
 from arborsim.planning.workload import Hardware, Workload

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from arborsim.planning.course import Slice, Timeline
 from arborsim.planning.plan import Planner
-from arborsim.planning.results import CandidateResult, Slice, Timeline
+from arborsim.planning.results import CandidateResult
 from arborsim.planning.runs import Bench
 from arborsim.serving.commands import Command, Decode, Spend
 from arborsim.serving.demand import Op

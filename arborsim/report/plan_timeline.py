@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from arborsim.planning.results import PlanResult, Slice, Timeline
+from arborsim.planning.course import Slice, Timeline
+from arborsim.planning.results import PlanResult
 from arborsim.report.figures import Figure, packed
 from arborsim.report.plan_figures import level, said
 from arborsim.report.plan_words import numbered

@@ -9,10 +9,11 @@ import pytest
 
 from arborsim.hardware.lookup import load_profile
 from arborsim.planning.arrivals import Recorded
-from arborsim.planning.demands import record_variant, variants
+from arborsim.planning.demands import variants
 from arborsim.planning.evaluate import evaluate
 from arborsim.planning.plan import Planner
 from arborsim.planning.recommend import Demanded, recommend
+from arborsim.planning.recording import record_variant
 from arborsim.planning.results import INFEASIBLE, MET, MISSED, UNFIT
 from arborsim.planning.runs import Bench
 from arborsim.planning.statistics import Estimate

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from arborsim.planning.course import Slice, Timeline
+from arborsim.planning.fleets import fleet_for
 from arborsim.planning.load_point import LoadPoint, Percentiles
-from arborsim.planning.plan import fleet_for
 from arborsim.planning.results import (
     INFEASIBLE,
     MET,
@@ -19,8 +20,6 @@ from arborsim.planning.results import (
     PlanResult,
     Quality,
     Recommendation,
-    Slice,
-    Timeline,
 )
 from arborsim.planning.sensitivity import ASSUMPTIONS, FACTORS, Sensitivity, Variant
 from arborsim.planning.statistics import Estimate

@@ -13,7 +13,8 @@ from dataclasses import replace
 import pytest
 
 from arborsim.errors import UsageError
-from arborsim.planning.results import Recommendation, Slice
+from arborsim.planning.course import Slice
+from arborsim.planning.results import Recommendation
 from arborsim.report import plan_export, plan_figures, plan_pareto, plan_timeline
 from arborsim.report.plan_columns import COLUMNS, table
 from arborsim.report.plan_page import PlanReport, render, write_plan_page
