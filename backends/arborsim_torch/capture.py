@@ -20,7 +20,7 @@ from torch import Tensor
 from arborsim.signals.observations import Signal
 from arborsim_torch.batch import BatchState
 from arborsim_torch.captured import Captured
-from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.decoder import Observed
 from arborsim_torch.token_signals import (
     ChunkExtremes,
     head_variance,
@@ -112,7 +112,7 @@ class Capture:
         return fresh
 
     def forward(
-        self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
+        self, decoder: Observed, state: BatchState, hidden: list[Tensor], last: Tensor
     ) -> None:
         """Take one forward pass (`arborsim_torch.decoder.Observer`)."""
         self._tokens += state.queries
@@ -134,7 +134,7 @@ class Capture:
         if state.queries > 1 or self._held > _MAX_PENDING_VALUES:
             self.drain(decoder)
 
-    def drain(self, decoder: TreeDecoder) -> None:
+    def drain(self, decoder: Observed) -> None:
         """Finish the pending tokens; needed before the decoder turns to other leaves."""
         tokens = self._tokens  # a pending pass holds one or more tokens of every lane
         if not tokens:
@@ -190,7 +190,7 @@ class Capture:
         self._fresh.rows.append(value)
         self._fresh.rest.append(rest)
 
-    def _take_hidden(self, decoder: TreeDecoder, leaves: list[int], hidden: Tensor) -> None:
+    def _take_hidden(self, decoder: Observed, leaves: list[int], hidden: Tensor) -> None:
         before = []
         for lane, leaf in enumerate(leaves):
             known = self._last_hidden.get(leaf)
@@ -203,7 +203,7 @@ class Capture:
         change = torch.linalg.vector_norm(path[:, :, 1:] - path[:, :, :-1], dim=-1)
         self._add("hidden_change", change.permute(2, 1, 0))
 
-    def _take_vectors(self, decoder: TreeDecoder, starts: list[int], tokens: int) -> None:
+    def _take_vectors(self, decoder: Observed, starts: list[int], tokens: int) -> None:
         cache = decoder.cache
         kv = cache.newest(tokens)  # [layers, 2, lanes, kv_heads, tokens, head_dim]
         wanted = self._signals
@@ -230,7 +230,7 @@ class Capture:
             queries = torch.cat([torch.stack(part, dim=1) for part in self._queries], dim=3)
             self._add("queries", queries.permute(3, 0, 1, 2, 4).flatten(2))
 
-    def _take_lag(self, decoder: TreeDecoder, kv: Tensor, starts: list[int]) -> None:
+    def _take_lag(self, decoder: Observed, kv: Tensor, starts: list[int]) -> None:
         cache, lag = decoder.cache, []
         for lane, (leaf, start) in enumerate(zip(cache.leaves, starts, strict=True)):
             extremes = self._extremes.get(leaf)

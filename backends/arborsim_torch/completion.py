@@ -95,6 +95,12 @@ class Completion:
         """A complete thought was given up: another that says the same does not repeat it."""
         self._alive[self.nodes[n].twin] -= 1
 
+    def choose(self, candidates: Sequence[int]) -> tuple[int, bool | None]:
+        """The first right answer among the candidates, or else the first, and its verdict."""
+        verdicts = {n: self.verdict(n) for n in candidates}
+        chosen = next((n for n in candidates if verdicts[n]), candidates[0])
+        return chosen, verdicts[chosen]
+
     def verdict(self, n: int) -> bool | None:
         """Whether the reasoning up to `n` is right; equal ones are judged once."""
         generated = self.nodes[n].generated

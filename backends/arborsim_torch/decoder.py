@@ -30,6 +30,25 @@ from arborsim_torch.cache.views import Reading
 PREFILL_BLOCK = 256  #: prompt tokens per forward pass: attention needs block x prompt, not n x n
 
 
+class ObservedCache(Protocol):
+    """What an observer may ask of a decoder's cache (`TieredCache` says what each means)."""
+
+    leaves: list[int]
+
+    def length(self, lane: int) -> int: ...
+
+    def parent(self, node: int) -> int: ...
+
+    def newest(self, count: int) -> Tensor: ...
+
+
+class Observed(Protocol):
+    """A decoder as its observer sees it."""
+
+    @property
+    def cache(self) -> ObservedCache: ...
+
+
 class Observer(Protocol):
     """Sees every forward pass; `arborsim_torch.capture.Capture` is the one there is."""
 
@@ -39,7 +58,7 @@ class Observer(Protocol):
     wants_hidden: bool
 
     def forward(
-        self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
+        self, decoder: Observed, state: BatchState, hidden: list[Tensor], last: Tensor
     ) -> None:
         """Tokens were computed: one per lane, or a block of the prompt.
 

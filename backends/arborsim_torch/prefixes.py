@@ -15,8 +15,9 @@ from torch import Tensor
 
 from arborsim_torch.batch import BatchState
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.decoder import PREFILL_BLOCK, Observer, TreeDecoder
+from arborsim_torch.decoder import PREFILL_BLOCK, Observed, Observer, TreeDecoder
 
+_PLAIN_ONLY = "only a plain TreeDecoder observes attention, hidden states, keys and values"
 MOST_LOGITS = 8192  #: largest vocabulary for which the logits of every token are kept
 
 
@@ -54,9 +55,9 @@ class PrefixDecoder:
         if observer is not None and (
             observer.wants_attention or observer.wants_hidden or observer.query_layers
         ):
-            raise ValueError("only a plain TreeDecoder observes attention and hidden states")
+            raise ValueError(_PLAIN_ONLY)
         self.model, self.observer = model, observer
-        self.cache = self
+        self.cache: PrefixDecoder = self
         self.leaves: list[int] = []
         self.computed_tokens = 0
         self._inner = TreeDecoder(model, _Watcher(self), prefill_block, cache)
@@ -74,7 +75,7 @@ class PrefixDecoder:
         logits = self._inner.prefill(token_ids, on_block)
         for state, last in self._seen:
             if self.observer is not None:
-                self.observer.forward(self, state, [], last)  # type: ignore[arg-type]
+                self.observer.forward(self, state, [], last)
         self._logits.extend(logits[None])
         self._last.extend(self._seen[-1][1][:, -1])
         self._seen.clear()
@@ -92,6 +93,14 @@ class PrefixDecoder:
         """Nobody observes positions here."""
         return 0
 
+    def parent(self, node: int) -> int:
+        """Refused, like `newest`: nodes share prefixes, so what a token follows is not a node's."""
+        raise ValueError(_PLAIN_ONLY)
+
+    def newest(self, count: int) -> Tensor:
+        """Refused: a prefix's keys and values are stored for many leaves, not per leaf."""
+        raise ValueError(_PLAIN_ONLY)
+
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Append one token to each active leaf; logits ``[leaves, vocabulary]``."""
@@ -103,7 +112,7 @@ class PrefixDecoder:
         self._at.update(zip(self.leaves, prefixes, strict=True))
         if self.observer is not None:
             state, _ = self._state
-            self.observer.forward(self, state, [], self._last.take(prefixes)[:, None])  # type: ignore[arg-type]
+            self.observer.forward(self, state, [], self._last.take(prefixes)[:, None])
         return self._logits.take(prefixes)
 
     def _compute(self, fresh: list[tuple[int, int]]) -> None:
@@ -138,7 +147,7 @@ class _Watcher:
         self._outer = outer
 
     def forward(
-        self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
+        self, decoder: Observed, state: BatchState, hidden: list[Tensor], last: Tensor
     ) -> None:
         self._outer.saw(state, last)
 

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.search import ROOT, Expansion, Leaf, Search
+from arborsim.search import ROOT, Expansion, Search
 from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.completion import Completion
 from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
+from arborsim_torch.draws import Draws
+from arborsim_torch.frontier import Frontier
 from arborsim_torch.prefixes import PrefixDecoder
 from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.exact import SourceReward
 from arborsim_torch.rows import Rows
-from arborsim_torch.sampling import Choice, Sampler, entropies
+from arborsim_torch.sampling import Sampler, entropies
 from arborsim_torch.sources import Source
 
 _REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
@@ -96,14 +98,13 @@ class EpisodeRecorder:
     def run(self, problem: Problem) -> EpisodeResult:
         """Search `problem`; the columns are one episode of a trace."""
         steps = self.steps(problem)
-        logits: Tensor | None = None
-        while True:
-            try:
-                tokens = steps.send(logits)
-            except StopIteration as end:
-                result: EpisodeResult = end.value
-                return result
-            logits = self.decoder.step(tokens)
+        try:
+            tokens = next(steps)
+            while True:
+                tokens = steps.send(self.decoder.step(tokens))
+        except StopIteration as end:
+            result: EpisodeResult = end.value
+            return result
 
     def steps(self, problem: Problem) -> Iterations[EpisodeResult]:
         """The search as a coroutine: it yields the tokens of an iteration and wants the logits.
@@ -112,10 +113,7 @@ class EpisodeRecorder:
         """
         self.problem = problem
         self.rows = Rows()
-        kind = PrefixDecoder if self.share_prefixes else TreeDecoder
-        self.decoder: Any = kind(self.model, self.capture, self.prefill_block, self.cache)
-        if self.listener is not None:
-            self.listener.began(self.decoder)
+        self.decoder = self._make_decoder()
         noise = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
         self._completion = Completion(
             self.source, problem, self.nodes, self.reward or SourceReward(self.source), noise,
@@ -124,8 +122,8 @@ class EpisodeRecorder:
         if self.embedder is not None and self.capture is not None:
             self.capture.embeddings = False
         self._began = self.clock()
-        self._complete: dict[int, Leaf] = {}  # the frontier, in order of completion
-        self._pending: dict[int, tuple[int, float]] = {}  # leaf -> its next token, log-probability
+        self._frontier = Frontier(self.nodes, self.rows.depth)
+        self._draws = Draws(self.sampler, self.source, problem, self.nodes)
         self._generated, self._forward_s = 0, 0.0
         self._prefill()
         prefill_s = self._clock()
@@ -144,6 +142,16 @@ class EpisodeRecorder:
             self.rows.iteration, prefill_s, decode_s, self._forward_s,
         )  # fmt: skip
 
+    def _make_decoder(self) -> TreeDecoder | PrefixDecoder:
+        if self.share_prefixes:
+            if self.listener is not None:
+                raise ValueError("a listener follows a tree of thoughts: do not share prefixes")
+            return PrefixDecoder(self.model, self.capture, self.prefill_block, self.cache)
+        decoder = TreeDecoder(self.model, self.capture, self.prefill_block, self.cache)
+        if self.listener is not None:
+            self.listener.began(decoder)
+        return decoder
+
     def _clock(self) -> float:
         return self.clock() - self._began
 
@@ -160,13 +168,13 @@ class EpisodeRecorder:
         for position, token in enumerate(self.problem.prompt):
             self.rows.token(Kind.PREFILL, ROOT, position, token, math.nan, entropy[position])
         self.nodes.append(LiveNode(parent=-1, generated=[], logits=logits))
-        self._complete[ROOT] = self._leaf(ROOT)
+        self._frontier.enter(ROOT)
 
     def _search(self) -> Iterations[None]:
         active: list[int] = []
         while True:
             if not active or not self.search.synchronous:
-                wish = self.search.expand(self._frontier(), self.search.slots - len(active))
+                wish = self.search.expand(self._frontier.leaves(), self.search.slots - len(active))
                 self._give_up(wish)
                 if wish.done:
                     return
@@ -186,21 +194,11 @@ class EpisodeRecorder:
             if active:
                 self.decoder.activate(active)
 
-    def _frontier(self) -> list[Leaf]:
-        return list(self._complete.values())
-
-    def _leaf(self, n: int) -> Leaf:
-        node = self.nodes[n]
-        return Leaf(
-            n, node.parent, self.rows.depth(n), node.score, node.finished, node.dead,
-            node.visits, len(node.generated), node.embedding, node.answer, node.twin,
-        )  # fmt: skip
-
     def _give_up(self, wish: Expansion) -> None:
         self.rows.time_s = self._clock()
         for n in wish.dropped:
             self.rows.prune(n)
-            del self._complete[n]
+            self._frontier.leave(n)
             self._completion.give_up(n)
             if self.listener is None:
                 self._free(n)
@@ -228,9 +226,8 @@ class EpisodeRecorder:
             self.nodes.append(LiveNode(parent, list(self.nodes[parent].generated)))
             new.append(n)
         for n in wish.children:
-            self._complete[n] = replace(self._complete[n], visits=self.nodes[n].visits)
-        logits = torch.stack([self._logits(parent) for parent in parents])
-        self._choose(new, logits)
+            self._frontier.visited(n)
+        self._draws.branch(new, parents)
         self._drain()
         leaves = [*active, *new]
         self.decoder.activate(leaves)
@@ -242,33 +239,12 @@ class EpisodeRecorder:
             self.listener.turned(turned, tuple(self.nodes[n].parent for n in turned))
         return leaves
 
-    def _logits(self, n: int) -> Tensor:
-        logits = self.nodes[n].logits
-        assert logits is not None, f"node {n} was expanded before it was complete"
-        return logits
-
-    def _choose(self, leaves: Sequence[int], logits: Tensor) -> Choice:
-        """Draw each leaf's next token, and note the value that the model states instead of it."""
-        choice = self.sampler.choose(logits)
-        for row, n in enumerate(leaves):
-            node = self.nodes[n]
-            value = self.source.value_from_logits(self.problem, node.generated, logits[row])
-            if value is not None:
-                node.value = value
-            self._pending[n] = (choice.token[row], choice.logprob[row])
-        return choice
-
     def _iterate(self, active: list[int]) -> Iterations[list[tuple[int, float]]]:
         """Feed every leaf its token and draw the next; returns the leaves whose thought ended."""
-        fed = [self._pending.pop(n) for n in active]
-        for n, (token, logprob) in zip(active, fed, strict=True):
-            node = self.nodes[n]
-            node.generated.append(token)
-            node.tokens += 1
-            node.logprob += logprob
+        fed = self._draws.feed(active)
         begun = self.clock()
         logits = yield [token for token, _ in fed]
-        choice = self._choose(active, logits)
+        choice = self._draws.draw(active, logits)
         self._forward_s += self.clock() - begun
         self.rows.iteration += 1
         self.rows.time_s = self._clock()
@@ -281,7 +257,7 @@ class EpisodeRecorder:
             full = len(node.generated) >= self.max_tokens
             if full or self.source.is_thought_end(self.problem, node.generated, node.tokens):
                 node.logits = logits[row].clone()
-                del self._pending[n]
+                self._draws.discard(n)
                 ended.append((n, choice.entropy[row]))
         self._generated += len(active)
         if self.listener is not None:
@@ -307,20 +283,18 @@ class EpisodeRecorder:
         votes = getattr(self.search, "keeps_duplicates", False)
         if self.dedupe and not votes and repeats:
             node.finished, node.dead = False, True
-        self._complete[n] = self._leaf(n)
+        self._frontier.enter(n)
 
     def _drain(self) -> None:
         if self.capture is not None:
             self.capture.drain(self.decoder)
 
     def _answer(self) -> bool | None:
-        """Hand in the first right answer among the candidates, or else the first."""
-        candidates = self.search.answer(self._frontier())
-        verdicts = {n: self._completion.verdict(n) for n in candidates}
-        chosen = next((n for n in candidates if verdicts[n]), candidates[0])
+        """Hand in one of the search's candidates; whether it is right."""
+        candidates = self.search.answer(self._frontier.leaves())
+        chosen, correct = self._completion.choose(candidates)
         self.rows.time_s = self._clock()
-        text = self.source.text(self.nodes[chosen].generated)
-        self.rows.answer(chosen, verdicts[chosen], text)
+        self.rows.answer(chosen, correct, self.source.text(self.nodes[chosen].generated))
         if self.listener is not None:
-            self.listener.answered(verdicts[chosen])
-        return verdicts[chosen]
+            self.listener.answered(correct)
+        return correct

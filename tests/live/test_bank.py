@@ -17,6 +17,7 @@ import pytest
 from arborsim.bank import Bank, Walk, walk
 from arborsim.cli.app import main
 from arborsim.search import Expansion, Leaf, Search, make_search, search_names, search_options
+from arborsim.signals.observations import Signal
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture as Level
@@ -25,6 +26,7 @@ from arborsim.trace.writer import TraceWriter
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
+from arborsim_torch.live.feed import Feed
 from arborsim_torch.models import geometry, load_model
 from arborsim_torch.prefixes import PrefixDecoder
 from arborsim_torch.recorder import EpisodeRecorder
@@ -165,9 +167,22 @@ def test_prefixes_computed_once_give_the_same_recording(temperature: float) -> N
 
 
 def test_prefixes_have_no_token_signals() -> None:
-    model, _, _ = problems("tiny")
+    model, source, _ = problems("tiny")
     with pytest.raises(ValueError, match="only a plain TreeDecoder"):
         PrefixDecoder(model, Capture())
+    of_keys = PrefixDecoder(model, Capture(signals=frozenset({Signal.KEY_NORM})))
+    with pytest.raises(ValueError, match="only a plain TreeDecoder"):
+        of_keys.prefill(source.problem(0).prompt)
+
+
+def test_prefixes_have_no_listener() -> None:
+    model, source, _ = problems("tiny")
+    recorder = EpisodeRecorder(
+        model, source, make_search("best-of-n", n=2), None, Sampler(1.0, (0,)), 0, 20,
+        listener=Feed([], None, frozenset(), ()), share_prefixes=True,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="do not share prefixes"):
+        recorder.run(source.problem(0))
 
 
 def record(*arguments: object) -> int:

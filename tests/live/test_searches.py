@@ -105,10 +105,10 @@ def test_a_finished_leaf_carries_its_answer() -> None:
             return f"answer {len(generated)}"
 
     recorder = run("self-consistency", Answering(thoughts=3), n=2)
-    leaves = recorder._frontier()
+    leaves = recorder._frontier.leaves()
     assert {leaf.answer for leaf in leaves if leaf.finished} == {"answer 21"}
     assert {leaf.answer for leaf in leaves if not leaf.finished} == {None}
-    assert {x.answer for x in run("best-of-n", FakeSource(), n=1)._frontier()} == {None}
+    assert {x.answer for x in run("best-of-n", FakeSource(), n=1)._frontier.leaves()} == {None}
 
 
 def test_answers_of_tasks() -> None:

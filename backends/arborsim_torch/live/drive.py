@@ -56,7 +56,7 @@ def _advance(
 ) -> list[int] | EpisodeResult | BudgetInfeasible:
     """The tokens of the search's next iteration, or how it ended."""
     try:
-        return steps.send(logits)  # type: ignore[arg-type]
+        return next(steps) if logits is None else steps.send(logits)
     except StopIteration as end:
         result: EpisodeResult = end.value
         return result

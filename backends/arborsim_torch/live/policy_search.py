@@ -24,7 +24,7 @@ from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, Capture
-from arborsim_torch.decoder import PREFILL_BLOCK, Pass
+from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor, waits_on
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.gauge import device_peak_bytes
@@ -152,7 +152,7 @@ class _Readable:
     cache: TieredCache
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        held = self.cache.place.values[:, tokens] != Place.LOST
+        held: np.ndarray = self.cache.place.values[:, tokens] != Place.LOST
         layout = self.cache.layout
         if layout.grouping == "head":
             return held.reshape(layout.layers, layout.kv_heads, -1)
@@ -244,7 +244,9 @@ class PolicySearch:
 
     def prepare(self, tokens: list[int]) -> Pass:
         """The next iteration's pass."""
-        return self._recorder.decoder.prepare(tokens)
+        decoder = self._recorder.decoder
+        assert isinstance(decoder, TreeDecoder), "under a policy, thoughts share no prefixes"
+        return decoder.prepare(tokens)
 
     def outcome(self, episode: EpisodeResult) -> LiveOutcome:
         """Everything measured, once the search is over."""
