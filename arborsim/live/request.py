@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from arborsim.backends import SearchRequest
+from arborsim.backends import LayerChoice, SearchRequest
 from arborsim.budget import Budget
 from arborsim.measurements import Measurements
 from arborsim.policies.base import Policy
@@ -49,9 +49,9 @@ class LiveRequest(SearchRequest):
         The simulated machine of a shadow run.
     trace : Path or None
         A shadow run also records this trace.
-    qkv_layers : str or tuple of int
-        Captured layers of a shadow run ("all", or numbers); plans per layer or head are about
-        these.  Otherwise all layers are captured.
+    qkv_layers : tuple of int or "all"
+        Captured layers of a shadow run; plans per layer or head are about these.  Otherwise all
+        layers are captured.
     """
 
     cells: tuple[LiveCell, ...]
@@ -63,7 +63,7 @@ class LiveRequest(SearchRequest):
     shadow: bool = False
     machine: Machine | None = None
     trace: Path | None = None
-    qkv_layers: tuple[int, ...] | str = "all"
+    qkv_layers: LayerChoice = "all"
     command: str = ""
 
 

@@ -58,9 +58,9 @@ def occlude(request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
         sliding_windows(reasoning.length, request.window, request.stride) for reasoning in solved
     ]
     jobs = [
-        (i, w, _occluded(solved[i], *windows[i][w].tolist(), task.pad_id, request.regenerate))
+        (i, w, _occluded(solved[i], start, stop, task.pad_id, request.regenerate))
         for i in range(len(solved))
-        for w in range(len(windows[i]))
+        for w, (start, stop) in enumerate(windows[i].tolist())
     ]
     # One batch holds contexts of one length; in order of length, such jobs are neighbours.
     jobs.sort(key=lambda job: (len(solved[job[0]].problem.prompt), len(job[2]), job[:2]))

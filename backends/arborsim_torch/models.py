@@ -157,7 +157,9 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
     except (OSError, ValueError, KeyError, ImportError) as error:
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {name}: cannot be loaded: {what}") from error
-    return LoadedModel(Path(name).name, model.to(device).eval(), None, tokenizer)
+    # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
+    model = model.to(device).eval()  # type: ignore[arg-type]
+    return LoadedModel(Path(name).name, model, None, tokenizer)
 
 
 def _random_model(name: str, device: str, dtype: str) -> LoadedModel:

@@ -30,7 +30,8 @@ class Choice:
 def entropies(logits: Tensor) -> Tensor:
     """Entropy of each row's distribution, nats; float32."""
     mass = torch.softmax(logits.float(), -1)
-    return torch.special.entr(mass).sum(-1).clamp_(min=0.0)
+    entropy: Tensor = torch.special.entr(mass)
+    return entropy.sum(-1).clamp_(min=0.0)
 
 
 class Sampler:

@@ -22,7 +22,8 @@ def head_variance(kv: Tensor) -> Tensor:
 
 def key_norm(kv: Tensor) -> Tensor:
     """L2 norm of the keys, mean over KV heads; ``[layers, lanes, tokens]``."""
-    return torch.linalg.vector_norm(kv[:, 0].float(), dim=-1).mean(2)
+    norms: Tensor = torch.linalg.vector_norm(kv[:, 0].float(), dim=-1)
+    return norms.mean(2)
 
 
 def value_norm(kv: Tensor) -> Tensor:

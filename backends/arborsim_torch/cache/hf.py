@@ -35,7 +35,7 @@ class Layer(CacheLayerMixin):
     """One layer as transformers sees it."""
 
     def __init__(self, cache: Passes, index: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers annotates no __init__
         self._cache, self._index = cache, index
         self.is_initialized = True
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from arborsim.trace.schema import Geometry
@@ -25,9 +28,7 @@ def kv_rates(timer: Timer, geometry: Geometry, dtype: torch.dtype, quick: bool) 
         )
         group = geometry.heads // geometry.kv_heads
         query = torch.randn_like(keys[:, :, :group])
-        seconds = timer.seconds(
-            lambda q=query, k=keys, v=values: F.scaled_dot_product_attention(q, k, v)
-        )
+        seconds = timer.seconds(partial(F.scaled_dot_product_attention, query, keys, values))
         found[n] = 2 * keys.numel() * keys.element_size() / seconds
     return found
 
@@ -42,9 +43,13 @@ def eager_rates(timer: Timer, geometry: Geometry, quick: bool) -> dict[int, floa
     found = {}
     for n in _lengths(timer, geometry, quick):
         logits = torch.randn(geometry.heads, n, device=timer.device)
-        seconds = timer.seconds(lambda x=logits: torch.softmax(x, -1).mean(0))
+        seconds = timer.seconds(partial(_mean_row, logits))
         found[n] = 2 * logits.numel() * 4 / seconds
     return found
+
+
+def _mean_row(logits: Tensor) -> Tensor:
+    return torch.softmax(logits, -1).mean(0)
 
 
 def _lengths(timer: Timer, geometry: Geometry, quick: bool) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def matrix_flops(timer: Timer, dtype: torch.dtype, quick: bool) -> dict[int, flo
     for n in sizes[:-1] if quick else sizes:
         a, b = (torch.randn(n, n, device=timer.device, dtype=dtype) for _ in range(2))
         out = torch.empty_like(a)
-        found[n] = 2 * n**3 / timer.seconds(lambda a=a, b=b, o=out: torch.mm(a, b, out=o))
+        found[n] = 2 * n**3 / timer.seconds(partial(torch.mm, a, b, out=out))
     return found
 
 
@@ -36,7 +37,7 @@ def read_rates(timer: Timer, quick: bool) -> dict[int, float]:
     found = {}
     for size in sizes_that_fit(sizes[:-1] if quick else sizes, 1, timer.device):
         buffer = torch.ones(size // 4, device=timer.device)
-        found[size] = size / timer.seconds(lambda b=buffer: b.sum())
+        found[size] = size / timer.seconds(buffer.sum)
     return found
 
 
@@ -47,7 +48,7 @@ def copy_rates(timer: Timer, quick: bool) -> dict[int, float]:
     for size in sizes_that_fit(sizes[:-1] if quick else sizes, 2, timer.device):
         buffer = torch.ones(size // 4, device=timer.device)
         out = torch.zeros_like(buffer)
-        found[size] = 2 * size / timer.seconds(lambda b=buffer, o=out: o.copy_(b))
+        found[size] = 2 * size / timer.seconds(partial(out.copy_, buffer))
     return found
 
 
@@ -62,7 +63,7 @@ def weights_rate(timer: Timer, model: Any) -> float:
         width: torch.randn(1, width, device=timer.device, dtype=model.dtype)
         for width in {weight.shape[1] for weight in weights}
     }
-    size = count(model) * model.dtype.itemsize
+    size: int = count(model) * model.dtype.itemsize
 
     def work() -> None:
         for weight in weights:

@@ -57,6 +57,7 @@ class Design:
 def make_design(on_gpu: bool, quick: bool) -> Design:
     """On a GPU, longer prompts: short ones all cost the same."""
     lanes, held = (1, 2, 4, 8, 16), frozenset({2, 8})
+    lengths: tuple[int, ...]
     if quick:
         lengths = (128, 512, 1024, 4096) if on_gpu else (64, 256, 512, 1024)
         return Design(lengths, frozenset({lengths[-2 if not on_gpu else 1]}), lanes, held,

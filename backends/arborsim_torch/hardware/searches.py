@@ -7,8 +7,9 @@ drawing of tokens, the bookkeeping of the tree and the turn from one thought to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -105,7 +106,7 @@ def time_policies(
     return found
 
 
-def _alternating(names: Sequence[str]) -> list[str]:
+def _alternating(names: Iterable[str]) -> list[str]:
     """Policies that read attention, and others, in turns: the time may not be enough for all."""
     kinds: tuple[list[str], list[str]] = [], []
     for name in names:
@@ -125,7 +126,7 @@ def _quiet(timer: Timer, model: Any, name: str) -> tuple[tuple[int, float], ...]
     found = []
     for lanes in _LANES:
         fans = [lanes] * _THOUGHTS
-        setup = _setup(timer, model, source, lambda fans=fans: Fans(fans, lambda: False))
+        setup = _setup(timer, model, source, partial(Fans, fans, lambda: False))
         try:
             whole = _PROMPTS[0] + sum(fans) * THOUGHT
             search, ended = _run(setup, build(name), whole)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -27,10 +29,8 @@ def codec_rates(
     for codec in (Fp8(), Int8()):
         data, scale = codec.encode(vectors)
         size = vectors[..., 0].numel() * codec.bytes_per_token(geometry.head_dim)
-        written[codec.name] = size / timer.seconds(lambda c=codec: c.encode(vectors))
-        read[codec.name] = size / timer.seconds(
-            lambda c=codec, d=data, s=scale: c.decode(d, s, dtype)
-        )
+        written[codec.name] = size / timer.seconds(partial(codec.encode, vectors))
+        read[codec.name] = size / timer.seconds(partial(codec.decode, data, scale, dtype))
     return written, read
 
 
@@ -45,7 +45,7 @@ def gather_rates(
             dtype
         )
         order = torch.randperm(count, device=timer.device)[: count // 2].sort().values
-        seconds = timer.seconds(lambda v=vectors, o=order: v.index_select(0, o))
+        seconds = timer.seconds(partial(vectors.index_select, 0, order))
         found[count] = 2 * len(order) * vectors[0].numel() * vectors.element_size() / seconds
     return found
 
@@ -58,8 +58,8 @@ def choice_s(timer: Timer, quick: bool) -> tuple[dict[int, float], dict[int, flo
         scores = torch.rand(count, device=timer.device)
         values = np.random.default_rng(0).random(count, dtype=np.float32)
         kept = count // _KEPT
-        on_device[count] = timer.seconds(lambda s=scores, k=kept: torch.topk(s, k))
-        on_host[count] = host.seconds(lambda v=values, k=kept: np.argpartition(v, k))
+        on_device[count] = timer.seconds(partial(torch.topk, scores, kept))
+        on_host[count] = host.seconds(partial(np.argpartition, values, kept))
     return on_device, on_host
 
 

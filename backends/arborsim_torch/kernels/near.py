@@ -220,4 +220,4 @@ class NearAttention:
 
 
 def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+    return [torch.cuda.Stream(device) for _ in range(2)]

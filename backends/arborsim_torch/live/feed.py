@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from arborsim.controller import Controller
 from arborsim.events import (
     Answer,
     Boundary,
@@ -24,6 +24,7 @@ from arborsim.events import (
     Transition,
 )
 from arborsim.signals.observations import Observations, Signal
+from arborsim.tree import ThoughtTree
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.heads import LiveHeadRows, Readable
@@ -31,12 +32,23 @@ from arborsim_torch.live.heads import LiveHeadRows, Readable
 _MOST_HELD = 256  # iterations
 
 
+class Driven(Protocol):
+    """What a feed asks of a controller: `arborsim.controller.Controller`, or one in its place."""
+
+    @property
+    def tree(self) -> ThoughtTree: ...
+
+    def handle(self, event: Event) -> None: ...
+
+    def due(self) -> int: ...
+
+
 class Feed:
     """A `Listener` that drives controllers.
 
     Parameters
     ----------
-    controllers : sequence of Controller
+    controllers : sequence of Driven
     capture : Capture or None
         That of the recorder; None if no policy needs a signal.
     needs : set of Signal
@@ -58,7 +70,7 @@ class Feed:
 
     def __init__(
         self,
-        controllers: Sequence[Controller],
+        controllers: Sequence[Driven],
         capture: Capture | None,
         needs: frozenset[Signal],
         layers: tuple[int, ...],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -78,7 +80,9 @@ class LiveGauge:
         m.peak_quantised_bytes = self._peak_quantised
         m.peak_staging_bytes = self._peak_staging
         s = m.series
-        columns = (s.time_s, s.hbm_kv_bytes, s.staging_bytes, s.in_flight_bytes, s.ddr_bytes)
+        columns: list[list[Any]] = [
+            s.time_s, s.hbm_kv_bytes, s.staging_bytes, s.in_flight_bytes, s.ddr_bytes,
+        ]  # fmt: skip
         for i, column in enumerate(columns):
             column[:] = [sample[i] for sample in self._samples]
 

@@ -21,6 +21,7 @@ from arborsim.policies.base import NEVER
 from arborsim.signals.observations import Signal
 from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
+from arborsim.tree import ThoughtTree
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller
@@ -42,7 +43,7 @@ class Onlooker:
         self.infeasible = ""
 
     @property
-    def tree(self) -> object:
+    def tree(self) -> ThoughtTree:
         return self.controller.tree
 
     def handle(self, event: Event) -> None:

@@ -92,6 +92,7 @@ def load(
         dtype=torch.float32 if dtype is None else dtype,
         attn_implementation=attn_implementation,
     )
+    # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
     model.to(device)  # type: ignore[arg-type]
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model, task

@@ -27,6 +27,7 @@ import transformers
 from scipy.stats import beta
 
 from . import load, weights_path
+from .chain import ChainTask
 from .decoder import Generation, generate
 from .tasks import Problem, Task, Verdict
 
@@ -109,7 +110,7 @@ def sampled(
 
 
 def evaluate_chain(
-    model: Any, task: Task, lines: Sequence[int], n: int, seed: int, batch: int
+    model: Any, task: ChainTask, lines: Sequence[int], n: int, seed: int, batch: int
 ) -> list[Row]:
     """Greedy accuracy per program length; then sampling on the first of them."""
     rows = []
@@ -261,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
     model, task = load(options.task, options.device, dtype, folder=options.weights)
-    if options.task == "chain":
+    if isinstance(task, ChainTask):
         n = options.n or 200
         lines = [int(count) for count in options.lines.split(",")]
         rows = evaluate_chain(model, task, lines, n, options.seed, options.batch or 50)

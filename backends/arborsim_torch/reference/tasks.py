@@ -146,10 +146,13 @@ class Task(Protocol):
     eos_id: int
     pad_id: int
     step_tokens: int  #: most tokens of one thought
-    max_tokens: int  #: default cap on generated tokens
     value_readout: ValueReadout | None  #: how the model states its own value, if it does
 
-    def problem(self, split: str, index: int, **options: Any) -> Problem:
+    @property
+    def max_tokens(self) -> int:
+        """Default cap on generated tokens."""
+
+    def problem(self, split: str, index: int) -> Problem:
         """Return problem `index` of `split`: the same for the same arguments."""
 
     def num_problems(self, split: str) -> int | None:

@@ -88,6 +88,7 @@ class Trainer:
         self.model = make_model(
             make_config(task, **(config or {})), seed, LOOK_BACK_HEADS[task.name]
         )
+        # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
         self.model.to(self.device)  # type: ignore[arg-type]
         self.progress = Progress()
         matrices: list[torch.nn.Parameter] = []
@@ -246,7 +247,7 @@ def model_of(path: Path) -> tuple[LlamaForCausalLM, Task, dict[str, Any]]:
     task = get_task(state["task"])
     model = LlamaForCausalLM(make_config(task))
     model.load_state_dict(state["model"])
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return model, task, state
 
 

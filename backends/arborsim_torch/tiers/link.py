@@ -181,7 +181,10 @@ class Link:
             if not torch.cuda.is_available():
                 raise UsageError("device 'cuda': PyTorch sees no GPU here; choose cpu")
             if self.device.index is None:
-                self.device = torch.device("cuda", torch.cuda.current_device())
+                # PyTorch's stubs say that a device always has an index.
+                self.device = torch.device(  # type: ignore[unreachable]
+                    "cuda", torch.cuda.current_device()
+                )
         self.pinned = pinned and self.device.type == "cuda"
         self._down, self._up = _Lane(self._engine("down")), _Lane(self._engine("up"))
         self._closed = False
