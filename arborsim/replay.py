@@ -19,7 +19,9 @@ from arborsim.errors import ArborsimError, UsageError
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
 from arborsim.replay_episode import Cell, Machine, Outcome, Unit, num_groups, play_unit, unsuited
-from arborsim.report.aggregate import ANY
+from arborsim.report.aggregate import ANY, ORACLE, at_budget
+from arborsim.report.fit import does_not_fit
+from arborsim.report.notes import assumed_policy_time
 from arborsim.report.results import EpisodeResult, LeftOut, ReplayResult
 from arborsim.signals.observations import Signal
 from arborsim.signals.refresh import LastAttended
@@ -124,6 +126,10 @@ class Replay:
         self, results: Iterable[EpisodeResult], readers: Iterable[TraceReader]
     ) -> Iterator[str]:
         """What to know about the figures."""
+        yield from assumed_policy_time(
+            (r.policy for r in results if r.measured.time.policy_s and r.policy != ORACLE),
+            self.machine.profile,
+        )
         yield from _approximate(results, self.machine.recall)
         yield from _cautions(self.policies, readers)
 
@@ -155,7 +161,7 @@ class Replay:
         return ReplayResult(
             results,
             tuple(o.picture for o in kept if o.picture),
-            {**self.settings, **_not_fitting(results, self.machine)},
+            self.settings,
             tuple(
                 f"{name} {getattr(self.machine.profile, name)}"
                 for name in self.machine.profile.assumed()
@@ -163,6 +169,12 @@ class Replay:
             (*left_out, *infeasible.values()),
             tuple(o.token_map for o in kept if o.token_map),
             tuple(dict.fromkeys(self._cautions(results, readers))),
+            tuple(
+                does_not_fit(
+                    ((r.trace, at_budget(r.policy, r.budget), r.measured) for r in results),
+                    self.machine.profile.name,
+                )
+            ),
         )
 
     def _units(
@@ -271,19 +283,3 @@ def _remedy(outcome: Outcome) -> tuple[str, str]:
         f"it needs at least --budget {least}, and can need more as the search or the budget grows; "
         "--skip-infeasible leaves it out"
     )
-
-
-def _not_fitting(results: Iterable[EpisodeResult], machine: Machine) -> dict[str, str]:
-    """A line for each policy and budget of a trace whose memory the machine does not have."""
-    found = {}
-    for result in results:
-        measured = result.measured
-        if measured.fits:
-            continue
-        key = f"does not fit: {result.policy} at {result.budget} on {result.trace}"
-        found[key] = (
-            f"episode {result.episode} needs {measured.needed_hbm_bytes / 1e9:.1f} GB of HBM and "
-            f"{measured.peak_ddr_bytes / 1e9:.1f} GB of DDR; {machine.profile.name} has "
-            f"{measured.usable_hbm_bytes / 1e9:.1f} and {measured.usable_ddr_bytes / 1e9:.1f}"
-        )
-    return found

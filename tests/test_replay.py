@@ -14,6 +14,7 @@ import pytest
 from arborsim.budget import Budget
 from arborsim.errors import ArborsimError, MissingSignal
 from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.hardware.policy_seconds import PolicySeconds
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.replay import Machine, Replay
@@ -25,6 +26,10 @@ from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_trace
 
+TIMED = (
+    "Policy time of raas is assumed (50.0 µs a decision), not measured: `arborsim calibrate "
+    "hardware` measures it on your machine."
+)
 SMALL = {"hierarchy": {"interval": "8", "recent": "16"}, "arborkv": {"margin": "4"}}
 #: Every kind of move: none, eviction by run and by decision, to DDR and to 8 bits, rehydration.
 MOVERS = ("full", "random", "h2o", "hierarchy", "arborkv", "staircase")
@@ -313,7 +318,45 @@ def test_results_say_who_keeps_to_the_budget(vectors: Path) -> None:
 def test_raas_on_sparse_attention_is_cautioned(linear: Path, tmp_path: Path) -> None:
     sparse = make_trace(tmp_path / "s.parquet", kind="linear", prompt=40, attention="sparse",
                         episodes=1)  # fmt: skip
-    (note,) = replay(sparse, policies(["h2o", "raas"]), "0.9").notes
+    *_, note = replay(sparse, policies(["h2o", "raas"]), "0.9").notes
     assert note.startswith("raas: ")
-    assert replay(sparse, [build("raas", {"variant": "pages"})], "0.9").notes == ()
-    assert replay(linear, policies(["raas"])).notes == ()
+    assert replay(sparse, [build("raas", {"variant": "pages"})], "0.9").notes == (TIMED,)
+    assert replay(linear, policies(["raas"])).notes == (TIMED,)
+
+
+def test_policy_time_that_nobody_measured_is_said_to_be_assumed(linear: Path) -> None:
+    """Once a machine's profile has the policy's own seconds, or measured ones, nothing is said."""
+    both = policies(["full", "oracle", "h2o", "streaming-llm"])
+    (note,) = replay(linear, both, "0.7").notes
+    assert note == TIMED.replace("raas", "h2o, streaming-llm")
+    profile = load_profile("h100")
+    own = replace(profile, policies={"h2o": PolicySeconds(decision_base_s=1e-3)})
+    (note,) = replay(linear, both, "0.7", Machine(own)).notes
+    assert note == TIMED.replace("raas", "streaming-llm")
+    sources = {**profile.sources, "decision_base_s": "measured"}
+    assert replay(linear, both, "0.7", Machine(replace(profile, sources=sources))).notes == ()
+    free = replace(profile, decision_base_s=0.0, decision_per_token_s=0.0)
+    assert replay(linear, policies(["streaming-llm"]), "0.7", Machine(free)).notes == ()
+
+
+def test_what_does_not_fit_says_how_much_is_missing(linear: Path) -> None:
+    """HBM that only full retention exceeds, DDR for what offloads, and weights alone."""
+    big = load_profile("h100")
+    whole = replay(linear, policies(["full", "h2o"]), "0.6", Machine(big))
+    assert whole.does_not_fit == ()
+    most = max(r.measured.needed_hbm_bytes for r in whole.episodes if r.policy == "full")
+    small = replace(big, name="small", hbm_bytes=most - 2000, reserve_share=0.0)
+    (line,) = replay(linear, policies(["full", "h2o"]), "0.6", Machine(small)).does_not_fit
+    assert line.startswith("Does not fit on linear.parquet: full lacks 2.00 kB of HBM. small has ")
+    assert "h2o" not in line
+    offloading = policies(["hierarchy"])
+    down = replay(linear, offloading, "0.4", Machine(big))
+    ddr = max(r.measured.peak_ddr_bytes for r in down.episodes)
+    short = Machine(replace(big, ddr_bytes=ddr - 1000))
+    (line,) = replay(linear, offloading, "0.4", short).does_not_fit
+    assert "hierarchy at budget 0.4 lacks 1.00 kB of DDR" in line
+    weights = down.episodes[0].measured.weight_bytes
+    tiny = replace(big, name="tiny", hbm_bytes=weights - 1000, reserve_share=0.0)
+    (line,) = replay(linear, policies(["full", "h2o"]), "0.6", Machine(tiny)).does_not_fit
+    assert line.startswith("Nothing fits on linear.parquet: the weights alone are ")
+    assert "which is 1.00 kB too little" in line

@@ -121,13 +121,8 @@ class Row:
     missed: float
     reference: dict[str, float]
 
-    def less(self, figure: str) -> float:
-        """How many times smaller than REBASE's; NaN if that is unknown or was not run."""
-        mine = self.figures[figure]
-        return self.reference.get(figure, math.nan) / mine if mine else math.nan
-
     def times(self, figure: str) -> float:
-        """As a multiple of REBASE's."""
+        """As a multiple of REBASE's; NaN if that is unknown or was not run."""
         other = self.reference.get(figure, math.nan)
         return self.figures[figure] / other if other else math.nan
 

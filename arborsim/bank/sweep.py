@@ -28,8 +28,8 @@ class Paired:
     judged, right, reference_right : int
     gained, lost : int
         Problems that only this search, and only REBASE, got right.
-    kv_less : float
-        How many times smaller than REBASE's the KV size is, over the same problems.
+    kv_times : float
+        The KV size as a multiple of REBASE's, over the same problems.
     """
 
     judged: int
@@ -37,7 +37,7 @@ class Paired:
     reference_right: int
     gained: int
     lost: int
-    kv_less: float = math.nan
+    kv_times: float = math.nan
 
     @property
     def difference(self) -> float:
@@ -61,14 +61,14 @@ def paired(mine: Iterable[SearchResult], reference: Iterable[SearchResult]) -> P
     pairs = [(r, theirs[r.episode]) for r in mine if r.correct is not None and r.episode in theirs]
     if not pairs:
         return None
-    own_kv = sum(a.kv_tokens for a, _ in pairs)
+    their_kv = sum(b.kv_tokens for _, b in pairs)
     return Paired(
         len(pairs),
         sum(a.correct is True for a, _ in pairs),
         sum(b.correct is True for _, b in pairs),
         sum(a.correct is True and b.correct is False for a, b in pairs),
         sum(b.correct is True and a.correct is False for a, b in pairs),
-        sum(b.kv_tokens for _, b in pairs) / own_kv if own_kv else math.nan,
+        sum(a.kv_tokens for a, _ in pairs) / their_kv if their_kv else math.nan,
     )
 
 
@@ -105,7 +105,8 @@ def _chosen(found: dict[float, Paired | None]) -> str:
     against = (
         f"{p.right} right against {p.reference_right} of {p.judged}; {p.gained} gained, {p.lost} "
         f"lost, difference {100 * p.difference:+.1f} points, 95% interval {100 * low:+.1f} to "
-        f"{100 * high:+.1f}; one problem is {100 / p.judged:.1f}; KV size {p.kv_less:.2f}x less"
+        f"{100 * high:+.1f}; one problem is {100 / p.judged:.1f}; KV size {p.kv_times:.2f} times "
+        "REBASE's"
     )
     if fine:
         return f"{OPTION} {value:g} is the largest within 0.2 points of REBASE ({against})"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import Row
 from arborsim.report.terminal import plain
 from arborsim.report.terminal_table import add_figures, add_names, new_table
@@ -34,9 +35,9 @@ def _figure(name: str) -> Callable[[Row], float]:
     return lambda row: row.figures[name]
 
 
-def _less(head: str, figure: str) -> Column:
-    """How many times less than REBASE, as the paper's tables have it."""
-    return Column((head, "vs RB"), "factor", lambda row: row.less(figure))
+def _versus(head: str, figure: str) -> Column:
+    """As a multiple of REBASE's."""
+    return Column((head, "vs", REFERENCE.upper()), "factor", lambda row: row.times(figure))
 
 
 def _interval(row: Row) -> str:
@@ -65,28 +66,28 @@ ANSWERS = (
     Column(("95%", "interval"), "", lambda row: row.low, show=_interval),
     Column(("", "right"), "", lambda row: row.judged, show=_n),
     Column(("KV", "size"), "tokens", _figure("kv_tokens"), "kv"),
-    _less("KV", "kv_tokens"),
+    _versus("KV", "kv_tokens"),
     Column(("with", "prompt"), "tokens", _figure("kv_tokens_with_prompt"), "kv"),
-    _less("same", "kv_tokens_with_prompt"),
+    _versus("same", "kv_tokens_with_prompt"),
     Column(("bank", "misses", "%"), "", lambda row: row.missed, show=_misses),
 )
 MEMORY = (
     Column(("HBM", "peak"), "bytes", _figure("peak_hbm_kv_bytes"), "memory"),
-    _less("peak", "peak_hbm_kv_bytes"),
+    _versus("peak", "peak_hbm_kv_bytes"),
     Column(("held", "peak"), "bytes", _figure("peak_held_kv_bytes"), "memory"),
-    _less("held", "peak_held_kv_bytes"),
+    _versus("held", "peak_held_kv_bytes"),
     Column(("HBM", "byte-s"), "bytes", _figure("hbm_kv_byte_s"), "byte-s"),
-    _less("b-s", "hbm_kv_byte_s"),
+    _versus("b-s", "hbm_kv_byte_s"),
     Column(("held", "byte-s"), "bytes", _figure("held_kv_byte_s"), "byte-s"),
-    _less("b-s", "held_kv_byte_s"),
+    _versus("b-s", "held_kv_byte_s"),
 )
 WORK = (
     Column(("model", "calls"), "calls", _figure("model_calls")),
-    _less("calls", "model_calls"),
+    _versus("calls", "model_calls"),
     Column(("", "tokens"), "tokens", _figure("generated_tokens")),
-    _less("tok.", "generated_tokens"),
+    _versus("tok.", "generated_tokens"),
     Column(("per", "search"), "seconds", _figure("total_s")),
-    _less("speed", "total_s"),
+    _versus("time", "total_s"),
     Column(("", "speed"), "rate", _figure("tokens_per_s")),
     Column(("attn.", "kept"), "percent", _figure("attention_kept")),
 )
@@ -102,7 +103,10 @@ ANSWERED = (
     "Right answers are those recorded, under full retention: what a policy's evictions do to them "
     "is not in here (arborsim live)."
 )
-VERSUS = "vs RB: REBASE's figure at the same width over this one; above 1 is less, or faster."
+VERSUS = (
+    "vs REBASE: a multiple of REBASE's figure at the same width, policy and budget; below 1 is "
+    "less KV, memory, work or time."
+)
 
 
 def print_searches(rows: Sequence[Row], heading: str, console: Console | None = None) -> None:

@@ -13,10 +13,7 @@ from arborsim.report.aggregate import BASELINE, ORACLE
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy
     from arborsim.replay import Replay
-    from arborsim.trace.geometry import Geometry
     from arborsim.trace.reader import TraceReader
-
-RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 def replay(
@@ -96,16 +93,16 @@ def replay(
     the share of attention kept, all against full retention.
     """
     from arborsim.budget import Budget
+    from arborsim.cli.machine import check_recall, geometry_of
     from arborsim.cli.options import build_policies, chosen_names, names, policy_settings
     from arborsim.cli.progress import PatientProgress
     from arborsim.errors import UnknownName
-    from arborsim.hardware.lookup import load_geometry, load_profile
+    from arborsim.hardware.lookup import load_profile
     from arborsim.replay import Machine, Replay
     from arborsim.report.export import to_frame, to_json
     from arborsim.report.table import VIEWS, print_tables
 
-    if recall not in RECALLS:
-        raise UnknownName("recall mode", recall, RECALLS)
+    check_recall(recall)
     if view not in VIEWS:
         raise UnknownName("view", view, VIEWS)
     if explain and json:
@@ -123,12 +120,9 @@ def replay(
     budgets = [Budget.parse(text) for text in names(",".join(budget))]
     if not budgets:
         raise UsageError("--budget names no budget")
-    geometry = load_geometry(model) if model else None
-    if kv_dtype:
-        geometry = _with_kv_dtype(geometry, kv_dtype, traces)
     machine = Machine(
         load_profile(gpu, host or None),
-        geometry,
+        geometry_of(model, kv_dtype, traces),
         recall,
         page_size,
         tree_attention,
@@ -171,23 +165,9 @@ def replay(
         from arborsim.report.explain import print_terms
 
         print_terms(result.episodes)
-    for name, why in result.settings.items():
-        if name.startswith("does not fit"):
-            typer.echo(f"{name}: {why}")
     for path in (out, report):
         if path is not None:
             typer.echo(f"wrote {path}")
-
-
-def _with_kv_dtype(geometry: Geometry | None, kv_dtype: str, traces: list[Path]) -> Geometry:
-    """The model to charge for, with a cache of another type."""
-    from arborsim.hardware.config import with_kv_dtype
-    from arborsim.trace.reader import TraceReader
-
-    recorded = list(dict.fromkeys(TraceReader(path).info.geometry for path in traces))
-    if geometry is None and len(recorded) != 1:
-        raise UsageError("--kv-dtype: the traces were recorded on several models; give --model")
-    return with_kv_dtype(geometry or recorded[0], kv_dtype)
 
 
 def _calibrated(
@@ -235,18 +215,12 @@ def _settings(job: Replay, readers: list[TraceReader]) -> dict[str, str]:
     from importlib.metadata import version
 
     from arborsim import __version__
+    from arborsim.cli.machine import machine_settings
     from arborsim.policies.registry import values_of
 
-    machine = job.machine
-    geometry = machine.geometry or readers[0].info.geometry
     settings = {
-        "GPU": machine.profile.name,
-        "model geometry": geometry.name + ("" if machine.geometry else " (as recorded)"),
-        "KV bytes per token": f"{geometry.kv_bytes_per_token:,}",
-        "recall of DDR tokens": machine.recall,
-        "tokens per page": str(machine.page_tokens),
-        "tree attention": "on" if machine.tree_attention else "off",
-        "attention matrices held": "of all layers" if machine.keep_matrices else "of one layer",
+        **machine_settings(job.machine, [reader.info.geometry for reader in readers]),
+        "attention matrices held": "of all layers" if job.machine.keep_matrices else "of one layer",
         "versions": ", ".join(
             [f"arborsim {__version__}"]
             + [f"{name} {version(name)}" for name in ("numpy", "pyarrow", "simpy")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.errors import UnknownName, UsageError
+from arborsim.errors import UsageError
 from arborsim.search import search_names
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _SEARCH = "Searches"
 _MACHINE = "Policies and machine"
 _OUTPUT = "Output"
-RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 def search(
@@ -83,10 +82,22 @@ def search(
         str,
         typer.Option(help="GPU profile: a name or a TOML file.", rich_help_panel=_MACHINE),
     ] = "h100",
+    host: Annotated[
+        str,
+        typer.Option(help="Host to put the GPU into: a name or file.", rich_help_panel=_MACHINE),
+    ] = "",
     model: Annotated[
         str,
         typer.Option(
-            help="Geometry to charge bytes and seconds for [default: recorded one].",
+            help="Model to charge bytes and seconds for: a name or config.json "
+            "[default: recorded].",
+            rich_help_panel=_MACHINE,
+        ),
+    ] = "",
+    kv_dtype: Annotated[
+        str,
+        typer.Option(
+            help="Type of its cache: fp8, bf16, ... [default: the model's].",
             rich_help_panel=_MACHINE,
         ),
     ] = "",
@@ -158,20 +169,20 @@ def search(
     """
     from arborsim.bank.job import SearchJob
     from arborsim.cli import search_setup as setup
+    from arborsim.cli.machine import check_recall, geometry_of
     from arborsim.cli.options import names
     from arborsim.cli.search_report import check_report, page_of
-    from arborsim.hardware.lookup import load_geometry, load_profile
+    from arborsim.hardware.lookup import load_profile
     from arborsim.replay_episode import Machine
 
-    if recall not in RECALLS:
-        raise UnknownName("recall mode", recall, RECALLS)
+    check_recall(recall)
     setup.check_out(out, bank)
     check_report(report, bank, out)
     page = page_of(report, trees)
     algorithms = names(",".join(algorithm))
     chosen = setup.Chosen.of(algorithms, setup.widths_of(width), ",".join(policy), set_, sweep)
     machine = Machine(
-        load_profile(gpu), load_geometry(model) if model else None, recall, page_size,
+        load_profile(gpu, host or None), geometry_of(model, kv_dtype, [bank]), recall, page_size,
         tree_attention,
     )  # fmt: skip
     if machine.geometry:
@@ -197,11 +208,15 @@ def search(
 
 def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | None) -> int:
     """Run with a bar, print and write; Ctrl-C keeps the problems that are done."""
+    from rich.console import Console
+
     from arborsim.bank.results import rows_of
     from arborsim.bank.sweep import verdicts
     from arborsim.bank.table import print_searches
     from arborsim.cli import search_setup as setup
+    from arborsim.cli.machine import machine_notes
     from arborsim.cli.progress import PatientProgress
+    from arborsim.report.terminal import plain
 
     reader = job.open()
     if page:
@@ -214,8 +229,9 @@ def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | Non
         interrupted = True
     results, left_out = job.ordered(), [*left_out, *job.notes()]
     print_searches(rows_of(results), setup.heading(job, reader, results))
-    for line in (*verdicts(results), *left_out):
-        typer.echo(line)
+    console = Console(highlight=False)
+    for line in (*verdicts(results), *machine_notes(job.machine, results), *left_out):
+        console.print(plain(line), markup=False)
     if out is not None and (results or not interrupted):
         setup.write(results, out)
         typer.echo(f"wrote {out}")

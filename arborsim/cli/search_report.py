@@ -80,12 +80,13 @@ class Page:
         After an interruption nothing more is run: the page then has no trees, and says so.
         """
         from arborsim.bank.sweep import verdicts
+        from arborsim.cli.machine import machine_notes
         from arborsim.cli.search_setup import heading
         from arborsim.report.search_page import SearchReport, write_search_page
 
         profile = job.machine.profile
         shown = None if interrupted else self._film(job, results)
-        missing = (_INTERRUPTED if interrupted else _NO_TREES,)
+        missing = () if shown is not None else (_INTERRUPTED if interrupted else _NO_TREES,)
         report = SearchReport(
             f"{heading(job, reader, results)}.",
             tuple(results),
@@ -94,7 +95,7 @@ class Page:
             tuple(f"{name} {getattr(profile, name)}" for name in profile.assumed()),
             tuple(line.removeprefix("left out: ") for line in left_out),
             tuple(verdicts(results)),
-            missing if shown is None else (),
+            (*machine_notes(job.machine, results), *missing),
         )
         write_search_page(report, self.path)
         return shown is not None
@@ -118,10 +119,10 @@ def settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
     from importlib.metadata import version
 
     from arborsim import __version__
+    from arborsim.cli.machine import machine_settings
     from arborsim.policies.registry import values_of
 
-    machine, info = job.machine, reader.info
-    geometry = machine.geometry or info.geometry
+    info = reader.info
     problems = job.chosen(reader)
     recipe = ", ".join(f"{key} {_shown(value)}" for key, value in info.search_parameters.items())
     found = {
@@ -133,12 +134,7 @@ def settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
         "repeated thoughts": "dead, where the search does not count them"
         if job.dedupe
         else "go on as others do",
-        "GPU": machine.profile.name,
-        "model geometry": geometry.name + ("" if machine.geometry else " (as recorded)"),
-        "KV bytes per token": f"{geometry.kv_bytes_per_token:,}",
-        "recall of DDR tokens": machine.recall,
-        "tokens per page": str(machine.page_tokens),
-        "tree attention": "on" if machine.tree_attention else "off",
+        **machine_settings(job.machine, [info.geometry]),
     }
     for cell in job.cells:
         values = ", ".join(f"{key} {value}" for key, value in values_of(cell.policy).items())

@@ -223,10 +223,10 @@ def write(results: Sequence[SearchResult], out: Path) -> None:
 
 def heading(job: SearchJob, reader: TraceReader, results: Sequence[SearchResult]) -> str:
     """What was run on what, in a line."""
+    from arborsim.cli.machine import machine_line
+
     problems = len({result.episode for result in results})
-    machine = job.machine
-    geometry = machine.geometry or reader.info.geometry
     return (
         f"{job.trace.name}: {problems} problem{'' if problems == 1 else 's'} of "
-        f"{reader.info.task}, simulated on {machine.profile.name} with {geometry.name}"
+        f"{reader.info.task}, simulated on {machine_line(job.machine, [reader.info.geometry])}"
     )

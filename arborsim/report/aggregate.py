@@ -104,6 +104,11 @@ class Row:
         return "all" if self.is_baseline else self.budget
 
 
+def at_budget(policy: str, budget: str) -> str:
+    """``"h2o at budget 0.5"``; of a policy that knows no budget, its name."""
+    return policy if budget == ANY else f"{policy} at budget {budget}"
+
+
 def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str], float]:
     """Attention that the oracle keeps, by trace, episode and budget."""
     return {(r.trace, r.episode, r.budget): r.attention_kept for r in results if r.policy == ORACLE}

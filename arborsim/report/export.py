@@ -69,6 +69,7 @@ def to_json(result: ReplayResult) -> str:
         ],
         "episodes": [_flat(episode, bounds) for episode in result.episodes],
         "notes": list(result.notes),
+        "does_not_fit": list(result.does_not_fit),
         "left_out": [asdict(policy) for policy in result.left_out],
     }  # fmt: skip
     return json.dumps(strict(document), indent=2, sort_keys=True, allow_nan=False)

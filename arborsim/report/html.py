@@ -16,7 +16,7 @@ from arborsim.errors import UsageError
 from arborsim.report.aggregate import Row, aggregate
 from arborsim.report.columns import MEMORY, TIME, Column, scales, shown
 from arborsim.report.markup import asset, bullets, filled, in_script, pairs, sorter
-from arborsim.report.notes import assumed, cautions
+from arborsim.report.notes import MACHINE, assumed, cautions
 from arborsim.report.page_data import page_data
 from arborsim.report.results import LeftOut, ReplayResult
 from arborsim.report.summary import summarise
@@ -81,8 +81,7 @@ def _subtitle(result: ReplayResult, rows: Sequence[Row]) -> str:
         f"{row.generated_tokens:,} generated tokens)"
         for trace, row in firsts.items()
     ]
-    where = [result.settings[key] for key in ("GPU", "model geometry") if key in result.settings]
-    on = f" Simulated on {', '.join(where)}." if where else ""
+    on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
     return html.escape(f"Recorded searches: {'; '.join(parts)}.{on}")
 
 
@@ -100,7 +99,7 @@ def _summary(rows: Sequence[Row]) -> str:
 
 
 def _caveat(result: ReplayResult, rows: Sequence[Row]) -> str:
-    notes = ["Bytes and seconds are simulated."]
+    notes = ["Bytes and seconds are simulated.", *result.does_not_fit]
     if any(not math.isnan(row.attention_kept) for row in rows):
         notes.append("Attention kept is not accuracy: it says how much of what the recorded model "
                      "looked at was still readable.")  # fmt: skip

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from arborsim.report.aggregate import ANY, MARK, Row
 from arborsim.report.results import ReplayResult
+from arborsim.report.units import quantity
+
+if TYPE_CHECKING:
+    from arborsim.hardware.profile import HardwareProfile
+
+#: The setting that tells GPU, host, model and type of its cache in a line.
+MACHINE = "simulated on"
+_MOST_NAMED = 6
 
 
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
@@ -46,6 +55,21 @@ def assumed(result: ReplayResult, where: str) -> list[str]:
     return [
         f"{count} number{'s' if count > 1 else ''} of the hardware profile "
         f"{'are' if count > 1 else 'is'} assumed, not measured ({where})."
+    ]
+
+
+def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> list[str]:
+    """A note on policies that take time on a machine on which nobody measured theirs.
+
+    A slow decision can make a policy look slower than full retention, and is then no finding.
+    """
+    named = [name for name in dict.fromkeys(policies) if name not in profile.policies]
+    if not named or not profile.is_assumed("decision_base_s"):
+        return []
+    whose = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} policies"
+    return [
+        f"Policy time of {whose} is assumed ({quantity('seconds', profile.decision_base_s)} a "
+        "decision), not measured: `arborsim calibrate hardware` measures it on your machine."
     ]
 
 

@@ -162,6 +162,8 @@ class ReplayResult:
     token_maps : tuple of TokenMap
     notes : tuple of str
         Cautions about single policies on these traces.
+    does_not_fit : tuple of str
+        What needs more memory than the machine has, and how much more.
     """
 
     episodes: tuple[EpisodeResult, ...]
@@ -171,3 +173,4 @@ class ReplayResult:
     left_out: tuple[LeftOut, ...] = ()
     token_maps: tuple[TokenMap, ...] = ()
     notes: tuple[str, ...] = ()
+    does_not_fit: tuple[str, ...] = ()

@@ -64,7 +64,7 @@ COLUMNS: tuple[SearchColumn, ...] = (
                  "Unique tokens of all unfinished candidates and their ancestors at each "
                  "selection, summed over selections, without the prompt (ETS, figure 3); mean per "
                  "search, as are all figures that follow."),
-    SearchColumn("kv_vs", "KV / REBASE's", "factor", "kv_vs", times("kv_tokens"),
+    SearchColumn("kv_vs", "KV vs REBASE", "factor", "kv_vs", times("kv_tokens"),
                  "The KV size." + _SAME_WIDTH),
     SearchColumn("kv_prompt", "KV with prompt", "tokens", "kv", figure("kv_tokens_with_prompt"),
                  "The KV size with the prompt, counted once per selection."),
@@ -73,7 +73,7 @@ COLUMNS: tuple[SearchColumn, ...] = (
                  "denied thoughts is a smaller one than its width says."),
     SearchColumn("hbm", "HBM peak", "bytes", "memory", figure("peak_hbm_kv_bytes"),
                  "Largest KV footprint in HBM under the policy."),
-    SearchColumn("hbm_vs", "HBM / REBASE's", "factor", "hbm_vs", times("peak_hbm_kv_bytes"),
+    SearchColumn("hbm_vs", "HBM peak vs REBASE", "factor", "hbm_vs", times("peak_hbm_kv_bytes"),
                  "The HBM peak." + _SAME_WIDTH),
     SearchColumn("ddr", "DDR peak", "bytes", "memory", figure("peak_ddr_bytes"),
                  "Largest KV footprint in host memory."),
@@ -87,7 +87,7 @@ COLUMNS: tuple[SearchColumn, ...] = (
                  "Generated tokens."),
     SearchColumn("time", "Time", "seconds", "time", figure("total_s"),
                  "Simulated seconds per search, alone on the GPU."),
-    SearchColumn("time_vs", "Time / REBASE's", "factor", "time_vs", times("total_s"),
+    SearchColumn("time_vs", "Time vs REBASE", "factor", "time_vs", times("total_s"),
                  "The time." + _SAME_WIDTH),
     SearchColumn("speed", "Speed", "rate", "rate", figure("tokens_per_s"),
                  "Generated tokens per simulated second, over all searches."),

@@ -9,6 +9,7 @@ from statistics import fmean
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import FIGURES, Row, SearchResult
 from arborsim.bank.sweep import MARGIN, Paired, paired
+from arborsim.report.aggregate import at_budget
 from arborsim.report.search_figures import reference
 from arborsim.report.units import quantity, scale_for
 from arborsim.search import make_search
@@ -81,9 +82,9 @@ def _under(
         f" On {len(pairs)} of {leader.searches} problems." if len(pairs) < leader.searches else ""
     )
     return (
-        f"Under {_policy(*cell)}, {leader.label} at width {leader.width} peaks at "
+        f"Under {at_budget(*cell)}, {leader.label} at width {leader.width} peaks at "
         f"{_ratio(peak, before)} times the HBM that it needs under "
-        f"{_policy(leader.policy, leader.budget)} ({quantity('bytes', peak)} against "
+        f"{at_budget(leader.policy, leader.budget)} ({quantity('bytes', peak)} against "
         f"{quantity('bytes', before)}), in {_ratio(mine['total_s'], base['total_s'])} times the "
         f"time{attention}.{some}"
     )
@@ -91,10 +92,6 @@ def _under(
 
 def _means(results: Sequence[SearchResult]) -> dict[str, float]:
     return {name: fmean(map(of, results)) for name, of in FIGURES.items()}
-
-
-def _policy(name: str, budget: str) -> str:
-    return name if budget == "any" else f"{name} at budget {budget}"
 
 
 def _ratio(value: float, base: float) -> str:

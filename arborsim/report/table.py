@@ -9,7 +9,7 @@ from arborsim.report.aggregate import Row, aggregate
 from arborsim.report.columns import MEMORY, TIME, Column, scales, shown
 from arborsim.report.left_out import paragraph
 from arborsim.report.matrix import matrix
-from arborsim.report.notes import notes
+from arborsim.report.notes import MACHINE, notes
 from arborsim.report.results import ReplayResult
 from arborsim.report.terminal import plain
 from arborsim.report.terminal_table import add_figures, add_names, new_table
@@ -47,6 +47,8 @@ def print_tables(result: ReplayResult, console: Console | None = None, view: str
     traces = [[r for r in rows if r.trace == t] for t in dict.fromkeys(row.trace for row in rows)]
     if view == "auto":
         view = "matrix" if max(map(len, traces), default=0) > _MOST_ROWS else "table"
+    if MACHINE in result.settings:
+        console.print(plain(result.settings[MACHINE]), markup=False)
     for of_trace in traces:
         _heading(console, of_trace[0])
         if view == "matrix":
@@ -59,7 +61,7 @@ def print_tables(result: ReplayResult, console: Console | None = None, view: str
             console.print(plain(note), style="dim", markup=False)
     else:
         console.print("Nothing was replayed.")
-    for line in paragraph(result.left_out):
+    for line in (*result.does_not_fit, *paragraph(result.left_out)):
         console.print(plain(line), markup=False)
 
 

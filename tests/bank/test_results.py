@@ -46,21 +46,21 @@ def test_rows_by_hand() -> None:
     assert (ets.right, ets.judged, ets.searches, ets.accuracy) == (1, 1, 2, 1.0)
     assert ets.low == pytest.approx(0.025)  # one of one: alpha / 2
     assert ets.figures["kv_tokens"] == 50
-    assert ets.less("kv_tokens") == 2.0
-    assert rebase.less("kv_tokens") == 1.0
-    assert ets.less("total_s") == 4.0
-    assert ets.less("hbm_kv_byte_s") == 5.0
+    assert ets.times("kv_tokens") == 0.5
+    assert rebase.times("kv_tokens") == 1.0
+    assert ets.times("total_s") == 0.25
+    assert ets.times("hbm_kv_byte_s") == 0.2
     assert ets.figures["tokens_per_s"] == 200.0
     assert ets.missed == 2 / 18  # one miss beside eight thoughts, twice
     assert alone.reference == {}
-    assert math.isnan(alone.less("kv_tokens"))
+    assert math.isnan(alone.times("kv_tokens"))
 
 
 def test_pairs_and_their_interval() -> None:
     mine = [result("ets", i, c) for i, c in enumerate([True, True, False, None, True])]
     theirs = [result("rebase", i, c) for i, c in enumerate([True, False, True, True, False])]
     found = paired(mine, theirs)
-    assert found == Paired(judged=4, right=3, reference_right=2, gained=2, lost=1, kv_less=1.0)
+    assert found == Paired(judged=4, right=3, reference_right=2, gained=2, lost=1, kv_times=1.0)
     assert found is not None
     assert found.difference == 0.25
     low, high = found.interval()
@@ -91,7 +91,7 @@ def test_the_paper_takes_the_largest_that_costs_nothing() -> None:
     (line,) = verdicts(sweep_results({"1": 52, "1.5": 50, "1.75": 49, "2": 48}, 50, 100))
     assert line.startswith("ets at width 16: lambda_b 1.5 is the largest within 0.2 points")
     assert "50 right against 50 of 100" in line
-    assert "KV size 2.00x less" in line
+    assert "KV size 0.50 times REBASE's" in line
     (line,) = verdicts(sweep_results({"1": 500, "1.25": 499, "1.5": 498, "2": 497}, 500, 1000))
     assert "lambda_b 1.5 is the largest" in line  # 0.2 points of 1000 are two problems
     (line,) = verdicts(sweep_results({"1": 9, "2": 8, "3": 20}, 10, 20))  # 3 is out of range

@@ -36,6 +36,21 @@ def test_tables_fit_the_terminal(
     assert "…" not in text, "a cell was cut"
 
 
+def test_gpu_host_model_and_type_of_cache_lead_the_output(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "r.html"
+    command = ["replay", str(trace), "--episodes", "1", "--no-oracle"]
+    given = ["--gpu", "h200", "--host", "ddr5-2tb", "--model", "qwen3-8b", "--kv-dtype", "fp8"]
+    for options, line in (
+        ([], "GPU h100, default host; recorded model "),
+        (given, "GPU h200, ddr5-2tb host; model qwen3-8b, 8-bit KV (73,728 B/token)"),
+    ):
+        assert main([*command, *options, "--report", str(page)]) == 0
+        assert capsys.readouterr().out.startswith(line)
+        assert f"Simulated on {line}" in page.read_text()
+
+
 def test_the_matrix_on_request_and_what_cannot_be_replayed(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

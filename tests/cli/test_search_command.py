@@ -48,7 +48,9 @@ def test_tables_fit_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
     text = "\n".join(lines)
-    assert "bank.parquet: 4 problems of random, simulated on h200 with llama-3.1-8b" in text
+    heading = " ".join(lines).split("   ")[0]
+    assert "bank.parquet: 4 problems of random, simulated on GPU h200, default host; " in heading
+    assert "model llama-3.1-8b, 16-bit KV (131,072 B/token)" in " ".join(text.split())
     for name in ("rebase", "ets-kv", "self-consistency", "dpts", "mcts", "linear"):
         assert f" {name} " in text
     assert "…" not in text, "a cell was cut"
@@ -78,6 +80,41 @@ def test_results_are_the_same_to_the_byte_for_any_number_of_jobs(
     assert csv["total_s"].tolist() == frame["total_s"].tolist()
 
 
+def test_a_host_and_another_type_of_cache(
+    bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a replay: both are charged, named in the heading, and listed in the page."""
+    monkeypatch.setenv("COLUMNS", "80")
+    page, sizes = tmp_path / "r.html", []
+    command = ["search", str(bank), "--algorithm", "rebase", "--width", "8", "--episodes", "1"]
+    command += ["--model", "llama-3.1-8b", "--policy", "streaming-llm", "--budget", "0.5"]
+    for options in ([], ["--kv-dtype", "fp8", "--host", "ddr4-256gb", "--report", str(page)]):
+        out = tmp_path / "r.csv"
+        assert main([*command, *options, "--out", str(out)]) == 0
+        sizes.append(pd.read_csv(out)["kv_bytes_per_token"].tolist())
+    assert sizes == [[131_072], [65_536]]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "GPU h100, ddr4-256gb host; model llama-3.1-8b, 8-bit KV (65,536 B/token)" in shown
+    assert "Policy time of streaming-llm is assumed (50.0 µs a decision)" in shown
+    text = page.read_text()
+    for fact in ("h100+ddr4-256gb", "llama-3.1-8b, fp8 KV", "8-bit", "65,536", "Policy time of"):
+        assert fact in text
+    assert "unknown type of a KV cache 'fp3'" in fail(capsys, bank, "--kv-dtype", "fp3")
+    assert "unknown host 'ddr9'" in fail(capsys, bank, "--host", "ddr9")
+
+
+def test_what_does_not_fit_is_said(
+    bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "small.toml"
+    profile.write_text('base = "h100"\nname = "small"\nhbm_bytes = 17_850_000_000\n')
+    command = ["search", str(bank), "--algorithm", "rebase", "--width", "8", "--gpu", str(profile)]
+    assert main([*command, "--model", "llama-3.1-8b"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Does not fit on bank.parquet: rebase at width 8 lacks " in shown
+    assert " of HBM. small has 16.1 GB of HBM" in shown
+
+
 def test_policies_and_budgets(
     bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,10 +135,16 @@ def test_policies_and_budgets(
     assert evicted["streaming-llm", "0.8"] < evicted["streaming-llm", "0.5"]
 
 
-def test_a_sweep_names_a_value(bank: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_names_a_value(
+    bank: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     command = ["search", str(bank), "--algorithm", "ets,ets-kv", "--width", "8"]
     assert main([*command, "--sweep", "lambda_b=1,2"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= 80
+    shown = " ".join(printed.split())
+    assert "vs REBASE: a multiple of REBASE's figure" in shown
     assert "ets lambda_b=1 8 " in shown
     assert " rebase 8 " in shown  # what it is compared with
     for name in ("ets", "ets-kv"):
