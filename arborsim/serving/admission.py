@@ -114,7 +114,7 @@ class Admission:
             if fits:
                 self._place(search)
             else:
-                state.host.level.add(-search.ddr_bytes)
+                state.host.add(-search.ddr_bytes)
                 self.refuse(search, "what it holds has outgrown the memory")
 
     def _fits(self, search: Search) -> bool:
@@ -122,8 +122,9 @@ class Admission:
         state = self._state
         key = state.prefix_of(search)
         need = self._first_need(search)
-        if key and key not in state.prefixes:
-            need += search.priced.prefix_bytes
+        if key:
+            priced = search.priced
+            need += state.prefixes.missing_bytes(key, priced.prefix_tokens, priced.prefix_bytes)
         if state.resident:
             need += max(0, state.batch.sums.hbm + state.batch.sums.hbm_g - state.decoding_bytes)
             need += self._first_growth(search) + int(state.options.watermark * state.kv_bytes)
@@ -136,8 +137,8 @@ class Admission:
         if free < need and free + state.prefixes.unused_bytes(key) < need:
             state.tally.first("hbm")
             return False
-        while state.free_bytes < need:
-            state.evict_prefix(key)
+        if free < need:
+            state.evict_prefixes(need - free, key)
         return True
 
     def _first_need(self, search: Search) -> int:
@@ -165,6 +166,7 @@ class Admission:
             search.base_bytes = self._first_need(search)
         state.hold(search.hbm_bytes)
         if key := state.prefix_of(search):
-            state.hold(state.prefixes.acquire(key, search.priced.prefix_bytes))
-            search.holds_prefix = True
+            priced = search.priced
+            state.hold(state.prefixes.acquire(key, priced.prefix_tokens, priced.prefix_bytes))
+            search.holds_prefix, search.prefix_found = True, -1
         state.ready.append(search)

@@ -96,7 +96,7 @@ class ServingEngine:
 
     def _alone(self, priced: PricedDemand) -> Alone:
         """Play one search on the machine as if memory had no end."""
-        options = replace(self.options, nvme_bytes=_UNLIMITED)
+        options = replace(self.options, nvme_bytes=_UNLIMITED, prefix_host_bytes=0)
         server = play_closed_form(
             [priced], [0], self.pricing, options, _UNLIMITED, Timed(((0.0, 0),))
         )

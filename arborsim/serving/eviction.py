@@ -7,6 +7,7 @@ from functools import partial
 from arborsim.serving.admission import Admission
 from arborsim.serving.commands import Commands, Idle, Spend, Tries
 from arborsim.serving.demand import Op
+from arborsim.serving.reuse import Reuse
 from arborsim.serving.search import Restore, Search
 from arborsim.serving.state import State
 
@@ -18,18 +19,20 @@ class Eviction:
     ----------
     state : State
     admission : Admission
+    reuse : Reuse
     """
 
-    def __init__(self, state: State, admission: Admission) -> None:
+    def __init__(self, state: State, admission: Admission, reuse: Reuse) -> None:
         self._state = state
         self._admission = admission
+        self._reuse = reuse
 
     def take(self, search: Search, delta: int) -> Tries:
         """Change the HBM that a search holds, or make it lose its place; whether it could."""
         state = self._state
         while delta > 0 and state.free_bytes < delta:
             state.tally.first("hbm")
-            if state.evict_prefix():
+            if state.evict_prefixes(delta - state.free_bytes):
                 continue
             victim = state.last_admitted
             if victim is not search:
@@ -48,7 +51,7 @@ class Eviction:
         """The next iteration does not fit: somebody must go."""
         state = self._state
         state.tally.first("hbm")
-        if state.evict_prefix():
+        if state.evict_prefixes(self._next_need() - state.pages_left):
             return
         victim = state.last_admitted
         if len(state.resident) > 1:
@@ -56,6 +59,15 @@ class Eviction:
         else:
             state.leave(victim)
             self._alone(victim)
+
+    def _next_need(self) -> int:
+        """What the batch holds after the next iterations, up to a block of tokens for each search.
+
+        Engines take memory for a block of tokens at a time, not for every token by itself.
+        """
+        batch = self._state.batch
+        ahead = min(self._state.options.prefix_block_tokens, batch.next_end()) - 1
+        return batch.sums.hbm + ahead * max(0, batch.sums.hbm_g)
 
     def _alone(self, search: Search) -> None:
         """Nobody else can go: wait for its own transfers to free HBM, or give it up."""
@@ -67,7 +79,7 @@ class Eviction:
     def _give_up(self, search: Search, reason: str) -> None:
         state = self._state
         state.release(search)
-        state.host.level.add(-search.ddr_bytes)
+        state.host.add(-search.ddr_bytes)
         self._admission.refuse(search, reason)
 
     def preempt(self, search: Search, drop: bool = False) -> Commands:
@@ -82,7 +94,7 @@ class Eviction:
         if not search.prefilled or restore.swapped_bytes or restore.tokens:
             pass  # nothing of it is in HBM yet
         elif swaps and not drop and private <= state.host.free_bytes:
-            state.host.level.add(private)
+            state.host.add(private)
             search.restore, restore.swapped_bytes = restore, private
             yield from self._swap_out(private)
         else:
@@ -106,21 +118,23 @@ class Eviction:
         state = self._state
         restore = search.restore
         assert restore is not None
+        if not self._reuse.arrived(search):
+            return False
         tokens, present = restore.tokens, search.tokens_of(search.ddr_bytes)
-        if state.has_prefix(search):
-            present += search.priced.prefix_tokens
-        elif search.holds_prefix:
-            tokens += search.priced.prefix_tokens
+        if search.holds_prefix:
+            found = self._reuse.present(search)
+            present += found
+            tokens += search.priced.prefix_tokens - found
         if tokens:
             seconds = state.pricing.prefill_s(tokens, present)
             yield Spend(seconds, Op.RECOMPUTE, search.key)
             state.tally.spent(Op.RECOMPUTE, seconds)
             restore.tokens = 0
-            state.prefix_computed(search)
+            self._reuse.computed(search)
         if restore.ddr_bytes:
             if not (yield from self.make_host_room(search, restore.ddr_bytes)):
                 return False
-            state.host.level.add(restore.ddr_bytes)
+            state.host.add(restore.ddr_bytes)
             search.ddr_bytes, restore.ddr_bytes = restore.ddr_bytes, 0
             seconds = state.transfer_s(search.ddr_bytes, up=False)
             state.world.down.send(search.ddr_bytes, seconds, _nothing)
@@ -139,7 +153,7 @@ class Eviction:
         state = self._state
         if search.epoch != epoch or search.restore is None or not search.restore.swapped_bytes:
             return
-        state.host.level.add(-search.restore.swapped_bytes)
+        state.host.add(-search.restore.swapped_bytes)
         search.restore = None
         state.wake(search)
 

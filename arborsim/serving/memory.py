@@ -1,10 +1,8 @@
-"""Memory of the engine: levels over time, shared prefixes in HBM, and the host's DDR and NVMe."""
+"""Memory of the engine: levels over time, and the host's DDR and NVMe."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
-
+from arborsim.serving.prefixes import Prefix, Shelf
 from arborsim.serving.world import World
 
 
@@ -45,87 +43,96 @@ class Level:
         return self._byte_s + self.value * (self._world.now - self._since)
 
 
-@dataclass
-class Prefix:
-    """The keys and values of a prefix that searches share.
-
-    Attributes
-    ----------
-    bytes : int
-    references : int
-        Searches with a place that use it.
-    computed : bool
-        Whether one of them has computed it.
-    """
-
-    bytes: int
-    references: int = 0
-    computed: bool = False
-
-
-class Prefixes:
-    """Shared prefixes in HBM by key; unused ones stay until their place is needed (LRU)."""
-
-    def __init__(self) -> None:
-        self._held: OrderedDict[str, Prefix] = OrderedDict()
-
-    def __getitem__(self, key: str) -> Prefix:
-        return self._held[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._held
-
-    @property
-    def bytes(self) -> int:
-        return sum(prefix.bytes for prefix in self._held.values())
-
-    def unused_bytes(self, spared: str = "") -> int:
-        """Bytes that could be given up, `spared` aside."""
-        return sum(p.bytes for k, p in self._held.items() if not p.references and k != spared)
-
-    def acquire(self, key: str, size_bytes: int) -> int:
-        """A search uses the prefix from now on; returns the bytes that enter HBM."""
-        new = 0 if key in self._held else size_bytes
-        prefix = self._held.setdefault(key, Prefix(size_bytes))
-        prefix.references += 1
-        self._held.move_to_end(key)
-        return new
-
-    def release(self, key: str) -> int:
-        """A search no longer uses it; returns the bytes freed at once (it was never computed)."""
-        prefix = self._held[key]
-        prefix.references -= 1
-        self._held.move_to_end(key)
-        if prefix.references or prefix.computed:
-            return 0
-        return self._held.pop(key).bytes
-
-    def evict(self, spared: str = "") -> int:
-        """Give up the one unused for longest, `spared` aside; returns its bytes, 0 if none is."""
-        for key, prefix in self._held.items():
-            if not prefix.references and key != spared:
-                return self._held.pop(key).bytes
-        return 0
-
-
 class Host:
     """DDR, and NVMe below it for what DDR cannot hold.
 
     What lies on NVMe is taken to be spread evenly over all that the host holds: that share of every
-    transfer passes the NVMe, too.
+    transfer passes the NVMe, too.  Copies of shared prefixes lie in DDR only, and give way whenever
+    a search wants their place.
+
+    Parameters
+    ----------
+    world : World
+    ddr_bytes, nvme_bytes : int
+    copies_bytes : int
+        DDR for copies of prefixes, at most.
+    block_tokens : int
+        Tokens by which they give way.
+
+    Attributes
+    ----------
+    level : Level
+        All that the host holds.
+    copies : Shelf
+        The part of it that copies of prefixes take.
     """
 
-    def __init__(self, world: World, ddr_bytes: int, nvme_bytes: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        ddr_bytes: int,
+        nvme_bytes: int,
+        copies_bytes: int = 0,
+        block_tokens: int = 1,
+    ) -> None:
         self.level = Level(world)
         self.ddr_bytes = ddr_bytes
         self.nvme_bytes = nvme_bytes
+        self.copies = Shelf(block_tokens)
+        self._copies_bytes = copies_bytes
+        self._block = block_tokens
 
     @property
     def free_bytes(self) -> int:
-        return self.ddr_bytes + self.nvme_bytes - self.level.value
+        """What searches may take; copies of prefixes count as free."""
+        return self.ddr_bytes + self.nvme_bytes - self.level.value + self.copies.bytes
 
     @property
     def below_share(self) -> float:
         """Share of the bytes held that lies on NVMe."""
         below = self.level.value - self.ddr_bytes
         return below / self.level.value if below > 0 else 0.0
+
+    def add(self, delta: int) -> None:
+        """What searches hold changes; copies of prefixes make room for it in DDR."""
+        over = self.level.value + delta - self.ddr_bytes
+        if delta > 0 and over > 0 and self.copies.bytes:
+            self.level.add(-self.copies.evict(over))
+        self.level.add(delta)
+
+    def copied_tokens(self, key: str) -> int:
+        """How much of a prefix can be read from DDR."""
+        return self.copies[key].filled if key in self.copies else 0
+
+    def begin_copy(self, key: str, prefix: Prefix) -> int:
+        """Take DDR for what of a prefix in HBM has no copy yet; returns the bytes to be copied.
+
+        Older copies give way to it; of one that does not fit even so, as many blocks as do.
+        """
+        if not self._copies_bytes:
+            return 0
+        self.copies.touch(key)
+        tokens, size = prefix.filled, prefix.bytes_of(prefix.filled)
+        lacking = self.copies.missing_bytes(key, tokens, size)
+        if not lacking:
+            return 0
+        if lacking > self._room():
+            self.level.add(-self.copies.evict(lacking - self._room(), key))
+        if lacking > self._room():
+            held = size - lacking
+            tokens = prefix.within(held + self._room()) // self._block * self._block
+            size = prefix.bytes_of(tokens)
+            if size <= held or self.copies.missing_bytes(key, tokens, size) > self._room():
+                return 0
+        entered = self.copies.grow(key, tokens, size)
+        self.level.add(entered)
+        return entered
+
+    def interrupt_copy(self, key: str, tokens: int) -> None:
+        """HBM keeps only the first `tokens` of a prefix: what else was being copied is lost."""
+        if key in self.copies and self.copies[key].writes:
+            kept = max(tokens, self.copies[key].filled)
+            self.level.add(-self.copies.shrink(key, kept))
+
+    def _room(self) -> int:
+        return min(self._copies_bytes - self.copies.bytes, self.ddr_bytes - self.level.value)

@@ -26,6 +26,13 @@ class ServingOptions:
         What happens to the keys and values in HBM of a search that loses its place.
     prefix_sharing : bool
         Hold the prefix that searches have in common once.
+    prefix_block_tokens : int
+        Tokens by which a prefix that nobody uses is given up, from its end.
+    prefix_host_bytes : int
+        DDR for copies of shared prefixes, at most; 0 for none.  Every prefix is copied there over
+        PCIe once it is computed; what HBM no longer holds of it is copied back.
+    prefix_load_tokens : int
+        Fewer tokens than that are not copied back, but computed again.
     watermark : float
         Share of the KV pool that stays free when a search is admitted beside others.
     tensor_parallel : int
@@ -45,6 +52,9 @@ class ServingOptions:
     prefill_chunk: int = 0
     preemption: str = "swap"
     prefix_sharing: bool = True
+    prefix_block_tokens: int = 16
+    prefix_host_bytes: int = 0
+    prefix_load_tokens: int = 10
     watermark: float = 0.01
     tensor_parallel: int = 1
     all_reduce_bytes_per_s: float = 450e9
@@ -59,6 +69,9 @@ class ServingOptions:
         rules = {
             "max_searches": (self.max_searches >= 1, "must be 1 or more"),
             "prefill_chunk": (self.prefill_chunk >= 0, "must not be negative"),
+            "prefix_block_tokens": (self.prefix_block_tokens >= 1, "must be 1 or more"),
+            "prefix_host_bytes": (self.prefix_host_bytes >= 0, "must not be negative"),
+            "prefix_load_tokens": (self.prefix_load_tokens >= 1, "must be 1 or more"),
             "watermark": (0 <= self.watermark < 1, "must lie in [0, 1)"),
             "tensor_parallel": (self.tensor_parallel >= 1, "must be 1 or more"),
             "all_reduce_bytes_per_s": (self.all_reduce_bytes_per_s > 0, "must be positive"),

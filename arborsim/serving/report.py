@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from arborsim.serving.options import KvPool
 from arborsim.serving.search import Search, SearchOutcome
 from arborsim.serving.server import Server
-from arborsim.serving.tally import BusySeconds, ServingSeries
+from arborsim.serving.tally import BusySeconds, PrefixTokens, ServingSeries
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class ServingReport:
     used : Utilisation
     first_s : dict of str to float
         When "hbm", "host" or the allowed number of "searches" first kept somebody waiting.
+    prefixes : PrefixTokens
+        Where shared prefixes were found.
     series : ServingSeries
     """
 
@@ -73,6 +75,7 @@ class ServingReport:
     busy: BusySeconds
     used: Utilisation
     first_s: dict[str, float]
+    prefixes: PrefixTokens
     series: ServingSeries
 
     @property
@@ -124,6 +127,7 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         tally.busy,
         used,
         tally.first_s,
+        tally.prefixes,
         tally.series(),
     )
 

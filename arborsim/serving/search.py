@@ -53,6 +53,9 @@ class Search:
         The epoch in which its copy on the host was last sent for.
     prompt_left : int
         Tokens of its prompt still to be computed, where that is done in parts.
+    prefix_found : int
+        Tokens of its shared prefix that were in HBM when it first looked for them in its place;
+        -1 before, and -2 once what became of the prefix has been counted.
     parked : bool
         Waits for a transfer.
     legs_begun, legs_ended : list of int
@@ -80,6 +83,7 @@ class Search:
     parked: bool = False
     ended: bool = False
     holds_prefix: bool = False
+    prefix_found: int = -1
     restore: Restore | None = None
     legs_begun: list[int] = field(default_factory=list)
     legs_ended: list[int] = field(default_factory=list)

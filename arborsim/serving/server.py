@@ -8,7 +8,7 @@
   when the HBM that it needs now, the growth of all in the next iteration, and the watermark are
   free; alone, it needs no watermark.
 - When the next iteration (or a phase of a search) does not fit HBM, shared prefixes that nobody
-  uses go first, the longest unused before the others; then the search admitted last loses its
+  uses lose their last tokens first (`prefixes`); then the search admitted last loses its
   place, even if it is the one that asks.  Its keys and values in HBM are swapped to the host (all
   others wait for that) or dropped; back in its place it waits for them, or computes them again.
 - A transfer that ends takes or frees HBM when it ends, also within an iteration.  Tokens are
@@ -17,7 +17,9 @@
 - When the host is full, the copy of the search that lost its place last is dropped; then the
   search admitted last that holds any of the host loses its place and its part of the host.  Both
   compute it all again.  A search that does not fit the machine by itself is refused on arrival.
-- Searches with the same prefix hold it once in HBM; each still reads it for itself.
+- Searches with the same prefix hold it once in HBM; each still reads it for itself.  What is left
+  of it from earlier ones is not computed again, and what a copy in DDR has of it is copied back
+  (`reuse`).  Such copies take DDR that no search wants.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from arborsim.serving.eviction import Eviction
 from arborsim.serving.options import Arrivals, ServingOptions
 from arborsim.serving.priced import Extra, PricedDemand
 from arborsim.serving.pricing import Pricing
+from arborsim.serving.reuse import Reuse
 from arborsim.serving.search import Search
 from arborsim.serving.state import State
 from arborsim.serving.world import World
@@ -72,7 +75,8 @@ class Server:
     ) -> None:
         self.state = State(pricing, options, kv_bytes, world, batch)
         self._admission = Admission(self.state, demands, peaks)
-        self._eviction = Eviction(self.state, self._admission)
+        self._reuse = Reuse(self.state)
+        self._eviction = Eviction(self.state, self._admission, self._reuse)
 
     def expect(self, arrivals: Arrivals) -> None:
         """Let searches arrive.  Call once, first."""
@@ -130,6 +134,8 @@ class Server:
                 state.join(search)
                 return
             if kind == Op.PREFILL and not search.prefilled:
+                if not self._reuse.arrived(search):
+                    return
                 yield from self._prefill(search, one)
                 if not search.prefilled:
                     return
@@ -168,9 +174,7 @@ class Server:
     def _prefill(self, search: Search, tokens: int) -> Commands:
         """Compute the prompt, or let it join the queue of those computed in parts."""
         state = self.state
-        present = 0
-        if state.has_prefix(search):
-            present = min(search.priced.prefix_tokens, tokens - 1)
+        present = self._reuse.present(search, tokens - 1)
         if state.options.prefill_chunk:
             search.prompt_left = tokens - present
             state.prefilling.append(search)
@@ -191,7 +195,7 @@ class Server:
 
     def _prompt_done(self, search: Search) -> None:
         search.prefilled = True
-        self.state.prefix_computed(search)
+        self._reuse.computed(search)
 
     def _level(self, search: Search, hbm_bytes: int, ddr_bytes: int) -> Tries:
         """Its pages take `hbm_bytes` from now on, and its part of DDR `ddr_bytes`."""
@@ -200,7 +204,7 @@ class Server:
         if not (yield from self._eviction.take(search, hbm_bytes - search.base_bytes)):
             return False
         search.base_bytes = hbm_bytes
-        self.state.host.level.add(ddr_bytes - search.ddr_bytes)
+        self.state.host.add(ddr_bytes - search.ddr_bytes)
         search.ddr_bytes = ddr_bytes
         return True
 
@@ -208,7 +212,7 @@ class Server:
         state = self.state
         search.finish_s = state.world.now
         state.release(search)
-        state.host.level.add(-search.ddr_bytes)
+        state.host.add(-search.ddr_bytes)
         search.ended = True
         self._admission.follow()
 

@@ -6,8 +6,9 @@ import bisect
 from collections import deque
 
 from arborsim.serving.batch import Batch, Span
-from arborsim.serving.memory import Host, Level, Prefixes
+from arborsim.serving.memory import Host, Level
 from arborsim.serving.options import ServingOptions
+from arborsim.serving.prefixes import Prefixes
 from arborsim.serving.priced import Piece
 from arborsim.serving.pricing import Pricing
 from arborsim.serving.search import Restore, Search
@@ -57,8 +58,12 @@ class State:
         self.prefilling: deque[Search] = deque()
         self.resident: dict[int, Search] = {}
         self.hbm = Level(world)
-        self.host = Host(world, pricing.cost.profile.ddr_bytes, options.nvme_bytes)
-        self.prefixes = Prefixes()
+        block = options.prefix_block_tokens
+        self.host = Host(
+            world, pricing.cost.profile.ddr_bytes, options.nvme_bytes,
+            options.prefix_host_bytes, block,
+        )  # fmt: skip
+        self.prefixes = Prefixes(block, self.host)
         self.tally = Tally(world, options.series_points)
         self.decoding_bytes = 0
         self.stream_floor_s = 0.0
@@ -104,9 +109,9 @@ class State:
         self.hbm.add(delta)
         self.tally.hbm(self.used_bytes)
 
-    def evict_prefix(self, spared: str = "") -> bool:
-        """Give up the shared prefix that nobody has used for longest, if there is one."""
-        freed = self.prefixes.evict(spared)
+    def evict_prefixes(self, need: int, spared: str = "") -> bool:
+        """Give up so many bytes of shared prefixes that nobody uses, or what there is of them."""
+        freed = self.prefixes.evict(need, spared)
         self.hold(-freed)
         return freed > 0
 
@@ -114,15 +119,6 @@ class State:
         """Key of its shared prefix; "" for none."""
         shared = self.options.prefix_sharing and search.priced.prefix_tokens
         return search.priced.source.info.prefix if shared else ""
-
-    def has_prefix(self, search: Search) -> bool:
-        """Whether its shared prefix is there to be read."""
-        return search.holds_prefix and self.prefixes[self.prefix_of(search)].computed
-
-    def prefix_computed(self, search: Search) -> None:
-        """It has computed its shared prefix, if it has one."""
-        if search.holds_prefix:
-            self.prefixes[self.prefix_of(search)].computed = True
 
     def join(self, search: Search) -> None:
         """Take part in the iterations from now on."""
@@ -188,7 +184,7 @@ class State:
                 continue
             restore = restore or Restore()
             if swapped:
-                self.host.level.add(-swapped)
+                self.host.add(-swapped)
                 restore.swapped_bytes = 0
                 restore.tokens += search.tokens_of(swapped)
             self.drop_host(search, restore)
@@ -201,7 +197,7 @@ class State:
         if search.ddr_bytes:
             restore.tokens += search.tokens_of(search.ddr_bytes)
             restore.ddr_bytes = search.ddr_bytes
-            self.host.level.add(-search.ddr_bytes)
+            self.host.add(-search.ddr_bytes)
             search.ddr_bytes = 0
 
     def transfer_s(self, size_bytes: int, up: bool) -> float:

@@ -42,6 +42,23 @@ class BusySeconds:
 
 
 @dataclass
+class PrefixTokens:
+    """Where searches that got a place found the tokens of their shared prefixes.
+
+    Attributes
+    ----------
+    hbm, ddr : int
+        Still there; copied back.
+    computed : int
+        Nowhere, so computed, by the first search or again.
+    """
+
+    hbm: int = 0
+    ddr: int = 0
+    computed: int = 0
+
+
+@dataclass
 class ServingSeries:
     """The run's course, sampled between events; all lists have the same length."""
 
@@ -57,6 +74,7 @@ class Tally:
     Attributes
     ----------
     busy : BusySeconds
+    prefixes : PrefixTokens
     flops_s, memory_s : float
         What computing and reading memory would take by themselves, in decode iterations.
     decoding_byte_s : float
@@ -69,6 +87,7 @@ class Tally:
 
     def __init__(self, world: World, points: int) -> None:
         self.busy = BusySeconds()
+        self.prefixes = PrefixTokens()
         self.flops_s = 0.0
         self.memory_s = 0.0
         self.decoding_byte_s = 0.0
@@ -105,6 +124,12 @@ class Tally:
     def hbm(self, used_bytes: int) -> None:
         if used_bytes > self.peak_hbm_bytes:
             self.peak_hbm_bytes = used_bytes
+
+    def prefix(self, found: int, loaded: int, computed: int) -> None:
+        """What became of the shared prefix of a search, in tokens."""
+        self.prefixes.hbm += found
+        self.prefixes.ddr += loaded
+        self.prefixes.computed += computed
 
     def preempted(self) -> None:
         self.preemptions += 1

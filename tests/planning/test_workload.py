@@ -118,11 +118,11 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
         head, equals, _ = line.removeprefix("# ").partition(" = ")
         if not line.startswith("# ") or not equals or not head.isidentifier():
             continue
-        if head in ("trace", "file", "kind", "format", "scale", "clients", "think_s"):
+        if head in ("trace", "file", "kind", "format", "scale", "clients", "think_s", "calibrations"):
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
-    assert tried == 16
+    assert tried == 19
 
 
 def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
@@ -156,10 +156,12 @@ def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
 def test_serving_options() -> None:
     found = parsed(
         x='[serving]\nmax_searches = 8\npreemption = "recompute"\nprefix_sharing = false\n'
+        "prefix_block_tokens = 32\nprefix_host_bytes = 64_000_000_000\nprefix_load_tokens = 1\n"
         "watermark = 0.05\nnvme_bytes = 1000000000000\npage_size = 16\ntree_attention = false\n"
     )
     assert found.serving == ServingOptions(
         max_searches=8, preemption="recompute", prefix_sharing=False, watermark=0.05,
+        prefix_block_tokens=32, prefix_host_bytes=64 * 10**9, prefix_load_tokens=1,
         nvme_bytes=10**12,
     )  # fmt: skip
     assert (found.page_tokens, found.tree_attention) == (16, False)

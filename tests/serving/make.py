@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,18 @@ def chain(prompt: int, generated: int, **info: Any) -> SearchDemand:
     return demand([(Op.LEVEL, prompt * KV), (Op.PREFILL, prompt), (Op.DECODE, 0)], [row], **info)
 
 
+def with_prefix(source: SearchDemand, tokens: int, key: str = "system") -> SearchDemand:
+    """The first tokens of the prompt are shared under a key."""
+    ops, pieces = source.ops.copy(), source.pieces.copy()
+    ops[ops[:, 0] == Op.LEVEL, 2] = tokens * KV
+    named = replace(source, ops=ops, pieces=pieces)
+    named.column("prefix_bytes")[:] = tokens * KV
+    return replace(named, info=replace(named.info, prefix=key, prefix_tokens=tokens))
+
+
 def random_demand(rng: np.random.Generator, key: str = "") -> SearchDemand:
     """Every kind of phase, in an order that a search could have."""
-    shared = int(rng.integers(1, 6)) if key else 0
+    shared = int(rng.integers(1, rng.choice([6, 24]))) if key else 0
     prompt = shared + int(rng.integers(1, 12))
     tokens, extra, ddr = prompt, 0, 0
     prefix = shared * KV

@@ -34,13 +34,16 @@ LARGE = 1 << 40
 def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
     """A machine that is too small for some, with every option drawn."""
     demands = [
-        random_demand(rng, str(rng.choice(["", "a", "b"]))) for _ in range(rng.integers(1, 6))
+        random_demand(rng, str(rng.choice(["", "a", "b", "c"]))) for _ in range(rng.integers(1, 6))
     ]
     options = ServingOptions(
         max_searches=int(rng.choice([2, 100])),
         prefill_chunk=int(rng.choice([0, 0, 3, 7])),
         preemption=str(rng.choice(["swap", "recompute"])),
-        prefix_sharing=bool(rng.integers(0, 2)),
+        prefix_sharing=bool(rng.random() < 0.75),
+        prefix_block_tokens=int(rng.choice([1, 3, 16])),
+        prefix_host_bytes=int(rng.choice([0, 15 * KV, LARGE])),
+        prefix_load_tokens=int(rng.choice([1, 3])),
         watermark=float(rng.choice([0, 0.05])),
         tensor_parallel=int(rng.choice([1, 1, 2, 3])),
         all_reduce_bytes_per_s=1e8,
@@ -83,6 +86,7 @@ def assert_same(fast: ServingReport, slow: ServingReport) -> None:
             value = getattr(getattr(fast, part), field.name)
             expected = getattr(getattr(slow, part), field.name)
             assert value == pytest.approx(expected, rel=1e-7, abs=1e-9), field.name
+    assert fast.prefixes == slow.prefixes
     assert fast.first_s == pytest.approx(slow.first_s, rel=1e-9)
 
 
@@ -106,6 +110,8 @@ def test_the_random_cases_reach_every_rule() -> None:
         seen["refused"] += sum(bool(search.refused) for search in report.searches)
         for field in fields(report.busy):
             spent[field.name] = spent.get(field.name, 0.0) + getattr(report.busy, field.name)
+        for field in fields(report.prefixes):
+            spent[field.name] = spent.get(field.name, 0) + getattr(report.prefixes, field.name)
     assert all(seen.values()), seen
     assert all(spent.values()), spent
 
@@ -147,7 +153,14 @@ class CheckedServer:
             for search in server.searches
             if search.restore and not search.ended
         )
-        assert server.host.level.value == on_host
+        copies = server.host.copies
+        assert server.host.level.value == on_host + copies.bytes
+        assert copies.bytes <= server.options.prefix_host_bytes
+        assert not copies.bytes or server.host.level.value <= server.host.ddr_bytes
+        for shelf in (server.prefixes, copies):
+            assert shelf.bytes == sum(prefix.held_bytes for prefix in shelf.values())
+            assert all(0 <= prefix.filled <= prefix.held for prefix in shelf.values())
+            assert all(0 < prefix.held <= prefix.tokens for prefix in shelf.values())
         for level in (server.hbm, server.host.level):
             assert level.value == level.entered - level.left
         assert 0 <= server.host.level.value <= server.host.ddr_bytes + server.host.nvme_bytes
@@ -170,6 +183,12 @@ def test_nothing_is_lost(seed: int) -> None:
                   for s in report.searches)  # fmt: skip
     if not aborted:
         assert report.tokens == sum(search.generated_tokens for search in served)
+    most = sum(
+        (1 + search.preemptions) * engine.demands[search.demand].prefix_tokens
+        for search in report.searches
+    )
+    prefixes = report.prefixes
+    assert prefixes.hbm + prefixes.ddr + prefixes.computed <= most, "once for each place"
     assert report.busy.total_s <= report.total_s * (1 + 1e-9)
     assert len(report.series.time_s) <= engine.options.series_points
     assert report.series.time_s == sorted(report.series.time_s)

@@ -19,7 +19,7 @@ from arborsim.serving.engine import ServingEngine, serve
 from arborsim.serving.options import ClosedLoop, KvPool, ServingOptions, Timed
 from arborsim.serving.report import ServingReport
 from arborsim.simulator.recording import RecordingExecutor
-from tests.serving.make import chain, demand, piece
+from tests.serving.make import chain, demand, piece, with_prefix
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 
 WEIGHTS = 2000
@@ -195,7 +195,7 @@ def test_nvme_takes_what_ddr_cannot_hold() -> None:
 
 def test_a_shared_prefix_is_held_and_computed_once() -> None:
     """Prompts of 10 tokens share 6: the second computes 4 beside the 6 that are there."""
-    keyed = _with_prefix(chain(10, 5), 6)
+    keyed = with_prefix(chain(10, 5), 6)
     report = play([keyed, keyed])
     prefill = 2 * WEIGHTS + 10 * KV + (4 + 6) * KV
     assert us(report) == pytest.approx([prefill + decode(10, range(5), 2)] * 2)
@@ -205,7 +205,7 @@ def test_a_shared_prefix_is_held_and_computed_once() -> None:
 
 
 def test_an_unused_prefix_stays_until_its_place_is_needed() -> None:
-    keyed, other = _with_prefix(chain(10, 5), 6), chain(10, 10)
+    keyed, other = with_prefix(chain(10, 5), 6), chain(10, 10)
     late = Timed(((0.0, 0), (1.0, 1), (2.0, 0)))
     full = play([keyed, other], late, tokens=20, max_searches=1)
     computed = WEIGHTS + 10 * KV + decode(10, range(5))
@@ -218,15 +218,6 @@ def test_an_unused_prefix_stays_until_its_place_is_needed() -> None:
     saved_s = 2.0 * GEOMETRY.parameters * 6 / 1e6
     gained_s = fresh.searches[2].latency_s - again.searches[2].latency_s
     assert gained_s == pytest.approx(saved_s + 4 * 2 * 2 * 16 * 21 / 1e6)
-
-
-def _with_prefix(source: SearchDemand, tokens: int) -> SearchDemand:
-    """The first tokens of the prompt are shared under a key."""
-    ops, pieces = source.ops.copy(), source.pieces.copy()
-    ops[ops[:, 0] == Op.LEVEL, 2] = tokens * KV
-    named = replace(source, ops=ops, pieces=pieces)
-    named.column("prefix_bytes")[:] = tokens * KV
-    return replace(named, info=replace(named.info, prefix="system", prefix_tokens=tokens))
 
 
 def test_a_prompt_in_parts_joins_the_iterations_of_others() -> None:
