@@ -5,7 +5,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from arborsim_torch.kernels import scattered_triton
+from arborsim_torch.kernels import scattered_kernels, scattered_triton
 
 _POINTERS = {
     "index": "*i32", "mask": "*u8", "out": "*bf16", "lse": "*fp32", "mass": "*fp32",
@@ -18,7 +18,7 @@ _ALIGNED = (
 
 
 def compile_attend(stored: str, rows: int):
-    """`_attend` for bfloat16 queries of 128 elements as a call with long paths would have it."""
+    """`attend_split` for bfloat16 queries of 128 elements as a call with long paths has it."""
     scaled = stored != "bf16"
     factors = "*fp32" if scaled else "*bf16"
     types = {
@@ -31,18 +31,20 @@ def compile_attend(stored: str, rows: int):
         "q_dim": 1, "k_dim": 1, "v_dim": 1, "index_spot": 1, "mask_spot": 1,
         "k_scale_slot": 1, "v_scale_slot": 1,
     }  # fmt: skip
-    return _compile(scattered_triton._attend, types, constants, num_warps=cut.warps, num_stages=3)
+    return _compile(
+        scattered_kernels.attend_split, types, constants, num_warps=cut.warps, num_stages=3
+    )
 
 
 def compile_merge():
-    """`_merge` of as many splits as there can be."""
+    """`merge_splits` of as many splits as there can be."""
     constants = {"GROUP": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK": scattered_triton._MOST_SPLITS}
-    return _compile(scattered_triton._merge, {}, constants, num_warps=4)
+    return _compile(scattered_kernels.merge_splits, {}, constants, num_warps=4)
 
 
 def compile_mass():
-    """`_mass` as it is called."""
-    return _compile(scattered_triton._mass, {}, {"GROUP": 4, "BLOCK": 1024}, num_warps=4)
+    """`mean_mass` as it is called."""
+    return _compile(scattered_kernels.mean_mass, {}, {"GROUP": 4, "BLOCK": 1024}, num_warps=4)
 
 
 def _compile(kernel, types, constants, **options):
