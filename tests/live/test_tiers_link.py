@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from arborsim.errors import UsageError
 from tests.live.tiny import torch
 
-from arborsim_torch.tiers.link import Link, Ticket, Traffic, host_empty  # isort: skip
+from arborsim_torch.tiers.lane import Ticket, Traffic  # isort: skip
+from arborsim_torch.tiers.link import Link, host_empty  # isort: skip
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8]

@@ -9,7 +9,7 @@ import numpy as np
 
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.pool import Block
-from arborsim_torch.tiers.link import Ticket
+from arborsim_torch.tiers.lane import Ticket
 
 
 @dataclass

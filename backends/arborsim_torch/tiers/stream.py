@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arborsim_torch.tiers.link import Link, Ticket
+from arborsim_torch.tiers.lane import Ticket
+from arborsim_torch.tiers.link import Link
 
 _BUFFERS = 2
 _ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and vector loads like
