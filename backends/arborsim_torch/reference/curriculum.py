@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from . import game24
-from .chain import LINE_TOKENS, MAX_LINES, NAMES, ChainTask, random_program
+from .chain import LINE_TOKENS, ChainTask
 from .game24 import Game24Task
+from .programs import MAX_LINES, NAMES, random_program
 from .tasks import Task
 
 CONTEXT, DETERMINED, CHOICE, RECALL = range(4)

@@ -1,7 +1,7 @@
 """Copies that run beside the computation: on a thread for the CPU, on a side stream for CUDA.
 
 An *engine* carries one direction, first in, first out.  It knows nothing of the other direction,
-of tickets or of accounts (`arborsim_torch.tiers.link`).
+of tickets or of accounts (`arborsim_torch.tiers.lane`).
 """
 
 from __future__ import annotations
