@@ -83,8 +83,8 @@ def apply(
         _check_depth(calibration, recorded)
         if not set(calibration.policies) & set(settings):
             raise UsageError(
-                f"{calibration.source} is for {', '.join(calibration.policies)}: --policy names "
-                "none of them"
+                f"{calibration.source} is for {', '.join(calibration.policies)}: none of them is "
+                "a chosen policy"
             )
         for policy, values in calibration.policies.items():
             for name, text in _as_text(values).items():

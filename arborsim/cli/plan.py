@@ -38,6 +38,13 @@ def plan(
             min=0.0, max=1.0, help="Recommend policies that keep at least this share of attention."
         ),
     ] = None,
+    calibration: Annotated[
+        list[str],
+        typer.Option(
+            help="Settings of policies from a calibration: a file or name; the workload's own win; "
+            "repeatable. Numbers of the machine: --gpu FILE."
+        ),
+    ] = [],  # noqa: B006
     accuracy: Annotated[
         list[Path],
         typer.Option(help="Log of arborsim live: how many answers are right; repeatable."),
@@ -118,7 +125,7 @@ def plan(
     if explain and json:
         raise UsageError("--explain prints tables: leave --json out")
     _check_outputs(workload, out, perfetto, report)
-    asked = _workload(workload, gpu, load, (searches, warm_up, runs))
+    asked = _workload(workload, gpu, calibration, load, (searches, warm_up, runs))
     planner = Planner(
         asked,
         Demanded(min_attention_kept, min_accuracy),
@@ -136,12 +143,16 @@ def plan(
 
 
 def _workload(
-    path: Path, gpus: list[str], load: float | None, lengths: tuple[int | None, ...]
+    path: Path,
+    gpus: list[str],
+    calibrations: list[str],
+    load: float | None,
+    lengths: tuple[int | None, ...],
 ) -> Workload:
     """The workload, with what options put in the place of its own."""
     from arborsim.planning.workload_file import read_workload
 
-    found = read_workload(path, [_from_here(gpu) for gpu in gpus])
+    found = read_workload(path, [_from_here(gpu) for gpu in gpus], calibrations)
     if load is not None:
         found = found.with_load(load)
     searches, warm_up, runs = lengths
@@ -230,7 +241,8 @@ def _show(
     json: bool,
 ) -> int:
     """Print and write what was asked for; fail if no candidate meets the target."""
-    from arborsim.cli.plan_tables import print_explained, print_plan
+    from arborsim.cli.plan_explain import print_explained
+    from arborsim.cli.plan_tables import print_plan
     from arborsim.planning import export
 
     chosen = result.recommendation.candidate if candidate is None else candidate

@@ -12,15 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from arborsim.planning.load_point import LoadPoint
-from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.planning.results import MISSED, CandidateResult, PlanResult
 from arborsim.report.terminal import plain
-from arborsim.report.units import scale_for
 
 _LONGEST_NAME = 22
+_MOST_SLOW = 6  # candidates that are named where all are too slow
 _NAMES = {
     "hbm": "HBM space", "host": "DDR space", "searches": "searches", "compute": "compute",
     "memory": "HBM speed", "pcie_down": "PCIe down", "pcie_up": "PCIe up",
 }  # fmt: skip
+#: Why there is no larger load, where it is not the target.
+_MARKS = {"throughput": "=", "run length": "+"}
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,19 @@ def _cost(bounds: tuple[float, float] | None) -> str:
 
 
 def _load(candidate: CandidateResult, point: LoadPoint) -> str:
-    """The largest load; a plus where the runs are too short to tell how much more there is."""
-    return digits(point.load) + ("+" if candidate.limited_by == "run length" else "")
+    """The largest load, marked where it is not the target that stops a larger one."""
+    return digits(point.load) + _MARKS.get(candidate.limited_by, "")
 
 
 def _load_columns(plan: PlanResult) -> list[Column]:
     found = [
-        Column("load/s" if plan.unit != "clients" else "clients", _load),
+        Column("offered\n/s" if plan.unit != "clients" else "clients", _load),
+        Column("served\n/s", lambda c, p: digits(p.served_per_s.value)),
         Column("p95\ns", lambda c, p: digits(p.search_s.p95)),
         Column("runs\nout", lambda c, p: _NAMES.get(p.saturated, p.saturated)),
     ]
     if plan.runs > 1:
-        found.insert(1, Column("by\nseed", lambda c, p: _by_seed(c)))
+        found.insert(2, Column("by\nseed", lambda c, p: _by_seed(c)))
     return found
 
 
@@ -153,17 +156,29 @@ def _asked(plan: PlanResult) -> str:
 
 
 def _legend(plan: PlanResult) -> str:
-    seeds = (
-        f"by seed: how much more the best of {plan.runs} runs carries; " if plan.runs > 1 else ""
-    )
-    short = any(each.limited_by == "run length" for each in plan.met())
-    more = "+: or more, the runs are too short to tell, and its cost or less; " if short else ""
-    return (
-        f"* recommended. Figures at the largest load of one machine ({plan.unit}) that every run "
-        f"met the target at, by what arrives: a run finishes fewer while the machine fills and "
-        f"empties; {more}{seeds}preempt.: per 1,000 searches; kept: attention on "
-        "tokens that are still readable."
-    )
+    """What the columns mean that do not say it themselves."""
+    marks = {each.limited_by for each in plan.met()}
+    told = [
+        f"offered: the largest load of one machine ({plan.unit}) that every run met the target "
+        "at; all other figures are at it, costs too",
+        "unmarked: some run missed it at the next larger one",
+    ]
+    if "throughput" in marks:
+        told.append("=: beyond it searches arrive faster than they end")
+    if "run length" in marks:
+        told.append("+: runs are too short to tell, it may serve more for less")
+    told.append("served: what ended per second, less in short runs, as machines begin empty")
+    if plan.runs > 1:
+        told.append(f"by seed: how much more the best of {plan.runs} runs carries")
+    told += [
+        "runs out: space (HBM, DDR) if searches wait for a place: at peaks, long before HBM %, its "
+        "mean, is 100; else what is busy most of the time: HBM speed (B/s %), compute or PCIe",
+        "preempt.: per 1,000 searches",
+        "kept: attention on tokens that are still readable",
+    ]
+    if any(each.fleet for each in plan.candidates) and plan.stated_load is not None:
+        told.append(f"fleet: for {plan.stated_load:g} {plan.unit}")
+    return f"* recommended. {'; '.join(told)}."
 
 
 def _cheapest(candidate: CandidateResult) -> tuple[float, float, int]:
@@ -229,10 +244,13 @@ def _identity(rows: Sequence[CandidateResult]) -> dict[str, str]:
 
 
 def _failures(console: Console, plan: PlanResult) -> None:
-    """One line per reason, with everybody that it holds for."""
+    """One line per reason, with everybody that it holds for; who is too slow alone, together."""
+    slow = [each for each in plan.candidates if each.status == MISSED and each.alone]
+    if slow:
+        console.print(Text(_too_slow(slow, plan)))
     reasons: dict[tuple[str, str], list[CandidateResult]] = {}
     for candidate in plan.candidates:
-        if candidate.reason:
+        if candidate.reason and candidate not in slow:
             reasons.setdefault((candidate.status, candidate.reason), []).append(candidate)
     for (status, reason), who in reasons.items():
         names = ", ".join(plain(each.name) for each in who[:3])
@@ -240,50 +258,19 @@ def _failures(console: Console, plan: PlanResult) -> None:
         console.print(Text(f"{status}: {names}{more}: {plain(reason)}"))
 
 
-def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:
-    """Print how the memory for the cache comes about, and every term of a search's time."""
-    console = console or Console(highlight=False)
-    console.print()
-    console.print(Text(f"{plain(candidate.name)}", style="bold"))
-    if candidate.pool is not None:
-        pool = candidate.pool
-        gb = [f"{each / 1e9:.2f} GB" for each in (
-            pool.hbm_bytes, pool.reserve_bytes, pool.weight_bytes, pool.workspace_bytes,
-            pool.kv_bytes)]  # fmt: skip
-        console.print(
-            f"memory for keys and values: {gb[0]} - {gb[1]} reserve - {gb[2]} weights - "
-            f"{gb[3]} workspace = {gb[4]}"
-        )
-    if candidate.alone is None:
-        return
-    alone = candidate.alone
-    console.print(
-        f"a search alone, on average: {alone.prompt_tokens:,.0f} prompt and "
-        f"{alone.generated_tokens:,.0f} generated tokens, at most "
-        f"{alone.peak_hbm_bytes / 1e9:.3f} GB of HBM and {alone.peak_ddr_bytes / 1e9:.3f} GB of DDR"
+def _too_slow(slow: Sequence[CandidateResult], plan: PlanResult) -> str:
+    """What a search takes there by itself, at the target's percentile; the fastest first."""
+    found = []
+    for each in sorted(slow, key=lambda one: one.alone.at_percentile_s if one.alone else 0.0):
+        assert each.alone is not None
+        times = []
+        if plan.search_limit_s is not None:
+            times.append(f"{digits(each.alone.at_percentile_s)} s")
+        if plan.token_limit_s is not None:
+            times.append(f"{digits(1e3 * each.alone.token_at_percentile_s)} ms/tok")
+        found.append(f"{plain(each.name)} {', '.join(times)}")
+    more = f"; and {len(found) - _MOST_SLOW} more" if len(found) > _MOST_SLOW else ""
+    return (
+        f"missed ({plan.percentile:g}% of the searches take up to, alone): "
+        f"{'; '.join(found[:_MOST_SLOW])}{more}"
     )
-    unit = scale_for("seconds", [alone.seconds / 1000])
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("  term", no_wrap=True)
-    for name in (unit.unit, "share"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, seconds in alone.terms_s.items():
-        if seconds:
-            share = f"{seconds / alone.seconds:.1%}" if alone.seconds else "-"
-            table.add_row(f"  {name}", f"{seconds / unit.size:,.{unit.decimals}f}", share)
-    table.add_row("  total", unit.show(alone.seconds), "100.0%", style="bold")
-    console.print(table)
-    if candidate.at_largest is not None:
-        _print_busy(console, candidate.at_largest)
-
-
-def _print_busy(console: Console, point: LoadPoint) -> None:
-    """Where the machine's time goes at the largest load."""
-    busy = point.busy
-    parts = {
-        "prefill": busy.prefill_s, "recomputing": busy.recompute_s, "decoding": busy.decode_s,
-        "policies": busy.policy_s, "waiting for transfers": busy.exposed_s,
-        "idle": max(0.0, point.total_s - busy.total_s),
-    }  # fmt: skip
-    shares = [f"{name} {100 * part / point.total_s:.1f}%" for name, part in parts.items() if part]
-    console.print(f"at the largest load the machine's time goes into {', '.join(shares)}")

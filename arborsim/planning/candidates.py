@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from arborsim.calibration.document import Calibration
+from arborsim.calibration.load import apply, read_calibration
 from arborsim.errors import UsageError
 from arborsim.hardware.lookup import load_profile, profile_names
 from arborsim.hardware.prices import Prices, load_prices
 from arborsim.hardware.profile import HardwareProfile
 from arborsim.planning.fields import Section, located
-from arborsim.planning.workload import Hardware, PolicyChoice
+from arborsim.planning.workload import Hardware, MixEntry, PolicyChoice
+from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
 from arborsim.serving.options import ServingOptions
+from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry
 
-KEYS = ("gpus", "hosts", "tensor_parallel", "policies", "budgets", "recalls")
+_POLICY = ("use", "name", "set")
+KEYS = ("gpus", "hosts", "tensor_parallel", "policies", "calibrations", "budgets", "recalls")
 #: Of `ServingOptions`; what is left out belongs to a candidate, or to how results are shown.
 SERVING = tuple(
     each.name
@@ -151,37 +156,94 @@ def read_serving(raw: Any) -> tuple[ServingOptions, int, bool]:
     return ServingOptions(**values), page_tokens, tree
 
 
-def read_policies(candidates: Section, base: Path) -> tuple[PolicyChoice, ...]:
-    """Policies by name, file or class; a table ``{use = ..., name = ..., set = {...}}`` sets some.
+def read_calibrations(
+    candidates: Section, base: Path, more: Sequence[str] = ()
+) -> tuple[Calibration, ...]:
+    """Measured settings of policies: files or names of shipped ones, `more` among them.
 
     Raises
     ------
     UsageError
-        An unknown policy or setting, or two choices of one name.
+        A file is missing or no calibration, or one is named twice.
     """
+    named = candidates.texts("calibrations") if "calibrations" in candidates else []
+    found: list[Calibration] = []
+    for each in [*(_name_or_path(one, base) for one in named), *more]:
+        with located(candidates.at("calibrations")):
+            made = read_calibration(each)
+            if any(made.source == other.source for other in found):
+                raise UsageError(f"{each} is named twice")
+        found.append(made)
+    return tuple(found)
+
+
+def layers_of(mix: Sequence[MixEntry], geometry: Geometry) -> dict[str, int]:
+    """Layers of the model of each entry of the mix; generated searches have those of `geometry`."""
+    return {
+        entry.name: TraceReader(entry.source).info.geometry.layers
+        if isinstance(entry.source, Path)
+        else geometry.layers
+        for entry in mix
+    }
+
+
+def read_policies(
+    candidates: Section,
+    base: Path,
+    calibrations: Sequence[Calibration] = (),
+    recorded: Mapping[str, int] | None = None,
+) -> tuple[PolicyChoice, ...]:
+    """Policies by name, file or class; a table ``{use = ..., name = ..., set = {...}}`` sets some.
+
+    Parameters
+    ----------
+    candidates : Section
+    base : Path
+        Folder that relative paths start from.
+    calibrations : sequence of Calibration
+        Settings of policies that their tables do not set.
+    recorded : mapping of str to int
+        Layers of the model of each entry of the mix (`layers_of`).
+
+    Raises
+    ------
+    UsageError
+        An unknown policy or setting, two choices of one name, or a calibration that is for none of
+        them or of a model of another depth.
+    """
+    place = candidates.at("policies")
     given = candidates.items("policies") if "policies" in candidates else ["full"]
+    tables = [_table(each, place) for each in given]
+    names = [_built(table, {}, place, base).name for table in tables]
+    measured: Mapping[str, Mapping[str, str]] = {name: {} for name in names}
+    if calibrations:
+        with located(candidates.at("calibrations")):
+            measured = apply(measured, calibrations, recorded or {})
     found: list[PolicyChoice] = []
-    for each in given:
-        choice = _policy(each, candidates.at("policies"), base)
+    for table, name in zip(tables, names, strict=True):
+        policy = _built(table, measured[name], place, base)
+        choice = PolicyChoice(table.text("name") if "name" in table else name, policy)
         if any(choice.name == other.name for other in found):
             raise UsageError(
-                f"{candidates.at('policies')}: there is another one called '{choice.name}'; "
+                f"{place}: there is another one called '{choice.name}'; "
                 'give it a name: {use = "...", name = "..."}'
             )
         found.append(choice)
     return tuple(found)
 
 
-def _policy(given: Any, place: str, base: Path) -> PolicyChoice:
+def _table(given: Any, place: str) -> Section:
     if not isinstance(given, str | dict):
         raise UsageError(f"{place}: {given!r:.40} is neither a name nor a table with use and set")
-    raw = {"use": given} if isinstance(given, str) else given
-    section = Section(raw, place, ("use", "name", "set"))
-    use = section.text("use")
-    settings = _settings(section.value("set"), section.at("set")) if "set" in section else {}
+    return Section({"use": given} if isinstance(given, str) else given, place, _POLICY)
+
+
+def _built(table: Section, measured: Mapping[str, str], place: str, base: Path) -> Policy:
+    """The policy of a table, whose own settings go before measured ones."""
+    use = table.text("use")
+    own = _settings(table.value("set"), table.at("set")) if "set" in table else {}
     with located(place):
-        policy = build(str(base / use) if use.endswith(".toml") else use, settings)
-    return PolicyChoice(section.text("name") if "name" in section else policy.name, policy)
+        return build(str(base / use) if use.endswith(".toml") else use, {**measured, **own})
 
 
 def _settings(raw: Any, place: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ class LoadPoint:
     Attributes
     ----------
     load : float
-        In `PlanResult.unit`.
+        Offered, in `PlanResult.unit`: what arrives, not what is served.
     runs : int
         Seeds that were run.
     meets : bool
@@ -46,7 +46,8 @@ class LoadPoint:
         Seconds per search at the target's percentile, over the searches of all runs, with the
         interval of order statistics.
     served_per_s : Estimate
-        Finished searches per second of the measured time: mean over runs.
+        Finished searches per second of the measured time: mean over runs.  In short runs less than
+        what is offered, while the machine fills.
     search_s : Percentiles
         From arrival to answer.
     first_token_s : Percentiles
@@ -61,20 +62,20 @@ class LoadPoint:
         Mean number of searches that wait.
     peak_concurrency : int
     used : Utilisation
-        Mean over runs; shares in [0, 1].
+        Mean over runs; shares in [0, 1] (`arborsim.planning.limits.used_shares`).
     busy : BusySeconds
         Where the engine's time went; sums over runs, of `total_s`.
     total_s : float
         Simulated seconds of all runs.
     saturated : str
-        What kept a search waiting first in most runs, or else was busiest: hbm, host, searches,
+        What ran out first in most runs (`arborsim.planning.limits.runs_out`): hbm, host, searches,
         compute, memory, pcie_down or pcie_up.
     preemptions_per_1000, refused_per_1000 : float
         Per 1,000 searches.
     refusal : str
         Why the first refused search was refused; "" if none was.
     cost_per_1000 : tuple of float or None
-        Lowest and highest price of 1,000 served searches; None if nobody named a price.
+        Lowest and highest price of 1,000 searches at this load; None if nobody named a price.
     cost_per_solved : tuple of Estimate or None
         The same for a solved search, each with the interval that the share of solved searches has;
         None if the traces do not know what was solved, or the policy drops tokens and no live runs

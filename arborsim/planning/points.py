@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 
+from arborsim.planning.limits import runs_out, used_shares
 from arborsim.planning.load_point import LoadPoint, Percentiles
 from arborsim.planning.runs import Run
 from arborsim.planning.statistics import (
@@ -71,7 +72,7 @@ def summed_up(
         used=_used(runs),
         busy=_busy(runs),
         total_s=sum(run.report.total_s for run in runs),
-        saturated=_most_common([run.report.saturated for run in runs]),
+        saturated=_most_common([runs_out(run) for run in runs]),
         preemptions_per_1000=1000 * sum(run.preemptions for run in runs) / measured,
         refused_per_1000=1000 * refused,
         refusal=next((run.refusal for run in runs if run.refusal), ""),
@@ -102,7 +103,8 @@ def _per_solved(
 
 def _used(runs: Sequence[Run]) -> Utilisation:
     names = [each.name for each in fields(Utilisation)]
-    return Utilisation(*(_mean([getattr(run.report.used, name) for run in runs]) for name in names))
+    shares = [used_shares(run.report) for run in runs]
+    return Utilisation(*(_mean([getattr(each, name) for each in shares]) for name in names))
 
 
 def _busy(runs: Sequence[Run]) -> BusySeconds:

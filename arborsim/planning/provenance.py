@@ -9,18 +9,22 @@ from importlib.metadata import version
 from pathlib import Path
 
 from arborsim import __version__
+from arborsim.hardware.numbers import numbers_of
 from arborsim.planning.demands import Variant
+from arborsim.planning.generate import TreeSpec
 from arborsim.planning.results import INFEASIBLE, CandidateResult
 from arborsim.planning.saturation import STEP
 from arborsim.planning.workload import MixEntry, Workload
 from arborsim.policies.registry import values_of
+from arborsim.report.units import quantity
+from arborsim.serving.options import ServingOptions
 from arborsim.trace.reader import TraceReader
 
 
 def settings_of(workload: Workload) -> dict[str, str]:
     """Everything that determines the result, as text."""
     serving = ", ".join(
-        f"{name} {value}" for name, value in asdict(workload.serving).items()
+        f"{name} {_serving_text(name, value)}" for name, value in asdict(workload.serving).items()
         if name not in ("tensor_parallel", "series_points")
     )  # fmt: skip
     prices = workload.prices
@@ -41,10 +45,56 @@ def settings_of(workload: Workload) -> dict[str, str]:
     }
     for entry in workload.mix:
         found[f"mix: {entry.name}"] = f"weight {entry.weight:g}; {_source(entry)}"
+    for calibration in workload.calibrations:
+        found[f"calibration {Path(calibration.source).name}"] = (
+            f"{calibration.kind} of {', '.join(calibration.policies)}, measured on "
+            f"{calibration.model} ({calibration.layers} layers, seed {calibration.seed}), sha256 "
+            f"{_digest(Path(calibration.source))}"
+        )
     for choice in workload.policies:
-        values = ", ".join(f"{key} {value}" for key, value in values_of(choice.policy).items())
+        values = ", ".join(
+            f"{key} {_plain_text(value)}" for key, value in values_of(choice.policy).items()
+        )
         found[f"policy {choice.name}"] = values or "no parameters"
     return found
+
+
+def _serving_text(name: str, value: object) -> str:
+    """A serving option in the unit that its name ends with, as people write it."""
+    if name == "max_searches" and value == ServingOptions.max_searches:
+        return "as many as fit"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _plain_text(value)
+    if name.endswith("_bytes_per_s"):
+        return f"{quantity('bytes', value)}/s"
+    if name.endswith("_bytes"):
+        return quantity("bytes", value)
+    if name.endswith("_s"):
+        return quantity("seconds", value)
+    return _plain_text(value)
+
+
+def _plain_text(value: object) -> str:
+    """A setting as a TOML file would have it: no quotes, digits only where they matter."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_plain_text, value)) + "]"
+    return str(value)
+
+
+def _spec_text(spec: TreeSpec) -> str:
+    """A distribution as a workload states it; what says nothing is left out."""
+    silent = {"parallel": 0, "rewards": "none", "pruned": [0.0], "finished": [0.0]}
+    return ", ".join(
+        f"{name} {_plain_text(value)}"
+        for name, value in spec.parameters().items()
+        if value is not None and silent.get(name) != value
+    )
 
 
 def _source(entry: MixEntry) -> str:
@@ -52,8 +102,8 @@ def _source(entry: MixEntry) -> str:
         entry.shared_prompt_tokens > 0
     )
     if not isinstance(entry.source, Path):
-        made = entry.source
-        return f"{made.searches} searches generated from seed {made.seed}: {made.spec}{shared}"
+        made, spec = entry.source, _spec_text(entry.source.spec)
+        return f"{made.searches} searches generated from seed {made.seed}: {spec}{shared}"
     info = TraceReader(entry.source).info
     return (
         f"{entry.source.name}: {info.task}, {info.search}, recorded on {info.model} (seed "
@@ -62,7 +112,7 @@ def _source(entry: MixEntry) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Beginning of the SHA-256 of a trace, which may be a folder of files."""
+    """Beginning of the SHA-256 of a file, or of a trace that is a folder of files."""
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*.parquet")) if path.is_dir() else [path]:
         with file.open("rb") as opened:
@@ -72,12 +122,13 @@ def _digest(path: Path) -> str:
 
 
 def assumed_numbers(workload: Workload) -> tuple[str, ...]:
-    """Numbers of the profiles that nobody measured or published."""
+    """Numbers of the profiles that nobody measured or published, as `arborsim hardware` shows."""
     profiles = {hardware.profile.name: hardware.profile for hardware in workload.hardware}
     return tuple(
-        f"{profile.name}: {name} {getattr(profile, name)}"
+        f"{profile.name}: {number.name} {number.text}"
         for profile in profiles.values()
-        for name in profile.assumed()
+        for number in numbers_of(profile)
+        if number.assumed
     )
 
 

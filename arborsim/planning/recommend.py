@@ -14,21 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import (
     MET,
-    MISSED,
-    UNFIT,
     CandidateResult,
     PlanResult,
     Recommendation,
 )
 from arborsim.planning.statistics import mean_interval
-
-_RESOURCES = {
-    "hbm": "GPU memory for keys and values", "host": "host memory", "searches": "allowed searches",
-    "compute": "arithmetic", "memory": "GPU memory bandwidth", "pcie_down": "PCIe to the host",
-    "pcie_up": "PCIe from the host",
-}  # fmt: skip
+from arborsim.planning.unmet import nobody
+from arborsim.planning.wording import cost_at, limits_of, load_of, money, named, resource
 
 _SAME = 0.005  # costs closer than this are about the same
 
@@ -69,7 +64,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     """The recommendation of a plan whose other fields are filled in."""
     met = sorted(plan.met(), key=lambda each: _rank(each, plan))
     if not met:
-        return Recommendation(None, _nobody(plan), unknown=_unknown(plan, None))
+        return Recommendation(None, nobody(plan), unknown=_unknown(plan, None))
     good = [each for each in met if demanded.allows(each)]
     best = (good or met)[0]
     others = [each for each in (good or met) if each is not best]
@@ -102,52 +97,46 @@ def _rank(candidate: CandidateResult, plan: PlanResult) -> tuple[float, float, i
     return each, gpus, candidate.number
 
 
-def money(cost: tuple[float, float] | None, currency: str) -> str:
-    """A price or a range of prices, with as many digits as they need."""
-    if cost is None:
-        return "an unknown price"
-    low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in cost)
-    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
-
-
 def _what(best: CandidateResult, plan: PlanResult) -> str:
     point, fleet = best.at_largest, best.fleet
     assert point is not None
     assert best.largest is not None
     text = (
-        f"Take {_named(best)}: one machine serves up to {_load(best.largest, plan)} with "
-        f"{plan.percentile:g}% of the searches within {_limits(plan)}, at "
-        f"{money(point.cost_per_1000, plan.currency)} per 1,000 searches"
+        f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
+        f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
+        f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
     )
-    if plan.runs > 1:
-        low, high = min(best.largest_by_seed), max(best.largest_by_seed)
-        spread = "which all have this limit" if low == high else (
-            f"whose own limits go up to {_load(high, plan)}")  # fmt: skip
-        text += f" (met in each of {plan.runs} runs, {spread})"
-    text += ". "
     if fleet is not None:
         machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
         text += (
-            f"For {_load(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
+            f"For {load_of(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
             f"{'s' * (fleet.gpus != 1)} at {money(fleet.price_per_hour, plan.currency)} an hour, "
-            f"or {money(fleet.cost_per_1000, plan.currency)} per 1,000 searches. "
+            f"or {cost_at(fleet.cost_per_1000, fleet.load, plan)}. "
         )
-    return text + _limit(best)
+    return text + _limit(best, point)
 
 
-def _limit(best: CandidateResult) -> str:
+def _runs(best: CandidateResult, point: LoadPoint, plan: PlanResult) -> str:
+    """How sure the largest load is, and what was served of it."""
+    found = f"runs of this length served {point.served_per_s.value:.3g} searches/s"
+    if plan.runs == 1:
+        return found
+    low, high = min(best.largest_by_seed), max(best.largest_by_seed)
+    spread = "which all have this limit" if low == high else (
+        f"whose own limits go up to {load_of(high, plan)}")  # fmt: skip
+    return f"met in each of {plan.runs} runs, {spread}; {found}"
+
+
+def _limit(best: CandidateResult, point: LoadPoint) -> str:
     """What stands in the way of more load."""
-    assert best.at_largest is not None
-    first = _RESOURCES[best.at_largest.saturated]
+    first = f"what runs out first is {resource(point)}"
     if best.limited_by == "target":
-        return f"Beyond that the target is missed; what runs out first is {first}."
+        return f"Beyond that the target is missed; {first}."
     if best.limited_by == "throughput":
-        return (
-            f"Beyond that searches arrive faster than they finish; what runs out first is {first}."
-        )
+        return f"Beyond that searches arrive faster than they finish; {first}."
     return (
-        f"Beyond that, runs of so few searches show no steady state: it may serve more (a larger "
-        f"`searches` would tell); what runs out first is {first}."
+        "Beyond that, runs of so few searches show no steady state: it may serve more (a larger "
+        f"`searches` would tell); {first}."
     )
 
 
@@ -184,12 +173,12 @@ def _beside(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> 
     assert other.at_largest is not None
     assert other.largest is not None
     if not (math.isfinite(here) and math.isfinite(there)) or not here:
-        return f"{_named(other)}, which serves {_load(other.largest, plan)}"
-    cost = other.fleet.cost_per_1000 if other.fleet else other.at_largest.cost_per_1000
+        return f"{named(other)}, which serves {load_of(other.largest, plan)}"
+    point = other.fleet or other.at_largest
     change = there / here - 1
     words = "about the same" if abs(change) < _SAME else (
         f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
-    text = f"{_named(other)} at {money(cost, plan.currency)} per 1,000 searches, {words}"
+    text = f"{named(other)} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
     return text + (", which is within the spread of the runs" if _tied(other, best) else "")
 
 
@@ -201,64 +190,6 @@ def _tied(a: CandidateResult, b: CandidateResult) -> bool:
     loads = np.log(a.largest_by_seed) - np.log(b.largest_by_seed)
     difference = mean_interval(price - loads)
     return difference.low <= 0 <= difference.high
-
-
-def _named(candidate: CandidateResult) -> str:
-    budget = "" if candidate.budget == "-" else f" at a budget of {candidate.budget}"
-    recall = "" if candidate.recall == "-" else f" (recall {candidate.recall})"
-    return f"{candidate.policy}{budget}{recall} on {candidate.hardware}"
-
-
-def _load(load: float, plan: PlanResult) -> str:
-    return f"{load:.3g} {plan.unit}" if plan.unit != "clients" else f"{load:.0f} clients"
-
-
-def _limits(plan: PlanResult) -> str:
-    limits = []
-    if plan.search_limit_s is not None:
-        limits.append(f"{plan.search_limit_s:.4g} s")
-    if plan.token_limit_s is not None:
-        limits.append(f"{1e3 * plan.token_limit_s:.4g} ms per token")
-    return " and ".join(limits)
-
-
-def _nobody(plan: PlanResult) -> str:
-    """By how much everybody misses the target, and what would meet it."""
-    missed = [each for each in plan.candidates if each.status == MISSED and each.alone]
-    if missed:
-        best = min(missed, key=lambda each: (_excess(each, plan), each.number))
-        assert best.alone is not None
-        would = []
-        if plan.search_limit_s is not None:
-            would.append(f'search = "{_up(best.alone.at_percentile_s)} s"')
-        if plan.token_limit_s is not None:
-            would.append(f'token = "{_up(1e3 * best.alone.token_at_percentile_s)} ms"')
-        return (
-            f"No candidate meets the target of {_limits(plan)} for {plan.percentile:g}% of the "
-            f"searches; the nearest is {_named(best)}: {best.reason}; it would meet "
-            f"{' and '.join(would)} for one search at a time"
-        )
-    unfit = [each for each in plan.candidates if each.status == UNFIT]
-    first = unfit[0] if unfit else plan.candidates[0] if plan.candidates else None
-    if first is None:
-        return "No candidate was finished."
-    return f"No candidate can serve these searches; {_named(first)}: {first.reason}"
-
-
-def _excess(candidate: CandidateResult, plan: PlanResult) -> float:
-    assert candidate.alone is not None
-    return max(
-        candidate.alone.at_percentile_s / (plan.search_limit_s or math.inf),
-        candidate.alone.token_at_percentile_s / (plan.token_limit_s or math.inf),
-    )
-
-
-def _up(value: float) -> str:
-    """Two digits, rounded up."""
-    if value <= 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.ceil(value / unit) * unit:g}"
 
 
 def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:

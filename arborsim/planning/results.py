@@ -122,16 +122,17 @@ class CandidateResult:
     pool : KvPool or None
         How the memory for keys and values comes about.
     largest : float or None
-        The largest load that every run was found to meet the target at.
+        The largest offered load that every run was found to meet the target at.
     largest_by_seed : tuple of float
         The same run by run, whose spread is luck: ``largest`` is the smallest of them.
     spread : Estimate or None
         Mean of `largest_by_seed` with Student's interval.
     refuted : float or None
-        The smallest load tried at which some run missed the target; the truth lies between.
+        The next load up, which `limited_by` rules out; the truth lies between.
     limited_by : str
-        Why there is no larger load: "target"; "throughput" if the machine finishes no more, however
-        long searches may take; or "run length" if runs are too short to show more.
+        Why there is no larger load: "target" if some run missed it at `refuted`; "throughput" if
+        the machine finishes no more, however long searches may take; or "run length" if runs are
+        too short to show more.  Only for "target" was `refuted` served.
     at_largest : LoadPoint or None
         Figures at the largest load.
     at_stated : LoadPoint or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import TypeVar
 
 from arborsim.errors import UsageError
@@ -37,11 +37,16 @@ def unfold(
     ------
     UsageError
         A process died.
+
+    Notes
+    -----
+    After Ctrl-C nothing is waited for: processes that it did not reach are ended.
     """
     if processes <= 1:
         while more := _taken(next_item, 1):
             yield more[0], function(more[0])
         return
+    others = set(active_children())
     pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=die_on_interrupt)
     under_way: dict[Future[Result], Item] = {}
     try:
@@ -56,6 +61,10 @@ def unfold(
         raise UsageError(
             f"one of {processes} worker processes died, perhaps for lack of memory: try fewer"
         ) from None
+    except KeyboardInterrupt:
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from arborsim.budget import Budget
+from arborsim.calibration.document import Calibration
 from arborsim.errors import UsageError
 from arborsim.hardware.prices import Prices
 from arborsim.hardware.profile import HardwareProfile
@@ -130,6 +131,8 @@ class Workload:
         The candidates are all their combinations.
     target : Target
     prices : Prices
+    calibrations : tuple of Calibration
+        Where settings of `policies` come from that the workload does not set itself.
     serving : ServingOptions
         How searches share a machine; `Hardware.gpus` takes the place of its `tensor_parallel`.
     page_tokens : int
@@ -155,6 +158,7 @@ class Workload:
     recalls: tuple[str, ...]
     target: Target
     prices: Prices
+    calibrations: tuple[Calibration, ...] = ()
     serving: ServingOptions = _SERVING
     page_tokens: int = 1
     tree_attention: bool = True

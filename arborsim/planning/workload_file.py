@@ -18,6 +18,8 @@ from arborsim.hardware.lookup import load_geometry
 from arborsim.planning.arrivals import TRACE, Arrivals, ClosedLoop, Poisson, read_arrivals
 from arborsim.planning.candidates import (
     KEYS,
+    layers_of,
+    read_calibrations,
     read_gpus,
     read_hardware,
     read_policies,
@@ -46,7 +48,9 @@ def example_workload() -> str:
     return file.read_text(encoding="utf-8")
 
 
-def read_workload(path: Path | str, gpus: Sequence[str] = ()) -> Workload:
+def read_workload(
+    path: Path | str, gpus: Sequence[str] = (), calibrations: Sequence[str] = ()
+) -> Workload:
     """The workload that a TOML file describes, checked down to every name and number in it.
 
     Parameters
@@ -54,6 +58,8 @@ def read_workload(path: Path | str, gpus: Sequence[str] = ()) -> Workload:
     path : path
     gpus : sequence of str
         In place of the GPUs that the file names, if any are given.
+    calibrations : sequence of str
+        Beside those that the file names.
 
     Raises
     ------
@@ -71,11 +77,15 @@ def read_workload(path: Path | str, gpus: Sequence[str] = ()) -> Workload:
     except UnicodeDecodeError:
         raise UsageError(f"{path}: cannot be read: it is not UTF-8 text") from None
     with located(str(path)):
-        return parse_workload(text, path.parent, path.stem, gpus)
+        return parse_workload(text, path.parent, path.stem, gpus, calibrations)
 
 
 def parse_workload(
-    text: str, base: Path, name: str = "workload", gpus: Sequence[str] = ()
+    text: str,
+    base: Path,
+    name: str = "workload",
+    gpus: Sequence[str] = (),
+    calibrations: Sequence[str] = (),
 ) -> Workload:
     """The workload that a text describes.
 
@@ -89,6 +99,8 @@ def parse_workload(
         Its name, unless the text gives one.
     gpus : sequence of str
         In place of the GPUs that the text names, if any are given.
+    calibrations : sequence of str
+        Beside those that the text names.
 
     Raises
     ------
@@ -100,10 +112,12 @@ def parse_workload(
         raise UsageError(f"this is not valid TOML: {error}") from None
     if gpus and isinstance(raw.get("candidates"), dict):
         raw["candidates"]["gpus"] = list(gpus)
-    return workload_of(raw, base, name)
+    return workload_of(raw, base, name, calibrations)
 
 
-def workload_of(raw: dict[str, Any], base: Path, name: str) -> Workload:
+def workload_of(
+    raw: dict[str, Any], base: Path, name: str, calibrations: Sequence[str] = ()
+) -> Workload:
     """`parse_workload`, from what `tomllib` made of the text."""
     top = Section(raw, "", (*_RUNS, *_TABLES))
     seed = top.whole("seed", 0, MOST_SEED) if "seed" in top else 0
@@ -112,17 +126,22 @@ def workload_of(raw: dict[str, Any], base: Path, name: str) -> Workload:
     gpus = read_gpus(candidates, base)
     prices = read_prices(raw.get("prices", {}), base, gpus)
     serving, page_tokens, tree_attention = read_serving(raw.get("serving", {}))
+    mix = read_mix(raw.get("mix"), base, seed)
+    measured = read_calibrations(candidates, base, calibrations)
     workload = Workload(
         name=top.text("name") if "name" in top else name,
         geometry=geometry,
-        mix=read_mix(raw.get("mix"), base, seed),
+        mix=mix,
         arrivals=_arrivals(_table(raw, "arrivals"), base),
         hardware=read_hardware(candidates, gpus, geometry, prices),
-        policies=read_policies(candidates, base),
+        policies=read_policies(
+            candidates, base, measured, layers_of(mix, geometry) if measured else {}
+        ),
         budgets=_budgets(candidates),
         recalls=_recalls(candidates),
         target=_target(_table(raw, "target")),
         prices=prices,
+        calibrations=measured,
         serving=serving,
         page_tokens=page_tokens,
         tree_attention=tree_attention,

@@ -11,7 +11,7 @@ from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import MET, MISSED, CandidateResult, PlanResult
 from arborsim.planning.statistics import Estimate
 from arborsim.report.markup import sorter
-from arborsim.report.plan_words import middle, named, plain_scale, saturates
+from arborsim.report.plan_words import middle, named, plain_scale, saturates, stopped_by
 from arborsim.report.units import Scale, scale_for
 
 _STATUS = {MISSED: "misses the target"}
@@ -42,7 +42,8 @@ class PlanColumn:
         """One unit for the column."""
         values = [self.value(row) for row in rows]
         if self.kind == "load":
-            return plain_scale(values, result.unit if self.key == "largest" else "")
+            units = {"largest": result.unit, "served": "searches/s"}
+            return plain_scale(values, units.get(self.key, ""))
         if self.kind == "money":
             return plain_scale(values, result.currency)
         return scale_for(self.kind, values)
@@ -67,19 +68,33 @@ def _accuracy(row: CandidateResult) -> float:
     return math.nan if quality is None or quality.accuracy is None else quality.accuracy.value
 
 
+RUNS_OUT = "Runs out first"
+RUNS_OUT_ABOUT = (
+    "Space (HBM, host memory, allowed searches), if searches spend at least 1 % of their time "
+    "waiting for it, or at least 1 in 100 loses its place: that which kept one waiting first. "
+    "Otherwise what is busy for the largest share of the time: compute, HBM bandwidth or PCIe. "
+    "Shares of space and of time are not comparable, so it need not be the largest number."
+)
+STOPPED_BY = "More load is stopped by"
+
 COLUMNS: tuple[PlanColumn, ...] = (
-    PlanColumn("largest", "Largest load", "load",
+    PlanColumn("largest", "Largest load, offered", "load",
                lambda r: math.nan if r.largest is None else r.largest,
-               "The largest load on one machine at which every run met the target. The next load "
-               "that was tried missed it."),
+               "The largest load offered to one machine (what arrives there) at which every run "
+               "met the target. What is in the way of the next one, 2 % above it, differs by row: "
+               "see More load is stopped by."),
+    PlanColumn("served", "Served at it", "load", _at(lambda p: p.served_per_s.value),
+               "Searches that ended per second while the measured ones arrived, mean over runs. "
+               "In short runs it is below what is offered, while the machine fills. Costs are per "
+               "offered search, as in the long run all that is offered is served."),
     PlanColumn("cost_stated", "Cost per 1,000, stated load", "money",
                lambda r: math.nan if r.fleet is None else middle(r.fleet.cost_per_1000),
-               "Price of 1,000 searches at the stated load, with idle time of the machines; the "
-               "middle of its range."),
-    PlanColumn("cost", "Cost per 1,000", "money",
+               "Price of 1,000 searches at the stated load of all machines, with their idle time; "
+               "the middle of its range."),
+    PlanColumn("cost", "Cost per 1,000, largest load", "money",
                _at(lambda p: middle(p.cost_per_1000)),
-               "Price of 1,000 served searches at the largest load; the middle of its range."),
-    PlanColumn("cost_solved", "Cost per 1,000 solved", "money",
+               "Price of 1,000 searches at the row's own largest load; the middle of its range."),
+    PlanColumn("cost_solved", "Cost per 1,000 solved, largest load", "money",
                _at(lambda p: 1000 * _solved(p.cost_per_solved)),
                "The same for 1,000 searches with a correct answer, as recorded under full "
                "retention; a policy that drops tokens may solve fewer."),
@@ -105,11 +120,15 @@ COLUMNS: tuple[PlanColumn, ...] = (
     PlanColumn("together", "Searches at once", "load", _at(lambda p: p.concurrency),
                "Mean number of searches in the machine, waiting ones left out."),
     PlanColumn("use_hbm", "HBM space", "percent", _at(lambda p: p.used.hbm),
-               "Bytes held for keys and values, of those that there are for them, over time."),
+               "Bytes held for keys and values, of those that there are for them: mean over time. "
+               "It limits how many searches have a place; it is full at peaks long before it is "
+               "full on average."),
     PlanColumn("use_memory", "HBM bandwidth", "percent", _at(lambda p: p.used.memory),
-               "Share of the time that decode iterations need to read weights, keys and values."),
+               "Share of the time that decode iterations need to read weights, keys and values. It "
+               "limits how fast searches that have a place go on."),
     PlanColumn("use_compute", "Compute", "percent", _at(lambda p: p.used.compute),
-               "Share of the time that decode iterations need to compute."),
+               "Share of the time that decode iterations need to compute, with that of prompts and "
+               "of recomputed tokens."),
     PlanColumn("use_pcie", "PCIe", "percent",
                _at(lambda p: max(p.used.pcie_down, p.used.pcie_up)),
                "Share of the time that the busier direction carries something."),
@@ -140,7 +159,12 @@ def shown(rows: Sequence[CandidateResult]) -> list[PlanColumn]:
 
 def definitions(columns: Sequence[PlanColumn]) -> dict[str, str]:
     """Terms and what they mean."""
-    return {column.title: column.about for column in columns}
+    return {column.title: column.about for column in columns} | {
+        RUNS_OUT: RUNS_OUT_ABOUT,
+        STOPPED_BY: "Why the largest load is not larger: some run misses the latency target at the "
+        "next one; searches arrive faster than they end, so the queue would grow for ever; or runs "
+        "are too short to show a steady state there, so the candidate may serve more.",
+    }
 
 
 def table(result: PlanResult) -> tuple[str, list[PlanColumn]]:
@@ -160,11 +184,12 @@ def table(result: PlanResult) -> tuple[str, list[PlanColumn]]:
         f"{sorter(c.title, html.escape(units[c.key].unit))}</th>"
         for c in columns
     )
-    head += f'<th class="text" scope="col">{sorter("Runs out first", "")}</th>'
+    for text, about in ((RUNS_OUT, RUNS_OUT_ABOUT), (STOPPED_BY, "")):
+        head += f'<th class="text" scope="col" title="{html.escape(about)}">{sorter(text, "")}</th>'
     bodies = []
     for hardware in dict.fromkeys(row.hardware for row in rows):
         own = [row for row in rows if row.hardware == hardware]
-        span = len(texts) + len(columns) + 1
+        span = len(texts) + len(columns) + 2
         name = f'<th scope="rowgroup" colspan="{span}">{html.escape(hardware)}</th>'
         group = f'<tr class="group">{name}</tr>'
         lines = [_line(row, result, columns, units, budgets, recalls) for row in own]
@@ -190,7 +215,7 @@ def _line(
             bar = f' class="bar" style="--share:{min(max(value, 0.0), 1.0):.3f}"'
         text = html.escape(units[column.key].show(value).replace("-", "\u2013"))
         cells.append(f'<td{bar} data-value="{f"{value:.9g}" if known else ""}">{text}</td>')
-    cells.append(_text(saturates(row.at_largest)))
+    cells += [_text(saturates(row.at_largest)), _text(stopped_by(row))]
     chosen = ' class="chosen"' if row.number == result.recommendation.candidate else ""
     return f"<tr{chosen}>{''.join(cells)}</tr>"
 

@@ -16,6 +16,21 @@ from arborsim.planning.statistics import Estimate
 from arborsim.serving.report import Utilisation
 from arborsim.serving.tally import BusySeconds
 
+#: What the names of columns do not say by themselves; seconds, bytes and shares have it in theirs.
+ABOUT = {
+    "load, largest_load": "Offered to one machine: searches that arrive per second, or clients.",
+    "refuted_load": "The next load, which limited_by rules out; it was served only "
+    "if limited_by is target.",
+    "limited_by": "target: some run missed it; throughput: searches arrive faster than they end; "
+    "run length: runs are too short to tell.",
+    "served_per_s": "Searches that ended per second of the measured part of the runs; below the "
+    "load while the machine fills.",
+    "cost_per_1000": "Of 1,000 searches offered at that load, at the lowest and highest price.",
+    "saturated": "What runs out first: hbm, host or searches (space), compute, memory (HBM "
+    "bandwidth), pcie_down or pcie_up (time).",
+    "used_...": "hbm and host: mean share of the bytes; others: share of the time.",
+    "..._low, ..._high": "Ends of the 95 % interval, or of the range of prices.",
+}
 _NAMES = ("number", "hardware", "policy", "budget", "recall", "gpus", "status", "reason")
 #: Spreadsheets take a text that begins so for a formula.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -63,6 +78,7 @@ def sensitivity(found: Sequence[Sensitivity]) -> str:
             "assumption": each.assumption.title,
             "factor": variant.factor,
             "value": each.base * variant.factor,
+            "unit": "" if each.assumption.kind == "factor" else each.assumption.kind,
             **_who(variant.result),
             "number": each.candidate,
             "largest_load": variant.result.largest,
@@ -83,6 +99,7 @@ def _known(row: CandidateResult) -> dict[str, Any]:
         **_range("price_per_hour", row.price_per_hour),
         "largest_load": row.largest,
         "refuted_load": row.refuted,
+        "limited_by": row.limited_by,
         **_estimate("largest_mean", row.spread),
         "attention_kept": quality.attention_kept if quality else None,
         **_estimate("accuracy", quality.accuracy if quality else None),

@@ -10,7 +10,15 @@ from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import compared_cost
 from arborsim.report.figures import Figure, label
-from arborsim.report.plan_words import middle, named, saturates, told_apart
+from arborsim.report.plan_words import (
+    VERDICTS,
+    load_axis,
+    middle,
+    named,
+    saturates,
+    told_apart,
+    verdict,
+)
 
 _COLOURS = 8
 #: Of the limit: times beyond it say only that the machine is overloaded.
@@ -27,6 +35,14 @@ SHARES = (
     ("PCIe to host", "pcie_down", "flight"),
     ("PCIe from host", "pcie_up", "c2"),
 )
+#: Shapes of points, by `VERDICTS`.
+SYMBOLS = {
+    "met": "circle",
+    "target": "x",
+    "throughput": "triangle-up",
+    "run length": "diamond-open",
+    "above a miss": "square-open",
+}
 _PARTS = (
     ("Prefill", "prefill_s", "prefill"),
     ("Decode", "decode_s", "decode"),
@@ -74,17 +90,16 @@ def _curves(
     names = told_apart(rows)
     values = [read(point) for row in rows for point in row.curve]
     data = [
-        curve(row.curve, read, names[row.number], number, result.unit)
-        for number, row in enumerate(rows)
+        curve(row, read, names[row.number], number, result.unit) for number, row in enumerate(rows)
     ]
+    data += marks(rows)
     shapes, top = [], _top(values, limit)
     if limit is not None:
         shapes.append(level(limit))
     return {
         "data": data,
         "layout": {
-            "xaxis": {"title": {"text": f"load on one machine ({result.unit})"},
-                      "rangemode": "tozero"},
+            "xaxis": {"title": {"text": load_axis(result)}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": label(axis)}, "range": [0, top]},
             "shapes": shapes,
             "annotations": [] if limit is None else [said("target", limit)],
@@ -104,10 +119,11 @@ def _top(values: Sequence[float], limit: float | None) -> float:
 
 
 def curve(
-    points: Sequence[LoadPoint], read: Callable[[LoadPoint], float], name: str, number: int,
-    unit: str, dashed: bool = False,
+    row: CandidateResult, read: Callable[[LoadPoint], float], name: str, number: int, unit: str,
+    dashed: bool = False,
 ) -> Figure:  # fmt: skip
-    """A line over loads; each point says what runs out there."""
+    """A line over loads; points say what is served, whether that is in time, and what runs out."""
+    points, told = row.curve, [verdict(row, point) for point in row.curve]
     colour = f"var(--c{(number + 1) % _COLOURS})"
     return {
         "type": "scatter",
@@ -116,13 +132,30 @@ def curve(
         "showlegend": not dashed,
         "x": [_short(point.load) for point in points],
         "y": [_short(read(point)) for point in points],
-        "customdata": [saturates(point) for point in points],
+        "customdata": [
+            [VERDICTS[each], saturates(point), f"{point.served_per_s.value:.3g}"]
+            for point, each in zip(points, told, strict=True)
+        ],
         "line": {"color": colour, "width": 1.5 if dashed else 2.2,
                  "dash": "dot" if dashed else "solid"},
-        "marker": {"color": colour, "size": 7},
-        "hovertemplate": f"<b>{label(name)}</b><br>%{{x:.4g}} {unit}: %{{y:.4g}} s<br>"
-        "runs out first: %{customdata}<extra></extra>",
+        "marker": {"color": colour, "size": [7 if each == "met" else 10 for each in told],
+                   "symbol": [SYMBOLS[each] for each in told]},
+        "hovertemplate": f"<b>{label(name)}</b><br>offered %{{x:.4g}} {unit}, served "
+        "%{customdata[2]} searches/s: %{y:.4g} s<br>%{customdata[0]}<br>"
+        "runs out first: %{customdata[1]}<extra></extra>",
     }  # fmt: skip
+
+
+def marks(rows: Sequence[CandidateResult]) -> list[Figure]:
+    """Entries of the legend for the shapes of points beyond the largest load."""
+    told = {verdict(row, point) for row in rows for point in row.curve}
+    return [
+        {
+            "type": "scatter", "mode": "markers", "name": VERDICTS[each], "x": [None], "y": [None],
+            "marker": {"color": "var(--soft)", "size": 10, "symbol": symbol}, "hoverinfo": "skip",
+        }
+        for each, symbol in SYMBOLS.items() if each in told - {"met"}
+    ]  # fmt: skip
 
 
 def _short(value: float) -> float | None:
@@ -174,8 +207,7 @@ def _used(row: CandidateResult, result: PlanResult) -> Figure:
     return {
         "data": data,
         "layout": {
-            "xaxis": {"title": {"text": f"load on one machine ({result.unit})"},
-                      "rangemode": "tozero"},
+            "xaxis": {"title": {"text": load_axis(result)}, "rangemode": "tozero"},
             "yaxis": {"title": {"text": "used (%)"}, "range": [0, 103]},
             "shapes": shapes,
             "hovermode": "x unified",

@@ -12,21 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.errors import UsageError
+from arborsim.planning.limits import TIME
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import Sensitivity, break_even
 from arborsim.report import plan_export, plan_figures, plan_pareto, plan_timeline
 from arborsim.report.markup import asset, bullets, filled, in_script, pairs
-from arborsim.report.plan_columns import definitions, failures, table
+from arborsim.report.plan_columns import RUNS_OUT, STOPPED_BY, definitions, failures, table
 from arborsim.report.plan_sensitivity import overview, sliders
-from arborsim.report.plan_words import at_load, digits, load, money, named, numbered, saturates
+from arborsim.report.plan_words import (
+    SATURATED,
+    at_load,
+    digits,
+    load,
+    money,
+    named,
+    numbered,
+    saturates,
+    stopped_by,
+)
 from arborsim.report.units import quantity
 
 _SCRIPTS = ("page.js", "buttons.js", "plan.js")
-_LIMITS = {
-    "target": "the target",
-    "throughput": "arrivals faster than searches finish",
-    "run length": "the length of the runs: it may serve more",
-}
 _WARNING = '<p class="warning"><strong>{}</strong> {}</p>'
 
 
@@ -94,6 +100,7 @@ def render(report: PlanReport) -> str:
         "settings": pairs(result.settings),
         "assumed": bullets(result.assumed),
         "definitions": pairs(definitions(columns)),
+        "file_columns": pairs(plan_export.ABOUT),
         "data": in_script(data),
         "plotly": get_plotlyjs(),
         "script": "\n".join(map(asset, _SCRIPTS)),
@@ -175,25 +182,28 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     """What decides, in the words of a meeting; "" where it is not known."""
     point, fleet = row.at_largest, row.fleet
     stated = f"Cost per 1,000 searches{at_load(result)}"
-    largest = "Cost per 1,000 searches at the largest load"
+    largest, solved = "Cost per 1,000 searches at the largest load", "Cost per 1,000 solved there"
     found = {
         "Price per hour": money(row.price_per_hour, result.currency),
-        "Largest load on one machine": _spread(row, result),
+        "Largest load offered to one machine": _spread(row, result),
+        "Served at it": "",
         stated: "",
         largest: "",
-        "Cost per 1,000 solved": "",
+        solved: "",
         "Time per search (p50, p95, p99)": "",
         "Time per output token (p50, p95)": "",
         "Searches at once": "",
-        "Runs out first": saturates(point),
-        "More load is stopped by": _LIMITS.get(row.limited_by, row.limited_by),
+        RUNS_OUT: _first(row),
+        STOPPED_BY: stopped_by(row),
         "Quality": _quality(row),
         "Machines for the stated load": "",
     }
     if point is not None:
-        times = point.search_s
+        times, there = point.search_s, load(point.load, result.unit)
         found |= {
-            largest: money(point.cost_per_1000, result.currency),
+            "Served at it": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
+            f"{result.searches:,} searches, which begin empty",
+            largest: f"{money(point.cost_per_1000, result.currency)} at {there}",
             "Time per search (p50, p95, p99)": ", ".join(
                 quantity("seconds", each) for each in (times.p50, times.p95, times.p99)
             ),
@@ -205,9 +215,8 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
         }
         if point.cost_per_solved is not None:
             low, high = point.cost_per_solved
-            found["Cost per 1,000 solved"] = money(
-                (1000 * low.value, 1000 * high.value), result.currency
-            )
+            costs = money((1000 * low.value, 1000 * high.value), result.currency)
+            found[solved] = f"{costs} at {there}"
     if fleet is not None and result.stated_load is not None:
         found[stated] = money(fleet.cost_per_1000, result.currency)
         found["Machines for the stated load"] = (
@@ -216,6 +225,22 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
             "per hour)"
         )
     return found
+
+
+def _first(row: CandidateResult) -> str:
+    """What runs out first, beside what is busiest if that is something else."""
+    point = row.at_largest
+    if point is None:
+        return ""
+    shares = {name: f"{100 * getattr(point.used, name):.0f} %" for name in (*TIME, "hbm", "host")}
+    if point.saturated in TIME:
+        return f"{saturates(point)} (busy {shares[point.saturated]} of the time)"
+    held = f" ({shares[point.saturated]} held on average)" if point.saturated in shares else ""
+    busiest = max(TIME, key=lambda name: float(getattr(point.used, name)))
+    return (
+        f"{saturates(point)}{held}: searches wait for a place; {SATURATED[busiest]} is busy "
+        f"{shares[busiest]} of the time"
+    )
 
 
 def _spread(row: CandidateResult, result: PlanResult) -> str:

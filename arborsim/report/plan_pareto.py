@@ -10,7 +10,7 @@ from typing import Any
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import compared_cost
 from arborsim.report.figures import Figure, label
-from arborsim.report.plan_words import at_load, digits, load, middle, money, named
+from arborsim.report.plan_words import at_load, digits, load, load_axis, middle, money, named
 from arborsim.report.units import quantity
 
 _COLOURS = 8
@@ -61,7 +61,7 @@ def _cost(result: PlanResult) -> Measure | None:
         return Measure("cost", axis, cost, False, lambda row: (
             f"{money(compared_cost(row), result.currency)} per 1,000 searches"
         ))  # fmt: skip
-    axis = f"largest load on one machine ({result.unit})"
+    axis = f"largest {load_axis(result)}"
     return Measure("load", axis, largest, True, lambda row: load(row.largest, result.unit))
 
 

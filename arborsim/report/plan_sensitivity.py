@@ -9,11 +9,12 @@ from typing import Any
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import Sensitivity, Variant, compared_cost, elsewhere
 from arborsim.report.figures import Figure, label
-from arborsim.report.plan_figures import curve, level, said
+from arborsim.report.plan_figures import curve, level, marks, said
 from arborsim.report.plan_words import (
     at_load,
     digits,
     load,
+    load_axis,
     middle,
     money,
     numbered,
@@ -125,10 +126,12 @@ def _moved(
         before, now = _at(each, 1.0).result, _at(each, factor).result
         name = names[each.candidate]
         if factor != 1:
-            data.append(curve(before.curve, lambda p: p.at_percentile.value, name, number,
+            data.append(curve(before, lambda p: p.at_percentile.value, name, number,
                               result.unit, dashed=True))  # fmt: skip
-        data.append(curve(now.curve, lambda p: p.at_percentile.value, name, number, result.unit))
-    points = [p for each in own for variant in each.variants for p in variant.result.curve]
+        data.append(curve(now, lambda p: p.at_percentile.value, name, number, result.unit))
+    shown = [variant.result for each in own for variant in each.variants]
+    data += marks([_at(each, factor).result for each in own])
+    points = [point for row in shown for point in row.curve]
     limit = result.search_limit_s
     longest = max((p.at_percentile.value for p in points), default=1.0)
     top = longest if limit is None else min(max(longest, 1.2 * limit), _ABOVE_LIMIT * limit)
@@ -137,7 +140,7 @@ def _moved(
     return {
         "data": data,
         "layout": {
-            "xaxis": {"title": {"text": f"load on one machine ({result.unit})"},
+            "xaxis": {"title": {"text": load_axis(result)},
                       "range": [0, 1.03 * right]},
             "yaxis": {"title": {"text": axis}, "range": [0, 1.03 * top]},
             "shapes": [] if limit is None else [level(limit)],
@@ -239,7 +242,7 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
         "layout": {
             "barmode": "overlay",
             "bargap": 0.35,
-            "xaxis": {"title": {"text": "load (unchanged: 100 %)"}},
+            "xaxis": {"title": {"text": "largest load (unchanged: 100 %)"}},
             "yaxis": {"tickvals": places, "ticktext": [bar[0] for bar in bars],
                       "zeroline": False, "showgrid": False},
             "shapes": [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 100, "x1": 100,

@@ -20,6 +20,21 @@ SATURATED = {
     "pcie_up": "PCIe from host",
 }
 
+#: Of a load: what its points are marked with, and how that is said.
+VERDICTS = {
+    "met": "target met",
+    "target": "latency target missed",
+    "throughput": "searches arrive faster than they end",
+    "run length": "runs too short to tell",
+    "above a miss": "met, but a smaller load was missed",
+}
+#: Names of `CandidateResult.limited_by`.
+STOPPED = {
+    "target": "the latency target",
+    "throughput": "searches arriving faster than they end",
+    "run length": "the length of the runs: it may serve more",
+}
+
 
 def numbered(result: PlanResult, number: int) -> CandidateResult:
     """A candidate by its number; of an interrupted plan some are missing."""
@@ -36,6 +51,26 @@ def named(row: CandidateResult) -> str:
 def at_load(result: PlanResult) -> str:
     """Where candidates' costs are compared: `` at 5 searches/s``, or "" for their largest loads."""
     return "" if result.stated_load is None else f" at {result.stated_load:g} {result.unit}"
+
+
+def load_axis(result: PlanResult) -> str:
+    """What an axis of loads shows."""
+    return f"load offered to one machine ({result.unit})"
+
+
+def verdict(row: CandidateResult, point: LoadPoint) -> str:
+    """A name of `VERDICTS`: whether the load is met, or why it is beyond the largest one."""
+    if not point.meets:
+        return "target"
+    if row.largest is None or point.load <= row.largest * (1 + 1e-9):
+        return "met"
+    # Served in time, but such a run does not show that it goes on like this.
+    return row.limited_by if row.limited_by in ("throughput", "run length") else "above a miss"
+
+
+def stopped_by(row: CandidateResult) -> str:
+    """What is in the way of the next larger load."""
+    return STOPPED.get(row.limited_by, row.limited_by)
 
 
 def saturates(point: LoadPoint | None) -> str:

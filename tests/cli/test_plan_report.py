@@ -47,7 +47,8 @@ def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[s
     assert main(["plan", str(workload), "--report", str(page), *LENGTHS]) == 0
     assert f"wrote {page}" in capsys.readouterr().out.replace("\n", "")
     data = data_of(page)
-    assert len(data["load"][0]["figure"]["data"]) == 2
+    lines = [each for each in data["load"][0]["figure"]["data"] if "lines" in each["mode"]]
+    assert len(lines) == 2
     titles = [each["title"] for each in data["sliders"]]
     assert titles == ["HBM size", "Price of rtx4090"]
     assert data["timeline"]["data"]

@@ -110,6 +110,9 @@ def test_every_policy_of_the_example_runs_on_its_searches(tmp_path: Path) -> Non
         assert len(job.run().episodes) == 2
 
 
+_OTHERS = ("kind", "format", "scale", "clients", "think_s")
+
+
 def test_what_the_example_comments_out_is_its_default_or_works() -> None:
     """Uncomment each ``# key = value`` of the example alone: the file stays valid."""
     lines = example_workload().splitlines()
@@ -118,7 +121,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
         head, equals, _ = line.removeprefix("# ").partition(" = ")
         if not line.startswith("# ") or not equals or not head.isidentifier():
             continue
-        if head in ("trace", "file", "kind", "format", "scale", "clients", "think_s", "calibrations"):
+        if head in (*_OTHERS, "trace", "file", "calibrations"):
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1

@@ -14,9 +14,10 @@ import pytest
 
 from arborsim.errors import UsageError
 from arborsim.planning.course import Slice
-from arborsim.planning.results import Recommendation
+from arborsim.planning.results import CandidateResult, Recommendation
+from arborsim.planning.statistics import Estimate
 from arborsim.report import plan_export, plan_figures, plan_pareto, plan_timeline
-from arborsim.report.plan_columns import COLUMNS, table
+from arborsim.report.plan_columns import COLUMNS, definitions, table
 from arborsim.report.plan_page import PlanReport, render, write_plan_page
 from arborsim.report.plan_sensitivity import overview, sliders
 from arborsim.report.plan_words import digits, money, named, told_apart
@@ -268,7 +269,7 @@ def test_sliders_stop_at_every_factor_and_the_curves_move() -> None:
     memory = found[0]
     assert [stop["label"].split(" (")[0] for stop in memory["stops"]] == [
         "× 0.5", "× 0.75", "× 1", "× 1.5", "× 2"]  # fmt: skip
-    solid = [[line for line in stop["figure"]["data"] if line["showlegend"]]
+    solid = [[line for line in stop["figure"]["data"] if line.get("showlegend")]
              for stop in memory["stops"]]  # fmt: skip
     assert len({str(lines[0]["x"]) for lines in solid}) == 5
     assert memory["stops"][0]["rows"][1] == ["rtx4090", "no room for keys and values", "", ""]
@@ -325,3 +326,97 @@ def test_numbers_in_words() -> None:
     assert told_apart([rows[2], rows[9]]) == {2: "budget 0.5, rtx4090", 9: "budget 0.25, h100"}
     assert told_apart([rows[0], rows[6]]) == {0: "rtx4090", 6: "h100"}
     assert told_apart(rows[:1]) == {0: "full"}
+
+
+def with_beyond(limited_by: str, meets: bool) -> CandidateResult:
+    """The recommended candidate with one point above its largest load."""
+    row = plan().candidates[9]
+    assert row.at_largest is not None
+    assert row.largest is not None
+    above = replace(row.at_largest, load=1.1 * row.largest, meets=meets)
+    return replace(row, limited_by=limited_by, curve=(row.at_largest, above))
+
+
+@pytest.mark.parametrize(
+    ("limited_by", "meets", "shape", "said"),
+    [
+        ("target", False, "x", "latency target missed"),
+        ("throughput", False, "x", "latency target missed"),
+        ("throughput", True, "triangle-up", "searches arrive faster than they end"),
+        ("run length", True, "diamond-open", "runs too short to tell"),
+        ("target", True, "square-open", "met, but a smaller load was missed"),
+    ],
+)
+def test_points_beyond_the_largest_load_say_why(
+    limited_by: str, meets: bool, shape: str, said: str
+) -> None:
+    row = with_beyond(limited_by, meets)
+    line = plan_figures.curve(row, lambda p: p.at_percentile.value, "x", 0, "searches/s")
+    assert line["marker"]["symbol"] == ["circle", shape]
+    assert [told[0] for told in line["customdata"]] == ["target met", said]
+    assert row.at_largest is not None
+    assert line["customdata"][0][2] == f"{row.at_largest.served_per_s.value:.3g}"
+    (entry,) = plan_figures.marks([row])
+    assert (entry["name"], entry["marker"]["symbol"]) == (said, shape)
+
+
+def test_what_stops_more_load_is_said_row_by_row() -> None:
+    base = plan()
+    reasons = ("target", "throughput", "run length")
+    rows = [replace(row, limited_by=reasons[i % 3]) for i, row in enumerate(base.candidates[:6])]
+    html, columns = table(replace(base, candidates=tuple(rows)))
+    for text in ("the latency target", "searches arriving faster than they end",
+                 "the length of the runs: it may serve more"):  # fmt: skip
+        assert html.count(f'data-value="{text}"') == 2
+    terms = definitions(columns)
+    assert "missed it" not in terms["Largest load, offered"]
+    assert {"Served at it", "Runs out first", "More load is stopped by"} <= set(terms)
+
+
+def test_loads_are_offered_and_what_was_served_stands_beside_them() -> None:
+    base = plan()
+    chosen = base.candidates[9]
+    assert chosen.at_largest is not None
+    less = replace(
+        chosen, at_largest=replace(chosen.at_largest, served_per_s=Estimate(1.25, 1.2, 1.3, 3))
+    )
+    result = replace(base, candidates=(*base.candidates[:9], less, *base.candidates[10:]))
+    page = render(PlanReport(result))
+    assert "Largest load offered to one machine" in page
+    assert "1.25 searches/s in runs of 1,000 searches, which begin empty" in page
+    assert 'data-value="1.25"' in table(result)[0]
+    axes = [plot["figure"]["layout"]["xaxis"]["title"]["text"]
+            for plot in plan_figures.against_load(result)]  # fmt: skip
+    assert set(axes) == {"load offered to one machine (searches/s)"}
+    assert "Offered to one machine" in page[page.index("Columns of the files") :]
+
+
+def test_a_cost_stands_beside_its_load() -> None:
+    result = plan()
+    chosen = result.candidates[9]
+    assert chosen.at_largest is not None
+    page = render(PlanReport(result))
+    there = f"at {digits(chosen.at_largest.load)} searches/s"
+    shown = money(chosen.at_largest.cost_per_1000, "USD")
+    assert f"<td>{shown} {there}</td>" in page
+    text = small_plan().recommendation.text
+    assert text.count("per 1,000 searches at ") == text.count("per 1,000 searches") >= 3
+
+
+def test_space_and_time_stand_together_with_what_each_means() -> None:
+    page = render(PlanReport(plan()))
+    chosen = plan().candidates[9]
+    assert chosen.at_largest is not None
+    used = chosen.at_largest.used
+    assert chosen.at_largest.saturated == "hbm"
+    assert (
+        f"HBM space ({100 * used.hbm:.0f} % held on average): searches wait for a place; "
+        f"HBM bandwidth is busy {100 * used.memory:.0f} % of the time"
+    ) in page
+
+
+def test_changed_assumptions_have_units() -> None:
+    rows = rows_of(plan_export.sensitivity(sensitivities(plan())))
+    units = {row["assumption"]: row["unit"] for row in rows}
+    assert units == {"HBM size": "bytes", "HBM bandwidth": "bytes/s", "Compute": "FLOP/s",
+                     "PCIe bandwidth": "bytes/s", "Length of searches": ""}  # fmt: skip

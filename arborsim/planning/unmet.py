@@ -1,0 +1,59 @@
+"""What is said when no candidate meets the target."""
+
+from __future__ import annotations
+
+import math
+
+from arborsim.planning.results import MISSED, UNFIT, CandidateResult, PlanResult
+from arborsim.planning.wording import limits_of, named
+
+
+def nobody(plan: PlanResult) -> str:
+    """By how much the best one misses the target, and what would help: three short lines."""
+    missed = [each for each in plan.candidates if each.status == MISSED and each.alone]
+    if missed:
+        best = min(missed, key=lambda each: (_excess(each, plan), each.number))
+        return (
+            f"No candidate meets {limits_of(plan)} for {plan.percentile:g}% of the searches. "
+            f"Nearest: {named(best)}, {_missed_by(best, plan)}."
+        )
+    unfit = [each for each in plan.candidates if each.status == UNFIT]
+    first = unfit[0] if unfit else plan.candidates[0] if plan.candidates else None
+    if first is None:
+        return "No candidate was finished."
+    return f"No candidate can serve these searches; {named(first)}: {first.reason}"
+
+
+def _missed_by(best: CandidateResult, plan: PlanResult) -> str:
+    """How far even a search alone is from the limits, and which limits it would meet."""
+    alone = best.alone
+    assert alone is not None
+    over, enough = [], []
+    for value, limit, unit, key in (
+        (alone.at_percentile_s, plan.search_limit_s, "s", "search"),
+        (alone.token_at_percentile_s, plan.token_limit_s, "ms", "token"),
+    ):
+        if limit is not None and value > limit:
+            scale = 1e3 if unit == "ms" else 1.0
+            times = f"{value / limit:.3g} times the limit"
+            over.append(f"{scale * value:.3g} {unit} per {key} alone ({times})")
+            enough.append(f'{key} = "{_up(scale * value)} {unit}"')
+    if not over:
+        return "which meets it alone, but not beside others. Relax the target or take faster GPUs"
+    return f"{', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
+
+
+def _excess(candidate: CandidateResult, plan: PlanResult) -> float:
+    assert candidate.alone is not None
+    return max(
+        candidate.alone.at_percentile_s / (plan.search_limit_s or math.inf),
+        candidate.alone.token_at_percentile_s / (plan.token_limit_s or math.inf),
+    )
+
+
+def _up(value: float) -> str:
+    """Two digits, rounded up."""
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / unit) * unit:g}"
