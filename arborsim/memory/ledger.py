@@ -11,8 +11,9 @@ import numpy as np
 
 from arborsim.errors import PlanError, UsageError
 from arborsim.memory.census import Census, Changes
-from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.memory.moves import Moves
 from arborsim.memory.pages import GrowingTable, PageTable
+from arborsim.memory.resolve import resolve
 from arborsim.memory.run_profile import RunProfile
 from arborsim.memory.tiers import NUM_TIERS, Tier
 
@@ -147,36 +148,7 @@ class Ledger:
         """
         if not len(moves):
             return Changes.none()
-        step, group, token, target = moves.step, moves.group, moves.token, moves.target
-        if self.groups == 1:
-            group = np.where(group == ALL_GROUPS, 0, group)
-        elif (group == ALL_GROUPS).any():
-            times = np.where(group == ALL_GROUPS, self.groups, 1)
-            rank = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-            group = np.where(np.repeat(group, times) == ALL_GROUPS, rank, np.repeat(group, times))
-            step, token, target = (np.repeat(a, times) for a in (step, token, target))
-        group = group.astype(np.int64)
-        self._check_names(group, token, arriving)
-        if arriving:
-            old = token < self.num_tokens
-            source = np.full(len(token), _HBM, dtype=np.int8)
-            source[old] = self.tier[group[old], token[old]]
-        else:
-            source = self.tier[group, token]
-        changes = Changes(step, group, token, source, target)
-        same = source == target
-        return changes.where(~same) if same.any() else changes
-
-    def _check_names(self, group: np.ndarray, token: np.ndarray, arriving: int) -> None:
-        last = self.num_tokens + arriving
-        if token.min() < 0 or token.max() >= last:
-            raise PlanError(f"a plan moves a token outside 0 .. {last - 1}")
-        if group.min() < 0 or group.max() >= self.groups:
-            raise PlanError(f"a plan moves tokens of a group outside 0 .. {self.groups - 1}")
-        named = np.sort(group * last + token)
-        twice = named[1:] == named[:-1]
-        if twice.any():
-            raise PlanError(f"a plan moves token {int(named[1:][twice][0]) % last} twice at once")
+        return resolve(moves, self.tier, arriving)
 
     def append(self, leaves: tuple[int, ...], steps: int) -> None:
         """`steps` tokens of each leaf enter HBM, interleaved as in `ThoughtTree.append`."""
@@ -234,9 +206,7 @@ class Ledger:
             self.hbm_tokens, self._fullest(_SMALL, _SMALL_DDR), self._fullest(_DDR, _SMALL_DDR),
             self.hbm_bytes, self.ddr_bytes, self.quantised_bytes,
         ]  # fmt: skip
-        steady = np.repeat(
-            np.array(now)[:, None], steps, axis=1
-        )  # one table for all: it is cheaper
+        steady = np.repeat(np.array(now)[:, None], steps, axis=1)  # one table: it is cheaper
         counts, (tokens, small, away, page_bytes, ddr_bytes, small_bytes) = (
             steady[:NUM_TIERS], steady[NUM_TIERS:],
         )  # fmt: skip
