@@ -182,7 +182,7 @@ def _write(
 
     if out.exists() and out.samefile(log):
         raise UsageError(f"{out} is the recording itself: choose another name")
-    if on_damage is OnDamage.refuse:
+    if on_damage is OnDamage.refuse or not contents.searches:
         refuse_damage(log, contents)
     command = shlex.join(["arborsim", *sys.argv[1:]])
     info = trace_info(log, about, contents, load_geometry(model), command)

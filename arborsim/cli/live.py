@@ -199,7 +199,7 @@ def live(
     from arborsim.cli import live_setup as setup
     from arborsim.cli.live_run import run
     from arborsim.cli.options import chosen_names
-    from arborsim.cli.record import _given
+    from arborsim.cli.problem_options import given
     from arborsim.live.request import LiveRequest
 
     setup.check_files(out, trace, report, resume=resume, overwrite=overwrite, shadow=shadow)
@@ -225,7 +225,7 @@ def live(
         dead_penalty=dead_penalty,
         value_floor=value_floor,
         thought_tokens=thought_tokens,
-        task_options=_given(lines=lines, lines_per_thought=lines_per_thought),
+        task_options=given(lines=lines, lines_per_thought=lines_per_thought),
         reward=RewardChoice(reward, reward_token, reward_label, reward_aggregate),
         embed=embed,
         dedupe=not keep_duplicates,

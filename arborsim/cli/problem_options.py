@@ -92,3 +92,8 @@ KeepDuplicates = Annotated[
         rich_help_panel=SEARCH,
     ),
 ]
+
+
+def given(**options: int) -> dict[str, int]:
+    """The options that were given (0 stands for the default)."""
+    return {name: value for name, value in options.items() if value}

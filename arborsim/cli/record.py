@@ -6,7 +6,7 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,7 @@ from arborsim.cli.problem_options import (
     ThoughtTokens,
     TrustRemoteCode,
     ValueFloor,
+    given,
 )
 from arborsim.cli.reward_options import (
     Embed,
@@ -36,7 +37,6 @@ from arborsim.cli.reward_options import (
     RewardAggregate,
     RewardLabel,
     RewardToken,
-    describe_usage,
 )
 from arborsim.errors import UsageError
 from arborsim.search import search_names
@@ -184,6 +184,7 @@ def record(
     from arborsim.backends import RecordRequest, RewardChoice, get_backend
     from arborsim.cli.options import check_output
     from arborsim.cli.record_bank import recipe_of
+    from arborsim.cli.record_run import run
     from arborsim.trace.schema import Capture
 
     check_output(out, "--out")
@@ -220,7 +221,7 @@ def record(
         dead_penalty=dead_penalty,
         value_floor=value_floor,
         thought_tokens=thought_tokens,
-        task_options=_given(lines=lines, lines_per_thought=lines_per_thought),
+        task_options=given(lines=lines, lines_per_thought=lines_per_thought),
         reward=RewardChoice(reward, reward_token, reward_label, reward_aggregate),
         embed=embed,
         dedupe=not keep_duplicates,
@@ -229,59 +230,7 @@ def record(
         resume=resume,
         command=shlex.join(["arborsim", *sys.argv[1:]]),
     )
-    return _run(request, get_backend("torch"))
-
-
-def _run(request: Any, backend: Any) -> int:
-    """Record with a bar on standard error; returns the exit code."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-
-    from arborsim.backends import RecordProgress
-
-    console = Console(stderr=True)
-    seen = RecordProgress(0, 0, 0, 0, 0, 0.0)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeLeft())
-    # Without a terminal, rich would still print an empty line.
-    silent = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=silent) as bar:
-        row = bar.add_task("recording", total=None)
-
-        def show(progress: RecordProgress) -> None:
-            nonlocal seen
-            seen = progress
-            bar.update(
-                row, completed=progress.episode, total=progress.episodes,
-                description=describe(progress, request.bank is not None),
-            )  # fmt: skip
-
-        try:
-            seen = backend.record(request, show)
-        except KeyboardInterrupt:
-            bar.stop()
-            left = (
-                f"{request.out} holds {seen.episode} whole episodes (of {seen.episodes}); "
-                "--resume goes on"
-                if seen.episode
-                else "no episode was complete, so nothing was written"
-            )
-            typer.echo(f"arborsim: interrupted: {left}", err=True)
-            return 130
-    typer.echo(
-        f"{request.out}: {seen.episode} episodes, {describe(seen, request.bank is not None)}"
-    )
-    for usage in seen.beside:
-        typer.echo(describe_usage(usage))
-    return 0
-
-
-def describe(progress: Any, bank: bool = False) -> str:
-    """Accuracy so far (of a bank: problems that some thought solves) and speed, in words."""
-    verdict = f"{progress.correct}/{progress.judged} {'solvable' if bank else 'correct'}, "
-    thoughts = f"{progress.thoughts} thoughts, " if bank else ""
-    speed = f"{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
-    return f"{verdict if progress.judged else ''}{thoughts}{speed}"
+    return run(request, get_backend("torch"))
 
 
 def _settings(given: list[str]) -> dict[str, str]:
@@ -303,8 +252,3 @@ def _layers(option: str, text: str) -> LayerChoice:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise UsageError(f"{option} {text}: expected numbers, e.g. 2,3, or all") from None
-
-
-def _given(**options: int) -> dict[str, int]:
-    """The options that were given (0 stands for the default)."""
-    return {name: value for name, value in options.items() if value}

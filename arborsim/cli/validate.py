@@ -89,7 +89,7 @@ def validate(
     """
     from arborsim.cli import live_setup as setup
     from arborsim.cli.options import chosen_names
-    from arborsim.cli.record import _given
+    from arborsim.cli.problem_options import given
     from arborsim.cli.validate_run import run
     from arborsim.hardware.lookup import load_profile
     from arborsim.live.request import LiveRequest
@@ -117,7 +117,7 @@ def validate(
         device=device,
         dtype=dtype,
         max_tokens=max_tokens,
-        task_options=_given(lines=lines),
+        task_options=given(lines=lines),
         cells=setup.make_cells(policy, budget, settings, full=True),
         recall=recall,
         overlap=overlap,

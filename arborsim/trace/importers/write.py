@@ -45,10 +45,21 @@ def refuse_damage(path: Path, contents: Contents) -> None:
     if not contents.damaged:
         return
     first, count = contents.damaged[0], len(contents.damaged)
+    if not contents.searches:
+        raise UsageError(f"{path}, {first.place}: {first.what}; {_nothing(contents)}")
     also = f" ({count} of {contents.items} are damaged)" if count > 1 else ""
     raise UsageError(
         f"{path}, {first.place}: {first.what}{also}; repair the file, or leave out what is "
         "damaged with --on-damage skip"
+    )
+
+
+def _nothing(contents: Contents) -> str:
+    """What to do about a source of which no item could be read."""
+    items = "its only item is" if contents.items == 1 else f"all {contents.items} items are"
+    return (
+        f"{items} unreadable as this format: is it the right file, and the right one of "
+        "`arborsim import --help`?"
     )
 
 
@@ -105,7 +116,7 @@ def write_trace(
     """
     check_out(out, overwrite)
     if not contents.searches:
-        raise UsageError(f"all {contents.items} items are damaged: there is nothing to import")
+        raise UsageError(f"nothing to import: {_nothing(contents)}")
     # The list of what was left out can be long, and every part would hold it: it comes at the end.
     short = replace(info, extra={**info.extra, "left_out": []})
     scrap = out.with_name(f".{out.name}.import")
