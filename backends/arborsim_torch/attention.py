@@ -49,6 +49,7 @@ def tree_attention(
     """
     if batch is None:
         raise ValueError(f"{NAME} attention runs only through arborsim's decoder")
+    # To type checkers, what a module holds is a tensor or a module.
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if len(batch.parts) == 1:
         return _attend(batch.parts[0], layer, query, scaling, sliding_window), None

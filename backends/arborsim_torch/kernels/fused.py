@@ -69,9 +69,10 @@ def _importable(package: str) -> bool:
 def _torch_cpu(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
+    found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, scale=scale
     )
+    return found[0], found[1]
 
 
 def _torch_flash(
