@@ -1,0 +1,78 @@
+"""What runs out first: space once searches wait for it, else what is busy most of the time."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cache
+
+import pytest
+
+from arborsim.planning.limits import runs_out, used_shares
+from arborsim.planning.plan import Planner
+from arborsim.planning.runs import Bench, Run
+from arborsim.serving.report import Utilisation
+from tests.planning.make import small_workload
+
+
+@cache
+def real_run() -> Run:
+    """At a load that the machine carries with ease."""
+    workload = small_workload()
+    bench = Bench(workload, workload.hardware[0], Planner(workload).demands_of(0))
+    found = bench.run(0.2, 0)
+    assert found is not None
+    return found
+
+
+def run(
+    first_s: dict[str, float] | None = None, queue: float = 0.0, preemptions: int = 0, **used: float
+) -> Run:
+    """The real run with other books: 10 searches in the machine on average, 32 measured."""
+    base = real_run()
+    none = Utilisation(*(0.0 for _ in fields(Utilisation)))
+    busy = replace(base.report.busy, prefill_s=0.0, recompute_s=0.0)
+    report = replace(base.report, first_s=first_s or {}, used=replace(none, **used), busy=busy)
+    return replace(base, report=report, queue=queue, concurrency=10.0, preemptions=preemptions)
+
+
+def test_a_real_run_with_little_to_do_is_bound_by_memory_bandwidth() -> None:
+    assert not real_run().report.first_s
+    assert runs_out(real_run()) == "memory"
+
+
+@pytest.mark.parametrize(
+    ("queue", "preemptions", "expected"),
+    [(0.0, 0, "memory"), (0.1, 0, "memory"), (0.102, 0, "hbm"), (0.0, 1, "hbm")],
+)
+def test_space_runs_out_once_searches_wait_for_it(
+    queue: float, preemptions: int, expected: str
+) -> None:
+    """0.1 waiting beside 10 is just below 1% of their time; 1 of 32 lost its place."""
+    assert len(real_run().arrival_s) == 32
+    found = run({"hbm": 3.0}, queue, preemptions, memory=0.9, hbm=0.6)
+    assert runs_out(found) == expected
+
+
+def test_of_several_kinds_of_space_the_first_one_counts() -> None:
+    assert runs_out(run({"hbm": 3.0, "host": 2.0}, 1.0, memory=0.9)) == "host"
+    assert runs_out(run({"searches": 1.0, "hbm": 3.0}, 1.0, memory=0.9)) == "searches"
+
+
+def test_waiting_for_iterations_is_no_lack_of_space() -> None:
+    assert runs_out(run({}, 1.0, memory=0.3, compute=0.4)) == "compute"
+
+
+@pytest.mark.parametrize("name", ["compute", "memory", "pcie_down", "pcie_up"])
+def test_else_it_is_what_is_busy_most_of_the_time(name: str) -> None:
+    shares = {"compute": 0.3, "memory": 0.3, "pcie_down": 0.3, "pcie_up": 0.3, "hbm": 0.9}
+    assert runs_out(run(**(shares | {name: 0.4}))) == name
+
+
+def test_prompts_count_as_computing() -> None:
+    base = run(compute=0.2, memory=0.5)
+    report = base.report
+    busy = replace(report.busy, prefill_s=0.3 * report.total_s, recompute_s=0.1 * report.total_s)
+    found = replace(base, report=replace(report, busy=busy))
+    assert used_shares(found.report).compute == pytest.approx(0.6)
+    assert used_shares(found.report).memory == 0.5
+    assert runs_out(found) == "compute"
