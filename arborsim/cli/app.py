@@ -35,19 +35,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help needs no rich, whose import doubles the start-up time
 )
+# Click cuts the first line of a docstring where the list of commands has no room for it.
 app.command()(replay)
 app.command()(search)
-app.command()(plan)
+app.command(short_help="Find the load GPUs, policies and budgets carry, and its cost.")(plan)
 app.command()(record)
-app.command()(live)
-app.command()(validate)
-app.command()(inspect)
-app.command()(generate)
-app.command()(policies)
-app.command()(hardware)
-app.command()(models)
-app.add_typer(calibrate, name="calibrate")
-app.add_typer(import_, name="import")
+app.command(short_help="Search live under KV-cache policies that really remove tokens.")(live)
+app.command(short_help="Search live and simulated side by side, and compare.")(validate)
+app.command(short_help="Show what a trace holds: origin, sizes, signals.")(inspect)
+app.command(short_help="Make a trace of searches drawn from distributions of lengths.")(generate)
+app.command(short_help="List the policies, or explain one: method, source, settings.")(policies)
+app.command(short_help="List the GPUs and hosts, or explain one, number by number.")(hardware)
+app.command(short_help="List the models, or explain one: bytes per token, weights, room.")(models)
+app.add_typer(
+    calibrate,
+    name="calibrate",
+    short_help="Find settings of policies by measuring, or a machine's speed.",
+)
+app.add_typer(import_, name="import", short_help="Make a trace of a recording in another format.")
 
 
 def _version(shown: bool) -> None:
@@ -83,12 +88,18 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         return _fail("interrupted", 130)
     except ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: its help
+            print(error.format_message())  # type: ignore[attr-defined]
+            return 0
         return _fail(f"{error.format_message()} (--help shows the options)")  # type: ignore[attr-defined]
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # `arborsim ... | head`: nobody reads on, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a file that was taken away meanwhile
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -24,7 +24,7 @@ calibrate = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-calibrate.command()(hardware)
+calibrate.command(short_help="Measure this machine: a profile for `replay --gpu FILE`.")(hardware)
 
 OutOption = Annotated[Path, typer.Option(help="The calibration to write (TOML).")]
 PlotOption = Annotated[
@@ -42,7 +42,7 @@ class _Regenerate(StrEnum):
     rest = "rest"
 
 
-@calibrate.command()
+@calibrate.command(short_help="EpiKV's layers and bands of hidden-state change.")
 def bands(
     out: OutOption,
     model: ModelOption = "chain",
@@ -105,7 +105,7 @@ def bands(
     return 0
 
 
-@calibrate.command()
+@calibrate.command(short_help="ArborKV's theta: what a block is worth.")
 def msve(
     traces: Annotated[list[Path], typer.Argument(help="Recorded searches.", show_default=False)],
     out: OutOption,
@@ -157,7 +157,7 @@ def msve(
     return 0
 
 
-@calibrate.command()
+@calibrate.command(short_help="ARKV's temperatures and gamma.")
 def arkv(
     traces: Annotated[
         list[Path], typer.Argument(help="Traces of --capture qkv.", show_default=False)

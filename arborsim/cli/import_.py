@@ -42,7 +42,7 @@ ModelOption = Annotated[
 ]
 
 
-@import_.command()
+@import_.command(short_help="Log of the tree-of-thoughts program (JSON).")
 def tot(
     log: LogArgument,
     out: OutArgument,
@@ -99,7 +99,7 @@ def deft(
     _write(log, out, contents, about, on_damage, overwrite, model)
 
 
-@import_.command()
+@import_.command(short_help="Mooncake's requests (JSON lines), 512-token prefix blocks.")
 def mooncake(
     log: LogArgument,
     out: OutArgument,
@@ -112,7 +112,7 @@ def mooncake(
     _requests("mooncake", log, out, limit, on_damage, overwrite, model)
 
 
-@import_.command()
+@import_.command(short_help="Qwen-Bailian's requests (JSON lines), 16-token blocks.")
 def bailian(
     log: LogArgument,
     out: OutArgument,

@@ -99,3 +99,12 @@ def check_output(path: Path | None, what: str) -> None:
         raise UsageError(f"{what}: {path} is a directory")
     if not path.parent.is_dir():
         raise UsageError(f"{what}: there is no directory {path.parent}")
+    # Asking for permissions would not do: read-only disks and special folders refuse all the same.
+    there = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{what}: cannot write {path}: {error.strerror}") from None
+    if not there:
+        path.unlink()

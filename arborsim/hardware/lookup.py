@@ -166,6 +166,12 @@ def _read(
     known = _shipped(folder, suffix)
     if name not in known:
         _refuse_other_kind(given, what)
+        if suffix == ".json" and Path(given).is_dir():
+            raise UsageError(f"unknown model '{given}': for the folder of that name, ./{given}")
+        if Path(given).is_file():
+            raise UsageError(
+                f"{given}: the file of a {what} must have a name that ends in {suffix}"
+            )
         raise UnknownName(what, given, [*known, *aliases])
     file = resources.files("arborsim.hardware").joinpath(folder, name + suffix)
     return file.read_text(encoding="utf-8"), f"{folder}/{name}{suffix}", name

@@ -197,7 +197,10 @@ class HardwareProfile:
             if entry.name not in values and (entry.default, entry.default_factory) == optional
         ]  # fmt: skip
         if missing:
-            raise UsageError(f"{origin} lacks {', '.join(missing)}")
+            raise UsageError(
+                f'{origin} lacks {", ".join(missing)}; with base = "h100", or another profile, it '
+                "gives only what differs"
+            )
         return made(origin, partial(cls, **values))
 
     def with_values(self, raw: Mapping[str, Any], origin: str) -> HardwareProfile:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.cli.options import check_output
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
 from tests.helpers.traces import make_trace
 
@@ -31,6 +32,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     muddled = table.replace_schema_metadata({**table.schema.metadata, METADATA_KEY: b"{"})
     pq.write_table(muddled, folder / "muddled.parquet")
     (folder / "bad.toml").write_text("hbm_bytes = 'many'")
+    (folder / "empty.toml").write_text("")
     (folder / "cut_short.py").write_text("class Mine(:\n")
     (folder / "raising.py").write_text("1 / 0\n")
     (folder / "leaving.py").write_text("raise SystemExit(3)\n")
@@ -87,6 +89,12 @@ CASES = {
         "replay good.parquet --policy epikv --calibration bad.toml", "not a calibration"),
     "bad page size": ("replay good.parquet --page-size 0", "page-size"),
     "output nowhere": ("replay good.parquet --out no/where.parquet", "no directory"),
+    "output refused": (
+        "replay good.parquet --out /dev/null/x.parquet", "there is no directory /dev/null"),
+    "page refused": ("replay good.parquet --report /proc/x.html", "cannot write /proc/x.html"),
+    "GPU of another ending": ("replay good.parquet --gpu prompts.jsonl", "ends in .toml"),
+    "folder as a model": ("replay good.parquet --model folder.parquet", "./folder.parquet"),
+    "incomplete profile": ("hardware empty.toml", 'with base = "h100"'),
     "unknown option": ("replay good.parquet --polciy h2o", "--polciy"),
     "unknown command": ("repaly good.parquet", "repaly"),
     "inspect a missing file": ("inspect nowhere.parquet", "nowhere.parquet"),
@@ -132,6 +140,50 @@ def test_one_line_and_exit_code_2(
     assert printed.err.startswith("arborsim: ")
     assert printed.out == ""
     assert not (traces / "x.parquet").exists()
+
+
+def test_a_check_of_an_output_leaves_it_as_it_was(tmp_path: Path) -> None:
+    there, new = tmp_path / "there", tmp_path / "new"
+    there.write_text("kept")
+    for path in (there, new):
+        check_output(path, "--out")
+    assert there.read_text() == "kept"
+    assert not new.exists()
+
+
+def test_a_full_disk_is_one_line(
+    traces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The device takes the check of the output, and refuses the first byte."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    monkeypatch.chdir(traces)
+    assert main(["replay", "good.parquet", "--episodes", "1", "--report", str(full)]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("group", [[], ["calibrate"], ["import"]])
+@pytest.mark.parametrize("columns", ["80", "160"])
+def test_a_group_without_a_command_prints_its_help_uncut(
+    group: list[str],
+    columns: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(group) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    usage, *rest = shown.out.splitlines()
+    assert usage.startswith("Usage: arborsim")
+    assert rest[-1].startswith("  ")
+    assert [line for line in rest if line.endswith("...")] == []
 
 
 def test_a_closed_pipe_is_no_error(traces: Path) -> None:
