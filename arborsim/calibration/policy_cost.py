@@ -1,20 +1,39 @@
 """What policies cost in live searches: more than their decisions alone.
 
 A live search takes signals off the model, keeps scores up to date, lets the controller make a plan
-and moves tensors.  For a policy that was timed, the profile says what an iteration, a sequence and
-a decision take (`seconds_of`).  For one that was not, all of it is charged per decision, as a
-median over the others; what attention takes longer where its rows are wanted is told per layer of
-an iteration (`fit_policies`).
+and moves tensors.  For a policy that was timed, the profile says what an iteration, a turn to other
+thoughts, a sequence of either, and a decision take (`seconds_of`).  For one that was not, all of it
+is charged per decision, as a median over the others; what attention takes longer where its rows are
+wanted is told per layer of an iteration (`fit_policies`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from arborsim.hardware.policy_seconds import PolicySeconds
+
+
+class Quiet(NamedTuple):
+    """A policy in a search whose budget holds everything: nothing is decided.
+
+    Attributes
+    ----------
+    lanes : int
+        Sequences that decode together.
+    thought : int
+        Iterations between two turns.
+    per_iteration_s : float
+        The policy's seconds, turns included, per iteration.
+    """
+
+    lanes: int
+    thought: int
+    per_iteration_s: float
 
 
 @dataclass(frozen=True)
@@ -29,14 +48,14 @@ class PolicyTime:
     layers : int
     tokens : float
         Tokens on the path where decisions are made, mean.
-    iterations, decisions : int
+    iterations, turns, decisions : int
+        `turns` are from one thought to the next.
     decode_s, policy_s : float
         Of all iterations.
     full_decode_s, full_policy_s : float
         The same under full retention.
-    quiet : tuple of (int, float)
-        Searches whose budget holds everything: sequences that decode together, and the policy's
-        seconds per iteration.
+    quiet : tuple of Quiet
+        Searches whose budget holds everything.
     """
 
     name: str
@@ -50,7 +69,8 @@ class PolicyTime:
     policy_s: float
     full_decode_s: float
     full_policy_s: float
-    quiet: tuple[tuple[int, float], ...] = ()
+    quiet: tuple[Quiet, ...] = ()
+    turns: int = 0
 
     @property
     def decides_often(self) -> bool:
@@ -125,21 +145,52 @@ def seconds_of(
 
 
 def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> PolicySeconds:
-    few, many = min(times[0].quiet), max(times[0].quiet)
-    lane_s = max(0.0, (many[1] - few[1]) / (many[0] - few[0])) if many[0] > few[0] else 0.0
-    iteration_s = max(0.0, few[1] - few[0] * lane_s)
-    quiet_s = iteration_s + lane_s
+    quiet = _quiet_seconds(times[0].quiet)
     taken = sorted(
-        (one.tokens, max(0.0, one.policy_s - one.iterations * quiet_s) / one.decisions)
+        (one.tokens, max(0.0, one.policy_s - _without_decisions_s(one, quiet)) / one.decisions)
         for one in times
         if one.decides_often
     )
     if not taken:
-        return PolicySeconds(iteration_s, lane_s, *alone)
+        return replace(quiet, decision_base_s=alone[0], decision_per_token_s=alone[1])
     (fewer, less_s), (more, more_s) = taken[0], taken[-1]
     slope_s = max(0.0, (more_s - less_s) / (more - fewer)) if more > fewer else 0.0
     base_s = float(np.mean([s - slope_s * tokens for tokens, s in taken]))
-    return PolicySeconds(iteration_s, lane_s, max(0.0, base_s), slope_s)
+    return replace(quiet, decision_base_s=max(0.0, base_s), decision_per_token_s=slope_s)
+
+
+def _quiet_seconds(quiet: Sequence[Quiet]) -> PolicySeconds:
+    """What iterations and turns take: over lengths of thoughts, then over lanes."""
+    by_lanes: dict[int, list[Quiet]] = {}
+    for one in quiet:
+        by_lanes.setdefault(one.lanes, []).append(one)
+    pairs = {lanes: _iteration_and_turn(each) for lanes, each in by_lanes.items()}
+    (iteration_s, lane_s), (turn_s, turn_lane_s) = (
+        _base_and_slope({lanes: pair[i] for lanes, pair in pairs.items()}) for i in (0, 1)
+    )
+    return PolicySeconds(iteration_s, lane_s, turn_s, turn_lane_s)
+
+
+def _iteration_and_turn(quiet: Sequence[Quiet]) -> tuple[float, float]:
+    """Seconds of an iteration, and of a turn, which longer thoughts spread over more iterations."""
+    ordered = sorted(quiet, key=lambda one: one.thought)
+    short, long = ordered[0], ordered[-1]
+    if short.thought == long.thought:
+        return long.per_iteration_s, 0.0
+    rate = 1 / short.thought - 1 / long.thought
+    turn_s = max(0.0, (short.per_iteration_s - long.per_iteration_s) / rate)
+    return max(0.0, long.per_iteration_s - turn_s / long.thought), turn_s
+
+
+def _base_and_slope(seconds: Mapping[int, float]) -> tuple[float, float]:
+    """Neither negative."""
+    few, many = min(seconds), max(seconds)
+    slope = max(0.0, (seconds[many] - seconds[few]) / (many - few)) if many > few else 0.0
+    return max(0.0, seconds[few] - few * slope), slope
+
+
+def _without_decisions_s(one: PolicyTime, quiet: PolicySeconds) -> float:
+    return one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1)
 
 
 def _line(times: Sequence[PolicyTime]) -> tuple[float, float]:

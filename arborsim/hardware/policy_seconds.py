@@ -20,12 +20,17 @@ class PolicySeconds:
         Every decode iteration, also those after which nothing is decided.
     lane_s : float
         The same for each sequence that decodes: its newest token's signals.
+    turn_s, turn_lane_s : float
+        Whenever the search turns to other sequences, once and for each of them: thoughts end and
+        begin, with the signals that were held back until then.
     decision_base_s, decision_per_token_s : float
         A decision: once, and per token it looks at.
     """
 
     iteration_s: float = 0.0
     lane_s: float = 0.0
+    turn_s: float = 0.0
+    turn_lane_s: float = 0.0
     decision_base_s: float = 0.0
     decision_per_token_s: float = 0.0
 
@@ -36,6 +41,10 @@ class PolicySeconds:
     def observing_s(self, sequences: int) -> float:
         """One iteration of so many sequences, without a decision."""
         return self.iteration_s + self.lane_s * sequences
+
+    def turning_s(self, sequences: int) -> float:
+        """One turn to so many sequences."""
+        return self.turn_s + self.turn_lane_s * sequences
 
     @classmethod
     def from_table(cls, table: Any, where: str) -> PolicySeconds:

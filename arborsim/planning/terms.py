@@ -12,7 +12,7 @@ from arborsim.serving.pricing import Piece, PricedDemand, Pricing
 HIDDEN = "hidden behind others"
 _PHASES = {
     Op.PREFILL: "prefill", Op.RECOMPUTE: "recomputing evicted tokens", Op.DECIDE: "policy",
-    Op.COPY: "policy",
+    Op.TURN: "policy", Op.COPY: "policy",
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from arborsim.serving.world import HeapLink, Link
 
 MOST_SLICES = 50_000  # what comes after so many is left out
 _KINDS = {
-    Op.PREFILL: "prefill", Op.RECOMPUTE: "recompute", Op.DECIDE: "policy", Op.COPY: "policy",
+    Op.PREFILL: "prefill", Op.RECOMPUTE: "recompute", Op.DECIDE: "policy", Op.TURN: "policy",
+    Op.COPY: "policy",
 }  # fmt: skip
 
 

@@ -51,6 +51,7 @@ class Op(IntEnum):
     HOLD : bytes of HBM taken (or given up, if negative) beside the pages
     LEVEL : bytes of HBM in pages and streaming buffers from now on, the part of them that holds
         the shared prefix, bytes of DDR
+    TURN : sequences that the search turns to
     """
 
     PREFILL = 0
@@ -63,6 +64,7 @@ class Op(IntEnum):
     BEGUN = 7
     HOLD = 8
     LEVEL = 9
+    TURN = 10
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ class Pricing:
                 f"{info.geometry}, not {geometry.name}: record it again"
             )
         pieces = self._pieces(demand)
-        ops = [tuple(op) for op in demand.ops.tolist()]
+        turns = self._op_s(demand, (Op.TURN, 1, 0, 0)) > 0
+        ops = [tuple(op) for op in demand.ops.tolist() if turns or op[0] != Op.TURN]
         for at, op in enumerate(ops):
             # The end of the first iteration is when the first token is there.
             if op[0] == Op.DECODE and pieces[op[1]].iterations > 1:
@@ -155,9 +156,9 @@ class Pricing:
             return self.prefill_s(one, 0, info.fused)
         if kind == Op.RECOMPUTE:
             return self.prefill_s(one, two)
-        if kind == Op.DECIDE:
+        if kind in (Op.DECIDE, Op.TURN):
             policy = self.cost.profile.policy_seconds(info.policy, info.fused)
-            return float(policy.decision_s(one))
+            return float(policy.decision_s(one) if kind == Op.DECIDE else policy.turning_s(one))
         if kind == Op.COPY:
             return float(self.cost.copy_s(one)) / self.gpus
         return 0.0

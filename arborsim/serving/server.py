@@ -40,7 +40,7 @@ from arborsim.serving.search import Search
 from arborsim.serving.state import State
 from arborsim.serving.world import World
 
-_SPENT = (Op.DECIDE, Op.COPY, Op.RECOMPUTE)
+_SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 
 
 class Server:

@@ -10,7 +10,7 @@ from arborsim.serving.world import World
 
 _CAUSE = {
     Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.DECIDE: "policy_s",
-    Op.COPY: "policy_s",
+    Op.TURN: "policy_s", Op.COPY: "policy_s",
 }  # fmt: skip
 
 

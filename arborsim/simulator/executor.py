@@ -72,6 +72,7 @@ class SimulatedExecutor(ExecutorParts):
         self._gauge.window_bytes = self._windows.held_bytes
         self._bill.expose(self._transfers.turn())
         self._recompute(forgotten)
+        self._spend_on_policy(self._policy.turning_s(len(leaves)), "turns")
         self._gauge.observe(self._engine.now_s)
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:

@@ -61,6 +61,9 @@ class Notes:
     def decides(self, examined_tokens: int) -> None:
         self._put(Op.DECIDE, examined_tokens)
 
+    def turns(self, sequences: int) -> None:
+        self._put(Op.TURN, sequences)
+
     def copies(self, touched_bytes: int) -> None:
         if touched_bytes:
             self._put(Op.COPY, touched_bytes)

@@ -220,6 +220,7 @@ class RecordingExecutor(SimulatedExecutor):
     def activate(self, leaves: tuple[int, ...]) -> None:
         self._notes.settle()
         super().activate(leaves)
+        self._notes.turns(len(leaves))
 
     def apply(self, moves: Moves, examined_tokens: int) -> None:
         self._notes.decides(examined_tokens)

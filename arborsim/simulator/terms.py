@@ -32,6 +32,7 @@ TERMS = (
     "decode: per layer",
     "decode: per step and sequence",
     "policy: decisions",
+    "policy: turns",
     "policy: attention matrices of the prefill",
     "policy: attention rows",
     "policy: quantising",

@@ -23,7 +23,7 @@ from arborsim.calibration.hardware_fit import (
     predicted_s,
 )
 from arborsim.calibration.hardware_profile import make_profile, profile_toml, write_profile
-from arborsim.calibration.policy_cost import PolicyTime, fit_policies, seconds_of
+from arborsim.calibration.policy_cost import PolicyTime, Quiet, fit_policies, seconds_of
 from arborsim.cli.app import main
 from arborsim.errors import UnknownName, UsageError
 from arborsim.hardware.cost import CostModel, Reads
@@ -209,26 +209,36 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
 
 
 def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() -> None:
-    quiet = ((1, 3e-5), (8, 1e-4))  # 2e-5 an iteration and 1e-5 a sequence
+    # 2e-5 an iteration and 1e-5 a sequence; 3e-4 a turn and 2e-4 a sequence.
+    quiet = tuple(
+        Quiet(lanes, thought, 2e-5 + lanes * 1e-5 + (3e-4 + lanes * 2e-4) / thought)
+        for lanes in (1, 8)
+        for thought in (8, 32)
+    )
+    alone_s = 100 * 3e-5 + 12 * 5e-4
     times = [
-        replace(searched("a", False, tokens, 0, 0.0), quiet=quiet, policy_s=policy_s)
-        for tokens, policy_s in ((100, 100 * 3e-5 + 50 * 6e-4), (500, 100 * 3e-5 + 50 * 7e-4))
+        replace(searched("a", False, tokens, 0, 0.0), quiet=quiet, turns=12, policy_s=policy_s)
+        for tokens, policy_s in ((100, alone_s + 50 * 6e-4), (500, alone_s + 50 * 7e-4))
     ]
-    never = replace(searched("never", True, 100, 0, 0.0), quiet=((1, 5e-6), (8, 5e-6)), decisions=0)
+    same = (Quiet(1, 8, 5e-6), Quiet(8, 8, 5e-6))
+    never = replace(searched("never", True, 100, 0, 0.0), quiet=same, decisions=0)
     untimed = searched("untimed", True, 100, 1e-3, 0.0)
-    seldom = replace(searched("seldom", True, 100, 9e-3, 0.0), quiet=((1, 0), (8, 0)), decisions=2)
+    nothing = (Quiet(1, 8, 0), Quiet(8, 8, 0))
+    seldom = replace(searched("seldom", True, 100, 9e-3, 0.0), quiet=nothing, decisions=2)
     found = seconds_of([*times, never, untimed, seldom], {"a": (1, 1), "seldom": (1e-4, 1e-7)})
     assert list(found) == ["a", "never", "seldom"]
-    assert found["seldom"] == PolicySeconds(0, 0, 1e-4, 1e-7)
+    only_decides = PolicySeconds(decision_base_s=1e-4, decision_per_token_s=1e-7)
+    assert found["seldom"] == only_decides
     assert vars(found["a"]) == pytest.approx(
-        {"iteration_s": 2e-5, "lane_s": 1e-5, "decision_base_s": 5.75e-4,
-         "decision_per_token_s": 2.5e-7}
+        {"iteration_s": 2e-5, "lane_s": 1e-5, "turn_s": 3e-4, "turn_lane_s": 2e-4,
+         "decision_base_s": 5.75e-4, "decision_per_token_s": 2.5e-7}
     )  # fmt: skip
     assert found["never"] == PolicySeconds(iteration_s=5e-6)
     timed = replace(measurements(), policies=(*times, never, untimed))
     profile = make_profile("m", timed, DECISIONS, "", "").profile
     assert profile.policy_seconds("a", True).decision_s(1000) == pytest.approx(8.25e-4)
     assert profile.policy_seconds("a", True).observing_s(4) == pytest.approx(6e-5)
+    assert profile.policy_seconds("a", True).turning_s(4) == pytest.approx(1.1e-3)
     assert HardwareProfile.from_toml(profile_toml(profile), "m.toml") == profile
     text = profile_toml(profile)
     with pytest.raises(UnknownName, match="lane_s"):
@@ -359,7 +369,7 @@ class TestMeasuring:
 
         told: list[tuple[int, int]] = []
         found = time_policies(
-            Timer(torch.device("cpu")), tiny_model(), True, 20.0,
+            Timer(torch.device("cpu")), tiny_model(), True, 600.0,
             lambda *at: told.append(at), ["h2o", "random"],
         )  # fmt: skip
         assert [(one.name, one.rows) for one in found] == [
@@ -370,8 +380,10 @@ class TestMeasuring:
             assert (one.layers, one.iterations) == (LAYERS, 96)
             assert one.decisions == (0 if one.name == "full" else 48)
             assert 0 < one.policy_s < 1
-            assert [lanes for lanes, _ in one.quiet] == [1, 8]
-            assert all(0 < seconds < 0.1 for _, seconds in one.quiet)
+            assert [(quiet.lanes, quiet.thought) for quiet in one.quiet] == [
+                (1, 8), (1, 32), (8, 8), (8, 32),
+            ]  # fmt: skip
+            assert all(0 < quiet.per_iteration_s < 0.1 for quiet in one.quiet)
 
     def test_what_does_not_fit_is_cut_to_its_first_layers(
         self, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,8 @@ def random_demand(rng: np.random.Generator, key: str = "") -> SearchDemand:
     for _ in range(int(rng.integers(1, 9))):
         what = int(rng.integers(0, 7))
         if what == 1:
-            ops.append((Op.DECIDE, int(rng.integers(1, 50))))
+            examined = int(rng.integers(1, 50))
+            ops += [(Op.DECIDE, examined), (Op.TURN, examined % 4 + 1)]
         elif what == 2:
             ops.append((Op.RECOMPUTE, int(rng.integers(1, 9)), tokens))
         elif what == 3:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborsim.hardware.policy_seconds import PolicySeconds
 from arborsim.serving.commands import Decode
 from arborsim.serving.engine import ServingEngine
 from arborsim.serving.options import Arrivals, ClosedLoop, ServingOptions, Timed
@@ -28,6 +29,8 @@ SPEEDS: dict[str, Any] = {
     "per_layer_s": 1.3e-6, "per_step_s": 2.3e-6, "per_sequence_s": 0.71e-6, "flops_per_s": 1.37e9,
     "eager_per_layer_s": 0.37e-6, "block_bytes": (64.0, 1024.0), "block_efficiency": (0.3, 1.0),
 }  # fmt: skip
+#: What the policy "p" of the demands takes where somebody has measured it.
+POLICY = PolicySeconds(0.53e-6, 0.29e-6, 1.9e-6, 0.83e-6, 3.1e-6, 0.17e-6)
 LARGE = 1 << 40
 
 
@@ -55,6 +58,7 @@ def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
         **SPEEDS,
         overlap=float(rng.choice([1.0, 0.6])),
         ddr_bytes=int(rng.choice([30 * KV, 100 * KV, LARGE])),
+        policies={"p": POLICY} if rng.random() < 0.5 else {},
     )
     count = int(rng.integers(1, 12))
     which = rng.integers(0, len(demands), count).tolist()

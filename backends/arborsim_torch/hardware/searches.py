@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.calibration.policy_cost import PolicyTime
+from arborsim.calibration.policy_cost import PolicyTime, Quiet
 from arborsim.errors import ArborsimError
 from arborsim.policies.full import Full
 from arborsim.policies.registry import available, build
@@ -32,8 +33,9 @@ _NO_LIMIT = 1 << 40  # tokens
 _PROMPTS = (96, 512)
 #: ... for so many iterations, the first of which stay within the budget.
 ITERATIONS, _FREE = 96, 48
-#: Without a budget: so many sequences decode together, for so many thoughts one after the other.
-_LANES, _THOUGHTS = (1, 8), 8
+#: Without a budget: so many sequences decode together, in thoughts of so many tokens, one thought
+#: after the other for so many iterations.
+_LANES, _LENGTHS, _QUIET_ITERATIONS = (1, 8), (8, 32), 64
 _QUICK = ("h2o", "random", "streaming-llm")
 
 
@@ -117,24 +119,22 @@ def _alternating(names: Iterable[str]) -> list[str]:
     return [kind[i] for i in range(longest) for kind in kinds if i < len(kind)]
 
 
-def _quiet(timer: Timer, model: Any, name: str) -> tuple[tuple[int, float], ...]:
-    """Lanes, and the policy's seconds per iteration of a search whose budget holds everything.
-
-    Nothing if the policy cannot search like this.
-    """
-    source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, THOUGHT)
+def _quiet(timer: Timer, model: Any, name: str) -> tuple[Quiet, ...]:
+    """Searches whose budget holds everything; none if the policy cannot search like this."""
     found = []
-    for lanes in _LANES:
-        fans = [lanes] * _THOUGHTS
+    for lanes, thought in product(_LANES, _LENGTHS):
+        source = RandomSource(model.config.vocab_size, _PROMPTS[0], _NO_LIMIT, thought)
+        fans = [lanes] * (_QUIET_ITERATIONS // thought)
         setup = _setup(timer, model, source, partial(Fans, fans, lambda: False))
         try:
-            whole = _PROMPTS[0] + sum(fans) * THOUGHT
+            whole = _PROMPTS[0] + sum(fans) * thought
             search, ended = _run(setup, build(name), whole)
         except ArborsimError:
             return ()
         if not isinstance(ended, EpisodeResult):
             return ()
-        found.append((lanes, search.outcome(ended).measured.time.policy_s / ended.iterations))
+        taken_s = search.outcome(ended).measured.time.policy_s
+        found.append(Quiet(lanes, thought, taken_s / ended.iterations))
     return tuple(found)
 
 
@@ -159,6 +159,7 @@ def _time_policy(
         layers=model.config.num_hidden_layers,
         tokens=prompt + (ITERATIONS + _FREE) / 2,
         iterations=ended.iterations,
+        turns=ITERATIONS // THOUGHT,
         decisions=measured.decisions,
         decode_s=measured.time.decode_s,
         policy_s=measured.time.policy_s,
