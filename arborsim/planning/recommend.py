@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arborsim.planning.fleets import machines_for
 from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import (
     MET,
@@ -26,6 +27,7 @@ from arborsim.planning.unmet import nobody
 from arborsim.planning.wording import cost_at, limits_of, load_of, money, named, resource
 
 _SAME = 0.005  # costs closer than this are about the same
+_FEWEST_RUNS = 3  # that tell something about their spread
 
 
 @dataclass(frozen=True)
@@ -105,15 +107,16 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
         f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
         f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
         f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
+        f"{_limit(best, point)}"
     )
     if fleet is not None:
         machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
         text += (
-            f"For {load_of(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
+            f" For {load_of(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
             f"{'s' * (fleet.gpus != 1)} at {money(fleet.price_per_hour, plan.currency)} an hour, "
-            f"or {cost_at(fleet.cost_per_1000, fleet.load, plan)}. "
+            f"or {cost_at(fleet.cost_per_1000, fleet.load, plan)}."
         )
-    return text + _limit(best, point)
+    return text
 
 
 def _runs(best: CandidateResult, point: LoadPoint, plan: PlanResult) -> str:
@@ -183,12 +186,25 @@ def _beside(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> 
 
 
 def _tied(a: CandidateResult, b: CandidateResult) -> bool:
-    """Whether the runs, seed by seed, leave open which one serves more for its price."""
+    """Whether the runs, seed by seed, leave open which one costs less.
+
+    For a stated load, by the machines that each run's own limit asks for; else by the interval of
+    the differences of costs at these limits, which two runs are too few for.
+    """
     if len(a.largest_by_seed) < 2 or a.price_per_hour is None or b.price_per_hour is None:
         return False
-    price = math.log(sum(a.price_per_hour)) - math.log(sum(b.price_per_hour))
+    prices = sum(a.price_per_hour), sum(b.price_per_hour)
+    if a.fleet is not None and b.fleet is not None:
+        load = a.fleet.load
+        more = [
+            prices[0] * machines_for(load, mine) - prices[1] * machines_for(load, other)
+            for mine, other in zip(a.largest_by_seed, b.largest_by_seed, strict=True)
+        ]
+        return min(more) <= 0 <= max(more)
+    if len(a.largest_by_seed) < _FEWEST_RUNS or not all(prices):
+        return False
     loads = np.log(a.largest_by_seed) - np.log(b.largest_by_seed)
-    difference = mean_interval(price - loads)
+    difference = mean_interval(math.log(prices[0] / prices[1]) - loads)
     return difference.low <= 0 <= difference.high
 
 

@@ -81,8 +81,8 @@ COLUMNS: tuple[PlanColumn, ...] = (
     PlanColumn("largest", "Largest load, offered", "load",
                lambda r: math.nan if r.largest is None else r.largest,
                "The largest load offered to one machine (what arrives there) at which every run "
-               "met the target. What is in the way of the next one, 2 % above it, differs by row: "
-               "see More load is stopped by."),
+               "met the target. What is in the way of the next one, about 2 % above it, differs by "
+               "row: see More load is stopped by."),
     PlanColumn("served", "Served at it", "load", _at(lambda p: p.served_per_s.value),
                "Searches that ended per second while the measured ones arrived, mean over runs. "
                "In short runs it is below what is offered, while the machine fills. Costs are per "

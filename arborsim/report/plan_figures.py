@@ -140,8 +140,8 @@ def curve(
                  "dash": "dot" if dashed else "solid"},
         "marker": {"color": colour, "size": [7 if each == "met" else 10 for each in told],
                    "symbol": [SYMBOLS[each] for each in told]},
-        "hovertemplate": f"<b>{label(name)}</b><br>offered %{{x:.4g}} {unit}, served "
-        "%{customdata[2]} searches/s: %{y:.4g} s<br>%{customdata[0]}<br>"
+        "hovertemplate": f"<b>{label(name)}</b><br>offered %{{x:.4g}} {unit}<br>"
+        "served %{customdata[2]} searches/s<br>%{y:.4g} s<br>%{customdata[0]}<br>"
         "runs out first: %{customdata[1]}<extra></extra>",
     }  # fmt: skip
 

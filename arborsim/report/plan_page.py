@@ -278,6 +278,12 @@ def _watched(result: PlanResult) -> str:
 
 def _sensitivity_note(report: PlanReport) -> str:
     notes = [report.sensitivity_note] if report.sensitivity_note else []
+    served = [variant.result for each in report.sensitivities for variant in each.variants]
+    if any(row.limited_by == "run length" for row in served):
+        notes.append(
+            "Loads “or more” are what runs of this length can show: with longer ones they may be "
+            "larger, so compare them with care."
+        )
     chosen, rival = report.result.recommendation.candidate, break_even(report.result)
     if chosen is not None and rival is not None and rival[1] > 1:
         row = numbered(report.result, chosen)

@@ -75,7 +75,13 @@ def _cells(row: CandidateResult, result: PlanResult) -> list[str]:
     if row.largest is None:
         return [row.reason or _NOTHING, "", ""]
     cost = money(compared_cost(row), result.currency)
-    return [load(row.largest, result.unit), cost, saturates(row.at_largest)]
+    more = " or more" if _is_least(row) else ""
+    return [f"{load(row.largest, result.unit)}{more}", cost, saturates(row.at_largest)]
+
+
+def _is_least(row: CandidateResult) -> bool:
+    """Whether the runs are too short to tell how much more it carries."""
+    return row.limited_by == "run length"
 
 
 def _label(own: Sequence[Sensitivity], factor: float) -> str:
@@ -221,6 +227,12 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
     if not bars:
         return None
     low, high = own[0].variants[0].factor, own[0].variants[-1].factor
+    least = {
+        each.assumption.title: [
+            "at least " if _is_least(each.variants[end].result) else "" for end in (0, -1)
+        ]
+        for each in own
+    }
     places = list(range(len(bars)))
     data = [
         {
@@ -228,13 +240,13 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
             "base": [100.0] * len(bars),
             "x": [round(100 * (end - 1), 3) for end in ends],
             "marker": {"color": f"var(--{colour})"},
-            "customdata": [f"{bar[0]} × {factor:g}: {100 * end:.0f} %"
-                           for bar, end in zip(bars, ends, strict=True)],
+            "customdata": [f"{bar[0]} × {factor:g}: {least}{100 * end:.0f} %"
+                           for bar, end, least in zip(bars, ends, leasts, strict=True)],
             "hovertemplate": "%{customdata} of the load<extra></extra>",
         }
-        for ends, factor, colour in (
-            ([bar[1] for bar in bars], low, "c6"),
-            ([bar[2] for bar in bars], high, "c5"),
+        for ends, leasts, factor, colour in (
+            ([bar[1] for bar in bars], [least[bar[0]][0] for bar in bars], low, "c6"),
+            ([bar[2] for bar in bars], [least[bar[0]][1] for bar in bars], high, "c5"),
         )
     ]  # fmt: skip
     return {

@@ -12,6 +12,7 @@ from arborsim.hardware.lookup import load_profile
 from arborsim.planning.arrivals import Recorded
 from arborsim.planning.demands import variants
 from arborsim.planning.evaluate import evaluate
+from arborsim.planning.fleets import fleet_for
 from arborsim.planning.plan import Planner
 from arborsim.planning.recommend import Demanded, recommend
 from arborsim.planning.recording import record_variant
@@ -209,6 +210,42 @@ def test_only_known_quality_is_recommended() -> None:
     assert "quality is not known to suffice" in recommend(cheapest, Demanded()).text
     assert recommend(cheapest, Demanded(attention_kept=0.9)).candidate == 1
     assert recommend(cheapest, Demanded(attention_kept=0.98)).candidate == 0
+
+
+def _beside(best: tuple[float, ...], other: tuple[float, ...], stated: float | None) -> str:
+    """What is said of an alternative; each has these limits run by run, and costs 1 USD an hour."""
+    plan = replace(small_plan(), stated_load=stated, runs=len(best))
+    rows = []
+    for number, loads in ((0, best), (2, other)):
+        row = replace(
+            plan.candidates[number], largest=min(loads), largest_by_seed=loads,
+            price_per_hour=(1.0, 1.0),
+        )  # fmt: skip
+        assert row.at_largest is not None
+        cost = 1000 / 3600 / min(loads)
+        point = replace(row.at_largest, load=min(loads), cost_per_1000=(cost, cost))
+        row = replace(row, at_largest=point)
+        rows.append(replace(row, fleet=fleet_for(row, stated)))
+    return recommend(replace(plan, candidates=tuple(rows)), Demanded()).text
+
+
+@pytest.mark.parametrize(
+    ("best", "other", "stated", "tied"),
+    [
+        ((1.0, 1.0), (0.9, 1.2), None, False),  # two runs tell nothing about their spread
+        ((1.0, 1.0, 1.0), (0.9, 1.2, 1.1), None, True),
+        ((1.0, 1.0, 1.0), (0.5, 0.52, 0.51), None, False),
+        ((1.0, 1.1), (0.5, 0.52), 2.0, False),  # 2 machines, or 4
+        ((1.0, 1.1), (0.9, 1.0), 2.0, True),  # in one run both need 2
+    ],
+)
+def test_the_spread_of_runs_is_named_where_it_leaves_the_order_open(
+    best: tuple[float, ...], other: tuple[float, ...], stated: float | None, tied: bool
+) -> None:
+    text = _beside(best, other, stated)
+    assert text.startswith("Take full on rtx4090: offered up to 1 searches/s, one machine keeps")
+    assert ("within the spread of the runs" in text) == tied
+    assert text.count(f"at {stated or 1:.3g} searches/s") >= 1
 
 
 def test_accuracies_of_live_runs_count() -> None:

@@ -420,3 +420,23 @@ def test_changed_assumptions_have_units() -> None:
     units = {row["assumption"]: row["unit"] for row in rows}
     assert units == {"HBM size": "bytes", "HBM bandwidth": "bytes/s", "Compute": "FLOP/s",
                      "PCIe bandwidth": "bytes/s", "Length of searches": ""}  # fmt: skip
+
+
+def test_loads_that_short_runs_bound_from_below_are_called_so() -> None:
+    result = plan()
+    found = []
+    for each in sensitivities(result):
+        longest = replace(each.variants[-1].result, limited_by="run length")
+        last = replace(each.variants[-1], result=longest)
+        found.append(replace(each, variants=(*each.variants[:-1], last)))
+    stops = sliders(result, found)[0]["stops"]
+    assert stops[-1]["rows"][0][1].endswith(" searches/s or more")
+    assert stops[-2]["rows"][0][1].endswith(" searches/s")
+    figure = overview(result, found)
+    assert figure is not None
+    halved, doubled = figure["data"]
+    assert all(" × 2: at least " in text for text in doubled["customdata"])
+    assert not any("at least" in text for text in halved["customdata"])
+    note = "Loads \u201cor more\u201d are what runs of this length can show"
+    assert note in render(PlanReport(result, tuple(found)))
+    assert note not in render(PlanReport(result, tuple(sensitivities(result))))

@@ -155,10 +155,10 @@ def test_columns_sort_within_their_gpu(desk):
     page = desk
     first = "#comparison tbody:nth-of-type(1) tr:not(.group) > :first-child"
     given = page.locator(first).all_inner_texts()
-    page.click("#comparison thead th:nth-child(4) button")  # cost, ascending
+    page.click("#comparison thead th:nth-child(5) button")  # cost, ascending
     assert page.locator(first).all_inner_texts()[0].startswith("streaming-llm")
     for _ in range(2):
-        page.click("#comparison thead th:nth-child(4) button")
+        page.click("#comparison thead th:nth-child(5) button")
     assert page.locator(first).all_inner_texts() == given
 
 
@@ -208,3 +208,16 @@ def test_hostile_names_stay_text_everywhere(opened, tmp_path):
     shown = EVIL.replace("\u2028", "")[:40]
     for place in ("h1", "#comparison", "#slider-table", "#saturation-cell", "#time"):
         assert shown in page.text_content(place)
+
+
+def test_points_beyond_the_target_have_a_shape_that_the_legend_explains(desk):
+    page = desk
+    page.click("#load-kind >> text=Per token")  # where the limit of searches cuts nothing off
+    assert "latency target missed" in page.text_content("#load .legend")
+    points = page.locator("#load .scatterlayer .trace").first.locator(".points path")
+    told = page.locator("#load .hoverlayer")
+    for point, verdict in ((points.first, "target met"), (points.last, "latency target missed")):
+        point.hover(force=True)
+        sync_api.expect(told).to_contain_text(verdict)
+        sync_api.expect(told).to_contain_text("offered")
+        sync_api.expect(told).to_contain_text("served")
