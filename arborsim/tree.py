@@ -124,10 +124,12 @@ class ThoughtTree:
         The token of step ``t`` and branch ``w`` gets the id ``n + t * len(nodes) + w``.
         """
         start, width = self.num_tokens, len(nodes)
-        self.node_of_token.extend(np.tile(np.asarray(nodes, dtype=np.int32), steps))
+        ids = np.arange(start, start + steps * width)
+        sizes = self._sizes.values
+        self.node_of_token.extend(np.array([*nodes] * steps))
         for w, node in enumerate(nodes):
-            self._spans[node].extend(np.arange(start + w, start + steps * width, width))
-            self._sizes.values[node] += steps
+            self._spans[node].extend(ids[w::width])
+            sizes[node] += steps
 
     def tokens(self, node: int) -> IntArray:
         """Ids of the node's own tokens, oldest first."""

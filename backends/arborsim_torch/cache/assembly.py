@@ -39,8 +39,9 @@ class AssembledPlan:
     def entries(self, layer: int) -> Entries:
         return self.by_layer[layer]
 
-    def content(self, layer: int) -> Tensor:
-        return self.assembly.content(layer)
+    def content(self, layer: int) -> tuple[Tensor, Tensor]:
+        keys, values = self.assembly.content(layer)
+        return keys, values
 
 
 class Assembly:

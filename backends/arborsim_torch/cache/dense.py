@@ -40,7 +40,7 @@ class ReadPlan:
     """
 
     by_layer: list[Entries]
-    contents: list[Tensor]
+    contents: list[Tensor]  # keys, then values of each layer: [kv_heads, n, head_dim]
     straight: bool
     held: int
     paths: Tensor | None = None
@@ -48,8 +48,8 @@ class ReadPlan:
     def entries(self, layer: int) -> Entries:
         return self.by_layer[layer]
 
-    def content(self, layer: int) -> Tensor:
-        return self.contents[layer]
+    def content(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.contents[2 * layer], self.contents[2 * layer + 1]
 
 
 class DensePool:
@@ -95,9 +95,11 @@ class DensePool:
             lanes = None if self._lanes is None else self._lanes[groups, :, :n]
             position = None if self._position is None else self._position[groups, :n]
             by_bank.append(Entries(lanes, position, n))
-        banks = [layout.bank_of_layer(layer)[0] for layer in range(layout.layers)]
-        contents = [pool.bank(i)[0][:, :, : high[b]] for i, b in enumerate(banks)]
-        return ReadPlan([by_bank[b] for b in banks], contents, self._straight, max(high))
+        by_layer = [entries for entries in by_bank for _ in range(layout.bank_layers)]
+        contents: list[Tensor] = []
+        for bank, n in enumerate(high):
+            contents += pool.span(bank, 0, n).unbind()
+        return ReadPlan(by_layer, contents, self._straight, max(high))
 
     def _read_paths(self, fresh: np.ndarray) -> bool:
         """Bring the slots of all paths up to date; False if they should not be read one by one."""
@@ -131,7 +133,7 @@ class DensePool:
         high = int(pool.slots.high[0])
         own = np.ascontiguousarray(self._paths[:, : cache.seen_tokens])
         paths = torch.from_numpy(own).to(layout.device)
-        contents = [pool.bank(layer)[0][:, :, :high] for layer in range(layout.layers)]
+        contents = list(pool.span(0, 0, high).unbind())
         nobody: list[Entries] = []  # attention does not ask for entries
         return ReadPlan(nobody, contents, False, high, paths)
 

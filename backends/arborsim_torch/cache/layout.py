@@ -9,6 +9,7 @@ heads of a bank may hold different tokens in the same slot.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,13 +58,13 @@ class Layout:
             grouping,
         )
 
-    @property
+    @cached_property
     def groups(self) -> int:
         return {"shared": 1, "layer": self.layers, "head": self.layers * self.kv_heads}[
             self.grouping
         ]
 
-    @property
+    @cached_property
     def banks(self) -> int:
         return 1 if self.grouping == "shared" else self.layers
 

@@ -109,14 +109,28 @@ class Pool:
         for bank in range(self.layout.banks):
             self._grow(bank, tokens)
 
+    def enter(self, token: np.ndarray) -> np.ndarray:
+        """Give new tokens slots in every group; returns them, int64 ``[groups, tokens]``."""
+        groups = self.layout.groups
+        self.slots.grow(int(token[-1]) + 1)
+        if groups == 1:  # every decoding step comes here
+            slot = self.slots.take_shared(token)
+            self._make_room()
+            return slot[None]
+        group = np.repeat(np.arange(groups), len(token))
+        return self.take(group, np.tile(token, groups)).reshape(groups, -1)
+
     def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Give slots to cells (group, token) and make room for them."""
         slot = self.slots.take(group, token)
+        self._make_room()
+        return slot
+
+    def _make_room(self) -> None:
         per_bank = self.slots.high.reshape(self.layout.banks, -1).max(axis=1)
         for bank, needed in enumerate(per_bank.tolist()):
             if needed > self._capacity[bank]:
                 self._grow(bank, max(needed, int(_GROWTH * self._capacity[bank])))
-        return slot
 
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
         """Free the slots of cells."""
@@ -129,6 +143,16 @@ class Pool:
             bank, index = self.layout.bank_of_layer(layer)
             known = self._views[layer] = [part[index] for part in self._banks[bank]]
         return known
+
+    def span(self, bank: int, first: int, count: int) -> Tensor:
+        """Slots that follow one another, of every layer of a bank: a view of the data.
+
+        Returns
+        -------
+        Tensor ``[2 layers, kv_heads, count, head_dim]``
+            Keys, then values of each layer.
+        """
+        return self._banks[bank][0].narrow(3, first, count).flatten(0, 1)
 
     def read(self, group: int, slot: np.ndarray) -> Block:
         """Copy the tokens in `slot` of one group, as they are stored."""

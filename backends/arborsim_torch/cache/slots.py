@@ -65,6 +65,20 @@ class Slots:
         self._slot.values[group, token] = slot
         return np.asarray(slot, dtype=np.int64)
 
+    def take_shared(self, token: np.ndarray) -> np.ndarray:
+        """`take` where there is one group, without looking for ranks."""
+        count, spare, high = len(token), int(self._num_free[0]), int(self.high[0])
+        again = min(count, spare)
+        slot = np.arange(high - again, high - again + count)
+        if again:
+            slot[:again] = self._free[0, spare - again : spare][::-1]
+            self._num_free[0] = spare - again
+        self.high[0] = high + count - again
+        self.used[0] += count
+        self.total += count
+        self._slot.values[0, token] = slot
+        return slot
+
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
         """Free the slots of cells."""
         slot = self._slot.values[group, token]

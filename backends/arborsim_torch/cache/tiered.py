@@ -31,7 +31,7 @@ from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.pool import make_pools
 from arborsim_torch.cache.remote import PAGES_TOP, HostAttention
 from arborsim_torch.cache.views import Reading
-from arborsim_torch.cache.writing import Writing
+from arborsim_torch.cache.writing import Span, Writing
 from arborsim_torch.tiers.codec import Codec, Fp8
 from arborsim_torch.tiers.link import Link
 
@@ -209,14 +209,7 @@ class TieredCache:
         self.vocabulary_id.extend(ids.T.reshape(-1))
         self.position.extend(position.T.reshape(-1))
         self.place.extend(len(fresh), Place.HBM)
-        self.pools[Place.HBM].slots.grow(self.num_tokens)
-        groups = self.layout.groups
-        if groups == 1:
-            group, token = np.zeros(len(fresh), dtype=np.int64), fresh
-        else:
-            group, token = np.repeat(np.arange(groups), len(fresh)), np.tile(fresh, groups)
-        slots = self.pools[Place.HBM].take(group, token)
-        writing = Writing.new(self.pools[Place.HBM], slots.reshape(groups, -1))
+        writing = Writing.new(self.pools[Place.HBM], self.pools[Place.HBM].enter(fresh))
         return self._reading(writing, position, first, fresh)
 
     def again(self, leaf: int, tokens: np.ndarray) -> Reading:
@@ -235,7 +228,7 @@ class TieredCache:
         return self._reading(writing, position, [int(position[0, 0])], np.empty(0, np.int64))
 
     def _reading(
-        self, writing: Writing, position: np.ndarray, first: list[int], fresh: np.ndarray
+        self, writing: Writing | Span, position: np.ndarray, first: list[int], fresh: np.ndarray
     ) -> Reading:
         longest = self.seen_tokens
         source = self._assembly if self._assembles() else self._dense

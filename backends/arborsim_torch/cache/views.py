@@ -72,7 +72,7 @@ class Reading:
     entries : callable
         Of a layer: its `Entries`.
     content : callable
-        Of a layer: keys and values ``[2, kv_heads, n, head_dim]``, the new tokens included.
+        Of a layer: keys and values ``[kv_heads, n, head_dim]`` each, the new tokens included.
     store : callable
         Take a layer's new keys and values ``[lanes, kv_heads, queries, head_dim]``.
     remote : Remote or None
@@ -88,7 +88,7 @@ class Reading:
     first: list[int]
     positions: int
     entries: Callable[[int], Entries]
-    content: Callable[[int], Tensor]
+    content: Callable[[int], tuple[Tensor, Tensor]]
     store: Callable[[int, Tensor, Tensor], None]
     remote: Remote | None = None
     causal: bool = False
@@ -110,8 +110,7 @@ class Reading:
         """
         if not self.causal or self.queries == 1 or self._limits(window) is not None:
             return None
-        keys, values = self.content(layer)
-        return keys, values
+        return self.content(layer)
 
     def by_path(
         self, layer: int, window: int | None

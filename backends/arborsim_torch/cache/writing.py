@@ -38,10 +38,12 @@ class Writing:
             put(target, new[0] if len(new) == 1 else new[:, :, 0].transpose(0, 1))
 
     @classmethod
-    def new(cls, pool: Pool, slots: np.ndarray) -> Writing:
+    def new(cls, pool: Pool, slots: np.ndarray) -> Writing | Span:
         """Tokens that enter every group; slots are int64 ``[groups, tokens]``."""
         layout = pool.layout
         if layout.grouping != "head":
+            if all(_follow_one_another(row) for row in slots):
+                return Span.new(pool, slots)
             return cls(pool, [_rows(row, pool.device) for row in slots])
         by_layer = slots.reshape(layout.layers, layout.kv_heads, -1)
         return cls(pool, [_rows_per_head(own, pool.device) for own in by_layer])
@@ -59,14 +61,40 @@ class Writing:
         return cls(pool, [_all(own) for own in puts])
 
 
+@dataclass(frozen=True)
+class Span:
+    """Tokens whose slots follow one another: a step of one lane, or a block of a prompt.
+
+    Attributes
+    ----------
+    targets : list of Tensor ``[1, kv_heads, tokens, head_dim]``
+        Where each layer's keys, then its values go: views of the pool.
+    """
+
+    targets: list[Tensor]
+
+    @classmethod
+    def new(cls, pool: Pool, slots: np.ndarray) -> Span:
+        """Of slots int64 ``[banks, tokens]`` that follow one another."""
+        targets: list[Tensor] = []
+        for bank, row in enumerate(slots):
+            # One call for all layers: a step of a small model is mostly made of such calls.
+            targets += pool.span(bank, int(row[0]), len(row)).unsqueeze(1).unbind()
+        return cls(targets)
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write ``[lanes, kv_heads, queries, head_dim]``."""
+        if len(keys) > 1:  # one query of each lane
+            keys, values = keys.transpose(0, 2), values.transpose(0, 2)
+        self.targets[2 * layer].copy_(keys)
+        self.targets[2 * layer + 1].copy_(values)
+
+
+def _follow_one_another(slots: np.ndarray) -> bool:
+    return len(slots) == 1 or bool((slots[1:] - slots[:-1] == 1).all())
+
+
 def _rows(slots: np.ndarray, device: torch.device) -> Put:
-    first, count = int(slots[0]), len(slots)
-    if count == 1 or (slots == np.arange(first, first + count)).all():
-
-        def put_span(target: Tensor, new: Tensor) -> None:
-            target[:, first : first + count] = new
-
-        return put_span
     index = torch.from_numpy(slots).to(device)
 
     def put(target: Tensor, new: Tensor) -> None:
