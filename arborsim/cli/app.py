@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
+import typer.core
 
 from arborsim import __version__
 from arborsim.cli.calibrate import calibrate
@@ -28,8 +30,20 @@ ClickException: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; Ctrl-C in one that does not take care of it is said, not passed in silence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # Typer would make it exit code 130 and no word
+            raise typer.Abort from None
+
+
 app = typer.Typer(
     name="arborsim",
+    cls=_Commands,
     help="What a KV-cache policy costs, and what it breaks, when a language model searches.",
     add_completion=False,
     pretty_exceptions_enable=False,

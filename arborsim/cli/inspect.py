@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from arborsim.trace.describe import Description
 
 _WIDE = 150
+#: Characters of one fact: a whole command, but not the names of thousands of damaged items.
+_LONGEST = 2000
 
 
 def inspect(
@@ -105,7 +107,7 @@ def _pairs(title: str, pairs: dict[str, Any], unicode: bool) -> Table:
     for name, value in pairs.items():
         if value not in ("", None):
             # The file is not trusted: its strings must not steer the terminal or rich.
-            table.add_row(name, Text(plain(str(value), unicode)))
+            table.add_row(name, Text(plain(str(value), unicode, _LONGEST)))
     return table
 
 
@@ -164,7 +166,8 @@ def _attention_layers(found: Description) -> str:
 
 
 def _options(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items())
+    shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in values.items()}
+    return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
 def _statistics(found: Description) -> Table:

@@ -13,6 +13,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.cli.options import check_output
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
+from arborsim.trace.writer import TraceWriter
 from tests.helpers.traces import make_trace
 
 
@@ -191,3 +192,20 @@ def test_a_closed_pipe_is_no_error(traces: Path) -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_ctrl_c_is_said_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = []
+
+    def stop_at_the_third(*arguments: object) -> None:
+        written.append(1)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TraceWriter, "write_episode", stop_at_the_third)
+    out = tmp_path / "g.parquet"
+    assert main(["generate", "--out", str(out), "--searches", "9"]) == 130
+    assert capsys.readouterr().err == "arborsim: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
