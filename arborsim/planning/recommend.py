@@ -212,7 +212,8 @@ def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
     """What the plan does not know."""
     found = []
     quality = best.quality if best else None
-    lossy = [each for each in plan.candidates if each.quality and not each.quality.exact]
+    rows = plan.candidates if best else ()  # what serves nothing raises no question of quality
+    lossy = [each for each in rows if each.quality and not each.quality.exact]
     if quality is not None and not quality.exact and quality.accuracy is None:
         found.append(
             "How many answers this policy gets right is not known from replay: measure it with "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from arborsim.planning.results import MISSED, UNFIT, CandidateResult, PlanResult
-from arborsim.planning.wording import limits_of, named
+from arborsim.planning.wording import limits_of
 
 
 def nobody(plan: PlanResult) -> str:
@@ -15,17 +15,17 @@ def nobody(plan: PlanResult) -> str:
         best = min(missed, key=lambda each: (_excess(each, plan), each.number))
         return (
             f"No candidate meets {limits_of(plan)} for {plan.percentile:g}% of the searches. "
-            f"Nearest: {named(best)}, {_missed_by(best, plan)}."
+            f"Nearest: {best.name}, {_missed_by(best, plan)}."
         )
     unfit = [each for each in plan.candidates if each.status == UNFIT]
     first = unfit[0] if unfit else plan.candidates[0] if plan.candidates else None
     if first is None:
         return "No candidate was finished."
-    return f"No candidate can serve these searches; {named(first)}: {first.reason}"
+    return f"No candidate can serve these searches; {first.name}: {first.reason}"
 
 
 def _missed_by(best: CandidateResult, plan: PlanResult) -> str:
-    """How far even a search alone is from the limits, and which limits it would meet."""
+    """How many times the limits even a search alone takes, and which limits it would meet."""
     alone = best.alone
     assert alone is not None
     over, enough = [], []
@@ -35,12 +35,11 @@ def _missed_by(best: CandidateResult, plan: PlanResult) -> str:
     ):
         if limit is not None and value > limit:
             scale = 1e3 if unit == "ms" else 1.0
-            times = f"{value / limit:.3g} times the limit"
-            over.append(f"{scale * value:.3g} {unit} per {key} alone ({times})")
+            over.append(f"{scale * value:.3g} {unit} per {key} ({value / limit:.3g}x)")
             enough.append(f'{key} = "{_up(scale * value)} {unit}"')
     if not over:
         return "which meets it alone, but not beside others. Relax the target or take faster GPUs"
-    return f"{', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
+    return f"alone {', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
 
 
 def _excess(candidate: CandidateResult, plan: PlanResult) -> float:

@@ -65,7 +65,7 @@ def test_another_depth_is_refused(folder: Path) -> None:
 
 
 def test_policies_that_were_not_chosen_are_refused(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"is for epikv: --policy names none"):
+    with pytest.raises(UsageError, match=r"is for epikv: none of them is a chosen policy"):
         apply({"h2o": {}}, [read_calibration(folder / "good.toml")], {"a.parquet": 6})
 
 

@@ -15,7 +15,7 @@ import pytest
 from arborsim.cli.app import main
 from tests.planning.make import SMALL
 
-LENGTHS = ["--searches", "60", "--warm-up", "6", "--runs", "1"]
+LENGTHS = ["--searches", "40", "--warm-up", "4", "--runs", "1"]
 _PATIENCE_S = 120  # on a machine that has other things to do
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.plan import Planner
+from arborsim.planning.provenance import cautions
 from arborsim.planning.workload import Workload
 from arborsim.planning.workload_file import parse_workload
 from tests.planning.make import SMALL
@@ -90,3 +91,11 @@ def only(workload: Workload, gpu: str) -> Workload:
     """The same workload with one of its GPUs only."""
     kept = tuple(each for each in workload.hardware if each.name == gpu)
     return replace(workload, hardware=kept)
+
+
+def test_groups_of_gpus_say_that_one_of_them_decided(workload: Workload) -> None:
+    chosen = Planner(workload).variants
+    assert cautions(workload, chosen, []) == ()
+    pair = replace(workload.hardware[0], gpus=2, name="2x rtx4090")
+    (said,) = cautions(replace(workload, hardware=(pair,)), chosen, [])
+    assert said.startswith("Policies that use DDR decided what to fetch on one GPU of each kind")
