@@ -189,7 +189,7 @@ def findings(stored: Stored) -> list[str]:
             + "; ".join(_beside_full(stored))
             + ". A budget that cannot hold the active path is infeasible for ArborKV, which leaves "
             "out short trees: compare within a line. Whole paths kept are worth more here than "
-            "single tokens chosen by the arms that have rows, as the paper says; what rehydration "
+            "single tokens chosen by any other arm, as the paper says; what rehydration "
             "adds can be read from its two arms."
         ]
     return []
