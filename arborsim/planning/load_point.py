@@ -11,7 +11,7 @@ import numpy as np
 
 from arborsim.planning.statistics import Estimate
 from arborsim.serving.report import Utilisation
-from arborsim.serving.tally import BusySeconds
+from arborsim.serving.tally import BusySeconds, PrefixTokens
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class LoadPoint:
         Mean over runs; shares in [0, 1] (`arborsim.planning.limits.used_shares`).
     busy : BusySeconds
         Where the engine's time went; sums over runs, of `total_s`.
+    prefixes : PrefixTokens
+        Where searches found the tokens of shared prefixes; sums over runs.
     total_s : float
         Simulated seconds of all runs.
     saturated : str
@@ -96,6 +98,7 @@ class LoadPoint:
     peak_concurrency: int
     used: Utilisation
     busy: BusySeconds
+    prefixes: PrefixTokens
     total_s: float
     saturated: str
     preemptions_per_1000: float

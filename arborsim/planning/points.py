@@ -19,7 +19,7 @@ from arborsim.planning.statistics import (
     percentile,
 )
 from arborsim.serving.report import Utilisation
-from arborsim.serving.tally import BusySeconds
+from arborsim.serving.tally import BusySeconds, PrefixTokens
 
 
 def summed_up(
@@ -71,6 +71,7 @@ def summed_up(
         peak_concurrency=max(run.peak_concurrency for run in runs),
         used=_used(runs),
         busy=_busy(runs),
+        prefixes=_prefixes(runs),
         total_s=sum(run.report.total_s for run in runs),
         saturated=_most_common([runs_out(run) for run in runs]),
         preemptions_per_1000=1000 * sum(run.preemptions for run in runs) / measured,
@@ -110,6 +111,12 @@ def _used(runs: Sequence[Run]) -> Utilisation:
 def _busy(runs: Sequence[Run]) -> BusySeconds:
     names = [each.name for each in fields(BusySeconds)]
     return BusySeconds(*(sum(getattr(run.report.busy, name) for run in runs) for name in names))
+
+
+def _prefixes(runs: Sequence[Run]) -> PrefixTokens:
+    names = [each.name for each in fields(PrefixTokens)]
+    each = [run.report.prefixes for run in runs]
+    return PrefixTokens(*(sum(getattr(one, name) for one in each) for name in names))
 
 
 def _most_common(names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import Sensitivity
 from arborsim.planning.statistics import Estimate
 from arborsim.serving.report import Utilisation
-from arborsim.serving.tally import BusySeconds
+from arborsim.serving.tally import BusySeconds, PrefixTokens
 
 #: What the names of columns do not say by themselves; seconds, bytes and shares have it in theirs.
 ABOUT = {
@@ -29,6 +29,8 @@ ABOUT = {
     "saturated": "What runs out first: hbm, host or searches (space), compute, memory (HBM "
     "bandwidth), pcie_down or pcie_up (time).",
     "used_...": "hbm and host: mean share of the bytes; others: share of the time.",
+    "prefix_tokens_...": "Of shared prefixes, over all runs: found in hbm, copied back from ddr, "
+    "or computed.",
     "..._low, ..._high": "Ends of the 95 % interval, or of the range of prices.",
 }
 _NAMES = ("number", "hardware", "policy", "budget", "recall", "gpus", "status", "reason")
@@ -130,6 +132,10 @@ def _point(point: LoadPoint | None) -> dict[str, Any]:
         found[name] = getattr(point, name)
     found |= {f"used_{each.name}": getattr(point.used, each.name) for each in fields(Utilisation)}
     found |= {f"busy_{each.name}": getattr(point.busy, each.name) for each in fields(BusySeconds)}
+    found |= {
+        f"prefix_tokens_{each.name}": getattr(point.prefixes, each.name)
+        for each in fields(PrefixTokens)
+    }
     solved = point.cost_per_solved
     return {
         **found,

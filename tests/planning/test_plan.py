@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from dataclasses import replace
 
@@ -20,6 +22,7 @@ from arborsim.planning.results import INFEASIBLE, MET, MISSED, UNFIT
 from arborsim.planning.runs import Bench
 from arborsim.planning.statistics import Estimate
 from arborsim.planning.workload import Workload
+from arborsim.report.plan_export import candidates as candidates_csv
 from tests.planning.make import small_plan, small_workload
 
 
@@ -283,6 +286,17 @@ def test_demands_serve_machines_that_the_workload_does_not_name() -> None:
     result = evaluate(planner.workload, hardware, found)
     assert result.status == MET
     assert result.hardware == "other"
+
+
+def test_shared_prefixes_are_counted_by_where_they_were_found() -> None:
+    point = small_plan().candidates[0].at_largest
+    assert point is not None
+    found = point.prefixes
+    assert found.computed > 0, "the first search finds nothing"
+    assert found.hbm > found.computed, "the others do"
+    assert found.ddr == 0, "nothing was copied there"
+    row = next(csv.DictReader(io.StringIO(candidates_csv(small_plan()))))
+    assert row["prefix_tokens_hbm"] == str(found.hbm)
 
 
 def test_recall_modes_of_policies_without_ddr_are_one_candidate() -> None:

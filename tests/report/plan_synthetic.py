@@ -25,7 +25,7 @@ from arborsim.planning.sensitivity import ASSUMPTIONS, FACTORS, Sensitivity, Var
 from arborsim.planning.statistics import Estimate
 from arborsim.serving.options import KvPool
 from arborsim.serving.report import Utilisation
-from arborsim.serving.tally import BusySeconds, ServingSeries
+from arborsim.serving.tally import BusySeconds, PrefixTokens, ServingSeries
 
 #: name: (capacity under full retention in searches/s, seconds alone, lowest and highest price, HBM)
 GPUS = {
@@ -72,6 +72,7 @@ def point(load: float, capacity: float, alone_s: float, price, solved: float = 0
         peak_concurrency=math.ceil(2 * load * p95),
         used=Utilisation(busy, 0.3 * busy, 0.7 * busy, 0.95 * busy, 0.1 * busy, 0.05, 0.08),
         busy=BusySeconds(0.1 * total * busy, 0.0, 0.75 * total * busy, 0.05 * total * busy, 0.02),
+        prefixes=PrefixTokens(900, 300, 100),
         total_s=total,
         saturated="hbm" if busy > 0.7 else "memory",
         preemptions_per_1000=120 * max(0.0, busy - 0.7),
