@@ -209,3 +209,25 @@ def test_ctrl_c_is_said_and_leaves_nothing(
     assert main(["generate", "--out", str(out), "--searches", "9"]) == 130
     assert capsys.readouterr().err == "arborsim: interrupted\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_the_commands_are_loaded() -> None:
+    """A module search stands in for the moment at which somebody presses it."""
+    code = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'arborsim.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from arborsim.__main__ import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "arborsim: interrupted\n")
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    command = [sys.executable, "-m", "arborsim", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("arborsim ")
