@@ -40,7 +40,8 @@ class Row:
     all searches).  `oracle_gap` is what the oracle keeps under the same budget, less what this
     policy keeps: a share, NaN if there is no oracle; negative for policies that lose less than
     evicting the same tokens everywhere must: they quantise, offload, recompute, choose per head or
-    hold more than the budget (not `bounded`).
+    hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
+    every search.
     """
 
     trace: str
@@ -68,6 +69,7 @@ class Row:
     attention_kept: float
     output_error: float
     bounded: bool = True
+    fits: bool = True
     oracle_gap: float = math.nan
     relative: Relative = field(default_factory=Relative)
 
@@ -180,6 +182,7 @@ def _row(results: list[EpisodeResult]) -> Row:
         attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
         output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
         bounded=first.bounded,
+        fits=all(m.fits for m in measured),
     )
 
 

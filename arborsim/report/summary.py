@@ -25,7 +25,8 @@ def summarise(rows: Sequence[Row]) -> list[str]:
         return [] if full is None else [_alone(full)]
     able = _recommendable(others, full)
     if not able:
-        none = "No setting keeps to its budget and needs less HBM than full retention."
+        fits = ", fits the machine" if any(not row.fits for row in others) else ""
+        none = f"No setting keeps to its budget{fits} and needs less HBM than full retention."
         return [none, *_slowest(others, full, None)]
     found: list[tuple[Row, str]] = []
     known = [row for row in able if not math.isnan(row.attention_kept)]
@@ -57,11 +58,14 @@ def _baseline(rows: Sequence[Row]) -> Row | None:
 
 
 def _recommendable(others: Sequence[Row], full: Row | None) -> list[Row]:
-    """Settings that hold what they were given and save memory at all."""
+    """Settings that hold what they were given, save memory at all and fit, if anything does."""
+    anything = any(row.fits for row in others)
     return [
         row
         for row in others
-        if row.bounded and (full is None or row.peak_hbm_kv_bytes < full.peak_hbm_kv_bytes)
+        if row.bounded
+        and (row.fits or not anything)
+        and (full is None or row.peak_hbm_kv_bytes < full.peak_hbm_kv_bytes)
     ]
 
 

@@ -81,6 +81,32 @@ def test_only_what_keeps_its_budget_and_saves_memory_is_recommended():
     assert headline(aggregate(large)) is not None
 
 
+def test_what_does_not_fit_is_not_recommended_if_anything_fits():
+    replay = result(policies=("full", "hierarchy", "arborkv", "random"), budgets=("0.5",))
+
+    def short_of_memory(*policies):
+        return aggregate(
+            replace(e, measured=replace(e.measured, usable_ddr_bytes=1, peak_ddr_bytes=2))
+            if e.policy in policies
+            else e
+            for e in replay.episodes
+        )
+
+    assert summarise(short_of_memory())[0] == summarise(aggregate(replay.episodes))[0]
+    assert "hierarchy at budget 0.5" in summarise(short_of_memory())[0]
+    assert "arborkv at budget 0.5" in summarise(short_of_memory("hierarchy"))[0]
+    assert "hierarchy" in summarise(short_of_memory("hierarchy", "arborkv", "random"))[0]
+    large = [
+        replace(e, measured=replace(e.measured, peak_hbm_kv_bytes=1 << 40))
+        if e.policy != "hierarchy"
+        else replace(e, measured=replace(e.measured, usable_ddr_bytes=1, peak_ddr_bytes=2))
+        for e in replay.episodes
+    ]
+    assert summarise(aggregate(large))[0] == (
+        "No setting keeps to its budget, fits the machine and needs less HBM than full retention."
+    )
+
+
 def test_the_oracle_is_set_against_the_sentence_before():
     sentences = summarise(rows(policies=("full", "oracle", "arborkv", "random"), budgets=("0.25",)))
     assert "arborkv at budget 0.25" in sentences[0]
