@@ -32,12 +32,16 @@ class HardwareRequest:
         "auto" is the type the weights are stored in.
     quick : bool
         Fewer sizes, fewer repetitions.
+    policies : tuple of str
+        Policies to time in live searches, however long that takes; empty for as many as the time
+        allows.
     """
 
     model: str = "chain"
     device: str = "cpu"
     dtype: str = "auto"
     quick: bool = False
+    policies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

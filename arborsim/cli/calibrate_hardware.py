@@ -34,6 +34,10 @@ def hardware(
     ] = "chain",
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")] = False,
+    policy: Annotated[
+        str,
+        typer.Option(help="Policies to time, by commas; left out: as many as 150 seconds allow."),
+    ] = "",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
 ) -> int:
     """A profile of this machine for `replay --gpu FILE`: copies, kernels, overheads, decisions.
@@ -48,7 +52,7 @@ def hardware(
     from arborsim.cli.calibrate import Stages, _command, _interruptible, _table
 
     _check(out, overwrite)
-    request = HardwareRequest(model, device, quick=quick)
+    request = HardwareRequest(model, device, quick=quick, policies=_policies(policy))
     with _interruptible():
         with Stages() as stages:
             measured = get_measuring_backend().measure_hardware(request, stages)
@@ -77,6 +81,18 @@ def _check(out: Path, overwrite: bool) -> None:
         raise UsageError(f"{out} exists: choose another --out, or --overwrite")
     if not os.access(out.parent, os.W_OK):
         raise UsageError(f"--out: the directory {out.parent} cannot be written to")
+
+
+def _policies(names: str) -> tuple[str, ...]:
+    """Registered names; full retention is timed with any of them."""
+    from arborsim.errors import UnknownName
+    from arborsim.policies.registry import available
+
+    chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+    for name in chosen:
+        if name not in available():
+            raise UnknownName("policy", name, available())
+    return tuple(name for name in chosen if name != "full")
 
 
 def _rows(profile: HardwareProfile) -> list[list[str]]:

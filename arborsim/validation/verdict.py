@@ -35,6 +35,7 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
     plans = sum(line.parity for line in lines)
     errors = {error.term: error for error in term_errors(ran)}
     token, thread = errors["per_token_s"], errors["thread_s"]
+    against = errors["against_full_s"]
     calls, equal = sum(line.calls for line in ran), sum(line.equal_calls for line in ran)
     peaks = sum(line.peaks_equal for line in ran)
     moved, same = (sum(getattr(line, name) for line in lines) for name in _MOVES)
@@ -45,6 +46,7 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
         f"searches; all {len(PEAKS)} peaks equal in {peaks:,}.",
         f"Time: seconds per token off by {_percent(token.median)} in the median, "
         f"{_percent(token.worst)} at worst ({token.worst_name or 'nothing ran'})."
+        + _against_full(against)
         + _of_thread(ran, thread),
         f"Decisions under real eviction: Jaccard index of the tokens in HBM {_number(before)} "
         f"while the tokens are the same, {_number(after)} after that (medians over policies and "
@@ -64,6 +66,16 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
             f"accuracies; at least {LEAST_PROBLEMS} problems are needed."
         )
     return said
+
+
+def _against_full(error: TermError) -> str:
+    """What is left once the machine's pace of the moment cancels out."""
+    if not error.lines:
+        return ""
+    return (
+        f" As multiples of full retention's in this run, off by {_percent(error.median)} in the "
+        f"median, {_percent(error.worst)} at worst ({error.worst_name})."
+    )
 
 
 def _of_thread(lines: Sequence[Line], error: TermError) -> str:

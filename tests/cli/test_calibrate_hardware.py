@@ -48,6 +48,17 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.usefixtures("small")
+def test_the_policies_that_are_asked_for_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"{COMMAND} --policy snapkv,full", monkeypatch) == 0
+    assert set(load_profile("m.toml").policies) == {"full", "snapkv"}
+    capsys.readouterr()
+    assert run(f"{COMMAND} --overwrite --policy snapkvv", monkeypatch) == 2
+    assert "unknown policy 'snapkvv': did you mean snapkv" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small")
 def test_a_profile_that_a_replay_takes(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

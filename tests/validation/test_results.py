@@ -79,6 +79,24 @@ def test_errors_of_time_by_hand() -> None:
     assert found["rehydration_s"].lines == 0
 
 
+def test_the_pace_of_the_machine_cancels_out_against_full_retention() -> None:
+    """Twice as slow today: only what a policy costs beside full retention is left to be wrong."""
+    full = replace(CHECK, policy="full", simulated_s=(1.0, 1.5, 0.0, 0.0, 0.0, 2.5))
+    right = replace(CHECK, policy="right", simulated_s=full.simulated_s)
+    dear = replace(CHECK, policy="dear", simulated_s=(9.0, 1.8, 0.0, 0.0, 0.0, 10.8))
+    assert full.live_s == right.live_s == dear.live_s
+    found = {error.term: error for error in term_errors(lines_of([full, right, dear]))}
+    assert found["per_token_s"].median == pytest.approx(0.5)
+    assert found["against_full_s"].lines == 2
+    assert found["against_full_s"].median == pytest.approx(0.1)
+    assert found["against_full_s"].worst == pytest.approx(0.2)
+    assert found["against_full_s"].worst_name == "dear 0.5"
+    assert "multiples of full retention's in this run, off by 20.0%" in sentences([full, dear])[2]
+    alone = {error.term: error for error in term_errors(lines_of([right]))}
+    assert alone["against_full_s"].lines == 0
+    assert "multiples" not in sentences([right])[2]
+
+
 def _problems(count: int) -> list[CellCheck]:
     """Six policies whose accuracy rises with what they keep, with some luck in it."""
     rng = np.random.default_rng(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.hardware.transfers import measure_link
 from arborsim_torch.models import LoadedModel, geometry
 
-_QUICK_POLICIES_S, _POLICIES_S = 4.0, 60.0
+_QUICK_POLICIES_S, _POLICIES_S = 4.0, 150.0
 _LEAST_SEARCHES = 9  # of two policies over two prompts, and their yardsticks
 _STEPS = 9  # how often `_Steps` is told of a new one, on CUDA
 _WHAT = "measuring copies and kernels"
@@ -52,7 +53,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
             make_design(device.type == "cuda", quick),
             lambda done, total: on_progress("timing forward passes", done, total),
         )
-        policies, too_slow = _policies(timer, loaded, passes, quick, on_progress)
+        policies, too_slow = _policies(timer, loaded, passes, request, on_progress)
     return HardwareMeasurements(
         device=_name(device),
         on_cpu=device.type == "cpu",
@@ -110,17 +111,17 @@ def _policies(
     timer: Timer,
     loaded: LoadedModel,
     passes: Sequence[Pass],
-    quick: bool,
+    request: HardwareRequest,
     on_progress: OnProgress,
 ) -> tuple[tuple[PolicyTime, ...], tuple[str, ...]]:
     """Searches under policies, if the model is fast enough for them; and a note if it is not."""
-    limit_s = _QUICK_POLICIES_S if quick else _POLICIES_S
+    limit_s = _QUICK_POLICIES_S if request.quick else _POLICIES_S
     step_s = max(one.seconds for one in passes if one.kind == "decode" and one.lanes == 1)
     if step_s * ITERATIONS * _LEAST_SEARCHES > limit_s:
         return (), ("the model is too slow for searches under policies: decisions alone are timed",)
     found = time_policies(
-        timer, loaded.model, quick, limit_s,
-        lambda done, total: on_progress("timing policies", done, total),
+        timer, loaded.model, request.quick, math.inf if request.policies else limit_s,
+        lambda done, total: on_progress("timing policies", done, total), request.policies,
     )  # fmt: skip
     return tuple(found), ()
 

@@ -89,7 +89,7 @@ def time_policies(
     quick: bool,
     limit_s: float,
     tell: Callable[[int, int], None],
-    names: Sequence[str] | None = None,
+    names: Sequence[str] = (),
 ) -> list[PolicyTime]:
     """One search per policy and prompt, beside those of full retention; one warms up first."""
     chosen = names or (_QUICK if quick else _alternating(available()))
