@@ -24,7 +24,9 @@ REQUIRED = ("kind", "iteration", "node", "parent", "depth", "position", "token",
 _NEGATIVE_IS_NULL = {"position", "token", "correct"}
 
 
-def encode(columns: Mapping[str, Any], info: TraceInfo, index: int) -> pa.Table:
+def encode(
+    columns: Mapping[str, Any], info: TraceInfo, index: int, schema: pa.Schema | None = None
+) -> pa.Table:
     """The Arrow table of one episode.
 
     Parameters
@@ -37,13 +39,15 @@ def encode(columns: Mapping[str, Any], info: TraceInfo, index: int) -> pa.Table:
     info : TraceInfo
     index : int
         Episode number.
+    schema : pyarrow.Schema, optional
+        `arrow_schema` of `info`, from who writes many episodes.
 
     Raises
     ------
     UsageError
         Columns are missing, unknown to this capture level, or of the wrong length.
     """
-    schema = arrow_schema(info)
+    schema = arrow_schema(info) if schema is None else schema
     missing = [name for name in REQUIRED if name not in columns]
     if missing:
         raise UsageError(f"episode {index}: the recorder gave no column {', '.join(missing)}")
@@ -118,8 +122,9 @@ def _end_array(ends: Any, index: int) -> pa.DictionaryArray | None:
         return ends
     number: dict[Any, int] = {None: 0, **{label: i for i, label in enumerate(ENDS, 1)}}
     try:
-        known = [int(number.get(end, end)) for end in ends]
-        codes = np.asarray(known, dtype=np.int64)
+        if not (isinstance(ends, np.ndarray) and ends.dtype.kind in "iu"):  # a step per row: slow
+            ends = [int(number.get(end, end)) for end in ends]
+        codes = np.asarray(ends, dtype=np.int64)
     except (ValueError, TypeError) as error:
         raise UsageError(f"episode {index}: unknown end of a thought ({error})") from None
     if len(codes) and (codes.min() < 0 or codes.max() > len(ENDS)):

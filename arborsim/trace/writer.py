@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from arborsim.errors import UsageError
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
+from arborsim.trace.encodings import open_parquet
 from arborsim.trace.parts import (
     part_name,
     parts_directory,
@@ -251,27 +252,3 @@ def _write_part(table: pa.Table, part: Path) -> None:
     except OSError as error:
         scrap.unlink(missing_ok=True)
         raise UsageError(f"cannot write {part}: {error.strerror or error}") from error
-
-
-def open_parquet(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """A Parquet writer with the encodings of a trace.
-
-    Byte-stream-split puts the bytes of equal significance together, which lets zstd find the
-    redundancy of float16 signals.  Page checksums let a reader notice damage.
-    """
-    return pq.ParquetWriter(
-        file,
-        schema,
-        compression="zstd",
-        use_dictionary=["kind", "end", "answer"],
-        use_byte_stream_split=[
-            leaf for field in schema for leaf in _float_leaves(field.name, field.type)
-        ],
-        write_page_checksum=True,
-    )
-
-
-def _float_leaves(path: str, kind: pa.DataType) -> list[str]:
-    if pa.types.is_list(kind):
-        return _float_leaves(f"{path}.list.element", kind.value_type)
-    return [path] if pa.types.is_floating(kind) else []

@@ -13,7 +13,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.cli.options import check_output
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
-from arborsim.trace.writer import TraceWriter
+from arborsim.trace.whole import WholeTraceWriter
 from tests.helpers.traces import make_trace
 
 
@@ -204,7 +204,7 @@ def test_ctrl_c_is_said_and_leaves_nothing(
         if len(written) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(TraceWriter, "write_episode", stop_at_the_third)
+    monkeypatch.setattr(WholeTraceWriter, "write_episode", stop_at_the_third)
     out = tmp_path / "g.parquet"
     assert main(["generate", "--out", str(out), "--searches", "9"]) == 130
     assert capsys.readouterr().err == "arborsim: interrupted\n"

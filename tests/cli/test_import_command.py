@@ -10,7 +10,7 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.writer import TraceWriter
+from arborsim.trace.whole import WholeTraceWriter
 from tests.trace.import_helpers import deft_tree, tot_problem
 
 BROKEN = {"incompleted": True, "prompt": "x", "data": {}}
@@ -136,14 +136,14 @@ def test_an_interruption_leaves_the_old_trace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = (folder / "there.parquet").read_bytes()
-    write = TraceWriter.write_episode
+    write = WholeTraceWriter.write_episode
 
-    def interrupted(self: TraceWriter, columns: dict[str, object]) -> None:
+    def interrupted(self: WholeTraceWriter, columns: dict[str, object]) -> None:
         if self.num_episodes == 1:
             raise KeyboardInterrupt
         write(self, columns)
 
-    monkeypatch.setattr(TraceWriter, "write_episode", interrupted)
+    monkeypatch.setattr(WholeTraceWriter, "write_episode", interrupted)
     assert main(shlex.split("import deft deft.json there.parquet --overwrite")) == 130
     assert (folder / "there.parquet").read_bytes() == before
     assert not list(folder.glob(".*"))

@@ -12,13 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from arborsim.errors import ArborsimError, TraceError, UsageError
 from arborsim.signals.observations import Signal
 from arborsim.trace.columns import lists
+from arborsim.trace.describe import column_sizes
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
+from arborsim.trace.whole import WholeTraceWriter
 from arborsim.trace.writer import TraceWriter
 from tests.helpers.traces import make_info, make_trace, random_trace_columns
 
@@ -313,3 +316,59 @@ def test_time_is_not_spent_per_row(tmp_path):
     with TraceWriter(tmp_path / "t.parquet", info) as writer:
         writer.write_episode(given)
     assert time.perf_counter() - start < 5
+
+
+def test_counters_cost_next_to_nothing(tmp_path: Path) -> None:
+    """A long prompt is rows that count upwards; stored one by one they would take 8 bytes each."""
+    path = make_trace(tmp_path / "t.parquet", kind="linear", episodes=1, nodes=1, prompt=2_000,
+                      capture="tree")  # fmt: skip
+    stored = {column.name: column.stored_bytes for column in column_sizes(TraceReader(path))}
+    assert stored["seq"] + stored["position"] < 1_500
+    group = pq.read_metadata(path).row_group(0)
+    chunks = [group.column(i) for i in range(group.num_columns)]
+    leaves = {chunk.path_in_schema: chunk for chunk in chunks}
+    assert "DELTA_BINARY_PACKED" in leaves["position"].encodings
+    assert "BYTE_STREAM_SPLIT" in leaves["time_s"].encodings
+    assert "DELTA_BINARY_PACKED" not in leaves["token"].encodings
+
+
+def test_files_with_the_encodings_of_before_are_read_and_resumed(tmp_path: Path) -> None:
+    path, old = make_trace(tmp_path / "t.parquet", episodes=2, info=INFO), tmp_path / "old.parquet"
+    reader = TraceReader(path)
+    with pq.ParquetWriter(old, pq.read_schema(path), compression="zstd",
+                          use_dictionary=["kind", "end", "answer"]) as parquet:  # fmt: skip
+        for episode in range(2):
+            parquet.write_table(reader.table(episode))
+    assert [reader.table(i).equals(TraceReader(old).table(i)) for i in range(2)] == [True, True]
+    with TraceWriter(old, INFO, resume=True) as writer:
+        assert writer.num_episodes == 2
+        writer.write_episode(columns(7))
+    again = TraceReader(old)
+    assert again.num_episodes == 3
+    assert all(again.table(i).equals(reader.table(i)) for i in range(2))
+    assert len(list(again.episodes())) == 3
+
+
+def test_both_writers_store_the_same(tmp_path: Path) -> None:
+    path, whole = make_trace(tmp_path / "t.parquet", episodes=3, info=INFO), tmp_path / "w.parquet"
+    rng = np.random.default_rng(0)
+    with WholeTraceWriter(whole, INFO) as writer:
+        for _ in range(3):
+            writer.write_episode(random_trace_columns(rng, INFO))
+    assert pq.read_schema(whole).equals(pq.read_schema(path), check_metadata=True)
+    assert [TraceReader(whole).table(i).equals(TraceReader(path).table(i)) for i in range(3)] == [
+        True, True, True
+    ]  # fmt: skip
+    assert whole.stat().st_size == path.stat().st_size
+
+
+def test_rows_that_are_no_search_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    broken = columns(0)
+    broken["depth"] = np.asarray(broken["depth"]) + 1
+    with (
+        pytest.raises(TraceError, match="node 0 has depth 1, expected 0"),
+        WholeTraceWriter(tmp_path / "w.parquet", INFO) as writer,
+    ):
+        writer.write_episode(broken)
+    with pytest.raises(TraceError, match="holds no episodes"):
+        TraceReader(tmp_path / "w.parquet")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from arborsim.errors import UsageError
 from arborsim.trace.importers.sources import Contents
-from arborsim.trace.parts import parts_directory, remove_parts
 from arborsim.trace.schema import Capture, Geometry, TraceInfo
-from arborsim.trace.writer import TraceWriter
+from arborsim.trace.whole import WholeTraceWriter
 
 #: `Description.extra` of a source that does not tell which thoughts ended (`TraceInfo.knows_ends`).
 NO_ENDS = {"ends": "unknown"}
@@ -117,23 +116,17 @@ def write_trace(
     check_out(out, overwrite)
     if not contents.searches:
         raise UsageError(f"nothing to import: {_nothing(contents)}")
-    # The list of what was left out can be long, and every part would hold it: it comes at the end.
-    short = replace(info, extra={**info.extra, "left_out": []})
     scrap = out.with_name(f".{out.name}.import")
-    writer = TraceWriter(scrap, short, overwrite=True)
     try:
-        for number, search in enumerate(contents.searches):
-            writer.write_episode(search.columns())
-            advance(f"search {number}", search.num_tokens)
-        writer.info = info
-        writer.close()
+        with WholeTraceWriter(scrap, info) as writer:
+            for number, search in enumerate(contents.searches):
+                writer.write_episode(search.columns())
+                advance(f"search {number}", search.num_tokens)
         os.replace(scrap, out)
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         scrap.unlink(missing_ok=True)
-        if parts_directory(scrap).is_dir():
-            remove_parts(parts_directory(scrap))
 
 
 def check_out(out: Path, overwrite: bool) -> None:
