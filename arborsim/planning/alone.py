@@ -17,6 +17,18 @@ from arborsim.serving.options import ClosedLoop
 from arborsim.serving.pricing import Pricing
 
 
+def weights_too_large(workload: Workload, hardware: Hardware) -> str:
+    """Why the model's weights alone leave no memory, which needs no search to know; "" if not."""
+    geometry, gpus = workload.geometry, hardware.gpus
+    usable = gpus * hardware.profile.usable_hbm_bytes
+    if geometry.weight_bytes < usable:
+        return ""
+    return (
+        f"{geometry.name} does not fit: its weights take {geometry.weight_bytes / 1e9:.2f} GB, and "
+        f"{usable / 1e9:.2f} GB are usable; take larger or more GPUs"
+    )
+
+
 def too_large(workload: Workload, hardware: Hardware, found: VariantDemands) -> str:
     """What the model and the smallest search need, against what the GPUs have."""
     geometry = workload.geometry

@@ -9,8 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from arborsim.errors import UsageError
-from arborsim.planning.alone import served_alone, too_large, too_many_refused, too_slow_alone
-from arborsim.planning.demands import VariantDemands, drawn
+from arborsim.planning.alone import (
+    served_alone,
+    too_large,
+    too_many_refused,
+    too_slow_alone,
+    weights_too_large,
+)
+from arborsim.planning.demands import Variant, VariantDemands, drawn
 from arborsim.planning.largest import LargestLoad
 from arborsim.planning.results import INFEASIBLE, MISSED, UNFIT, CandidateResult
 from arborsim.planning.runs import Bench
@@ -35,11 +41,7 @@ def evaluate(
     number : int
         The candidate's place in a plan.
     """
-    variant = found.variant
-    result = CandidateResult(
-        number, hardware.name, variant.policy.name, variant.budget.text, variant.shown_recall,
-        hardware.gpus, hardware.price_per_hour, INFEASIBLE, found.infeasible,
-    )  # fmt: skip
+    result = _without(hardware, found.variant, number, INFEASIBLE, found.infeasible)
     if found.infeasible:
         return result
     try:
@@ -59,6 +61,24 @@ def evaluate(
     # What dropping tokens does to answers is not known, so a solved search has no cost.
     share = solved(workload, found) if result.quality.exact else None
     return LargestLoad(workload, bench, result, share).found()
+
+
+def unfit(
+    workload: Workload, hardware: Hardware, variant: Variant, number: int = 0
+) -> CandidateResult | None:
+    """The candidate's result if not even the model's weights fit; None if they do."""
+    why = weights_too_large(workload, hardware)
+    return _without(hardware, variant, number, UNFIT, why) if why else None
+
+
+def _without(
+    hardware: Hardware, variant: Variant, number: int, status: str, reason: str
+) -> CandidateResult:
+    """A result without any figures."""
+    return CandidateResult(
+        number, hardware.name, variant.policy.name, variant.budget.text, variant.shown_recall,
+        hardware.gpus, hardware.price_per_hour, status, reason,
+    )  # fmt: skip
 
 
 def _draw_counts(workload: Workload, found: VariantDemands) -> np.ndarray:

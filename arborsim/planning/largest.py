@@ -14,7 +14,7 @@ from arborsim.planning.points import summed_up
 from arborsim.planning.results import MET, MISSED, CandidateResult
 from arborsim.planning.runs import MOST_AT_ONCE, Bench, Run
 from arborsim.planning.saturation import ClientGrid, Grid, RateGrid, largest
-from arborsim.planning.statistics import Estimate, mean_interval
+from arborsim.planning.statistics import Estimate, rate_interval
 from arborsim.planning.workload import Workload
 
 _IDLE = 0.01  # a load at which so much of the time is busy counts as none
@@ -73,7 +73,7 @@ class LargestLoad:
             status=MET,
             largest=self._grid.load(k),
             largest_by_seed=tuple(loads),
-            spread=mean_interval(loads),
+            spread=rate_interval(loads),
             refuted=self._grid.load(min(beyond)),
             limited_by=limits[int(np.argmin(borders))],
             at_largest=point,
@@ -102,7 +102,8 @@ class LargestLoad:
         alone = self._result.alone
         assert alone is not None
         low = self._grid.below(_IDLE / alone.seconds)
-        return low, max(low + 1, self._grid.below(rate) + 1), "throughput" if full else "run length"
+        why = "throughput" if full and self._bench.knows_rate(seed) else "run length"
+        return low, max(low + 1, self._grid.below(rate) + 1), why
 
     def _guess(self, seed: int, low: int, high: int) -> int:
         """Where to begin: where the beginning of the run seems to have its border."""

@@ -8,7 +8,10 @@ of space says nothing about a share of time, so what runs out is not simply the 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
 
 from arborsim.planning.runs import Run
 from arborsim.serving.report import ServingReport, Utilisation
@@ -20,24 +23,38 @@ TIME = ("compute", "memory", "pcie_down", "pcie_up")
 WAITING = 0.01
 
 
-def runs_out(run: Run) -> str:
-    """What there is too little of first: a name of `SPACE` or `TIME`.
+def runs_out(runs: Sequence[Run]) -> str:
+    """What there is too little of first, over all runs of a load: a name of `SPACE` or `TIME`.
 
     It is the space that kept somebody waiting first, if waiting matters (`WAITING`); else what is
-    in use for the largest share of the time (`used_shares`).
+    in use for the largest share of the time (`mean_shares`).
     """
-    report = run.report
-    if report.first_s and _waits(run):
-        return min(report.first_s, key=lambda name: report.first_s[name])
-    used = used_shares(report)
+    lacking = {name for run in runs for name in run.report.first_s}
+    if lacking and _wait(runs):
+        return min(sorted(lacking), key=lambda name: _first_s(name, runs))
+    used = mean_shares(runs)
     return max(TIME, key=lambda name: float(getattr(used, name)))
 
 
-def _waits(run: Run) -> bool:
-    """By Little's law the mean numbers of searches are as their mean times."""
-    there = run.queue + run.concurrency
-    measured = len(run.arrival_s) + run.refused
-    return run.queue >= WAITING * there > 0 or run.preemptions >= WAITING * measured > 0
+def _wait(runs: Sequence[Run]) -> bool:
+    """Whether waiting matters; by Little's law, mean numbers of searches are as mean times."""
+    queue = sum(run.queue for run in runs)
+    there = queue + sum(run.concurrency for run in runs)
+    preemptions = sum(run.preemptions for run in runs)
+    measured = sum(len(run.arrival_s) + run.refused for run in runs)
+    return queue >= WAITING * there > 0 or preemptions >= WAITING * measured > 0
+
+
+def _first_s(name: str, runs: Sequence[Run]) -> float:
+    """When it ran out, summed over the runs; where it did not, the run's end."""
+    return sum(run.report.first_s.get(name, run.report.total_s) for run in runs)
+
+
+def mean_shares(runs: Sequence[Run]) -> Utilisation:
+    """`used_shares`: the mean over runs."""
+    each = [used_shares(run.report) for run in runs]
+    names = [field.name for field in fields(Utilisation)]
+    return Utilisation(*(float(np.mean([getattr(one, name) for one in each])) for name in names))
 
 
 def used_shares(report: ServingReport) -> Utilisation:

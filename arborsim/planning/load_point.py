@@ -70,8 +70,8 @@ class LoadPoint:
     total_s : float
         Simulated seconds of all runs.
     saturated : str
-        What ran out first in most runs (`arborsim.planning.limits.runs_out`): hbm, host, searches,
-        compute, memory, pcie_down or pcie_up.
+        What ran out first, over all runs (`arborsim.planning.limits.runs_out`): hbm, host,
+        searches, compute, memory, pcie_down or pcie_up.
     preemptions_per_1000, refused_per_1000 : float
         Per 1,000 searches.
     refusal : str

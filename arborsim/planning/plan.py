@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from arborsim.errors import UsageError
 from arborsim.hardware.profile import HardwareProfile
+from arborsim.planning.alone import weights_too_large
+from arborsim.planning.cautions import cautions, short_prompts
 from arborsim.planning.demands import Recorded, VariantDemands, drawn, variant_of, variants
-from arborsim.planning.evaluate import evaluate, recorded_solved
+from arborsim.planning.evaluate import evaluate, recorded_solved, unfit
 from arborsim.planning.fleets import fleet_for
-from arborsim.planning.provenance import assumed_numbers, cautions, settings_of
+from arborsim.planning.provenance import assumed_numbers, settings_of
 from arborsim.planning.recommend import Demanded, recommend
 from arborsim.planning.recording import Recording, Unit, record_unit, record_variant, units_of
 from arborsim.planning.results import CandidateResult, PlanResult, Recommendation
@@ -68,6 +71,11 @@ class Planner:
         Processes; results do not depend on it.
     finished : dict of int to CandidateResult
         Candidates that are done, by number; may be filled before `run`, which then goes on.
+
+    Raises
+    ------
+    UsageError
+        The model's weights fit none of the machines.
     """
 
     workload: Workload
@@ -82,6 +90,24 @@ class Planner:
         self._kept: dict[int, VariantDemands] = {}
         self._kept_bytes = 0
         self._solved: Estimate | None = None
+        self._short: tuple[str, ...] = ()
+        self._sort_out()
+
+    def _sort_out(self) -> None:
+        """Finish what cannot hold the model's weights: that is known before anything is served."""
+        found = [
+            unfit(self.workload, where, self.variants[variant], number)
+            for number, where, variant in self.candidates
+        ]
+        if found and all(found):
+            largest = max(
+                self.workload.hardware, key=lambda each: each.gpus * each.profile.usable_hbm_bytes
+            )
+            raise UsageError(
+                f"no machine of the workload can hold the model; the largest is {largest.name}: "
+                f"{weights_too_large(self.workload, largest)}"
+            )
+        self.finished |= {each.number: each for each in found if each is not None}
 
     def _combined(self) -> list[tuple[Hardware, int]]:
         """Where, and which variant: recall modes that change nothing make one candidate."""
@@ -125,6 +151,7 @@ class Planner:
         """
         with self._traces() as traces:
             self._solved = recorded_solved(self.workload, traces)
+            self._short = short_prompts(self.workload, traces)
             for result in self._evaluated(traces, advance):
                 self.finished[result.number] = result
                 done(result)
@@ -216,7 +243,7 @@ class Planner:
             solved=self._solved,
             settings=settings_of(self.workload),
             assumed=assumed_numbers(self.workload),
-            notes=cautions(self.workload, self.variants, done),
+            notes=(*cautions(self.workload, self.variants, done, self._solved), *self._short),
             complete=not self.missing,
         )
         return replace(plan, recommendation=recommend(plan, self.demanded))

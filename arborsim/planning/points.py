@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 
 import numpy as np
 
-from arborsim.planning.limits import runs_out, used_shares
+from arborsim.planning.limits import mean_shares, runs_out
 from arborsim.planning.load_point import LoadPoint, Percentiles
 from arborsim.planning.runs import Run
 from arborsim.planning.statistics import (
     Estimate,
     cost_per_search,
     cost_per_solved,
-    mean_interval,
     percentile,
+    rate_interval,
 )
-from arborsim.serving.report import Utilisation
 from arborsim.serving.tally import BusySeconds, PrefixTokens
 
 
@@ -52,7 +50,7 @@ def summed_up(
         for name in ("arrival_s", "admitted_s", "first_token_s", "finish_s", "token_s")
     )
     measured = len(arrival) + sum(run.refused for run in runs)
-    served = mean_interval([run.served_per_s for run in runs])
+    served = rate_interval([run.served_per_s for run in runs])
     refused = sum(run.refused for run in runs) / measured
     rate = served.value if arriving_per_s is None else (1 - refused) * arriving_per_s
     cost = _each(price_per_hour, rate)
@@ -69,11 +67,11 @@ def summed_up(
         concurrency=_mean([run.concurrency for run in runs]),
         queue=_mean([run.queue for run in runs]),
         peak_concurrency=max(run.peak_concurrency for run in runs),
-        used=_used(runs),
+        used=mean_shares(runs),
         busy=_busy(runs),
         prefixes=_prefixes(runs),
         total_s=sum(run.report.total_s for run in runs),
-        saturated=_most_common([runs_out(run) for run in runs]),
+        saturated=runs_out(runs),
         preemptions_per_1000=1000 * sum(run.preemptions for run in runs) / measured,
         refused_per_1000=1000 * refused,
         refusal=next((run.refusal for run in runs if run.refusal), ""),
@@ -102,12 +100,6 @@ def _per_solved(
     return cost_per_solved(cost[0], solved), cost_per_solved(cost[1], solved)
 
 
-def _used(runs: Sequence[Run]) -> Utilisation:
-    names = [each.name for each in fields(Utilisation)]
-    shares = [used_shares(run.report) for run in runs]
-    return Utilisation(*(_mean([getattr(each, name) for each in shares]) for name in names))
-
-
 def _busy(runs: Sequence[Run]) -> BusySeconds:
     names = [each.name for each in fields(BusySeconds)]
     return BusySeconds(*(sum(getattr(run.report.busy, name) for run in runs) for name in names))
@@ -117,9 +109,3 @@ def _prefixes(runs: Sequence[Run]) -> PrefixTokens:
     names = [each.name for each in fields(PrefixTokens)]
     each = [run.report.prefixes for run in runs]
     return PrefixTokens(*(sum(getattr(one, name) for one in each) for name in names))
-
-
-def _most_common(names: Sequence[str]) -> str:
-    """Of equally common ones, the first by name."""
-    counts = Counter(names)
-    return min(counts, key=lambda name: (-counts[name], name))

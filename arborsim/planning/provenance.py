@@ -1,18 +1,15 @@
-"""Where a plan's figures come from: inputs and versions, assumed numbers, and cautions."""
+"""Where a plan's figures come from: inputs and versions, and assumed numbers."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 from arborsim import __version__
 from arborsim.hardware.numbers import numbers_of
-from arborsim.planning.demands import Variant
 from arborsim.planning.generate import TreeSpec
-from arborsim.planning.results import INFEASIBLE, CandidateResult
 from arborsim.planning.saturation import STEP
 from arborsim.planning.workload import MixEntry, Workload
 from arborsim.policies.registry import values_of
@@ -130,31 +127,3 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
         for number in numbers_of(profile)
         if number.assumed
     )
-
-
-def cautions(
-    workload: Workload, chosen: Sequence[Variant], results: Sequence[CandidateResult]
-) -> tuple[str, ...]:
-    """What to know about the figures."""
-    found = []
-    infeasible = [each for each in results if each.status == INFEASIBLE]
-    if infeasible:
-        names = ", ".join(dict.fromkeys(f"{each.policy} at {each.budget}" for each in infeasible))
-        found.append(
-            f"{len(infeasible)} of {len(results)} candidates cannot be served under their policy "
-            f"and budget: {names}."
-        )
-    if any(variant.offloads for variant in chosen) and any(w.gpus > 1 for w in workload.hardware):
-        found.append(
-            "Policies that use DDR decided what to fetch on one GPU of each kind; where several "
-            "share a model, the same bytes cross PCIe at their speed."
-        )
-    for entry in workload.mix:
-        if isinstance(entry.source, Path):
-            model = TraceReader(entry.source).info.geometry.name
-            if model != workload.geometry.name:
-                found.append(
-                    f"{entry.name} was recorded on {model} and is charged as "
-                    f"{workload.geometry.name}: lengths, trees and decisions are the recorded ones."
-                )
-    return tuple(found)

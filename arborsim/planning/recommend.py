@@ -28,6 +28,7 @@ from arborsim.planning.wording import cost_at, limits_of, load_of, money, named,
 
 _SAME = 0.005  # costs closer than this are about the same
 _FEWEST_RUNS = 3  # that tell something about their spread
+_MANY_PREEMPTIONS = 100  # per 1,000 searches
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
         f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
         f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
         f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
-        f"{_limit(best, point)}"
+        f"{_limit(best, point)}{_preempted(point)}"
     )
     if fleet is not None:
         machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
@@ -132,7 +133,7 @@ def _runs(best: CandidateResult, point: LoadPoint, plan: PlanResult) -> str:
 
 def _limit(best: CandidateResult, point: LoadPoint) -> str:
     """What stands in the way of more load."""
-    first = f"what runs out first is {resource(point)}"
+    first = resource(point, best.limited_by)
     if best.limited_by == "target":
         return f"Beyond that the target is missed; {first}."
     if best.limited_by == "throughput":
@@ -140,6 +141,17 @@ def _limit(best: CandidateResult, point: LoadPoint) -> str:
     return (
         "Beyond that, runs of so few searches show no steady state: it may serve more (a larger "
         f"`searches` would tell); {first}."
+    )
+
+
+def _preempted(point: LoadPoint) -> str:
+    """How often searches lose their place, if that is no exception."""
+    times = point.preemptions_per_1000
+    if times <= _MANY_PREEMPTIONS:
+        return ""
+    return (
+        f" Places are lost there {times:,.0f} times per 1,000 searches (preemption), and those "
+        "searches wait."
     )
 
 
@@ -182,17 +194,18 @@ def _beside(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> 
     words = "about the same" if abs(change) < _SAME else (
         f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
     text = f"{named(other)} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
-    return text + (", which is within the spread of the runs" if _tied(other, best) else "")
+    return text + _left_open(other, best)
 
 
-def _tied(a: CandidateResult, b: CandidateResult) -> bool:
-    """Whether the runs, seed by seed, leave open which one costs less.
+def _left_open(a: CandidateResult, b: CandidateResult) -> str:
+    """Said where the runs, seed by seed, leave open which one costs less; else "".
 
     For a stated load, by the machines that each run's own limit asks for; else by the interval of
-    the differences of costs at these limits, which two runs are too few for.
+    the differences of costs at these limits, which two runs are too few for.  Runs that all agree
+    leave nothing open.
     """
     if len(a.largest_by_seed) < 2 or a.price_per_hour is None or b.price_per_hour is None:
-        return False
+        return ""
     prices = sum(a.price_per_hour), sum(b.price_per_hour)
     if a.fleet is not None and b.fleet is not None:
         load = a.fleet.load
@@ -200,12 +213,26 @@ def _tied(a: CandidateResult, b: CandidateResult) -> bool:
             prices[0] * machines_for(load, mine) - prices[1] * machines_for(load, other)
             for mine, other in zip(a.largest_by_seed, b.largest_by_seed, strict=True)
         ]
-        return min(more) <= 0 <= max(more)
+        if not min(more) <= 0 <= max(more) or min(more) == max(more):
+            return ""
+        return (
+            f", but the runs leave that open: by their own limits it takes {_counts(a, load)}, and "
+            f"the recommended {_counts(b, load)}"
+        )
     if len(a.largest_by_seed) < _FEWEST_RUNS or not all(prices):
-        return False
+        return ""
     loads = np.log(a.largest_by_seed) - np.log(b.largest_by_seed)
     difference = mean_interval(math.log(prices[0] / prices[1]) - loads)
-    return difference.low <= 0 <= difference.high
+    open_ = difference.low <= 0 <= difference.high and not np.allclose(loads, loads[0])
+    return ", which is within the spread of the runs" if open_ else ""
+
+
+def _counts(candidate: CandidateResult, load: float) -> str:
+    """Machines that the runs, each by its own limit, ask for: ``"2 or 3 machines"``."""
+    counts = sorted({machines_for(load, limit) for limit in candidate.largest_by_seed})
+    text = f"{counts[0]} or {counts[1]}" if len(counts) == 2 else (
+        f"{counts[0]} to {counts[-1]}" if len(counts) > 2 else f"{counts[0]}")  # fmt: skip
+    return f"{text} machine{'s' * (counts[-1] != 1)}"
 
 
 def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from arborsim.planning.arrivals import Clients
 from arborsim.planning.demands import VariantDemands
+from arborsim.planning.statistics import relative_error
 from arborsim.planning.workload import Hardware, Target, Workload
 from arborsim.serving.commands import Command
 from arborsim.serving.engine import ServingEngine, Watch, play_closed_form
@@ -20,6 +21,8 @@ from arborsim.serving.server import Server
 
 #: A run shows a steady state only while fewer of its searches are in the machine than this share.
 MOST_AT_ONCE = 1 / 3
+#: The machine's rate counts as known up to this relative standard error (`relative_error`).
+RATE_ERROR = 0.1
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,16 @@ class Bench:
             ended = sum(search.finish_s >= 0 for search in report.searches)
             return ended / report.total_s, bool(report.first_s)
         return (report.tokens - before) / seconds / per_search, bool(report.first_s)
+
+    def knows_rate(self, seed: int) -> bool:
+        """Whether `keeps_up_with` saw enough searches to say that there is no larger rate.
+
+        It sees a third of a run: that must be 100 searches, and more if few of them are far larger
+        than the others.
+        """
+        tokens = np.array([priced.source.generated_tokens for priced in self.engine.demands])
+        seen = int(self.workload.searches * MOST_AT_ONCE)
+        return relative_error(tokens[self.drawn[seed]], seen) <= RATE_ERROR
 
     def _measured(self, report: ServingReport, watch: Verdicts) -> Run:
         first, count = self.workload.warm_up, self.workload.searches

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,6 +90,33 @@ def mean_interval(values: Sequence[float] | np.ndarray, level: float = LEVEL) ->
 
     half = float(stdtrit(n - 1, (1 + level) / 2) * runs.std(ddof=1) / math.sqrt(n))
     return Estimate(mean, mean - half, mean + half, n)
+
+
+def rate_interval(values: Sequence[float] | np.ndarray) -> Estimate:
+    """`mean_interval` of what is never negative: the lower end, where there is one, is cut at 0.
+
+    Few runs that differ have a wide interval, and a machine does not serve less than nothing.
+    """
+    found = mean_interval(values)
+    return replace(found, low=max(0.0, found.low)) if found.n > 1 else found
+
+
+def relative_error(sizes: np.ndarray, seen: int) -> float:
+    """Standard error of a rate that so many searches tell, relative to the rate.
+
+    Sizes with a coefficient of variation c give ``c / sqrt(seen)``.  c counts as 1 at least, as if
+    searches ended at random: the pace of a machine that is never idle depends on which are in it.
+
+    Parameters
+    ----------
+    sizes : float ``[n]``
+        Of the searches that the seen ones are drawn from, not negative.
+    seen : int
+    """
+    if not seen:
+        return math.inf
+    scatter = float(sizes.std() / sizes.mean()) if sizes.any() else 0.0
+    return max(1.0, scatter) / math.sqrt(seen)
 
 
 def cost_per_search(price_per_hour: float, searches_per_s: float) -> float:

@@ -48,17 +48,23 @@ def cost_at(cost: tuple[float, float] | None, load: float, plan: PlanResult) -> 
     return f"{money(cost, plan.currency)} per 1,000 searches at {load_of(load, plan)}"
 
 
-def resource(point: LoadPoint) -> str:
-    """What runs out, with its share; a share of space is none of time, so both are told apart."""
+def resource(point: LoadPoint, limited_by: str) -> str:
+    """What runs out, with its share; a share of space is none of time, so both are told apart.
+
+    Where only the length of the runs is in the way of more load, time has not run out.
+    """
     name, used = point.saturated, point.used
     busiest = max(TIME, key=lambda other: float(getattr(used, other)))
     time = f"{_RESOURCES[busiest]} is busy {getattr(used, busiest):.0%} of the time"
+    if name in TIME and limited_by == "run length":
+        return f"busiest is {_RESOURCES[name]} ({getattr(used, name):.0%} of the time)"
+    first = f"what runs out first is {_RESOURCES[name]}"
     if name in TIME:
-        return f"{_RESOURCES[name]} (busy {getattr(used, name):.0%} of the time)"
+        return f"{first} (busy {getattr(used, name):.0%} of the time)"
     held = ""
     if name != "searches":
         held = f" (on average {getattr(used, name):.0%} held, but full at peaks)"
     return (
-        f"{_RESOURCES[name]}{held}, which limits how many searches have a place; {time}, which "
+        f"{first}{held}, which limits how many searches have a place; {time}, which "
         "limits how fast these go on"
     )

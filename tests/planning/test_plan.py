@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from arborsim.errors import UsageError
 from arborsim.hardware.lookup import load_profile
 from arborsim.planning.arrivals import Recorded
 from arborsim.planning.demands import variants
@@ -171,14 +172,38 @@ def test_a_target_that_nobody_meets_says_by_how_much() -> None:
 
 
 def test_a_model_that_does_not_fit_is_named_with_its_bytes() -> None:
-    workload = _with_hbm(small_workload(), 16.0)
+    workload = _with_hbm(small_workload(), 17.9)  # the weights, but nothing beside them
     plan = Planner(workload).run()
     assert {each.status for each in plan.candidates} == {UNFIT}
     reason = plan.candidates[0].reason
     assert "llama-3.1-8b does not fit: 16.06 GB of weights + 0." in reason
     assert "at least 0." in reason
-    assert "and 14.40 GB are usable; take larger or more GPUs" in reason
+    assert "and 16.11 GB are usable; take larger or more GPUs" in reason
     assert "No candidate can serve" in plan.recommendation.text
+
+
+_NO_ROOM = (
+    "llama-3.1-8b does not fit: its weights take 16.06 GB, and 14.40 GB are usable; take larger or "
+    "more GPUs"
+)
+
+
+def test_a_model_that_fits_no_machine_is_refused_before_any_work() -> None:
+    with pytest.raises(UsageError) as refused:
+        Planner(_with_hbm(small_workload(), 16.0))
+    assert str(refused.value) == (
+        f"no machine of the workload can hold the model; the largest is rtx4090: {_NO_ROOM}"
+    )
+
+
+def test_where_a_model_does_not_fit_nothing_is_recorded() -> None:
+    workload = small_workload(("searches = 4\n", "searches = 1\n")).with_run_length(20, 4, 1)
+    small = _with_hbm(workload, 16.0).hardware[0]
+    planner = Planner(replace(workload, hardware=(small, workload.hardware[1])))
+    assert [number for number, _, _ in planner.missing] == [2, 3]
+    assert [each.reason for each in planner.finished.values()] == [_NO_ROOM] * 2, "one reason"
+    assert planner.work() == Planner(replace(workload, hardware=workload.hardware[1:])).work()
+    assert [each.status for each in planner.run().candidates] == [UNFIT, UNFIT, MET, MET]
 
 
 def test_searches_that_never_fit_are_counted() -> None:
@@ -239,8 +264,7 @@ def _beside(best: tuple[float, ...], other: tuple[float, ...], stated: float | N
         ((1.0, 1.0), (0.9, 1.2), None, False),  # two runs tell nothing about their spread
         ((1.0, 1.0, 1.0), (0.9, 1.2, 1.1), None, True),
         ((1.0, 1.0, 1.0), (0.5, 0.52, 0.51), None, False),
-        ((1.0, 1.1), (0.5, 0.52), 2.0, False),  # 2 machines, or 4
-        ((1.0, 1.1), (0.9, 1.0), 2.0, True),  # in one run both need 2
+        ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), None, False),  # the runs agree
     ],
 )
 def test_the_spread_of_runs_is_named_where_it_leaves_the_order_open(
@@ -250,6 +274,60 @@ def test_the_spread_of_runs_is_named_where_it_leaves_the_order_open(
     assert text.startswith("Take full on rtx4090: offered up to 1 searches/s, one machine keeps")
     assert ("within the spread of the runs" in text) == tied
     assert text.count(f"at {stated or 1:.3g} searches/s") >= 1
+
+
+@pytest.mark.parametrize(
+    ("best", "other", "said"),
+    [
+        ((1.0, 1.1), (0.5, 0.52), ""),  # 2 machines, or 4
+        ((1.0, 1.1), (1.0, 1.2), ""),  # 2 in every run
+        ((1.0, 1.1), (0.9, 1.0), "it takes 2 or 3 machines, and the recommended 2 machines"),
+        ((0.7, 1.1), (0.6, 2.0), "it takes 1 or 4 machines, and the recommended 2 or 3 machines"),
+        ((0.7, 2.0, 1.0), (0.6, 1.0, 2.0),
+         "it takes 1 to 4 machines, and the recommended 1 to 3 machines"),
+    ],
+)  # fmt: skip
+def test_runs_that_ask_for_other_numbers_of_machines_are_named(
+    best: tuple[float, ...], other: tuple[float, ...], said: str
+) -> None:
+    text = _beside(best, other, 2.0)
+    assert "within the spread" not in text
+    assert ("but the runs leave that open: by their own limits " in text) == bool(said)
+    assert said in text
+
+
+@pytest.mark.parametrize(("times", "said"), [(100.0, False), (400.0, True)])
+def test_many_preemptions_are_in_the_recommendation(times: float, said: bool) -> None:
+    plan = small_plan()
+    rows = [
+        replace(each, at_largest=replace(each.at_largest, preemptions_per_1000=times))  # type: ignore[type-var]
+        for each in plan.candidates
+    ]
+    text = recommend(replace(plan, candidates=tuple(rows)), Demanded()).text
+    assert ("Places are lost there 400 times per 1,000 searches (preemption)" in text) == said
+
+
+def test_what_a_short_run_knows_of_the_machines_rate() -> None:
+    """A third of 300 searches is 100: 10% if their sizes scatter as much as their mean, or less."""
+    workload = small_workload()
+    found = Planner(workload).demands_of(0)
+    for searches, known in ((40, False), (299, False), (300, True), (1000, True)):
+        longer = workload.with_run_length(searches, 8, 1)
+        assert Bench(longer, workload.hardware[0], found).knows_rate(0) == known
+
+
+def test_machines_that_are_full_early_are_limited_by_runs_that_are_short() -> None:
+    """The same machine: only 300 searches say that it finishes no more."""
+    workload = small_workload(
+        ('policies = ["full", "streaming-llm"]', 'policies = ["full"]'),
+        ('search = "20 s"\ntoken = "60 ms"', 'search = "100 s"'),
+    )
+    workload = replace(_with_hbm(workload, 18.6), runs=1)
+    limits = []
+    for searches in (60, 300):
+        (only,) = Planner(workload.with_run_length(searches, 8, 1)).run().candidates
+        limits.append(only.limited_by)
+    assert limits == ["run length", "throughput"]
 
 
 def test_accuracies_of_live_runs_count() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from arborsim.planning.cautions import cautions
 from arborsim.planning.demands import VariantDemands
 from arborsim.planning.plan import Planner
-from arborsim.planning.provenance import cautions
 from arborsim.planning.workload import Workload
 from arborsim.planning.workload_file import parse_workload
 from tests.planning.make import SMALL

@@ -16,6 +16,8 @@ from arborsim.planning.statistics import (
     cost_per_solved,
     mean_interval,
     percentile,
+    rate_interval,
+    relative_error,
     solved_share,
 )
 
@@ -113,3 +115,21 @@ def test_intervals_of_shares_of_a_mix_hold_as_often_as_they_say() -> None:
         assert share is not None
         held += share.low <= truth <= share.high
     assert held >= 380
+
+
+def test_a_rates_interval_is_cut_at_zero() -> None:
+    """1 and 3: the mean is 2, half the interval 12.7 standard errors of 1."""
+    assert mean_interval([1.0, 3.0]).low == pytest.approx(2 - 12.7062, abs=1e-3)
+    found = rate_interval([1.0, 3.0])
+    assert (found.value, found.low, found.n) == (2.0, 0.0, 2)
+    assert found.high == pytest.approx(2 + 12.7062, abs=1e-3)
+    assert rate_interval([2.0, 2.1, 1.9]) == mean_interval([2.0, 2.1, 1.9]), "nothing to cut"
+    assert rate_interval([2.0]).low == -math.inf, "one run does not tell any end"
+
+
+def test_the_error_of_a_rate() -> None:
+    alike, scattered = np.full(50, 7.0), np.array([0.0] * 99 + [1.0])
+    assert relative_error(alike, 100) == pytest.approx(0.1)
+    assert relative_error(np.zeros(3), 400) == pytest.approx(0.05), "of prompts only"
+    assert relative_error(scattered, 100) == pytest.approx(math.sqrt(99) / 10), "1 of 100 has all"
+    assert relative_error(alike, 0) == math.inf
