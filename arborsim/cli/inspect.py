@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from arborsim.trace.describe import Description
+    from arborsim.trace.schema import TraceInfo
 
 _WIDE = 150
 #: Characters of one fact: a whole command, but not the names of thousands of damaged items.
@@ -141,21 +142,22 @@ def _about(found: Description, unicode: bool) -> Table:
             "software": _options(info.software),
             "timing": _options(info.timing),
             "command": info.command,
-            **_imported(info.extra),
+            **_imported(info),
         },
         unicode,
     )
 
 
-def _imported(extra: dict[str, Any]) -> dict[str, Any]:
+def _imported(info: TraceInfo) -> dict[str, Any]:
     """What a trace that was made of another's recording says about that."""
+    extra = info.extra
     if "source_format" not in extra:
         return {}
     left_out = extra.get("left_out")
     return {
         "imported from": f"{extra.get('source')} ({extra['source_format']})",
         "lengths": extra.get("lengths"),
-        "unknown": "token ids, times",
+        "unknown": "token ids, times" + ("" if info.knows_ends else ", which thoughts ended"),
         "left out": "; ".join(map(str, left_out)) if isinstance(left_out, list) else None,
     }
 
@@ -174,8 +176,11 @@ def _statistics(found: Description) -> Table:
     from arborsim.trace.describe import SPREADS
 
     table = _table("Per episode", "", "total", "least", "median", "mean", "most")
-    for name, spread in found.spreads.items():
-        label = SPREADS[name]
+    for name, label in SPREADS.items():
+        if name not in found.spreads:
+            table.add_row(label, "unknown")
+            continue
+        spread = found.spreads[name]
         total = "" if name in ("depth", "branching", "longest_path_tokens") else spread.total
         numbers = (total, spread.smallest, spread.median, spread.mean, spread.largest)
         table.add_row(label, *map(_number, numbers))
@@ -225,7 +230,7 @@ def _policies(found: Description) -> Table:
     table.add_column("what is missing", overflow="fold")
     for fit in found.policies:
         if fit.missing:
-            table.add_row(fit.name, "no", f"{', '.join(fit.missing)}: record with {fit.remedy}")
+            table.add_row(fit.name, "no", f"{', '.join(fit.missing)}: {fit.remedy}")
         else:
             table.add_row(fit.name, "yes", "")
     return table

@@ -68,7 +68,8 @@ class EpisodeFacts:
     prunes, iterations : int
     finished, dead : int or None
         Thoughts that hold an answer, and that ran into the cap; None if the trace does not tell.
-    duration_s : float
+    duration_s : float or None
+        None if the trace does not know times.
     answered : bool
         Whether the search came to an end by an answer.
     correct : bool or None
@@ -87,7 +88,7 @@ class EpisodeFacts:
     iterations: int
     finished: int | None
     dead: int | None
-    duration_s: float
+    duration_s: float | None
     answered: bool
     correct: bool | None
 
@@ -112,7 +113,7 @@ class PolicyFit:
     missing : tuple of str
         Signals that it reads and the trace lacks; empty if it can.
     remedy : str
-        The recording option that would supply them.
+        How to come by them: the recording option, or why there is none.
     """
 
     name: str
@@ -214,7 +215,7 @@ def episode_facts(episode: Episode) -> EpisodeFacts:
         iterations=int(episode.iteration[-1]),
         finished=None if end is None else int((end == End.FINISHED).sum()),
         dead=None if end is None else int((end == End.DEAD).sum()),
-        duration_s=float(episode.time_s[-1]),
+        duration_s=float(episode.time_s[-1]) if episode.info.knows_times else None,
         answered=answered,
         correct=None if verdict < 0 else bool(verdict),
     )
@@ -276,7 +277,10 @@ def policy_fits(reader: TraceReader) -> tuple[PolicyFit, ...]:
     fits = []
     for name, policy in sorted(registry.available().items()):
         missing = sorted(frozenset(policy.needs) - held)
-        remedy = " ".join(recording_options(missing, reader.info))
+        remedy = ""
+        if missing:
+            options = " ".join(recording_options(missing, reader.info))
+            remedy = reader.info.unrecorded or f"record with {options}"
         fits.append(PolicyFit(name, tuple(signal.value for signal in missing), remedy))
     return tuple(fits)
 

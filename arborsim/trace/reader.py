@@ -133,9 +133,12 @@ class TraceReader:
         """
         missing = [signal for signal in sorted(needs) if not self.has(signal)]
         if missing:
+            options = " ".join(recording_options(missing, self.info))
+            remedy = f"record it with {options}"
+            if self.info.unrecorded:
+                remedy = f"{self.info.unrecorded}; take a trace recorded with {options}"
             raise MissingSignal(
-                f"{who} reads {' and '.join(missing)}, which {self.path} does not hold: "
-                f"record it with {' '.join(recording_options(missing, self.info))}"
+                f"{who} reads {' and '.join(missing)}, which {self.path} does not hold: {remedy}"
             )
 
     def episodes(

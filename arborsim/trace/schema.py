@@ -127,6 +127,18 @@ class TraceInfo:
         return self.extra.get("ends") != "unknown"
 
     @property
+    def knows_times(self) -> bool:
+        """Whether `time_s` was measured; otherwise it is 0 throughout."""
+        return self.extra.get("times") != "unknown"
+
+    @property
+    def unrecorded(self) -> str:
+        """Why no recording option supplies what this trace lacks; "" if arborsim recorded it."""
+        if "source_format" in self.extra:
+            return "the source of this import lacks it"
+        return "drawn searches have none" if self.extra.get("generated") else ""
+
+    @property
     def stores_embeddings(self) -> bool:
         return self.embeddings or self.capture is not Capture.TREE
 

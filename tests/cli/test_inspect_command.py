@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.errors import MissingSignal
+from arborsim.signals.observations import Signal
+from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_info, make_trace
+from tests.trace.import_helpers import deft_tree
 
 
 @pytest.mark.parametrize("columns", [80, 160])
@@ -30,3 +35,48 @@ def test_the_command_of_a_recording_is_shown_whole(
     for part in ("--set option19=19", "--last", "decode_s=236.774"):
         assert part in text
     assert "..." not in text
+
+
+def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["inspect", str(path), "--episodes", "0"]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_an_import_does_not_ask_for_a_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can record a log of another system again; what it lacks stays unknown."""
+    log, out = tmp_path / "trees.json", tmp_path / "trees.parquet"
+    log.write_text(json.dumps([deft_tree(seed) for seed in range(2)]))
+    assert main(["import", "deft", str(log), str(out)]) == 0
+    capsys.readouterr()
+    text = inspected(out, capsys)
+    assert "h2o no attention: the source of this import lacks it" in text
+    assert "record with" not in text
+    assert "unknown token ids, times, which thoughts ended" in text
+    assert "duration, s unknown" in text
+    assert "finished thoughts unknown" in text
+    assert main(["inspect", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [episode["duration_s"] for episode in found["episodes"]] == [None, None]
+    with pytest.raises(MissingSignal, match=r"import lacks it; take a trace recorded with --capt"):
+        TraceReader(out).require({Signal.ATTENTION}, "policy h2o")
+
+
+def test_drawn_searches_have_neither_times_nor_signals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "drawn.parquet"
+    assert main(["generate", "--out", str(out), "--searches", "2"]) == 0
+    capsys.readouterr()
+    text = inspected(out, capsys)
+    assert "h2o no attention: drawn searches have none" in text
+    assert "duration, s unknown" in text
+
+
+def test_a_recording_says_how_to_record_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = inspected(make_trace(tmp_path / "t.parquet", capture="tree"), capsys)
+    assert "h2o no attention: record with --capture signals" in text
+    assert "duration, s unknown" not in text

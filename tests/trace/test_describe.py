@@ -186,7 +186,7 @@ def test_policies_and_what_they_miss(tmp_path, monkeypatch):
     fake_policies(monkeypatch)
     fits = policy_fits(TraceReader(make_trace(tmp_path / "t.parquet", capture="tree")))
     assert [(fit.name, fit.missing, fit.remedy) for fit in fits] == [
-        ("attentive", ("attention",), "--capture signals"),
+        ("attentive", ("attention",), "record with --capture signals"),
         ("blind", (), ""),
     ]
 
