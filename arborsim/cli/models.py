@@ -25,7 +25,7 @@ def models(
         str, typer.Option(help="Type of the cache: fp8, bf16, ... [default: the model's].")
     ] = "",
     prefill_tokens: Annotated[
-        int, typer.Option(help="Tokens computed together at most: activations.", min=1)
+        int, typer.Option(help="Prompt tokens of the largest pass: its workspace.", min=1)
     ] = 8192,
     json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
 ) -> None:
@@ -52,7 +52,7 @@ def models(
     if name:
         _explain(console, found[0], profile, pools[0], prefill_tokens)
     else:
-        _list(console, found, profile, pools)
+        _list(console, found, profile, pools, prefill_tokens)
 
 
 def _document(geometry: Geometry, profile: HardwareProfile, pool: KvPool) -> dict[str, Any]:
@@ -74,7 +74,11 @@ def _document(geometry: Geometry, profile: HardwareProfile, pool: KvPool) -> dic
 
 
 def _list(
-    console: Console, found: Sequence[Geometry], profile: HardwareProfile, pools: Sequence[KvPool]
+    console: Console,
+    found: Sequence[Geometry],
+    profile: HardwareProfile,
+    pools: Sequence[KvPool],
+    together: int,
 ) -> None:
     from arborsim.report.terminal_list import print_list
 
@@ -95,7 +99,7 @@ def _list(
     for note in (
         "",
         f"tokens: of one sequence, in {1 - profile.reserve_share:.0%} of the memory less weights, "
-        "activations and context; 0: does not fit.",
+        f"context and the workspace of a pass over {together:,} prompt tokens; 0: does not fit.",
         "`arborsim models NAME` explains one, `--gpu` counts on another; NAME can also be the "
         "path of a config.json.",
     ):
@@ -129,8 +133,18 @@ def _explain(
         ("memory", pool.hbm_bytes, ""),
         ("- reserve", pool.reserve_bytes, f"{share:.0%}: {profile.source('reserve_share')}"),
         ("- weights", pool.weight_bytes, ""),
-        ("- activations", pool.activation_bytes, f"a pass over {together:,} tokens, one layer"),
-        ("- context", pool.context_bytes, "of driver and libraries: 0.15 GiB (BLIS, read 2026-11)"),
+        (
+            "- workspace",
+            pool.activation_bytes,
+            f"activations of one layer in a pass over {together:,} prompt tokens "
+            "(--prefill-tokens); `arborsim plan` takes the longest pass of its mix",
+        ),
+        (
+            "- context",
+            pool.context_bytes,
+            "of driver and libraries: 0.15 GiB (BLIS, read 2026-11); `arborsim plan` does "
+            "not take it off",
+        ),
         ("= pool", pool.pool_bytes, "" if pool.pool_bytes > 0 else "the model does not fit"),
     )
     rows = [[name, f"{size / 1e9:,.2f} GB", why] for name, size, why in parts]

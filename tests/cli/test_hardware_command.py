@@ -87,6 +87,12 @@ def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["name"] for one in as_json(capsys, "hardware")] == profile_names()
 
 
+def test_prices_say_their_source_before_their_date(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "lowest and highest list prices of clouds, 2026-03"
+    assert f"Prices: {said}; --prices FILE" in " ".join(run(capsys, "hardware").split())
+    assert f"2.69-4.76 USD per hour: {said}" in " ".join(run(capsys, "hardware", "h100").split())
+
+
 def test_own_prices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text('currency = "EUR"\ndate = "2026-11"\nsource = "us"\n[per_hour]\nh100 = 2.5\n')
@@ -135,10 +141,18 @@ def test_the_parts_of_the_memory_add_up(capsys: pytest.CaptureFixture[str]) -> N
         for line in text.splitlines()
         if " GB  " in line and not line.startswith("8,030")
     }
-    parts = ("- reserve", "- weights", "- activations", "- context")
+    parts = ("- reserve", "- weights", "- workspace", "- context")
     rest = sizes["memory"] - sum(sizes[part] for part in parts)
     assert sizes["= pool"] == pytest.approx(rest, abs=0.03)
     assert sizes["- weights"] == pytest.approx(16.06)
+
+
+def test_the_workspace_says_which_pass_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["models", "llama-3.1-8b", "--gpu", "l40s", "--prefill-tokens", "1000"]
+    text = " ".join(run(capsys, *command).split())
+    assert "in a pass over 1,000 prompt tokens (--prefill-tokens); `arborsim plan` takes" in text
+    every = " ".join(run(capsys, "models").split())
+    assert "the workspace of a pass over 8,192 prompt tokens" in every
 
 
 def test_tokens_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
