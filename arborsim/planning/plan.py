@@ -185,7 +185,7 @@ class Planner:
                 yield result
                 continue
             assert not isinstance(result, CandidateResult)
-            advance(f"recording {item.how.policy.name}", len(item.episodes))
+            advance(f"replaying {item.how.policy.name}", len(item.episodes))
             recordings[item.variant].add(item, result)
             if recordings[item.variant].complete:
                 found = recordings.pop(item.variant).together()
