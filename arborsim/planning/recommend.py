@@ -224,7 +224,9 @@ def _left_open(a: CandidateResult, b: CandidateResult) -> str:
     loads = np.log(a.largest_by_seed) - np.log(b.largest_by_seed)
     difference = mean_interval(math.log(prices[0] / prices[1]) - loads)
     open_ = difference.low <= 0 <= difference.high and not np.allclose(loads, loads[0])
-    return ", which is within the spread of the runs" if open_ else ""
+    if not open_:
+        return ""
+    return ", which is within the spread of the runs: more of them would tell which one costs less"
 
 
 def _counts(candidate: CandidateResult, load: float) -> str:
