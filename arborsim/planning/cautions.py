@@ -132,8 +132,8 @@ def short_prompts(workload: Workload, traces: Sequence[Path]) -> tuple[str, ...]
         if short:
             found.append(
                 f"{entry.name}: {short:,} of {len(lengths):,} distinct searches have prompts "
-                f"shorter than shared_prompt_tokens = {shared:,}: each shares its whole prompt, and "
-                "that with prompts of the same length only."
+                f"shorter than shared_prompt_tokens = {shared:,}: each shares its whole prompt, "
+                "and that with prompts of the same length only."
             )
     return tuple(found)
 
