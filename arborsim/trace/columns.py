@@ -59,7 +59,8 @@ def encode(
         )
     kinds = _kind_array(columns["kind"], index)
     rows = len(kinds)
-    is_token = np.isin(kinds.indices.to_numpy(zero_copy_only=False), (Kind.PREFILL, Kind.TOKEN))
+    codes = kinds.indices.to_numpy(zero_copy_only=False)
+    is_token = (codes == Kind.PREFILL) | (codes == Kind.TOKEN)
     given = {
         **columns,
         "kind": kinds,
@@ -138,7 +139,7 @@ def _encode_column(
 ) -> pa.Array | pa.ChunkedArray:
     if values is None:
         return pa.nulls(rows, field.type)
-    if len(values) not in (rows, int(is_token.sum())):
+    if len(values) != rows and len(values) != is_token.sum():
         raise ValueError(
             f"{len(values)} entries for {rows} rows, {int(is_token.sum())} of them tokens"
         )

@@ -66,7 +66,7 @@ class Request:
         arrival[0] = self.arrival_s
         columns["arrival_s"] = arrival
         if self.prefix_blocks:
-            offsets = np.full(rows + 1, len(self.prefix_blocks))
+            offsets = np.full(rows + 1, len(self.prefix_blocks), dtype=np.int32)
             offsets[0] = 0
             blocks = np.asarray(self.prefix_blocks, dtype=np.int64)
             columns["prefix_blocks"] = lists(blocks, offsets, np.arange(rows) > 0)
