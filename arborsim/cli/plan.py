@@ -94,7 +94,8 @@ def plan(
     report: Annotated[
         Path | None,
         typer.Option(
-            help="Write one HTML page for a meeting: takes a few more runs.",
+            help="Write one HTML page for a meeting: its loads and changed assumptions can take "
+            "several times as long as the plan itself.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,

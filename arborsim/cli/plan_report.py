@@ -39,7 +39,6 @@ def how(workload: Workload) -> str:
 
     count = min(workload.searches, MOST_SEARCHES)
     return (
-        f"Each of these runs has {count:,} searches and the seed {workload.seed}, so what "
-        "stands at × 1 can differ a little from the plan. Longer searches are the same ones, "
-        "stretched."
+        f"Each load is found by one run of {count:,} searches with the seed {workload.seed}. "
+        "Longer searches are the same ones, stretched."
     )

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from arborsim.cli.plan_legend import MARKS, legend
 from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import MISSED, CandidateResult, PlanResult
+from arborsim.report.plan_words import headline, shared_prefixes
 from arborsim.report.terminal import plain
 
 _LONGEST_NAME = 22
@@ -21,8 +23,6 @@ _NAMES = {
     "hbm": "HBM space", "host": "DDR space", "searches": "searches", "compute": "compute",
     "memory": "HBM speed", "pcie_down": "PCIe down", "pcie_up": "PCIe up",
 }  # fmt: skip
-#: Why there is no larger load, where it is not the target.
-_MARKS = {"throughput": "=", "run length": "+"}
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,16 @@ def _cost(bounds: tuple[float, float] | None) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def _load(candidate: CandidateResult, point: LoadPoint) -> str:
-    """The largest load, marked where it is not the target that stops a larger one."""
-    return digits(point.load) + _MARKS.get(candidate.limited_by, "")
-
-
 def _load_columns(plan: PlanResult) -> list[Column]:
+    clients = plan.unit == "clients"
+
+    def largest(candidate: CandidateResult, point: LoadPoint) -> str:
+        """Marked where it is not the target that stops a larger one."""
+        shown = f"{point.load:,.0f}" if clients else digits(point.load)
+        return shown + MARKS.get(candidate.limited_by, "")
+
     found = [
-        Column("offered\n/s" if plan.unit != "clients" else "clients", _load),
+        Column("clients" if clients else "offered\n/s", largest),
         Column("served\n/s", lambda c, p: digits(p.served_per_s.value)),
         Column("p95\ns", lambda c, p: digits(p.search_s.p95)),
         Column("runs\nout", lambda c, p: _NAMES.get(p.saturated, p.saturated)),
@@ -134,13 +136,16 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     console.print(Text(f"{plain(plan.workload)}: {_asked(plan)}", style="bold"))
     if plan.recommendation.candidate is not None:
+        console.print(Text(plain(headline(plan)), style="bold"))
         console.print(Text(plain(plan.recommendation.text)))
+        if told := shared_prefixes(plan):
+            console.print(Text(plain(told)))
     rows = sorted(plan.met(), key=_cheapest)
     if rows:
         console.print()
         for table in _tables(console, plan, rows):
             console.print(table)
-        console.print(Text(_legend(plan), style="dim"))
+        console.print(Text("\n".join(map(plain, legend(plan))), style="dim"))
     _failures(console, plan)
     for note in (*plan.notes, *plan.recommendation.unknown):
         console.print(Text(plain(note), style="dim"))
@@ -153,32 +158,6 @@ def _asked(plan: PlanResult) -> str:
     if plan.token_limit_s is not None:
         limits.append(f"{1e3 * plan.token_limit_s:g} ms per token")
     return f"the largest load with {plan.percentile:g}% of searches within {' and '.join(limits)}"
-
-
-def _legend(plan: PlanResult) -> str:
-    """What the columns mean that do not say it themselves."""
-    marks = {each.limited_by for each in plan.met()}
-    told = [
-        f"offered: the largest load of one machine ({plan.unit}) that every run met the target "
-        "at; all other figures are at it, costs too",
-        "unmarked: some run missed it at the next larger one",
-    ]
-    if "throughput" in marks:
-        told.append("=: beyond it searches arrive faster than they end")
-    if "run length" in marks:
-        told.append("+: runs are too short to tell, it may serve more for less")
-    told.append("served: what ended per second, less in short runs, as machines begin empty")
-    if plan.runs > 1:
-        told.append(f"by seed: how much more the best of {plan.runs} runs carries")
-    told += [
-        "runs out: space (HBM, DDR) if searches wait for a place: at peaks, long before HBM %, its "
-        "mean, is 100; else what is busy most of the time: HBM speed (B/s %), compute or PCIe",
-        "preempt.: per 1,000 searches",
-        "kept: attention on tokens that are still readable",
-    ]
-    if any(each.fleet for each in plan.candidates) and plan.stated_load is not None:
-        told.append(f"fleet: for {plan.stated_load:g} {plan.unit}")
-    return f"* recommended. {'; '.join(told)}."
 
 
 def _cheapest(candidate: CandidateResult) -> tuple[float, float, int]:

@@ -1,20 +1,16 @@
-"""The columns of a plan's table: one candidate a row, figures at its largest load."""
+"""The columns of a plan's tables: figures of a candidate at its largest load."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arborsim.planning.load_point import LoadPoint
-from arborsim.planning.results import MET, MISSED, CandidateResult, PlanResult
+from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.statistics import Estimate
-from arborsim.report.markup import sorter
-from arborsim.report.plan_words import middle, named, plain_scale, saturates, stopped_by
+from arborsim.report.plan_words import middle, plain_scale
 from arborsim.report.units import Scale, scale_for
-
-_STATUS = {MISSED: "misses the target"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +26,10 @@ class PlanColumn:
         CandidateResult -> float, NaN where it is not known.
     about : str
         What it means, for the appendix.
+    part : str
+        Of which table: "main", or "use" of the machine.
+    parts : tuple of callable
+        Figures that share a cell; rows are sorted by `value` all the same.
     """
 
     key: str
@@ -37,16 +37,28 @@ class PlanColumn:
     kind: str
     value: Callable[[CandidateResult], float]
     about: str
+    part: str = "main"
+    parts: tuple[Callable[[CandidateResult], float], ...] = ()
+
+    def figures(self, row: CandidateResult) -> list[float]:
+        """What stands in the row's cell."""
+        return [read(row) for read in self.parts or (self.value,)]
 
     def scale(self, rows: Sequence[CandidateResult], result: PlanResult) -> Scale:
         """One unit for the column."""
-        values = [self.value(row) for row in rows]
+        values = [value for row in rows for value in self.figures(row)]
+        if self.key == "largest" and result.unit == "clients":
+            return Scale(result.unit, 1.0, 0)
         if self.kind == "load":
             units = {"largest": result.unit, "served": "searches/s"}
             return plain_scale(values, units.get(self.key, ""))
         if self.kind == "money":
             return plain_scale(values, result.currency)
-        return scale_for(self.kind, values)
+        found = scale_for(self.kind, values)
+        if self.parts:  # one cell for several: no more digits than they need
+            most = max((value / found.size for value in values if math.isfinite(value)), default=0)
+            return replace(found, decimals=min(found.decimals, 1 if most >= 10 else 2))
+        return found
 
 
 def _at(read: Callable[[LoadPoint], float]) -> Callable[[CandidateResult], float]:
@@ -83,10 +95,6 @@ COLUMNS: tuple[PlanColumn, ...] = (
                "The largest load offered to one machine (what arrives there) at which every run "
                "met the target. What is in the way of the next one, about 2 % above it, differs by "
                "row: see More load is stopped by."),
-    PlanColumn("served", "Served at it", "load", _at(lambda p: p.served_per_s.value),
-               "Searches that ended per second while the measured ones arrived, mean over runs. "
-               "In short runs it is below what is offered, while the machine fills. Costs are per "
-               "offered search, as in the long run all that is offered is served."),
     PlanColumn("cost_stated", "Cost per 1,000, stated load", "money",
                lambda r: math.nan if r.fleet is None else middle(r.fleet.cost_per_1000),
                "Price of 1,000 searches at the stated load of all machines, with their idle time; "
@@ -102,45 +110,49 @@ COLUMNS: tuple[PlanColumn, ...] = (
                "Share of the recorded attention on tokens that stay readable. It is not accuracy."),
     PlanColumn("accuracy", "Accuracy", "percent", _accuracy,
                "Share of correct answers of live runs under this policy and budget."),
-    PlanColumn("p50", "Search, p50", "seconds", _at(lambda p: p.search_s.p50),
-               "From arrival to answer, median, at the largest load."),
-    PlanColumn("p95", "p95", "seconds", _at(lambda p: p.search_s.p95),
-               "From arrival to answer, 95th percentile."),
-    PlanColumn("p99", "p99", "seconds", _at(lambda p: p.search_s.p99),
-               "From arrival to answer, 99th percentile."),
-    PlanColumn("first", "First token, p95", "seconds", _at(lambda p: p.first_token_s.p95),
-               "From arrival to the first token."),
-    PlanColumn("token50", "Per token, p50", "seconds", _at(lambda p: p.token_s.p50),
-               "A search's mean time per output token after the first, median."),
-    PlanColumn("token95", "Per token, p95", "seconds", _at(lambda p: p.token_s.p95),
-               "A search's mean time per output token after the first, 95th percentile."),
-    PlanColumn("alone", "Alone", "seconds",
-               lambda r: math.nan if r.alone is None else r.alone.seconds,
-               "One search by itself on the idle machine, mean over the mix."),
-    PlanColumn("together", "Searches at once", "load", _at(lambda p: p.concurrency),
-               "Mean number of searches in the machine, waiting ones left out."),
-    PlanColumn("use_hbm", "HBM space", "percent", _at(lambda p: p.used.hbm),
-               "Bytes held for keys and values, of those that there are for them: mean over time. "
-               "It limits how many searches have a place; it is full at peaks long before it is "
-               "full on average."),
-    PlanColumn("use_memory", "HBM bandwidth", "percent", _at(lambda p: p.used.memory),
-               "Share of the time that decode iterations need to read weights, keys and values. It "
-               "limits how fast searches that have a place go on."),
-    PlanColumn("use_compute", "Compute", "percent", _at(lambda p: p.used.compute),
-               "Share of the time that decode iterations need to compute, with that of prompts and "
-               "of recomputed tokens."),
-    PlanColumn("use_pcie", "PCIe", "percent",
-               _at(lambda p: max(p.used.pcie_down, p.used.pcie_up)),
-               "Share of the time that the busier direction carries something."),
-    PlanColumn("use_host", "Host memory", "percent", _at(lambda p: p.used.host),
-               "Bytes held in DDR (and NVMe), of those there are, over time."),
-    PlanColumn("preempted", "Preempted per 1,000", "load", _at(lambda p: p.preemptions_per_1000),
-               "How often a search had to give up its place to others, per 1,000 searches."),
-    PlanColumn("refused", "Refused per 1,000", "load", _at(lambda p: p.refused_per_1000),
-               "Searches too large to be served at all, per 1,000 searches."),
+    PlanColumn("search", "Search p50 / p95 / p99", "seconds", _at(lambda p: p.search_s.p95),
+               "From arrival to answer at the largest load: median, 95th and 99th percentile; "
+               "sorted by the 95th.",
+               parts=(_at(lambda p: p.search_s.p50), _at(lambda p: p.search_s.p95),
+                      _at(lambda p: p.search_s.p99))),
+    PlanColumn("token", "Per token p50 / p95", "seconds", _at(lambda p: p.token_s.p95),
+               "A search's mean time per output token after the first: median and 95th percentile; "
+               "sorted by the 95th.",
+               parts=(_at(lambda p: p.token_s.p50), _at(lambda p: p.token_s.p95))),
     PlanColumn("machines", "Machines for the load", "count",
                lambda r: math.nan if r.fleet is None else r.fleet.machines,
                "Machines that serve the stated load, each an equal part of it."),
+    PlanColumn("served", "Served at it", "load", _at(lambda p: p.served_per_s.value),
+               "Searches that ended per second while the measured ones arrived, mean over runs. "
+               "In short runs it is below what is offered, while the machine fills. Costs are per "
+               "offered search, as in the long run all that is offered is served; in a closed loop "
+               "per served one.", "use"),
+    PlanColumn("first", "First token, p95", "seconds", _at(lambda p: p.first_token_s.p95),
+               "From arrival to the first token.", "use"),
+    PlanColumn("alone", "Alone", "seconds",
+               lambda r: math.nan if r.alone is None else r.alone.seconds,
+               "One search by itself on the idle machine, mean over the mix.", "use"),
+    PlanColumn("together", "Searches at once", "load", _at(lambda p: p.concurrency),
+               "Mean number of searches in the machine, waiting ones left out.", "use"),
+    PlanColumn("use_hbm", "HBM space", "percent", _at(lambda p: p.used.hbm),
+               "Bytes held for keys and values, of those that there are for them: mean over time. "
+               "It limits how many searches have a place; it is full at peaks long before it is "
+               "full on average.", "use"),
+    PlanColumn("use_memory", "HBM bandwidth", "percent", _at(lambda p: p.used.memory),
+               "Share of the time that decode iterations need to read weights, keys and values. It "
+               "limits how fast searches that have a place go on.", "use"),
+    PlanColumn("use_compute", "Compute", "percent", _at(lambda p: p.used.compute),
+               "Share of the time that decode iterations need to compute, with that of prompts and "
+               "of recomputed tokens.", "use"),
+    PlanColumn("use_pcie", "PCIe", "percent",
+               _at(lambda p: max(p.used.pcie_down, p.used.pcie_up)),
+               "Share of the time that the busier direction carries something.", "use"),
+    PlanColumn("use_host", "Host memory", "percent", _at(lambda p: p.used.host),
+               "Bytes held in DDR (and NVMe), of those there are, over time.", "use"),
+    PlanColumn("preempted", "Preempted per 1,000", "load", _at(lambda p: p.preemptions_per_1000),
+               "How often a search had to give up its place to others, per 1,000 searches.", "use"),
+    PlanColumn("refused", "Refused per 1,000", "load", _at(lambda p: p.refused_per_1000),
+               "Searches too large to be served at all, per 1,000 searches.", "use"),
 )  # fmt: skip
 
 
@@ -165,81 +177,3 @@ def definitions(columns: Sequence[PlanColumn]) -> dict[str, str]:
         "next one; searches arrive faster than they end, so the queue would grow for ever; or runs "
         "are too short to show a steady state there, so the candidate may serve more.",
     }
-
-
-def table(result: PlanResult) -> tuple[str, list[PlanColumn]]:
-    """The comparison, a body per GPU, sortable; each cell carries its plain value.
-
-    Candidates that meet the target under no load are not in it.
-    """
-    rows = result.met()
-    columns = shown(rows)
-    units = {column.key: column.scale(rows, result) for column in columns}
-    budgets = any(row.budget != "-" for row in rows)
-    recalls = len({row.recall for row in rows}) > 1
-    texts = ["Policy", *(["Budget"] if budgets else []), *(["Recall"] if recalls else [])]
-    head = "".join(f'<th class="text" scope="col">{sorter(text, "")}</th>' for text in texts)
-    head += "".join(
-        f'<th scope="col" title="{html.escape(c.about)}">'
-        f"{sorter(c.title, html.escape(units[c.key].unit))}</th>"
-        for c in columns
-    )
-    for text, about in ((RUNS_OUT, RUNS_OUT_ABOUT), (STOPPED_BY, "")):
-        head += f'<th class="text" scope="col" title="{html.escape(about)}">{sorter(text, "")}</th>'
-    bodies = []
-    for hardware in dict.fromkeys(row.hardware for row in rows):
-        own = [row for row in rows if row.hardware == hardware]
-        span = len(texts) + len(columns) + 2
-        name = f'<th scope="rowgroup" colspan="{span}">{html.escape(hardware)}</th>'
-        group = f'<tr class="group">{name}</tr>'
-        lines = [_line(row, result, columns, units, budgets, recalls) for row in own]
-        bodies.append(f"<tbody>{group}{''.join(lines)}</tbody>")
-    return f"<thead><tr>{head}</tr></thead>{''.join(bodies)}", columns
-
-
-def _line(
-    row: CandidateResult, result: PlanResult, columns: Sequence[PlanColumn],
-    units: dict[str, Scale], budgets: bool, recalls: bool,
-) -> str:  # fmt: skip
-    policy = html.escape(row.policy)
-    cells = [
-        f'<th scope="row" class="text" data-value="{policy}">{policy}{_mark(row, result)}</th>'
-    ]
-    texts = [*([row.budget] if budgets else []), *([row.recall] if recalls else [])]
-    cells += [_text(text) for text in texts]
-    for column in columns:
-        value = column.value(row)
-        known = not math.isnan(value)
-        bar = ""
-        if known and column.kind == "percent":
-            bar = f' class="bar" style="--share:{min(max(value, 0.0), 1.0):.3f}"'
-        text = html.escape(units[column.key].show(value).replace("-", "\u2013"))
-        cells.append(f'<td{bar} data-value="{f"{value:.9g}" if known else ""}">{text}</td>')
-    cells += [_text(saturates(row.at_largest)), _text(stopped_by(row))]
-    chosen = ' class="chosen"' if row.number == result.recommendation.candidate else ""
-    return f"<tr{chosen}>{''.join(cells)}</tr>"
-
-
-def _text(text: str) -> str:
-    dash = "\u2013"
-    shown = html.escape(text).replace("-", dash) or dash
-    return f'<td class="text" data-value="{html.escape(text)}">{shown}</td>'
-
-
-def _mark(row: CandidateResult, result: PlanResult) -> str:
-    """A star on what is recommended, a ring on its alternative."""
-    if row.number == result.recommendation.candidate:
-        return ' <abbr title="recommended">★</abbr>'
-    if row.number == result.recommendation.alternative:
-        return ' <abbr title="nearest alternative">☆</abbr>'
-    return ""
-
-
-def failures(result: PlanResult) -> list[str]:
-    """Why the others are not in the table, one line each."""
-    return [
-        f"{named(row)}: {_STATUS.get(row.status, row.status)}"
-        + (f" ({row.reason})" if row.reason else "")
-        for row in result.candidates
-        if row.status != MET
-    ]

@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.errors import UsageError
-from arborsim.planning.limits import TIME
-from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.planning.results import PlanResult
 from arborsim.planning.sensitivity import Sensitivity, break_even
 from arborsim.report import plan_export, plan_figures, plan_pareto, plan_timeline
 from arborsim.report.markup import asset, bullets, filled, in_script, pairs
-from arborsim.report.plan_columns import RUNS_OUT, STOPPED_BY, definitions, failures, table
-from arborsim.report.plan_sensitivity import overview, sliders
+from arborsim.report.plan_columns import definitions, shown
+from arborsim.report.plan_facts import key_figures
+from arborsim.report.plan_overview import overview, overview_note
+from arborsim.report.plan_sensitivity import sliders
+from arborsim.report.plan_table import failures, table
 from arborsim.report.plan_words import (
-    SATURATED,
     at_load,
     digits,
+    headline,
     load,
-    money,
     named,
     numbered,
-    saturates,
-    stopped_by,
+    shared_prefixes,
+    stated,
 )
-from arborsim.report.units import quantity
 
 _SCRIPTS = ("page.js", "buttons.js", "plan.js")
 _WARNING = '<p class="warning"><strong>{}</strong> {}</p>'
@@ -75,27 +75,30 @@ def render(report: PlanReport) -> str:
     from plotly.offline import get_plotlyjs
 
     result = report.result
-    comparison, columns = table(result)
+    columns = shown(result.met())
     line, line_note = plan_timeline.timeline(result)
     data = _data(report, line)
     parts = {
         "style": f"{asset('report.css')}\n{asset('plan.css')}",
         "title": html.escape(result.workload),
         "subtitle": html.escape(_subtitle(result)),
+        "headline": html.escape(headline(result)),
         "answer": html.escape(result.recommendation.text),
         "warning": _warning(result),
-        "figures": _key_figures(result),
+        "figures": key_figures(result),
         "unknown": bullets(result.recommendation.unknown),
-        "notes": bullets(result.notes),
+        "notes": bullets([text for text in (shared_prefixes(result), *result.notes) if text]),
         "by": html.escape(data["pareto"]["by"]),
         "price_bars": " Their bars are ranges of prices." if data["pareto"]["priced"] else "",
-        "table": comparison,
+        "table": table(result, columns, "main"),
+        "usage": table(result, columns, "use"),
         "cost_head": html.escape(f"Cost per 1,000{at_load(result)}"),
         "failures": bullets(failures(result)),
         "time_note": html.escape(plan_figures.time_note(result)),
         "load_note": html.escape(plan_figures.load_note(result)),
         "watched": html.escape(_watched(result)),
         "timeline_note": html.escape(line_note),
+        "overview_note": html.escape(overview_note(result, report.sensitivities)),
         "sensitivity_note": html.escape(_sensitivity_note(report)),
         "settings": pairs(result.settings),
         "assumed": bullets(result.assumed),
@@ -135,11 +138,11 @@ def _subtitle(result: PlanResult) -> str:
     if result.token_limit_s is not None:
         limits.append(f"output tokens within {_stated(result.token_limit_s)}")
     target = f"Target: {' and '.join(limits)} for {result.percentile:g} % of the searches."
-    stated = ""
+    load_text = ""
     if result.stated_load is not None:
-        stated = f" Load: {result.stated_load:g} {result.unit}."
+        load_text = f" Load: {stated(result)}."
     model = f" Model: {result.settings['model']}." if "model" in result.settings else ""
-    return f"{target}{stated}{model}"
+    return f"{target}{load_text}{model}"
 
 
 def _stated(seconds: float) -> str:
@@ -153,119 +156,6 @@ def _warning(result: PlanResult) -> str:
             "The plan was interrupted.", "Candidates that were not finished are missing."
         )
     return ""
-
-
-def _key_figures(result: PlanResult) -> str:
-    """The recommended candidate and its alternative, side by side; "" if there is none."""
-    numbers = (result.recommendation.candidate, result.recommendation.alternative)
-    rows = [numbered(result, number) for number in numbers if number is not None]
-    if not rows:
-        return ""
-    heads = ("Recommended", "Nearest alternative")
-    head = "".join(
-        f'<th scope="col">{title}<br><small>{html.escape(named(row))}</small></th>'
-        for title, row in zip(heads, rows, strict=False)
-    )
-    facts = [_facts(row, result) for row in rows]
-    lines = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>'
-        + "".join(f"<td>{html.escape(each[name])}</td>" for each in facts)
-        + "</tr>"
-        for name in facts[0]
-        if any(each[name] for each in facts)
-    )
-    head = f"<thead><tr><td></td>{head}</tr></thead>"
-    return f'<table class="facts">{head}<tbody>{lines}</tbody></table>'
-
-
-def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
-    """What decides, in the words of a meeting; "" where it is not known."""
-    point, fleet = row.at_largest, row.fleet
-    stated = f"Cost per 1,000 searches{at_load(result)}"
-    largest, solved = "Cost per 1,000 searches at the largest load", "Cost per 1,000 solved there"
-    found = {
-        "Price per hour": money(row.price_per_hour, result.currency),
-        "Largest load offered to one machine": _spread(row, result),
-        "Served at it": "",
-        stated: "",
-        largest: "",
-        solved: "",
-        "Time per search (p50, p95, p99)": "",
-        "Time per output token (p50, p95)": "",
-        "Searches at once": "",
-        RUNS_OUT: _first(row),
-        STOPPED_BY: stopped_by(row),
-        "Quality": _quality(row),
-        "Machines for the stated load": "",
-    }
-    if point is not None:
-        times, there = point.search_s, load(point.load, result.unit)
-        found |= {
-            "Served at it": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
-            f"{result.searches:,} searches, which begin empty",
-            largest: f"{money(point.cost_per_1000, result.currency)} at {there}",
-            "Time per search (p50, p95, p99)": ", ".join(
-                quantity("seconds", each) for each in (times.p50, times.p95, times.p99)
-            ),
-            "Time per output token (p50, p95)": ", ".join(
-                quantity("seconds", each) for each in (point.token_s.p50, point.token_s.p95)
-            ),
-            "Searches at once": f"{digits(point.concurrency)} on average, "
-            f"{point.peak_concurrency} at most",
-        }
-        if point.cost_per_solved is not None:
-            low, high = point.cost_per_solved
-            costs = money((1000 * low.value, 1000 * high.value), result.currency)
-            found[solved] = f"{costs} at {there}"
-    if fleet is not None and result.stated_load is not None:
-        found[stated] = money(fleet.cost_per_1000, result.currency)
-        found["Machines for the stated load"] = (
-            f"{fleet.machines} ({result.stated_load:g} {result.unit}, {fleet.gpus} "
-            f"GPU{'s' if fleet.gpus > 1 else ''}, {money(fleet.price_per_hour, result.currency)} "
-            "per hour)"
-        )
-    return found
-
-
-def _first(row: CandidateResult) -> str:
-    """What runs out first, beside what is busiest if that is something else."""
-    point = row.at_largest
-    if point is None:
-        return ""
-    shares = {name: f"{100 * getattr(point.used, name):.0f} %" for name in (*TIME, "hbm", "host")}
-    if point.saturated in TIME:
-        return f"{saturates(point)} (busy {shares[point.saturated]} of the time)"
-    held = f" ({shares[point.saturated]} held on average)" if point.saturated in shares else ""
-    busiest = max(TIME, key=lambda name: float(getattr(point.used, name)))
-    return (
-        f"{saturates(point)}{held}: searches wait for a place; {SATURATED[busiest]} is busy "
-        f"{shares[busiest]} of the time"
-    )
-
-
-def _spread(row: CandidateResult, result: PlanResult) -> str:
-    text = load(row.largest, result.unit)
-    if len(row.largest_by_seed) < 2:
-        return text
-    ends = [digits(each(row.largest_by_seed)) for each in (min, max)]
-    return f"{text} (by seed: {ends[0]} to {ends[1]})"
-
-
-def _quality(row: CandidateResult) -> str:
-    quality = row.quality
-    if quality is None:
-        return ""
-    if quality.exact:
-        return "as full retention: nothing is dropped or rounded"
-    if quality.accuracy is not None:
-        found = quality.accuracy
-        return (
-            f"live accuracy {100 * found.value:.1f} % (n = {found.n}, 95 % interval "
-            f"{100 * found.low:.1f} to {100 * found.high:.1f} %)"
-        )
-    if quality.attention_kept is None:
-        return f"not known: {100 * quality.evicted:.0f} % of the tokens are evicted"
-    return f"{100 * quality.attention_kept:.1f} % of the attention kept"
 
 
 def _watched(result: PlanResult) -> str:

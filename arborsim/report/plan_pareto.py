@@ -4,115 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.sensitivity import compared_cost
 from arborsim.report.figures import Figure, label
-from arborsim.report.plan_words import at_load, digits, load, load_axis, middle, money, named
-from arborsim.report.units import quantity
+from arborsim.report.plan_measures import Measure, measures
+from arborsim.report.plan_words import digits, named
 
 _COLOURS = 8
+#: About half a marker, in shares of the plot.
+_MARKER_WIDE, _MARKER_HIGH = 0.012, 0.03
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Something to weigh candidates by.
-
-    Attributes
-    ----------
-    title, axis : str
-    value : callable
-        CandidateResult -> float; NaN where it is not known.
-    higher : bool
-        Whether more is better.
-    show : callable
-        CandidateResult -> str
-    """
-
-    title: str
-    axis: str
-    value: Callable[[CandidateResult], float]
-    higher: bool
-    show: Callable[[CandidateResult], str]
-
-
-def measures(result: PlanResult) -> tuple[Measure | None, Measure | None, Measure]:
-    """Cost, quality and latency; None for what is not known, or the same for all candidates.
-
-    Without prices the largest load stands for the cost.  Quality is the accuracy of live runs where
-    every candidate has one, else attention kept, else the share of tokens that is never evicted.
-    """
-    rows = result.met()
-    return _cost(result), _quality(rows), _latency(result)
-
-
-def _cost(result: PlanResult) -> Measure | None:
-    def cost(row: CandidateResult) -> float:
-        return middle(compared_cost(row))
-
-    def largest(row: CandidateResult) -> float:
-        return math.nan if row.largest is None else row.largest
-
-    if any(not math.isnan(cost(row)) for row in result.met()):
-        axis = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
-        return Measure("cost", axis, cost, False, lambda row: (
-            f"{money(compared_cost(row), result.currency)} per 1,000 searches"
-        ))  # fmt: skip
-    axis = f"largest {load_axis(result)}"
-    return Measure("load", axis, largest, True, lambda row: load(row.largest, result.unit))
-
-
-def _quality(rows: Sequence[CandidateResult]) -> Measure | None:
-    def accuracy(row: CandidateResult) -> float:
-        known = row.quality and row.quality.accuracy
-        return 100 * known.value if known else math.nan
-
-    def kept(row: CandidateResult) -> float:
-        known = row.quality.attention_kept if row.quality else None
-        return math.nan if known is None else 100 * known
-
-    def whole(row: CandidateResult) -> float:
-        return 100 * max(0.0, 1 - row.quality.evicted) if row.quality else math.nan
-
-    for title, axis, value in (
-        ("accuracy", "accuracy of live runs (%)", accuracy),
-        ("attention kept", "attention kept (%)", kept),
-        ("tokens never evicted", "tokens never evicted (%)", whole),
-    ):
-        if rows and not any(math.isnan(value(row)) for row in rows):
-            if len({value(row) for row in rows}) == 1:
-                return None  # nothing to weigh
-            return _share(title, axis, value)
-    return None
-
-
-def _share(title: str, axis: str, value: Callable[[CandidateResult], float]) -> Measure:
-    return Measure(title, axis, value, True, lambda row: f"{title} {value(row):.1f} %")
-
-
-def _latency(result: PlanResult) -> Measure:
-    """In a fleet for the stated load where it is known of every candidate, else alone."""
-    rows = result.met()
-    rank = f"{result.percentile:g}"
-    stated = bool(rows) and all(row.at_stated is not None for row in rows)
-
-    def at_stated(row: CandidateResult) -> float:
-        return math.nan if row.at_stated is None else row.at_stated.at_percentile.value
-
-    def alone(row: CandidateResult) -> float:
-        return math.nan if row.alone is None else row.alone.at_percentile_s
-
-    value = at_stated if stated else alone
-    where = "alone"
-    if stated and result.stated_load is not None:
-        where = f"in a fleet for {result.stated_load:g} {result.unit}"
-    return Measure(
-        "latency", f"time per search {where}, {rank}th percentile (s)", value, False,
-        lambda row: f"{quantity('seconds', value(row))} {where}",
-    )  # fmt: skip
 
 
 def efficient(rows: Sequence[CandidateResult], by: Sequence[Measure]) -> list[CandidateResult]:
@@ -149,9 +52,25 @@ def figures(result: PlanResult) -> dict[str, Any]:
         {"title": f"{y.title.capitalize()} against {x.title}", "figure": _plot(rows, best, x, y)}
         for x, y in pairs
     ]
-    texts = [f"{named(row)}: {', '.join(m.show(row) for m in known)}" for row in best]
+    texts = [
+        f"{', '.join(named(same) for same in _equal(row, rows, known))}: "
+        f"{', '.join(m.show(row) for m in known)}"
+        for row in best
+    ]
     return {"plots": plots, "efficient": texts, "by": " and ".join(_listed(known)),
             "priced": known[0].title == "cost"}  # fmt: skip
+
+
+def _equal(
+    row: CandidateResult, rows: Sequence[CandidateResult], by: Sequence[Measure]
+) -> list[CandidateResult]:
+    """The candidate, and those that nothing tells from it."""
+    same = [
+        other
+        for other in rows
+        if other is not row and all(m.value(other) == m.value(row) for m in by)
+    ]
+    return [row, *same]
 
 
 def _listed(known: Sequence[Measure]) -> list[str]:
@@ -170,20 +89,7 @@ def _plot(
     numbered = [
         row for row in best if not math.isnan(x.value(row)) and not math.isnan(y.value(row))
     ]
-    data.append({
-        "type": "scatter",
-        "mode": "markers+text",
-        "name": "efficient (numbers: see below)",
-        "x": [round(x.value(row), 6) for row in numbered],
-        "y": [round(y.value(row), 6) for row in numbered],
-        "text": [str(best.index(row) + 1) for row in numbered],
-        "textfont": {"color": "var(--card)", "size": 11},
-        "marker": {"color": "var(--accent)", "size": 18,
-                   "line": {"width": 1.5, "color": "var(--card)"}},
-        "error_x": _prices(numbered, x),
-        "customdata": [label(named(row)) for row in numbered],
-        "hovertemplate": _hover(x, y),
-    })  # fmt: skip
+    data.append(_efficient(numbered, best, rows, x, y))
     layout = {
         "xaxis": {"title": {"text": label(x.axis)}, **_range([x.value(row) for row in rows])},
         "yaxis": {"title": {"text": label(y.axis)}},
@@ -191,6 +97,67 @@ def _plot(
         "height": 440,
     }
     return {"data": data, "layout": layout}
+
+
+def _efficient(
+    numbered: Sequence[CandidateResult], best: Sequence[CandidateResult],
+    rows: Sequence[CandidateResult], x: Measure, y: Measure,
+) -> Figure:  # fmt: skip
+    """Numbered markers; one for those that would lie on each other, with all their numbers."""
+    spots = _spots(numbered, rows, x, y)
+    first = [spot[0] for spot in spots]
+    alone = [len(spot) == 1 for spot in spots]
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "name": "efficient (numbers: see below)",
+        "x": [round(x.value(row), 6) for row in first],
+        "y": [round(y.value(row), 6) for row in first],
+        "text": [", ".join(str(best.index(row) + 1) for row in spot) for spot in spots],
+        # Several numbers do not fit into a marker: they stand above it.
+        "textposition": ["middle center" if one else "top center" for one in alone],
+        "textfont": {"color": ["var(--card)" if one else "var(--accent)" for one in alone],
+                     "size": 11},
+        "marker": {"color": "var(--accent)", "size": 18,
+                   "line": {"width": 1.5, "color": "var(--card)"}},
+        "error_x": _prices(first, x),
+        "customdata": ["<br>".join(label(named(row)) for row in spot) for spot in spots],
+        "hovertemplate": _hover(x, y),
+    }  # fmt: skip
+
+
+def _spots(
+    numbered: Sequence[CandidateResult], rows: Sequence[CandidateResult], x: Measure, y: Measure
+) -> list[list[CandidateResult]]:
+    """Candidates by where they are drawn: those whose markers would cover each other, together."""
+    wide, high = _places(x, rows, _range), _places(y, rows, lambda values: {})
+    spots: list[list[CandidateResult]] = []
+    for row in numbered:
+        for spot in spots:
+            at = spot[0].number
+            if (abs(wide[row.number] - wide[at]) < _MARKER_WIDE
+                    and abs(high[row.number] - high[at]) < _MARKER_HIGH):  # fmt: skip
+                spot.append(row)
+                break
+        else:
+            spots.append([row])
+    return spots
+
+
+def _places(
+    measure: Measure,
+    rows: Sequence[CandidateResult],
+    axis: Callable[[Sequence[float]], Figure],
+) -> dict[int, float]:
+    """Where candidates lie along an axis, in shares of its length."""
+    values = {row.number: measure.value(row) for row in rows}
+    kind = axis(list(values.values()))
+    if kind.get("type") == "log":
+        values = {key: math.log(v) if v > 0 else math.nan for key, v in values.items()}
+    known = [value for value in values.values() if math.isfinite(value)]
+    start = 0.0 if "rangemode" in kind else min(known, default=0.0)
+    length = (max(known, default=0.0) - start) or 1.0
+    return {key: (value - start) / length for key, value in values.items()}
 
 
 def _range(values: Sequence[float]) -> Figure:

@@ -1,4 +1,4 @@
-"""What changes if a number that a plan assumes is another: curves for sliders, and all at once."""
+"""What changes if a number that a plan assumes is another: curves and tables for sliders."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from arborsim.planning.results import CandidateResult, PlanResult
-from arborsim.planning.sensitivity import Sensitivity, Variant, compared_cost, elsewhere
+from arborsim.planning.sensitivity import (
+    MOST_SEARCHES,
+    Sensitivity,
+    compared_cost,
+    elsewhere,
+)
 from arborsim.report.figures import Figure, label
 from arborsim.report.plan_figures import curve, level, marks, said
+from arborsim.report.plan_overview import at, is_least, run_of
 from arborsim.report.plan_words import (
     at_load,
     digits,
@@ -35,7 +41,8 @@ def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, 
     -------
     list of dict
         ``title``; ``start``: the stop at which nothing is changed; ``stops``: ``label``,
-        ``figure``, ``rows`` (texts of a table's cells, one list per candidate) and ``verdict``.
+        ``figure``, ``rows`` (texts of a table's cells, one list per candidate), ``verdict`` and
+        ``note``: why it is not the plan's answer.
     """
     chosen = {each.candidate: numbered(result, each.candidate) for each in found}
     names = told_apart(chosen.values())
@@ -53,21 +60,31 @@ def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, 
     return made
 
 
-def _at(each: Sensitivity, factor: float) -> Variant:
-    return next(variant for variant in each.variants if variant.factor == factor)
-
-
 def _stop(
     result: PlanResult, own: Sequence[Sensitivity], names: dict[int, str], factor: float
 ) -> dict[str, Any]:
-    served = {each.candidate: _at(each, factor).result for each in own}
+    served = {each.candidate: at(each, factor).result for each in own}
     rows = [[names[number], *_cells(row, result)] for number, row in served.items()]
     return {
         "label": _label(own, factor),
         "figure": _moved(result, own, names, factor),
         "rows": rows,
         "verdict": _verdict(served, names, result),
+        "note": _unchanged(result) if factor == 1 else "",
     }
+
+
+def _unchanged(result: PlanResult) -> str:
+    """Why what stands at factor 1 is not the plan's answer; "" if it comes from the same run."""
+    if result.runs == 1 and result.searches <= MOST_SEARCHES:
+        return ""
+    runs = "one run" if result.runs == 1 else f"{result.runs} runs"
+    why = "takes the smallest load of them" if result.runs > 1 else "has more searches to go by"
+    return (
+        f"Nothing is changed here, but this is one run of {run_of(result)}. The answer above rests "
+        f"on {runs} of {result.searches:,} and {why}; one short run has its own draw of searches, "
+        "so its loads can be larger or smaller. Compare loads here with each other only."
+    )
 
 
 def _cells(row: CandidateResult, result: PlanResult) -> list[str]:
@@ -75,13 +92,8 @@ def _cells(row: CandidateResult, result: PlanResult) -> list[str]:
     if row.largest is None:
         return [row.reason or _NOTHING, "", ""]
     cost = money(compared_cost(row), result.currency)
-    more = " or more" if _is_least(row) else ""
+    more = " or more" if is_least(row) else ""
     return [f"{load(row.largest, result.unit)}{more}", cost, saturates(row.at_largest)]
-
-
-def _is_least(row: CandidateResult) -> bool:
-    """Whether the runs are too short to tell how much more it carries."""
-    return row.limited_by == "run length"
 
 
 def _label(own: Sequence[Sensitivity], factor: float) -> str:
@@ -129,14 +141,14 @@ def _moved(
     """Time per search against load; dotted as it was before the number was changed."""
     data = []
     for number, each in enumerate(own):
-        before, now = _at(each, 1.0).result, _at(each, factor).result
+        before, now = at(each, 1.0).result, at(each, factor).result
         name = names[each.candidate]
         if factor != 1:
             data.append(curve(before, lambda p: p.at_percentile.value, name, number,
                               result.unit, dashed=True))  # fmt: skip
         data.append(curve(now, lambda p: p.at_percentile.value, name, number, result.unit))
     shown = [variant.result for each in own for variant in each.variants]
-    data += marks([_at(each, factor).result for each in own])
+    data += marks([at(each, factor).result for each in own])
     points = [point for row in shown for point in row.curve]
     limit = result.search_limit_s
     longest = max((p.at_percentile.value for p in points), default=1.0)
@@ -188,6 +200,7 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> dict[s
                 for row in priced
             ],
             "verdict": f"The cheapest of them is {names[best]}{usual}." if len(priced) > 1 else "",
+            "note": "",
         })  # fmt: skip
     return {"title": f"Price of {first.hardware}", "start": _PRICES.index(1.0), "stops": stops}
 
@@ -217,56 +230,3 @@ def _bars(
             "height": 140 + 44 * len(costs),
         },
     }  # fmt: skip
-
-
-def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
-    """The recommended candidate's largest load with each number halved and doubled."""
-    own = [each for each in found if each.candidate == result.recommendation.candidate]
-    bars: list[tuple[str, float, float]] = [(each.assumption.title, *_ends(each)) for each in own]
-    bars.sort(key=lambda bar: max(abs(math.log2(max(end, 0.01))) for end in (bar[1], bar[2])))
-    if not bars:
-        return None
-    low, high = own[0].variants[0].factor, own[0].variants[-1].factor
-    least = {
-        each.assumption.title: [
-            "at least " if _is_least(each.variants[end].result) else "" for end in (0, -1)
-        ]
-        for each in own
-    }
-    places = list(range(len(bars)))
-    data = [
-        {
-            "type": "bar", "orientation": "h", "name": f"number × {factor:g}", "y": places,
-            "base": [100.0] * len(bars),
-            "x": [round(100 * (end - 1), 3) for end in ends],
-            "marker": {"color": f"var(--{colour})"},
-            "customdata": [f"{bar[0]} × {factor:g}: {least}{100 * end:.0f} %"
-                           for bar, end, least in zip(bars, ends, leasts, strict=True)],
-            "hovertemplate": "%{customdata} of the load<extra></extra>",
-        }
-        for ends, leasts, factor, colour in (
-            ([bar[1] for bar in bars], [least[bar[0]][0] for bar in bars], low, "c6"),
-            ([bar[2] for bar in bars], [least[bar[0]][1] for bar in bars], high, "c5"),
-        )
-    ]  # fmt: skip
-    return {
-        "data": data,
-        "layout": {
-            "barmode": "overlay",
-            "bargap": 0.35,
-            "xaxis": {"title": {"text": "largest load (unchanged: 100 %)"}},
-            "yaxis": {"tickvals": places, "ticktext": [bar[0] for bar in bars],
-                      "zeroline": False, "showgrid": False},
-            "shapes": [{"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": 100, "x1": 100,
-                        "line": {"color": "var(--soft)", "width": 1}}],
-            "hovermode": "closest",
-            "height": 130 + 40 * len(bars),
-        },
-    }  # fmt: skip
-
-
-def _ends(each: Sensitivity) -> tuple[float, float]:
-    """Largest load at the lowest and the highest factor, relative to that at factor 1."""
-    base = _at(each, 1.0).result.largest
-    ends = [each.variants[place].result.largest or 0.0 for place in (0, -1)]
-    return (ends[0] / base, ends[1] / base) if base else (1.0, 1.0)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.planning.wording import load_of
 from arborsim.report.units import Scale
 
 #: Names of `LoadPoint.saturated`.
@@ -50,7 +51,13 @@ def named(row: CandidateResult) -> str:
 
 def at_load(result: PlanResult) -> str:
     """Where candidates' costs are compared: `` at 5 searches/s``, or "" for their largest loads."""
-    return "" if result.stated_load is None else f" at {result.stated_load:g} {result.unit}"
+    return "" if result.stated_load is None else f" at {stated(result)}"
+
+
+def stated(result: PlanResult) -> str:
+    """The load that the fleet is for, in three digits: it may be computed, from a log's pace."""
+    assert result.stated_load is not None
+    return load_of(result.stated_load, result)
 
 
 def load_axis(result: PlanResult) -> str:
@@ -76,6 +83,60 @@ def stopped_by(row: CandidateResult) -> str:
 def saturates(point: LoadPoint | None) -> str:
     """What runs out first."""
     return "" if point is None else SATURATED.get(point.saturated, point.saturated)
+
+
+def headline(result: PlanResult) -> str:
+    """What to rent, for which load and price, in one line; "" if nothing is recommended.
+
+    ``"2 x rtx4090, full retention: 0.5 searches/s for 0.68 to 1.20 USD an hour"``
+    """
+    if result.recommendation.candidate is None:
+        return ""
+    row = numbered(result, result.recommendation.candidate)
+    policy = "full retention" if row.policy == "full" else row.policy
+    budget = "" if row.budget == "-" else f" at a budget of {row.budget}"
+    if row.fleet is not None and result.stated_load is not None:
+        many, carried, price = row.fleet.machines, stated(result), row.fleet.price_per_hour
+    else:
+        assert row.largest is not None
+        many, carried, price = 1, f"up to {load_of(row.largest, result)}", row.price_per_hour
+    paid = "" if price is None else f" for {_cents(price)} {result.currency} an hour"
+    quality = row.quality
+    doubt = " (correct answers not measured)" if (
+        quality is not None and not quality.exact and quality.accuracy is None) else ""  # fmt: skip
+    return f"{many} x {row.hardware}, {policy}{budget}: {carried}{paid}{doubt}"
+
+
+def _cents(price: tuple[float, float]) -> str:
+    low, high = (f"{each:,.2f}" if each >= 0.1 else digits(each) for each in price)
+    return low if low == high else f"{low} to {high}"
+
+
+def shared_prefixes(result: PlanResult) -> str:
+    """Where the recommended candidate's searches found shared prompts; "" if nothing is shared."""
+    if result.recommendation.candidate is None:
+        return ""
+    row = numbered(result, result.recommendation.candidate)
+    if row.at_largest is None:
+        return ""
+    found = row.at_largest.prefixes
+    total = found.hbm + found.ddr + found.computed
+    if not total:
+        return ""
+    parts = {
+        "found in HBM": found.hbm,
+        "copied back from DDR": found.ddr,
+        "computed": found.computed,
+    }
+    shares = ", ".join(f"{_percent(part / total)} {what}" for what, part in parts.items())
+    return f"Tokens of shared prompts, at the largest load of {named(row)}: {shares}."
+
+
+def _percent(share: float) -> str:
+    """Whole, but neither nothing nor all where there is some of both."""
+    if 0 < share < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
 
 
 def middle(bounds: tuple[float, float] | None) -> float:

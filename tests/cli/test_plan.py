@@ -63,6 +63,24 @@ def test_tables_fit_the_terminal(
 
 
 @pytest.mark.usefixtures("known")
+def test_the_answer_is_one_line_and_the_legend_is_short_ones(
+    workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", str(workload), "--load", "0.340119"]) == 0
+    text = capsys.readouterr().out
+    line = next(line for line in text.splitlines() if ", full retention: " in line)
+    assert re.fullmatch(r"1 x \S+, full retention: 0\.34 searches/s for [\d.]+( to [\d.]+)? "
+                        r"USD an hour", line.rstrip())  # fmt: skip
+    assert text.index(line) < text.index("Take full on")
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert "fleet: GPUs for 0.34 searches/s" in lines
+    assert "USD/1000: per offered search (in the long run all are served)" in lines
+    assert "0.340119" not in text
+    assert "Tokens of shared prompts" in text
+
+
+@pytest.mark.usefixtures("known")
 def test_json_and_tables_on_disk(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(workload), "--json", "--out", "plan.parquet"]) == 0
     document = json.loads(capsys.readouterr().out)

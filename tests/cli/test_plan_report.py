@@ -54,7 +54,7 @@ def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[s
     assert data["timeline"]["data"]
     assert data["memory"]["data"]
     assert set(data["csv"]) == {"candidates", "curves", "sensitivity"}
-    assert "24 searches and the seed 0" in page.read_text()
+    assert "one run of 24 searches with the seed 0" in page.read_text()
 
 
 def test_an_interruption_leaves_the_plan(

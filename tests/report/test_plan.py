@@ -16,10 +16,18 @@ from arborsim.errors import UsageError
 from arborsim.planning.course import Slice
 from arborsim.planning.results import CandidateResult, Recommendation
 from arborsim.planning.statistics import Estimate
-from arborsim.report import plan_export, plan_figures, plan_pareto, plan_timeline
-from arborsim.report.plan_columns import COLUMNS, definitions, table
+from arborsim.report import (
+    plan_export,
+    plan_figures,
+    plan_measures,
+    plan_pareto,
+    plan_timeline,
+)
+from arborsim.report.plan_columns import COLUMNS, definitions, shown
+from arborsim.report.plan_overview import overview
 from arborsim.report.plan_page import PlanReport, render, write_plan_page
-from arborsim.report.plan_sensitivity import overview, sliders
+from arborsim.report.plan_sensitivity import sliders
+from arborsim.report.plan_table import table
 from arborsim.report.plan_words import digits, money, named, told_apart
 from tests.planning.make import small_plan
 from tests.report.plan_synthetic import plan, sensitivities
@@ -135,7 +143,7 @@ def test_a_path_that_cannot_be_written(tmp_path) -> None:
 
 def test_efficient_candidates_are_those_nobody_dominates() -> None:
     result = plan()
-    known = [measure for measure in plan_pareto.measures(result) if measure is not None]
+    known = [measure for measure in plan_measures.measures(result) if measure is not None]
     assert [measure.title for measure in known] == ["cost", "attention kept", "latency"]
     best = plan_pareto.efficient(result.met(), known)
 
@@ -154,6 +162,38 @@ def test_efficient_candidates_are_those_nobody_dominates() -> None:
     assert figure["by"] == "cost, attention kept and latency"
 
 
+def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() -> None:
+    base = plan()
+    twin, near = base.candidates[9], base.candidates[3]
+    assert near.quality is not None
+    assert twin.at_stated is not None
+    # One candidate is told from number 9 by nothing, another one only by a hair of attention.
+    quality = replace(near.quality, attention_kept=0.9001)
+    slower = replace(
+        twin.at_stated,
+        at_percentile=replace(
+            twin.at_stated.at_percentile, value=1.0001 * twin.at_stated.at_percentile.value
+        ),
+    )
+    same = replace(twin, number=30, policy="twin")
+    hair = replace(twin, number=31, policy="hair", quality=quality, at_stated=slower)
+    result = replace(base, candidates=(*base.candidates, same, hair))
+    found = plan_pareto.figures(result)
+    texts = {text.split(": ")[0]: number for number, text in enumerate(found["efficient"], 1)}
+    both = f"{named(twin)}, {named(same)}"
+    assert both in texts
+    for plot in found["plots"]:
+        points = plot["figure"]["data"][-1]
+        labels = [label for label in points["text"] if str(texts[both]) in label.split(", ")]
+        (label,) = labels
+        assert str(texts[named(hair)]) in label.split(", ")
+        place = points["text"].index(label)
+        assert points["textposition"][place] == "top center"
+        assert named(hair) in points["customdata"][place].split("<br>")
+        numbers = [n for text in points["text"] for n in text.split(", ")]
+        assert sorted(map(int, numbers)) == list(range(1, len(found["efficient"]) + 1))
+
+
 def test_costs_are_compared_at_the_stated_load() -> None:
     """Two machines that are busy all the time, or three that idle: the load decides."""
     stated, free = plan(), replace(plan(), stated_load=None)
@@ -167,7 +207,7 @@ def test_costs_are_compared_at_the_stated_load() -> None:
         (stated, fleet_cost, "cost of 1,000 searches at 5.9 searches/s (USD)"),
         (free, sum(row.at_largest.cost_per_1000) / 2, "cost of 1,000 searches (USD)"),
     ):
-        measure = plan_pareto.measures(result)[0]
+        measure = plan_measures.measures(result)[0]
         assert measure is not None
         assert (measure.value(result.candidates[9]), measure.axis) == (pytest.approx(cost), axis)
         bars = sliders(result, sensitivities(result))[-1]["stops"][2]
@@ -189,9 +229,11 @@ def test_quality_that_all_share_is_not_weighed() -> None:
 
 def test_the_table_has_a_body_per_gpu_and_plain_values() -> None:
     result = plan()
-    html, columns = table(result)
-    assert html.count("<tbody>") == 3
-    assert html.count("<tr>") + html.count('<tr class="chosen">') == 1 + len(result.met())
+    columns = shown(result.met())
+    html, usage = table(result, columns, "main"), table(result, columns, "use")
+    for each in (html, usage):
+        assert each.count("<tbody>") == 3
+        assert each.count("<tr>") + each.count('<tr class="chosen">') == 1 + len(result.met())
     assert "refused" not in [column.key for column in columns]
     assert {column.key for column in columns} < {column.key for column in COLUMNS}
     assert f'data-value="{result.candidates[0].largest:.9g}"' in html
@@ -364,7 +406,8 @@ def test_what_stops_more_load_is_said_row_by_row() -> None:
     base = plan()
     reasons = ("target", "throughput", "run length")
     rows = [replace(row, limited_by=reasons[i % 3]) for i, row in enumerate(base.candidates[:6])]
-    html, columns = table(replace(base, candidates=tuple(rows)))
+    columns = shown(rows)
+    html = table(replace(base, candidates=tuple(rows)), columns, "main")
     for text in ("the latency target", "searches arriving faster than they end",
                  "the length of the runs: it may serve more"):  # fmt: skip
         assert html.count(f'data-value="{text}"') == 2
@@ -384,7 +427,7 @@ def test_loads_are_offered_and_what_was_served_stands_beside_them() -> None:
     page = render(PlanReport(result))
     assert "Largest load offered to one machine" in page
     assert "1.25 searches/s in runs of 1,000 searches, which begin empty" in page
-    assert 'data-value="1.25"' in table(result)[0]
+    assert 'data-value="1.25"' in table(result, shown(result.met()), "use")
     axes = [plot["figure"]["layout"]["xaxis"]["title"]["text"]
             for plot in plan_figures.against_load(result)]  # fmt: skip
     assert set(axes) == {"load offered to one machine (searches/s)"}

@@ -102,6 +102,26 @@ def test_it_draws_and_fits_light_and_dark(opened, report, width, height):
     assert page.locator("#timeline .barlayer .point").count() > 100
 
 
+def test_a_table_fits_or_says_that_it_is_cut(opened, report):
+    wide, narrow = opened(report), opened(report, 390, 844)
+    cut = "all => all.map(one => one.scrollWidth > one.clientWidth + 1)"
+    assert not any(wide.eval_on_selector_all(".scroll", cut))
+    assert wide.locator(".scroll-hint:visible").count() == 0
+    for name in ("comparison", "usage"):
+        box, hint = narrow.locator(f".scroll:has(> #{name})"), narrow.locator(
+            f".scroll-hint:has(+ .scroll > #{name})")  # fmt: skip
+        sync_api.expect(hint).to_be_visible()
+        assert "cut" in box.get_attribute("class").split()
+        box.evaluate("one => one.scrollLeft = one.scrollWidth")
+        sync_api.expect(box).not_to_have_class("scroll tall cut")
+    wide.set_viewport_size({"width": 718, "height": 1000})
+    wide.emulate_media(media="print")
+    for name in ("comparison", "usage"):
+        box = wide.locator(f"#{name}").bounding_box()
+        assert box["x"] + box["width"] <= 719
+    assert wide.locator(".scroll-hint:visible").count() == 0
+
+
 def test_the_slider_moves_curves_and_numbers(desk):
     page = desk
     page.click("#slider-kind >> text=HBM size")
@@ -155,10 +175,10 @@ def test_columns_sort_within_their_gpu(desk):
     page = desk
     first = "#comparison tbody:nth-of-type(1) tr:not(.group) > :first-child"
     given = page.locator(first).all_inner_texts()
-    page.click("#comparison thead th:nth-child(5) button")  # cost, ascending
+    page.click("#comparison thead th:nth-child(4) button")  # cost, ascending
     assert page.locator(first).all_inner_texts()[0].startswith("streaming-llm")
     for _ in range(2):
-        page.click("#comparison thead th:nth-child(5) button")
+        page.click("#comparison thead th:nth-child(4) button")
     assert page.locator(first).all_inner_texts() == given
 
 

@@ -1,6 +1,23 @@
 // Fills the page of a plan.
 
 sortable(byId("comparison"));
+sortable(byId("usage"));
+
+// A table that is wider than its place says so, until its end is in sight.
+for (const box of document.querySelectorAll(".scroll")) {
+  const hint = document.createElement("p");
+  hint.className = "scroll-hint";
+  hint.textContent = "More columns to the right: scroll →";
+  hint.hidden = true;
+  box.before(hint);
+  const look = () => {
+    hint.hidden = box.scrollWidth <= box.clientWidth + 1;
+    box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+  };
+  box.addEventListener("scroll", look);
+  new ResizeObserver(look).observe(box);
+  if (box.firstElementChild) new ResizeObserver(look).observe(box.firstElementChild);
+}
 
 // A section without anything to show goes.
 function section(name, there) {
@@ -69,6 +86,7 @@ if (section("sensitivity", DATA.sliders.length)) {
     byId("slider-label").textContent = stop.label;
     slider.setAttribute("aria-valuetext", stop.label);
     byId("slider-verdict").textContent = stop.verdict;
+    byId("slider-note").textContent = stop.note;
     byId("slider-table").tBodies[0].replaceChildren(...stop.rows.map(line));
     draw("moved", stop.figure);
   };
