@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from pathlib import Path
@@ -145,5 +146,22 @@ def test_an_interruption_leaves_the_old_trace(
 
     monkeypatch.setattr(WholeTraceWriter, "write_episode", interrupted)
     assert main(shlex.split("import deft deft.json there.parquet --overwrite")) == 130
+    assert (folder / "there.parquet").read_bytes() == before
+    assert not list(folder.glob(".*"))
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_trace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (folder / "there.parquet").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("arborsim.trace.whole.os.fsync", full)
+    assert main(shlex.split("import deft deft.json there.parquet --overwrite")) == 2
+    error = capsys.readouterr().err
+    assert "cannot write there.parquet: No space left on device" in error
+    assert error.count("\n") == 1
     assert (folder / "there.parquet").read_bytes() == before
     assert not list(folder.glob(".*"))
