@@ -103,7 +103,7 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
                         "line": {"color": "var(--soft)", "width": 1}}],
             "annotations": [note for note in notes if note],
             "hovermode": "closest",
-            "height": 130 + 40 * len(bars),
+            "height": 130 + 46 * len(bars),
         },
     }  # fmt: skip
 
@@ -150,10 +150,10 @@ def _open(place: int, pair: tuple[End, End], runs: str) -> Figure | None:
     drawn = [end.ratio for end in pair if end.bound != OPEN]
     right = not drawn or drawn[0] <= 1
     return {
-        "text": f"{which}not told apart<br>by runs of {runs}", "x": 100, "y": place,
+        "text": f"{which}not told<br>apart by runs of<br>{runs}", "x": 100, "y": place,
         "xanchor": "left" if right else "right", "align": "left" if right else "right",
         "xshift": 6 if right else -6, "showarrow": False,
-        "font": {"color": "var(--soft)", "size": 10.5},
+        "font": {"color": "var(--soft)", "size": 10},
     }  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def test_the_chart_ranks_by_what_is_known_and_hatches_bounds() -> None:
     assert hatched["customdata"] == ["Compute × 2: at least 300 %"]
     assert "pattern" not in names["number × 2"]["marker"]
     (note,) = figure["layout"]["annotations"]
-    assert (note["text"], note["y"]) == ("not told apart<br>by runs of 200 searches", 0)
+    assert (note["text"], note["y"]) == ("not told<br>apart by runs of<br>200 searches", 0)
     assert 0 not in [place for each in figure["data"] for place in each["y"]]
     assert "Hatched bars are bounds" in overview_note(result, found)
     assert "runs of 200 searches show no difference" in overview_note(result, found)

@@ -13,6 +13,7 @@ for (const box of document.querySelectorAll(".scroll")) {
   const look = () => {
     hint.hidden = box.scrollWidth <= box.clientWidth + 1;
     box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    box.classList.toggle("more", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
   };
   box.addEventListener("scroll", look);
   new ResizeObserver(look).observe(box);
