@@ -228,11 +228,16 @@ def _lacking(policies: Iterable[Policy], reader: TraceReader, trace: str) -> Ite
     for policy in policies:
         if missing := _missing(policy, reader):
             options = " ".join(recording_options(missing, reader.info))
-            detail = f"reads {' and '.join(missing)}: record the trace with {options}"
+            unrecorded = reader.info.unrecorded
+            detail = f"reads {' and '.join(missing)}: "
+            detail += unrecorded or f"record the trace with {options}"
             instead = _instead(policy, reader)
             if instead:
                 detail += f", or --set {instead}"
-            yield LeftOut(trace, policy.name, remedy=options, detail=detail, instead=instead)
+            yield LeftOut(
+                trace, policy.name, remedy=options, detail=detail, instead=instead,
+                unrecorded=unrecorded,
+            )  # fmt: skip
 
 
 def _instead(policy: Policy, reader: TraceReader) -> str:

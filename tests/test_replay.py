@@ -156,6 +156,7 @@ def test_what_a_trace_cannot_serve_is_left_out_if_optional(tmp_path: Path) -> No
     assert set(by_name) == lacking
     assert "keydiff" in lacking
     assert by_name["keydiff"].remedy == "--capture qkv --qkv-layers all"
+    assert by_name["keydiff"].unrecorded == ""
     assert by_name["keydiff"].instead == "per=shared"
     assert by_name["arkv"].instead == "", "it has no such choice"
     served = [build(name, {"per": "shared"}) for name, each in by_name.items() if each.instead]

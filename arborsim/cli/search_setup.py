@@ -145,7 +145,9 @@ class Chosen:
             if not self.optional_policies:
                 reader.require(policy.reads(), f"policy {policy.name}")
             remedy = " ".join(recording_options(missing, reader.info))
-            unserved.append(LeftOut(bank.name, policy.name, remedy=remedy))
+            unserved.append(
+                LeftOut(bank.name, policy.name, remedy=remedy, unrecorded=reader.info.unrecorded)
+            )
         return arms, policies, list(dict.fromkeys((*self.left_out, *lacking, *paragraph(unserved))))
 
 

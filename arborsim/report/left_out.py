@@ -11,14 +11,14 @@ _NONE = "more than any"
 
 
 def paragraph(left_out: Iterable[LeftOut]) -> list[str]:
-    """A line per way to record what is missing, and one for budgets that are too small.
+    """A line per way to come by what is missing, and one for budgets that are too small.
 
     The same on several traces is said once.
     """
     items = list(left_out)
     lines = [
         f"Left out: {', '.join(policies)}. {_listed(traces)} "
-        f"{'do' if len(traces) > 1 else 'does'} not hold what they read; record with {remedy}."
+        f"{'do' if len(traces) > 1 else 'does'} not hold what they read; {remedy}."
         f"{_instead(policies, items)}"
         for (traces, remedy), policies in _lacking(items).items()
     ]
@@ -39,11 +39,12 @@ def _instead(policies: Iterable[str], items: Iterable[LeftOut]) -> str:
 
 
 def _lacking(items: Iterable[LeftOut]) -> dict[tuple[tuple[str, ...], str], list[str]]:
-    """Policies by the traces that do not serve them and by how to record what they read."""
+    """Policies by the traces that do not serve them and by how to come by what they read."""
     traces: dict[tuple[str, str], list[str]] = {}
     for each in items:
         if each.remedy:
-            traces.setdefault((each.policy, each.remedy), []).append(each.trace)
+            remedy = each.unrecorded or f"record with {each.remedy}"
+            traces.setdefault((each.policy, remedy), []).append(each.trace)
     found: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for (policy, remedy), where in traces.items():
         found.setdefault((tuple(where), remedy), []).append(policy)

@@ -71,6 +71,8 @@ class LeftOut:
     remedy : str
         Options of ``arborsim record`` that supply what the trace lacks; empty if that is not the
         reason, but a budget that is too small.
+    unrecorded : str
+        Why no recording supplies it (`TraceInfo.unrecorded`); empty if one does.
     least : str
         The least budget that could do, as far as is known; empty if there is none.
     detail : str
@@ -89,6 +91,7 @@ class LeftOut:
     detail: str = ""
     instead: str = ""
     unsuited: bool = False
+    unrecorded: str = ""
 
 
 @dataclass(frozen=True)

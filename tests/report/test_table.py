@@ -133,6 +133,12 @@ def test_what_was_left_out_takes_a_few_lines():
     assert paragraph([]) == []
 
 
+def test_nobody_is_told_to_record_what_was_imported():
+    lacks = "the source of this import lacks it"
+    own = LeftOut("log", "h2o", remedy="--capture signals", unrecorded=lacks)
+    assert paragraph([own]) == [f"Left out: h2o. log does not hold what they read; {lacks}."]
+
+
 def test_what_another_setting_would_serve_is_said():
     own = [LeftOut(t, n, remedy="--capture qkv", instead="per=shared")
            for n in ("snapkv", "tova") for t in ("a", "b")]  # fmt: skip
