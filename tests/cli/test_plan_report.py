@@ -57,6 +57,15 @@ def test_the_page_has_everything(workload: Path, capsys: pytest.CaptureFixture[s
     assert "one run of 24 searches with the seed 0" in page.read_text()
 
 
+def test_help_says_that_the_page_takes_longer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["plan", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "can take several times as long as the plan itself" in told
+
+
 def test_an_interruption_leaves_the_plan(
     workload: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -458,6 +458,23 @@ def test_space_and_time_stand_together_with_what_each_means() -> None:
     ) in page
 
 
+def test_nothing_is_said_to_run_out_where_runs_are_too_short() -> None:
+    base = plan()
+    chosen = base.candidates[9]
+    assert chosen.at_largest is not None
+    busy = replace(chosen, at_largest=replace(chosen.at_largest, saturated="memory"))
+    share = f"HBM bandwidth (busy {100 * chosen.at_largest.used.memory:.0f} % of the time)"
+    for limit, words in (
+        ("target", share),
+        ("run length", "not seen in so short runs; busiest is HBM bandwidth ("),
+    ):
+        row = replace(busy, limited_by=limit)
+        result = replace(base, candidates=(*base.candidates[:9], row, *base.candidates[10:]))
+        page = render(PlanReport(result))
+        assert words in page
+        assert ("not seen in so short runs" in page) == (limit == "run length")
+
+
 def test_changed_assumptions_have_units() -> None:
     rows = rows_of(plan_export.sensitivity(sensitivities(plan())))
     units = {row["assumption"]: row["unit"] for row in rows}
