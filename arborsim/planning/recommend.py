@@ -139,8 +139,8 @@ def _limit(best: CandidateResult, point: LoadPoint) -> str:
     if best.limited_by == "throughput":
         return f"Beyond that searches arrive faster than they finish; {first}."
     return (
-        "Beyond that, runs of so few searches show no steady state: it may serve more (a larger "
-        f"`searches` would tell); {first}."
+        "Beyond that, runs of so few searches show no steady state: it may serve more (longer "
+        f"runs would tell); {first}."
     )
 
 
