@@ -283,7 +283,9 @@ def test_decisions_cost_more_over_more_tokens() -> None:
 def test_the_committed_profile_predicts_as_it_says() -> None:
     profile = load_profile(COMMITTED)
     evidence = profile.evidence
-    assert evidence["command"].endswith("arborsim calibrate hardware --out cpu-2core.toml")
+    command = evidence["command"].split()
+    assert command[1:4] == ["arborsim", "calibrate", "hardware"]
+    assert command[command.index("--out") + 1] == "cpu-2core.toml", "relative, as anybody would"
     assert profile.assumed() == ["reserve_share"]
     columns = evidence["passes"]
     timed = [
