@@ -15,7 +15,8 @@ import pytest
 from arborsim.cli.app import main
 from tests.planning.make import SMALL
 
-LENGTHS = ["--searches", "40", "--warm-up", "4", "--runs", "1"]
+#: Long enough that candidates are left when the first one has ended.
+LENGTHS = ["--searches", "400", "--warm-up", "40", "--runs", "1"]
 _PATIENCE_S = 120  # on a machine that has other things to do
 
 
