@@ -115,7 +115,8 @@ def _load(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such calibration file; {_MADE_BY}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as UTF-8 text ({error})") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: cannot be read as UTF-8 text ({why})") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: not TOML ({error})") from None
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from arborsim.cli.plan_legend import MARKS, legend
 from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import MISSED, CandidateResult, PlanResult
+from arborsim.planning.wording import limits_of
 from arborsim.report.plan_words import headline, shared_prefixes
 from arborsim.report.terminal import plain
 
@@ -152,12 +153,7 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
 
 
 def _asked(plan: PlanResult) -> str:
-    limits = []
-    if plan.search_limit_s is not None:
-        limits.append(f"{plan.search_limit_s:g} s")
-    if plan.token_limit_s is not None:
-        limits.append(f"{1e3 * plan.token_limit_s:g} ms per token")
-    return f"the largest load with {plan.percentile:g}% of searches within {' and '.join(limits)}"
+    return f"the largest load with {plan.percentile:g}% of searches within {limits_of(plan)}"
 
 
 def _cheapest(candidate: CandidateResult) -> tuple[float, float, int]:

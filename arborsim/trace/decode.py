@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ from arborsim.trace.vectors import VectorRows, vectors_of
 from arborsim.trace.where import Where
 
 _NEVER_NULL = ("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth")
+
+
+def check_table(table: pa.Table, info: TraceInfo, path: Path, index: int) -> None:
+    """Refuse an episode that a reader would refuse, before it is written; as `decode_episode`."""
+    layers = "attention_layers" in table.column_names
+    decode_episode(table, info, str(path), index, attention_layers=layers)
 
 
 def decode_episode(

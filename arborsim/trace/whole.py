@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from arborsim.trace.columns import encode
-from arborsim.trace.decode import decode_episode
+from arborsim.trace.decode import check_table
 from arborsim.trace.encodings import open_parquet
 from arborsim.trace.schema import TraceInfo, arrow_schema
 
@@ -54,7 +54,7 @@ class WholeTraceWriter:
             The rows are not a search that a reader would accept.
         """
         table = encode(columns, self.info, self.num_episodes, self._schema)
-        decode_episode(table, self.info, str(self.path), self.num_episodes)
+        check_table(table, self.info, self.path, self.num_episodes)
         self._parquet.write_table(table, row_group_size=table.num_rows)
         self.num_episodes += 1
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from arborsim.errors import UsageError
 from arborsim.trace.columns import encode
-from arborsim.trace.decode import decode_episode
+from arborsim.trace.decode import check_table
 from arborsim.trace.encodings import open_parquet
 from arborsim.trace.parts import (
     part_name,
@@ -160,10 +160,7 @@ class TraceWriter:
             raise UsageError(f"{self.path} is closed")
         table = encode(columns, self.info, self.num_episodes)
         if self._check:
-            layers = "attention_layers" in table.column_names
-            decode_episode(
-                table, self.info, str(self.path), self.num_episodes, attention_layers=layers
-            )
+            check_table(table, self.info, self.path, self.num_episodes)
         if self._unsplit:
             self._split()
         _write_part(table, self._parts / part_name(self.num_episodes))

@@ -272,7 +272,8 @@ def read_prompts(path: Path) -> list[str]:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file of prompts") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path}: cannot be read as UTF-8 text ({why})") from error
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
