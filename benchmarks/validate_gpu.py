@@ -47,7 +47,7 @@ TOY = {
 #: Prompt tokens; what tells least comes last.
 SIZES = (2048, 8192, 32768, 65536, 16384)
 TOY_SIZES = (64, 128)
-_PACKAGES = ("torch", "transformers", "triton", "numpy", "scipy", "pyarrow")
+_PACKAGES = ("transformers", "triton", "numpy", "scipy", "pyarrow")
 
 
 def main() -> int:
@@ -135,6 +135,7 @@ def _about(plan: Plan, name: str) -> Facts:
             "arborsim": arborsim.__version__,
             "python": platform.python_version(),
             **{package: _version(package) for package in _PACKAGES},
+            "torch": torch.__version__,  # with the CUDA that it was built for
         },
         "command": plan.command,
         "budget_s": plan.budget_s,

@@ -71,14 +71,16 @@ def _attend(
     """
     if layer in state.query_layers:
         state.query_vectors[layer] = query
-    remote = state.reading.remote
-    block = None if state.collect or remote else state.reading.block(layer, window)
+    reading, remote = state.reading, state.reading.remote
+    if reading.plain is not None and not state.collect and reading.limits(window) is None:
+        return _attend_plain(query, reading.plain[2 * layer], reading.plain[2 * layer + 1], scaling)
+    block = None if state.collect or remote else reading.block(layer, window)
     if block is not None:
         return _attend_block(query, *block, scaling)
-    apart = None if state.collect or remote else state.reading.by_path(layer, window)
+    apart = None if state.collect or remote else reading.by_path(layer, window)
     if apart is not None:
         return _attend_by_path(query, *apart, scaling)
-    view = state.reading.view(layer, window)
+    view = reading.view(layer, window)
     lanes, heads, queries, dim = query.shape
     kv_heads, n, _ = view.keys.shape
     group = heads // kv_heads
@@ -114,6 +116,15 @@ def _attend(
         )[0]
     out = out.view(kv_heads, lanes, group, queries, dim).permute(1, 3, 0, 2, 4)
     return out.reshape(lanes, queries, heads, dim)
+
+
+def _attend_plain(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """One query over all of ``[1, kv_heads, n, head_dim]``."""
+    _, heads, _, dim = query.shape
+    kv_heads = keys.shape[1]
+    rows = query.view(1, kv_heads, heads // kv_heads, dim)
+    out = F.scaled_dot_product_attention(rows, keys, values, scale=scaling)
+    return out.view(1, 1, heads, dim)
 
 
 def _attend_block(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:

@@ -33,7 +33,8 @@ PREFILL_BLOCK = 256  #: prompt tokens per forward pass: attention needs block x 
 class ObservedCache(Protocol):
     """What an observer may ask of a decoder's cache (`TieredCache` says what each means)."""
 
-    leaves: list[int]
+    @property
+    def leaves(self) -> list[int]: ...
 
     def length(self, lane: int) -> int: ...
 
@@ -231,7 +232,7 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     caches = [one.decoder.cache for one in passes]
     lanes = [one.reading.lanes for one in passes]
     alone = len(passes) == 1
-    layers = model.config.num_hidden_layers
+    layout = passes[0].decoder.cache.layout
     states = [one.state() for one in passes]
     observers = [one.decoder.observer for one in passes if one.observed]
     watched = any(observer is not None and observer.wants_hidden for observer in observers)
@@ -240,9 +241,11 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     hidden: list[Tensor] = []
     with _block_outputs(model.model.layers if watched else (), hidden):
         last = model.model(
-            input_ids=torch.from_numpy(ids).to(model.device),
+            input_ids=torch.from_numpy(ids).to(layout.device),
             position_ids=at,
-            past_key_values=caches[0].hf if alone else hf_cache(Together(caches, lanes), layers),
+            past_key_values=(
+                caches[0].hf if alone else hf_cache(Together(caches, lanes), layout.layers)
+            ),
             use_cache=True,
             batch=Batch(states),
         ).last_hidden_state

@@ -118,7 +118,7 @@ def evicting_is_masking(
                 mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
         cache.close()
         carried = link.downward.carried_bytes
-    lost = int(cache.tier_counts[Tier.EVICTED])
+    lost = int((cache.place.values == Place.LOST).sum())
     return {**worst.facts(), "evicted_cells": lost, "to_ddr_bytes": carried, "steps": steps}
 
 

@@ -20,15 +20,15 @@ from torch import Tensor
 
 from arborsim.errors import UnknownName
 from arborsim.memory.pages import GrowingTable
-from arborsim.memory.tiers import Tier
 from arborsim.tree import GrowingArray, ThoughtTree
 from arborsim_torch.cache.assembly import AssembledPlan, Assembly
+from arborsim_torch.cache.books import OpenBooks
 from arborsim_torch.cache.dense import DensePool, ReadPlan
 from arborsim_torch.cache.hf import hf_cache
 from arborsim_torch.cache.host_stream import HostStream
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.places import Place
-from arborsim_torch.cache.pool import make_pools
+from arborsim_torch.cache.pool import Pool, make_pools
 from arborsim_torch.cache.remote import PAGES_TOP, HostAttention
 from arborsim_torch.cache.views import Reading
 from arborsim_torch.cache.writing import Span, Writing
@@ -83,14 +83,9 @@ class TieredCache:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
         self.layout = layout
-        self.tree = ThoughtTree()
-        self.leaves: list[int] = []
-        self._lengths: list[int] = []  # of the leaves' paths
-        self.place = GrowingTable(layout.groups, np.int8)
-        self.vocabulary_id = GrowingArray(np.int32)
-        self.position = GrowingArray(np.int32)
+        self._open = OpenBooks(layout.groups, make_pools(layout, quantised or Fp8(), page_tokens))
+        self._in_order = False  # the next step may begin a streak
         self.hf = hf_cache(self, layout.layers)
-        self.pools = make_pools(layout, quantised or Fp8(), page_tokens)
         self.ordered = ordered
         self._dense = DensePool(self, by_path)
         self.stream: HostStream | None = None
@@ -118,6 +113,32 @@ class TieredCache:
         """Seconds that forward passes waited for streamed tokens."""
         return 0.0 if self.stream is None else self.stream.exposed_s
 
+    # -- the books -------------------------------------------------------------------------------
+
+    @property
+    def leaves(self) -> list[int]:
+        return self._open.leaves
+
+    @property
+    def tree(self) -> ThoughtTree:
+        return self._open.books.tree
+
+    @property
+    def place(self) -> GrowingTable:
+        return self._open.books.place
+
+    @property
+    def vocabulary_id(self) -> GrowingArray:
+        return self._open.books.vocabulary_id
+
+    @property
+    def position(self) -> GrowingArray:
+        return self._open.books.position
+
+    @property
+    def pools(self) -> dict[Place, Pool]:
+        return self._open.pools
+
     # -- the tree ------------------------------------------------------------------------------
 
     def open(self, node: int, parent: int) -> None:
@@ -129,14 +150,13 @@ class TieredCache:
 
     def activate(self, leaves: Sequence[int]) -> None:
         """The next passes are over these leaves, in this order."""
-        self.leaves = list(leaves)
-        self._lengths = [len(self.tree.path(leaf)) for leaf in leaves]
+        self._open.turn(leaves)
         self.tree.forget_paths(leaves)
         self.changed()
 
     def length(self, lane: int) -> int:
         """Tokens on the path of a lane, evicted ones included."""
-        return self._lengths[lane]
+        return self._open.lengths[lane]
 
     @torch.inference_mode()
     def drop(self, node: int) -> None:
@@ -158,7 +178,7 @@ class TieredCache:
 
     @property
     def seen_tokens(self) -> int:
-        return max(self._lengths, default=0)
+        return max(self._open.lengths, default=0)
 
     @property
     def held_tokens(self) -> int:
@@ -201,15 +221,14 @@ class TieredCache:
         width, queries = ids.shape
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
-        first, start = self._lengths, self.num_tokens
-        self._lengths = [length + queries for length in first]
-        self.tree.append(self.leaves, queries)
-        fresh = np.arange(start, start + width * queries)
-        position = np.asarray(first)[:, None] + np.arange(queries)
-        self.vocabulary_id.extend(ids.T.reshape(-1))
-        self.position.extend(position.T.reshape(-1))
-        self.place.extend(len(fresh), Place.HBM)
-        writing = Writing.new(self.pools[Place.HBM], self.pools[Place.HBM].enter(fresh))
+        if width == queries == 1:
+            reading = self._open.step(int(ids[0, 0]), self._in_order and not self._dense.stale)
+            if reading is not None:
+                self._store, self._held = reading.store, reading.positions
+                return reading
+        first, pool = self._open.lengths, self.pools[Place.HBM]
+        fresh, position = self._open.enter(ids)
+        writing = Writing.new(pool, pool.enter(fresh))
         return self._reading(writing, position, first, fresh)
 
     def again(self, leaf: int, tokens: np.ndarray) -> Reading:
@@ -218,7 +237,7 @@ class TieredCache:
         They have slots already (see `Mover.restore`); groups that never lost a token keep what
         they have.
         """
-        self.leaves, self._lengths = [leaf], [len(self.tree.path(leaf))]
+        self._open.turn([leaf])
         self.changed()
         position = self.position.values[tokens].astype(np.int64)[None]
         lost = self.place.values[:, tokens] == Place.LOST
@@ -233,6 +252,7 @@ class TieredCache:
         longest = self.seen_tokens
         source = self._assembly if self._assembles() else self._dense
         plan = source.plan(fresh)
+        self._in_order = source is self._dense and plan.straight and self.layout.groups == 1
         at = torch.from_numpy(position.astype(np.int64)).to(self.layout.device)
         self._store, self._held = writing.store, plan.held
         remote = None
@@ -270,16 +290,6 @@ class TieredCache:
         """Keys and values of tokens in HBM, ``[layers, 2, kv_heads, tokens, head_dim]``."""
         return self.pools[Place.HBM].read_tokens(token)
 
-    @property
-    def tier_counts(self) -> np.ndarray:
-        """Int64 ``[tiers]``: cells by the tier of their own copy, counted in the pools."""
-        home = (Place.HBM, Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED)
-        counts = [int(self.pools[place].slots.used.sum()) for place in home]
-        return np.array([*counts, self.num_tokens * self.layout.groups - sum(counts)])
-
 
 def _unannounced(layer: int, keys: Tensor, values: Tensor) -> None:
     raise RuntimeError(f"keys and values of layer {layer}, but no pass has begun")
-
-
-assert len(Tier) - 1 == Tier.EVICTED

@@ -7,7 +7,7 @@ so the order does not matter to the result (but for rounding).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,8 @@ class Reading:
     paths : int64 Tensor ``[lanes, positions]`` or None
         Slots on the path of each lane, in order of position and anything beyond its end: if lanes
         have one query each and it is cheaper to read paths one by one than all of `content`.
+    plain : sequence of Tensor ``[1, kv_heads, n, head_dim]``, or None
+        If one query reads all there is: keys, then values of each layer.
     """
 
     at: Tensor
@@ -93,6 +95,7 @@ class Reading:
     remote: Remote | None = None
     causal: bool = False
     paths: Tensor | None = None
+    plain: Sequence[Tensor] | None = None
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
 
     @property
@@ -108,7 +111,7 @@ class Reading:
 
         Then no mask is needed; None otherwise.
         """
-        if not self.causal or self.queries == 1 or self._limits(window) is not None:
+        if not self.causal or self.queries == 1 or self.limits(window) is not None:
             return None
         return self.content(layer)
 
@@ -128,7 +131,7 @@ class Reading:
             part.index_select(1, flat).view(len(part), lanes, longest, part.shape[2])
             for part in self.content(layer)
         )
-        return keys, values, self._path_mask(self._limits(window))
+        return keys, values, self._path_mask(self.limits(window))
 
     def _path_mask(self, window: int | None) -> Tensor | None:
         if window is None and min(self.first) + 1 == self.positions:
@@ -140,13 +143,13 @@ class Reading:
             self._masks[key] = seen if window is None else seen & (spots > self.at - window)
         return self._masks[key]
 
-    def _limits(self, window: int | None) -> int | None:
+    def limits(self, window: int | None) -> int | None:
         """The window, if it is shorter than the path."""
         return None if window is not None and self.positions <= window else window
 
     def view(self, layer: int, window: int | None = None) -> LayerView:
         """What the queries of a layer may read; `window` is that of sliding attention."""
-        entries, window = self.entries(layer), self._limits(window)
+        entries, window = self.entries(layer), self.limits(window)
         key = (id(entries), window)
         if key not in self._masks:
             self._masks[key] = self._mask(entries, window)

@@ -28,7 +28,6 @@ class LiveGauge:
 
     def __init__(self, mover: Mover) -> None:
         self._mover = mover
-        self._pools = mover.cache.pools
         self.allocated_bytes = 0
         self._peak_hbm = self._peak_tokens = self._peak_ddr = 0
         self._peak_quantised = self._peak_staging = 0
@@ -38,12 +37,13 @@ class LiveGauge:
 
     def observe(self, time_s: float) -> None:
         """Look at the pools."""
-        used = {place: pool.used_bytes for place, pool in self._pools.items()}
+        pools = self._mover.cache.pools
+        used = {place: pool.used_bytes for place, pool in pools.items()}
         staging = used[Place.STAGING] + used[Place.STAGING_QUANTISED]
         staging += self._mover.cache.buffer_bytes
         hbm = used[Place.HBM] + used[Place.HBM_QUANTISED]
         ddr = used[Place.DDR] + used[Place.DDR_QUANTISED]
-        held = sum(self._pools[place].slots.used for place in _HBM) - self._mover.leaving_tokens
+        held = sum(pools[place].slots.used for place in _HBM) - self._mover.leaving_tokens
         quantised = used[Place.HBM_QUANTISED] + used[Place.DDR_QUANTISED]
         self._peak_hbm = max(self._peak_hbm, hbm + staging)
         self._peak_tokens = max(self._peak_tokens, int(np.max(held)))
@@ -61,7 +61,7 @@ class LiveGauge:
 
     def observe_peak(self) -> None:
         """The device holds more than before or after: see `Mover.on_peak`."""
-        held = {place: self._pools[place].used_bytes for place in (*_HBM, *_STAGING)}
+        held = {place: self._mover.cache.pools[place].used_bytes for place in (*_HBM, *_STAGING)}
         buffers = self._mover.staging_in_flight_bytes + self._mover.cache.buffer_bytes
         staging = buffers + sum(held[place] for place in _STAGING)
         self._peak_hbm = max(self._peak_hbm, staging + sum(held[place] for place in _HBM))
@@ -69,8 +69,8 @@ class LiveGauge:
         self._note_allocated(buffers)
 
     def _note_allocated(self, beside_bytes: int) -> None:
-        pools = sum(self._pools[place].capacity_bytes for place in (*_HBM, *_STAGING))
-        self.allocated_bytes = max(self.allocated_bytes, pools + beside_bytes)
+        allocated = self._mover.cache.capacity_bytes(*_HBM, *_STAGING)
+        self.allocated_bytes = max(self.allocated_bytes, allocated + beside_bytes)
 
     def fill(self, m: Measurements) -> None:
         """Write peaks and the series into `m`."""
