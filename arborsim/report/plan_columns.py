@@ -85,7 +85,9 @@ RUNS_OUT_ABOUT = (
     "Space (HBM, host memory, allowed searches), if searches spend at least 1 % of their time "
     "waiting for it, or at least 1 in 100 loses its place: that which kept one waiting first. "
     "Otherwise what is busy for the largest share of the time: compute, HBM bandwidth or PCIe. "
-    "Shares of space and of time are not comparable, so it need not be the largest number."
+    "Shares of space and of time are not comparable, so it need not be the largest number. Where "
+    "runs are too short to tell how much more is carried, nothing was seen to run out, and only "
+    "the busiest is named."
 )
 STOPPED_BY = "More load is stopped by"
 

@@ -7,11 +7,11 @@ import html
 from arborsim.planning.limits import TIME
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.report.plan_columns import RUNS_OUT, STOPPED_BY
-from arborsim.report.plan_overview import is_least
 from arborsim.report.plan_words import (
     SATURATED,
     at_load,
     digits,
+    is_least,
     load,
     money,
     named,

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborsim.planning.results import CandidateResult, PlanResult
+from arborsim.planning.results import PlanResult
 from arborsim.planning.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity, Variant
 from arborsim.report.figures import Figure
+from arborsim.report.plan_words import is_least
 
 KNOWN, LEAST, MOST, OPEN = "", "at least", "at most", "not told apart"
 _WIDTH = 0.62  # of a row; said, because bars of several traces would get several widths
@@ -39,11 +40,6 @@ class End:
 def at(each: Sensitivity, factor: float) -> Variant:
     """The variant with that factor."""
     return next(variant for variant in each.variants if variant.factor == factor)
-
-
-def is_least(row: CandidateResult) -> bool:
-    """Whether the runs are too short to tell how much more it carries."""
-    return row.limited_by == "run length"
 
 
 def run_of(result: PlanResult) -> str:

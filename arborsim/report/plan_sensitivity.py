@@ -15,16 +15,17 @@ from arborsim.planning.sensitivity import (
 )
 from arborsim.report.figures import Figure, label
 from arborsim.report.plan_figures import curve, level, marks, said
-from arborsim.report.plan_overview import at, is_least, run_of
+from arborsim.report.plan_overview import at, run_of
 from arborsim.report.plan_words import (
     at_load,
     digits,
+    is_least,
     load,
     load_axis,
     middle,
     money,
     numbered,
-    saturates,
+    runs_out,
     told_apart,
 )
 from arborsim.report.units import quantity
@@ -93,7 +94,7 @@ def _cells(row: CandidateResult, result: PlanResult) -> list[str]:
         return [row.reason or _NOTHING, "", ""]
     cost = money(compared_cost(row), result.currency)
     more = " or more" if is_least(row) else ""
-    return [f"{load(row.largest, result.unit)}{more}", cost, saturates(row.at_largest)]
+    return [f"{load(row.largest, result.unit)}{more}", cost, runs_out(row)]
 
 
 def _label(own: Sequence[Sensitivity], factor: float) -> str:
@@ -196,7 +197,7 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> dict[s
             "figure": _bars(costs, names, result, most),
             "rows": [
                 [names[row.number], load(row.largest, result.unit),
-                 f"{digits(costs[row.number])} {result.currency}", saturates(row.at_largest)]
+                 f"{digits(costs[row.number])} {result.currency}", runs_out(row)]
                 for row in priced
             ],
             "verdict": f"The cheapest of them is {names[best]}{usual}." if len(priced) > 1 else "",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from arborsim.planning.results import MET, MISSED, CandidateResult, PlanResult
 from arborsim.report.markup import sorter
 from arborsim.report.plan_columns import RUNS_OUT, RUNS_OUT_ABOUT, STOPPED_BY, PlanColumn
-from arborsim.report.plan_words import named, saturates, stopped_by
+from arborsim.report.plan_words import named, runs_out, stopped_by
 from arborsim.report.units import Scale
 
 _STATUS = {MISSED: "misses the target"}
@@ -88,7 +88,7 @@ def _line(row: CandidateResult, layout: _Layout) -> str:
     cells += [_text(getattr(row, name)) for name in layout.names.values()]
     cells += [_cell(row, column, layout.units[column.key]) for column in layout.columns]
     if layout.reasons:
-        cells += [_text(saturates(row.at_largest)), _text(stopped_by(row))]
+        cells += [_text(runs_out(row)), _text(stopped_by(row))]
     chosen = ' class="chosen"' if row.number == result.recommendation.candidate else ""
     return f"<tr{chosen}>{''.join(cells)}</tr>"
 

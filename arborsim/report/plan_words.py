@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from arborsim.planning.limits import TIME
 from arborsim.planning.load_point import LoadPoint
 from arborsim.planning.results import CandidateResult, PlanResult
 from arborsim.planning.wording import load_of
@@ -83,6 +84,19 @@ def stopped_by(row: CandidateResult) -> str:
 def saturates(point: LoadPoint | None) -> str:
     """What runs out first."""
     return "" if point is None else SATURATED.get(point.saturated, point.saturated)
+
+
+def is_least(row: CandidateResult) -> bool:
+    """Whether the runs are too short to tell how much more it carries."""
+    return row.limited_by == "run length"
+
+
+def runs_out(row: CandidateResult) -> str:
+    """What runs out first at the largest load, for a table: nothing where more may be carried."""
+    point = row.at_largest
+    if point is not None and is_least(row) and point.saturated in TIME:
+        return f"not seen; busiest: {saturates(point)}"
+    return saturates(point)
 
 
 def headline(result: PlanResult) -> str:

@@ -405,9 +405,17 @@ def test_points_beyond_the_largest_load_say_why(
 def test_what_stops_more_load_is_said_row_by_row() -> None:
     base = plan()
     reasons = ("target", "throughput", "run length")
-    rows = [replace(row, limited_by=reasons[i % 3]) for i, row in enumerate(base.candidates[:6])]
+    rows = [
+        replace(
+            row, limited_by=reasons[i % 3], at_largest=replace(row.at_largest, saturated="memory")
+        )
+        for i, row in enumerate(base.candidates[:6])
+        if row.at_largest is not None
+    ]
     columns = shown(rows)
     html = table(replace(base, candidates=tuple(rows)), columns, "main")
+    assert html.count('data-value="HBM bandwidth"') == 4
+    assert html.count('data-value="not seen; busiest: HBM bandwidth"') == 2
     for text in ("the latency target", "searches arriving faster than they end",
                  "the length of the runs: it may serve more"):  # fmt: skip
         assert html.count(f'data-value="{text}"') == 2
