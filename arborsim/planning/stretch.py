@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from arborsim.serving.demand import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
+from arborsim.serving.demand import LEG_COLUMNS, Op, SearchDemand
+from arborsim.serving.pieces import LINEAR, PIECE_COLUMNS
 
 _ITERATIONS = PIECE_COLUMNS.index("iterations")
 #: How many numbers of each phase grow with the length of a search.

@@ -12,18 +12,14 @@ import zlib
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
 from arborsim.errors import UsageError
+from arborsim.serving.pieces import PIECE_COLUMNS, joined
 
-#: Columns of `SearchDemand.pieces`; a name that ends in "_growth" is the increment per iteration.
-LINEAR = (
-    "read_bytes", "quantised_bytes", "attended", "rows", "examined", "hbm_bytes", "prefix_bytes",
-)  # fmt: skip
-FIXED = ("sequences", "decided", "streamed_bytes", "remote_bytes")
-PIECE_COLUMNS = ("iterations", *FIXED, *LINEAR, *(f"{name}_growth" for name in LINEAR))
 LEG_COLUMNS = ("chain", "upward", "bytes", "hold_before", "hold_after")
 #: `attended` and `rows` count these parts of a token, so that means over layers stay whole numbers.
 ATTENDED_UNITS = 1 << 16
@@ -155,6 +151,24 @@ class SearchDemand:
     def nbytes(self) -> int:
         """Size of its arrays."""
         return int(self.ops.nbytes + self.pieces.nbytes + self.legs.nbytes)
+
+    @cached_property
+    def without_turns(self) -> SearchDemand:
+        """The same where turning costs nothing: iterations before and after a turn are one run."""
+        if not (self.ops[:, 0] == Op.TURN).any():
+            return self
+        ops: list[list[int]] = []
+        pieces: list[np.ndarray] = []
+        kept = [op for op in self.ops.tolist() if op[0] != Op.TURN]
+        for decodes, phases in groupby(kept, lambda op: bool(op[0] == Op.DECODE)):
+            if not decodes:
+                ops += phases
+                continue
+            run = joined(self.pieces[[op[1] for op in phases]])
+            ops += [[int(Op.DECODE), len(pieces) + row, 0, 0] for row in range(len(run))]
+            pieces += list(run)
+        table = np.array(pieces, dtype=np.int64).reshape(-1, len(PIECE_COLUMNS))
+        return replace(self, ops=np.array(ops, dtype=np.int64).reshape(-1, 4), pieces=table)
 
     def with_prefix(self, key: str) -> SearchDemand:
         """The same search, whose prefix is shared with all searches of that key."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.serving.demand import FIXED, LINEAR, PIECE_COLUMNS
+#: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
+LINEAR = (
+    "read_bytes", "quantised_bytes", "attended", "rows", "examined", "hbm_bytes", "prefix_bytes",
+)  # fmt: skip
+FIXED = ("sequences", "decided", "streamed_bytes", "remote_bytes")
+PIECE_COLUMNS = ("iterations", *FIXED, *LINEAR, *(f"{name}_growth" for name in LINEAR))
 
 
 def cut(fixed: np.ndarray, linear: np.ndarray) -> np.ndarray:
@@ -37,6 +42,20 @@ def cut(fixed: np.ndarray, linear: np.ndarray) -> np.ndarray:
     grows = rows[:, 0] > 1
     rows[grows, first + len(LINEAR) :] = growth[starts[grows]]
     return rows
+
+
+def iterations(pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every iteration of pieces, int64 ``[pieces, len(PIECE_COLUMNS)]``: what `cut` was given."""
+    rows = np.repeat(pieces, pieces[:, 0], axis=0)
+    began = np.cumsum(pieces[:, 0]) - pieces[:, 0]
+    i = np.arange(len(rows)) - np.repeat(began, pieces[:, 0])
+    fixed, linear, growth = np.split(rows[:, 1:], (len(FIXED), len(FIXED) + len(LINEAR)), axis=1)
+    return fixed, linear + i[:, None] * growth
+
+
+def joined(pieces: np.ndarray) -> np.ndarray:
+    """Pieces that follow one another, as few as can be; int64 ``[pieces, len(PIECE_COLUMNS)]``."""
+    return cut(*iterations(pieces)) if len(pieces) > 1 else pieces
 
 
 def _starts(count: int, joined: np.ndarray, bent: np.ndarray) -> np.ndarray:

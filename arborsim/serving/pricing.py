@@ -10,8 +10,9 @@ import numpy as np
 from arborsim.errors import UsageError
 from arborsim.hardware.cost import CostModel, Reads
 from arborsim.hardware.profile import Direction
-from arborsim.serving.demand import ATTENDED_UNITS, LEG_COLUMNS, LINEAR, Op, SearchDemand
+from arborsim.serving.demand import ATTENDED_UNITS, LEG_COLUMNS, Op, SearchDemand
 from arborsim.serving.options import ServingOptions
+from arborsim.serving.pieces import LINEAR
 from arborsim.serving.priced import Extra, Leg, Piece, PricedDemand
 
 __all__ = ["Extra", "Leg", "Piece", "PricedDemand", "Pricing"]
@@ -69,9 +70,10 @@ class Pricing:
                 f"the demand of {info.trace} episode {info.episode} was recorded for "
                 f"{info.geometry}, not {geometry.name}: record it again"
             )
+        if not self._op_s(demand, (Op.TURN, 1, 0, 0)):
+            demand = demand.without_turns
         pieces = self._pieces(demand)
-        turns = self._op_s(demand, (Op.TURN, 1, 0, 0)) > 0
-        ops = [tuple(op) for op in demand.ops.tolist() if turns or op[0] != Op.TURN]
+        ops = [tuple(op) for op in demand.ops.tolist()]
         for at, op in enumerate(ops):
             # The end of the first iteration is when the first token is there.
             if op[0] == Op.DECODE and pieces[op[1]].iterations > 1:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from arborsim.serving.demand import FIXED, LEG_COLUMNS, LINEAR, DemandInfo, Op, SearchDemand
-from arborsim.serving.pieces import cut
+from arborsim.serving.demand import LEG_COLUMNS, DemandInfo, Op, SearchDemand
+from arborsim.serving.pieces import FIXED, LINEAR, cut
 
 Levels = tuple[int, int, int]
 _HBM, _PREFIX = LINEAR.index("hbm_bytes"), LINEAR.index("prefix_bytes")
@@ -62,7 +62,9 @@ class Notes:
         self._put(Op.DECIDE, examined_tokens)
 
     def turns(self, sequences: int) -> None:
-        self._put(Op.TURN, sequences)
+        """What memory holds is left to the next iteration: most turns take no time at all."""
+        self._flush()
+        self._ops.append((Op.TURN, sequences, 0, 0))
 
     def copies(self, touched_bytes: int) -> None:
         if touched_bytes:

@@ -10,14 +10,12 @@ import numpy as np
 
 from arborsim.serving.demand import (
     ATTENDED_UNITS,
-    FIXED,
     LEG_COLUMNS,
-    LINEAR,
-    PIECE_COLUMNS,
     DemandInfo,
     Op,
     SearchDemand,
 )
+from arborsim.serving.pieces import FIXED, LINEAR, PIECE_COLUMNS
 from tests.simulator.bench import GEOMETRY, KV
 
 UNITS = ATTENDED_UNITS * GEOMETRY.layers  # of a token in one group

@@ -16,11 +16,12 @@ from arborsim.errors import UsageError
 from arborsim.hardware.lookup import load_geometry, load_profile
 from arborsim.policies.registry import build
 from arborsim.replay_episode import Machine
-from arborsim.serving.demand import FIXED, LINEAR, DemandInfo, Op, SearchDemand
+from arborsim.serving.demand import DemandInfo, Op, SearchDemand
 from arborsim.serving.engine import ServingEngine
 from arborsim.serving.options import ServingOptions
-from arborsim.serving.pieces import cut
+from arborsim.serving.pieces import FIXED, LINEAR, cut, iterations, joined
 from arborsim.serving.record import record_demand, record_demands
+from arborsim.simulator.notes import Notes
 from arborsim.simulator.recording import RecordingExecutor
 from arborsim.trace.reader import TraceReader
 from tests.serving.make import chain, random_demand
@@ -171,8 +172,8 @@ def test_the_shared_prefix_is_what_the_ledger_still_holds_of_it() -> None:
     assert not plain.column("prefix_bytes").any()
 
 
-@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 60))
-def test_pieces_are_exact_and_as_few_as_can_be(seed: int, count: int) -> None:
+def random_iterations(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Quantities that stay or grow by the same for some iterations, then change."""
     rng = np.random.default_rng(seed)
     fixed = np.repeat(rng.integers(0, 2, (count, len(FIXED))), rng.integers(1, 9, count), axis=0)
     linear = np.cumsum(
@@ -180,7 +181,12 @@ def test_pieces_are_exact_and_as_few_as_can_be(seed: int, count: int) -> None:
         axis=0,
     )
     steps = min(len(fixed), len(linear))
-    fixed, linear = fixed[:steps], linear[:steps]
+    return fixed[:steps], linear[:steps]
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 60))
+def test_pieces_are_exact_and_as_few_as_can_be(seed: int, count: int) -> None:
+    fixed, linear = random_iterations(seed, count)
     rows = cut(fixed, linear)
     back = []
     for row in rows:
@@ -189,6 +195,7 @@ def test_pieces_are_exact_and_as_few_as_can_be(seed: int, count: int) -> None:
         grown = row[1 + len(FIXED) : split] + i * row[split:]
         back.append(np.hstack([np.repeat(row[None, 1 : 1 + len(FIXED)], row[0], axis=0), grown]))
     assert np.array_equal(np.concatenate(back), np.hstack([fixed, linear]))
+    assert all(map(np.array_equal, iterations(rows), (fixed, linear)))
     # The first iteration of a piece would not have continued the one before it.
     starts = np.cumsum(rows[:, 0])[:-1]
     for start, before in zip(starts, rows, strict=False):
@@ -197,6 +204,40 @@ def test_pieces_are_exact_and_as_few_as_can_be(seed: int, count: int) -> None:
             linear[start] - linear[start - 1], linear[start - 1] - linear[start - 2]
         )
         assert not (same and steady)
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 30), part=st.floats(0, 1))
+def test_pieces_of_two_halves_join_to_those_of_the_whole(
+    seed: int, count: int, part: float
+) -> None:
+    fixed, linear = random_iterations(seed, count)
+    half = round(part * len(fixed))
+    halves = [
+        cut(fixed[own], linear[own]) for own in (slice(half), slice(half, None)) if len(fixed[own])
+    ]
+    assert np.array_equal(joined(np.concatenate(halves)), cut(fixed, linear))
+
+
+@pytest.mark.parametrize("policy", ["full", "h2o", "arborkv", "hierarchy", "epikv"])
+@pytest.mark.parametrize("trace", ["chain-tree", "chain-linear"])
+def test_turns_that_cost_nothing_leave_no_mark(
+    trace: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record() -> SearchDemand:
+        machine = Machine(H100, LLAMA)
+        (found,) = record_demands(
+            TRACES / f"{trace}.parquet", build(policy), Budget.parse("0.6"), machine, count=1
+        )
+        return found
+
+    with_turns = record()
+    assert (with_turns.ops[:, 0] == Op.TURN).any()
+    monkeypatch.setattr(Notes, "turns", lambda *_: None)
+    never_noted = record()
+    assert np.array_equal(with_turns.without_turns.ops, never_noted.ops)
+    assert np.array_equal(with_turns.without_turns.pieces, never_noted.pieces)
+    assert len(never_noted.ops) < len(with_turns.ops)
+    assert never_noted.without_turns is never_noted
 
 
 @given(seed=st.integers(0, 2**32 - 1))
