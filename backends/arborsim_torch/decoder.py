@@ -26,6 +26,7 @@ from arborsim_torch.cache.hf import Together, hf_cache
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.cache.views import Reading
+from arborsim_torch.upload import uploaded
 
 PREFILL_BLOCK = 256  #: prompt tokens per forward pass: attention needs block x prompt, not n x n
 
@@ -241,7 +242,7 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     hidden: list[Tensor] = []
     with _block_outputs(model.model.layers if watched else (), hidden):
         last = model.model(
-            input_ids=torch.from_numpy(ids).to(layout.device),
+            input_ids=uploaded(ids, layout.device),
             position_ids=at,
             past_key_values=(
                 caches[0].hf if alone else hf_cache(Together(caches, lanes), layout.layers)

@@ -62,7 +62,8 @@ class Sampler:
                 mass = torch.softmax(scores.double() / self.temperature, -1)
             total = mass.double().cumsum(-1)
             draw = torch.rand(len(total), 1, generator=self._generator, dtype=torch.float64)
-            token = torch.searchsorted(total, draw.to(total.device) * total[:, -1:], right=True)
+            draw = draw.to(total.device, non_blocking=True)
+            token = torch.searchsorted(total, draw * total[:, -1:], right=True)
             token = token[:, 0].clamp_(max=total.shape[1] - 1)
         logprob = scores.gather(1, token[:, None])[:, 0]
         # One transfer for all three.

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from arborsim_torch.upload import uploaded
+
 LAG_CHUNK = 128  #: positions per chunk (EpiKV's variant of Lag-KV)
 LAG_EPSILON = 1e-6
 SKETCH_SIZE = 16
@@ -95,7 +97,7 @@ def sketch_matrix(features: int, device: torch.device) -> Tensor:
     """A fixed random projection, ``[features, SKETCH_SIZE]``; the same for the same model shape."""
     rng = np.random.default_rng([_SKETCH_SEED, features])
     matrix = rng.standard_normal((features, SKETCH_SIZE)) / np.sqrt(SKETCH_SIZE)
-    return torch.from_numpy(matrix.astype(np.float32)).to(device)
+    return uploaded(matrix.astype(np.float32), device)
 
 
 def top_entries(row: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, float]:

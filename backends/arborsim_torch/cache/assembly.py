@@ -19,6 +19,7 @@ from arborsim_torch.cache.pieces import HostPiece, HostTokens, Piece, Row
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.views import Entries
+from arborsim_torch.upload import uploaded
 
 if TYPE_CHECKING:
     from arborsim_torch.cache.host_stream import HostStream
@@ -119,12 +120,12 @@ class Assembly:
             pool = cache.pools[Place(kind)]
             own = np.flatnonzero(place == kind)
             slots = pool.slots.of[group, token[own]].astype(np.int64)
-            pieces.append(Piece(Place(kind), torch.from_numpy(slots).to(pool.device)))
+            pieces.append(Piece(Place(kind), uploaded(slots, pool.device)))
             order.append(own)
         if len(pieces) == 1:
             return Row(token, pieces, None)
-        put = torch.from_numpy(np.argsort(np.concatenate(order), kind="stable"))
-        return Row(token, pieces, put.to(cache.layout.device))
+        put = np.argsort(np.concatenate(order), kind="stable")
+        return Row(token, pieces, uploaded(put, cache.layout.device))
 
     def _entries_of(self, rows: list[Row], paths: list[np.ndarray]) -> Entries:
         cache = self._cache
@@ -140,8 +141,8 @@ class Assembly:
         everything = bool(lanes.all())
         straight = len(paths) == 1 and all(len(row.token) == len(paths[0]) for row in rows)
         return Entries(
-            None if everything else torch.from_numpy(lanes).to(device),
-            None if straight else torch.from_numpy(position).to(device),
+            None if everything else uploaded(lanes, device),
+            None if straight else uploaded(position, device),
             n,
         )
 
@@ -198,10 +199,10 @@ class Assembly:
             return False
         cache, device = self._cache, self._cache.layout.device
         slots = cache.pools[Place.HBM].slots.of[:, fresh].astype(np.int64)
-        spots = torch.from_numpy(cache.position.values[fresh].astype(np.int64)).to(device)
+        spots = uploaded(cache.position.values[fresh].astype(np.int64), device)
         for group, row in enumerate(self._rows):
             if row.order is not None or row.pieces[-1].place is not Place.HBM:
-                new = torch.from_numpy(slots[group]).to(device)
+                new = uploaded(slots[group], device)
                 at = next((i for i, p in enumerate(row.pieces) if p.place is Place.HBM), None)
                 if at is None or row.order is None:
                     return False
@@ -214,7 +215,7 @@ class Assembly:
                 )
                 row.pieces[at].slots = torch.cat([row.pieces[at].slots, new])
             else:
-                new = torch.from_numpy(slots[group]).to(device)
+                new = uploaded(slots[group], device)
                 row.pieces[-1].slots = torch.cat([row.pieces[-1].slots, new])
             row.token = np.concatenate([row.token, fresh])
         self._entries = [

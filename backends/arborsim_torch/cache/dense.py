@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.views import Entries
+from arborsim_torch.upload import uploaded
 
 if TYPE_CHECKING:
     from arborsim_torch.cache.tiered import TieredCache
@@ -132,7 +132,7 @@ class DensePool:
         pool = cache.pools[Place.HBM]
         high = int(pool.slots.high[0])
         own = np.ascontiguousarray(self._paths[:, : cache.seen_tokens])
-        paths = torch.from_numpy(own).to(layout.device)
+        paths = uploaded(own, layout.device)
         contents = list(pool.span(0, 0, high).unbind())
         nobody: list[Entries] = []  # attention does not ask for entries
         return ReadPlan(nobody, contents, False, high, paths)
@@ -166,7 +166,7 @@ class DensePool:
         for path in paths:
             group, at = np.nonzero(slots[:, path] >= 0)
             table[group, slots[group, path[at]]] = at
-        self._position = torch.from_numpy(table).to(cache.layout.device)
+        self._position = uploaded(table, cache.layout.device)
 
     def _set_lanes(self, paths: list[np.ndarray]) -> None:
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots.of
@@ -174,7 +174,7 @@ class DensePool:
         for lane, path in enumerate(paths):
             group, at = np.nonzero(slots[:, path] >= 0)
             table[group, lane, slots[group, path[at]]] = True
-        self._lanes = torch.from_numpy(table).to(cache.layout.device)
+        self._lanes = uploaded(table, cache.layout.device)
 
     def _enter(self, fresh: np.ndarray) -> None:
         """Take in new tokens without looking at the others again."""
@@ -191,9 +191,7 @@ class DensePool:
         own, width = slots.of[:, fresh], len(cache.leaves)
         group, at = np.indices(own.shape).reshape(2, -1)
         where = np.stack([group, own.reshape(-1), at % width, cache.position.values[fresh[at]]])
-        group_t, slot_t, lane_t, spot_t = torch.from_numpy(where.astype(np.int64)).to(
-            cache.layout.device
-        )
+        group_t, slot_t, lane_t, spot_t = uploaded(where.astype(np.int64), cache.layout.device)
         if self._position is not None:
             self._position[group_t, slot_t] = spot_t
         if self._lanes is not None:

@@ -17,6 +17,7 @@ from arborsim_torch.cache.cells import Cells, Flight
 from arborsim_torch.cache.places import HOME, STAGED, Place
 from arborsim_torch.cache.pool import Block
 from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.tiers.lane import Ticket
 from arborsim_torch.tiers.link import Link
 
 _ON_DEVICE = (Place.HBM, Place.HBM_QUANTISED)
@@ -182,17 +183,24 @@ class Mover:
         flight = Flight(target)
         for group, token in cells.by_group():
             block = self._converted(source, target, group, token)
-            host = Block(*(self.link.host_empty(p.shape, p.dtype) for p in block.parts()))
-            for part, out in zip(block.parts(), host.parts(), strict=True):
-                flight.tickets.append(self.link.down(part, out))
+            host, tickets = self._sent_down(block)
+            flight.tickets += tickets
             flight.parts.append((group, token, host))
         self._flights.append(flight)
 
+    def _sent_down(self, block: Block) -> tuple[Block, list[Ticket]]:
+        """Memory of the host that a block is on its way to, and the tickets of its copies."""
+        host = Block(*(self.link.host_empty(p.shape, p.dtype) for p in block.parts()))
+        pairs = zip(block.parts(), host.parts(), strict=True)
+        return host, [self.link.down(part, out) for part, out in pairs]
+
     def _copy(self, cells: Cells, source: Place, target: Place) -> None:
-        """At once: on the device, on the host, or up from DDR."""
+        """At once: on the device, up from DDR, or from one format to the other in DDR."""
         cache = self.cache
         for group, token in cells.by_group():
             block = self._converted(source, target, group, token)
+            if target.on_host:
+                block = self._down(block)
             self._put(target, group, token, block)
             self._drop(source, group, token)
             if source.on_host and not target.on_host:
@@ -227,6 +235,11 @@ class Mover:
         tickets = [self.link.up(p, o) for p, o in zip(block.parts(), out.parts(), strict=True)]
         self.exposed_s += sum(ticket.wait() for ticket in tickets)
         return out
+
+    def _down(self, block: Block) -> Block:
+        host, tickets = self._sent_down(block)
+        self.exposed_s += sum(ticket.wait() for ticket in tickets)
+        return host
 
     def _stage(self, cells: Cells, home: Place) -> None:
         """Start to fetch cells from DDR into staging."""

@@ -17,6 +17,7 @@ from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.slots import Slots
 from arborsim_torch.tiers.codec import Codec, Plain
+from arborsim_torch.upload import uploaded
 
 _GROWTH = 1.25
 _SHRINK_BELOW = 0.5  # share of slots in use
@@ -157,7 +158,7 @@ class Pool:
     def read(self, group: int, slot: np.ndarray) -> Block:
         """Copy the tokens in `slot` of one group, as they are stored."""
         bank, heads = self.layout.bank_of_group(group)
-        index = torch.from_numpy(slot.astype(np.int64)).to(self.device)
+        index = uploaded(slot.astype(np.int64), self.device)
         parts = [part[:, :, heads].index_select(3, index) for part in self._banks[bank]]
         return Block(parts[0].view(self.codec.storage), *parts[1:])
 
@@ -175,7 +176,7 @@ class Pool:
     def write(self, group: int, slot: np.ndarray, block: Block) -> None:
         """Put tokens, as they are stored, into slots of one group."""
         bank, heads = self.layout.bank_of_group(group)
-        index = torch.from_numpy(slot.astype(np.int64)).to(self.device)
+        index = uploaded(slot.astype(np.int64), self.device)
         for part, new in zip(self._banks[bank], block.parts(), strict=True):
             part[:, :, heads].index_copy_(3, index, new.view(part.dtype))
 
@@ -197,7 +198,7 @@ class Pool:
                 where, heads = self.layout.bank_of_group(group)
                 if where != bank:
                     continue
-                index = torch.from_numpy(old[group]).to(self.device)
+                index = uploaded(old[group], self.device)
                 for part, source in zip(self._banks[bank], kept, strict=True):
                     part[:, :, heads, : len(index)] = source[:, :, heads].index_select(3, index)
         return True

@@ -80,6 +80,7 @@ class HostAttention:
         self._cache, self._link, self._pages_top = cache, link, pages_top
         self._near = NearAttention(cache.layout.device)
         self._reading: Reading | None = None
+        self._at = torch.empty((0, 0), dtype=torch.int64)
         self._tokens: list[HostTokens] = []
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
         self._bounds: dict[int, PageBounds] = {}
@@ -93,9 +94,9 @@ class HostAttention:
         self._tokens = tokens
         self._masks.clear()
 
-    def attach(self, reading: Reading) -> None:
-        """The pass that is about to run."""
-        self._reading = reading
+    def attach(self, reading: Reading, at: Tensor) -> None:
+        """The pass that is about to run, and its `Reading.at` on the host."""
+        self._reading, self._at = reading, at
 
     def close(self) -> None:
         self._near.close()
@@ -147,7 +148,7 @@ class HostAttention:
             window = None
         key = (id(tokens), window)
         if key not in self._masks:
-            at = reading.at.cpu()[:, None, :, None]
+            at = self._at[:, None, :, None]
             spots = tokens.position[None, :, None]
             mask = spots <= at
             if window is not None:

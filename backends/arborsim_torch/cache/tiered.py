@@ -34,6 +34,7 @@ from arborsim_torch.cache.views import Reading
 from arborsim_torch.cache.writing import Span, Writing
 from arborsim_torch.tiers.codec import Codec, Fp8
 from arborsim_torch.tiers.link import Link
+from arborsim_torch.upload import uploaded
 
 RECALLS = ("stage", "stream", "near", "ondemand")
 
@@ -253,7 +254,8 @@ class TieredCache:
         source = self._assembly if self._assembles() else self._dense
         plan = source.plan(fresh)
         self._in_order = source is self._dense and plan.straight and self.layout.groups == 1
-        at = torch.from_numpy(position.astype(np.int64)).to(self.layout.device)
+        position = position.astype(np.int64)
+        at = uploaded(position, self.layout.device)
         self._store, self._held = writing.store, plan.held
         remote = None
         if self.remote is not None and isinstance(plan, AssembledPlan):
@@ -265,7 +267,7 @@ class TieredCache:
             paths=plan.paths if isinstance(plan, ReadPlan) else None,
         )  # fmt: skip
         if remote is not None:
-            remote.attach(reading)
+            remote.attach(reading, torch.from_numpy(position))
         return reading
 
     def _assembles(self) -> bool:

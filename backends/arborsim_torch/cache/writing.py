@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from arborsim_torch.cache.pool import Pool
+from arborsim_torch.upload import uploaded
 
 Put = Callable[[Tensor, Tensor], None]  # (bank's keys or values, new ones): all [kv_heads, ...]
 
@@ -95,7 +96,7 @@ def _follow_one_another(slots: np.ndarray) -> bool:
 
 
 def _rows(slots: np.ndarray, device: torch.device) -> Put:
-    index = torch.from_numpy(slots).to(device)
+    index = uploaded(slots, device)
 
     def put(target: Tensor, new: Tensor) -> None:
         target.index_copy_(1, index, new)
@@ -104,7 +105,7 @@ def _rows(slots: np.ndarray, device: torch.device) -> Put:
 
 
 def _rows_per_head(slots: np.ndarray, device: torch.device) -> Put:
-    index = torch.from_numpy(slots).to(device)[:, :, None]
+    index = uploaded(slots, device)[:, :, None]
 
     def put(target: Tensor, new: Tensor) -> None:
         target.scatter_(1, index.expand(-1, -1, target.shape[2]), new)
@@ -113,7 +114,7 @@ def _rows_per_head(slots: np.ndarray, device: torch.device) -> Put:
 
 
 def _some(which: np.ndarray, slot: np.ndarray, heads: slice, device: torch.device) -> Put:
-    rows, index = torch.from_numpy(which).to(device), torch.from_numpy(slot).to(device)
+    rows, index = uploaded(which, device), uploaded(slot, device)
 
     def put(target: Tensor, new: Tensor) -> None:
         target[heads].index_copy_(1, index, new[heads].index_select(1, rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,7 @@ from . import device as own
 from .clocks import Event, Gpu, Stream
 from .device import DEVICE, FUNCTIONS, OPERATORS, adopt, poison
 from .functions import fill_tables, is_pinned, pin_memory, to
+from .launches import LAUNCHERS
 from .rules import device_generators
 
 TOTAL_BYTES = 80 << 30
@@ -223,6 +225,10 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
         for name, function in patched.items():
             patch(mock.patch.object(torch.Tensor, name, function))
             FUNCTIONS[function] = function
+        if importlib.util.find_spec("triton") is not None:
+            launches = importlib.import_module("arborsim_torch.kernels.scattered_triton")
+            for name, stand_in in LAUNCHERS.items():
+                patch(mock.patch.object(launches, name, stand_in))
         _threads(gpu, stack)
         try:
             yield gpu
