@@ -58,6 +58,9 @@ class Layer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    def get_max_cache_shape(self) -> int:  # its name before transformers 5.13
+        return self.get_max_length()
+
 
 class Together:
     """Several caches as one: the rows of a batch are the lanes of each, one after the other."""
