@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._device import _device_constructors
 
 from . import device as own
 from .clocks import Event, Gpu, Stream
@@ -206,6 +207,7 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
     gpu = Gpu(patience)
     originals = {name: getattr(torch, name) for name in _FACTORIES}
     tensor_to = torch.Tensor.to
+    _device_constructors()  # what ``with torch.device(...)`` heeds: remembered when first asked
     fill_tables()
     own.gpu.append(gpu)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
@@ -218,6 +220,8 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
         for name, stand_in in _apis(gpu).items():
             patch(mock.patch.object(torch.cuda, name, stand_in))
         patch(mock.patch.object(torch, "Generator", _Generator))
+        if hasattr(torch.accelerator, "empty_host_cache"):
+            patch(mock.patch.object(torch.accelerator, "empty_host_cache", lambda: None))
         patched = {
             "to": to, "is_pinned": lambda x, *_: is_pinned(x), "pin_memory": pin_memory,
             "cuda": lambda x, *_, **__: to(x, DEVICE),
