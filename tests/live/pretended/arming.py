@@ -221,7 +221,7 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
             patch(mock.patch.object(torch.cuda, name, stand_in))
         patch(mock.patch.object(torch, "Generator", _Generator))
         if hasattr(torch.accelerator, "empty_host_cache"):
-            patch(mock.patch.object(torch.accelerator, "empty_host_cache", lambda: None))
+            patch(mock.patch.object(torch.accelerator, "empty_host_cache"))
         patched = {
             "to": to, "is_pinned": lambda x, *_: is_pinned(x), "pin_memory": pin_memory,
             "cuda": lambda x, *_, **__: to(x, DEVICE),
