@@ -16,9 +16,10 @@ import torch
 from torch.utils._device import _device_constructors
 
 from . import device as own
+from . import functions, products
 from .clocks import Event, Gpu, Stream
 from .device import DEVICE, FUNCTIONS, OPERATORS, adopt, poison
-from .functions import fill_tables, is_pinned, pin_memory, to
+from .functions import is_pinned, pin_memory, to
 from .launches import LAUNCHERS
 from .rules import device_generators
 
@@ -208,7 +209,8 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
     originals = {name: getattr(torch, name) for name in _FACTORIES}
     tensor_to = torch.Tensor.to
     _device_constructors()  # what ``with torch.device(...)`` heeds: remembered when first asked
-    fill_tables()
+    functions.fill_tables()
+    products.fill_tables()
     own.gpu.append(gpu)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)

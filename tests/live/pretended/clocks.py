@@ -40,6 +40,8 @@ class Timeline:
     def learn(self, known: dict[int, int]) -> None:
         """Everything in `known` is over."""
         own = self.known
+        if known is own:
+            return
         for timeline, moment in known.items():
             if own.get(timeline, -1) < moment:
                 own[timeline] = moment
@@ -50,7 +52,7 @@ class Timeline:
             copy()
 
 
-@dataclass
+@dataclass(slots=True)
 class Access:
     """One access of a memory: bytes ``first <= byte < last``."""
 
@@ -77,20 +79,18 @@ class Memory:
     def touch(self, by: Timeline, span: tuple[int, int], write: bool, what: str) -> None:
         """Note an access, which must come after all that it conflicts with."""
         first, last = span
-        kept = []
+        known, kept = by.known, []
         for other in self.accesses:
-            over = by.known.get(other.timeline.id, -1) >= other.moment
-            apart = other.last <= first or last <= other.first
-            if not over and not apart and (write or other.write):
+            over = other.timeline is by or known.get(other.timeline.id, -1) >= other.moment
+            if not over and (write or other.write) and first < other.last and other.first < last:
                 self.gpu.fault(
                     f"{what} on {by.name} {'writes' if write else 'reads'} what {other.what} on "
                     f"{other.timeline.name} {'writes' if other.write else 'reads'}, and nothing "
                     "puts them in order"
                 )
-            inside = first <= other.first and other.last <= last
-            # Whoever is ordered after the new access is ordered after this one as well.
-            superseded = inside and over and (write or not other.write)
-            if not superseded:
+            # Whoever is ordered after the new access is ordered after one that is over as well.
+            superseded = over and (write or not other.write)
+            if not (superseded and first <= other.first and other.last <= last):
                 kept.append(other)
         kept.append(Access(by, by.now, first, last, write, what))
         self.accesses = kept
@@ -99,14 +99,12 @@ class Memory:
         if self.pinned:  # the caching host allocator waits for the copies that use a block
             return
         self.gpu.allocated -= self.nbytes
-        known = dict(self.stream.known)
-        for timeline, moment in self.gpu.host().known.items():
-            known[timeline] = max(known.get(timeline, -1), moment)
         for access in self.accesses:
             stream = access.timeline
             if stream is self.stream or stream.id in self.recorded:
                 continue
-            if known.get(stream.id, -1) < access.moment:
+            known = (self.stream.known, self.gpu.host().known)
+            if all(each.get(stream.id, -1) < access.moment for each in known):
                 self.gpu.faults.append(
                     f"memory of {self.stream.name} is freed while {access.what} on {stream.name} "
                     "may still use it: no record_stream"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy as copying
-import math
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import device as own
@@ -26,7 +24,7 @@ from .device import (
     touch,
     where_to,
 )
-from .rules import check_flash, check_rows, check_together, waits_for_data
+from .rules import check_together, waits_for_data
 
 aten = torch.ops.aten
 _to, _new_like = torch.Tensor.to, torch.empty_like
@@ -242,75 +240,6 @@ def _checked(x: Tensor, index: Any) -> tuple[bool, list[Tensor]]:
     return pretended, chosen
 
 
-# -- products and attention ------------------------------------------------------------------------
-
-
-def bmm(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-    if out_dtype is None:
-        with torch._C.DisableTorchFunctionSubclass():
-            return torch.bmm(a, b, **kwargs)
-    if a.dtype != b.dtype or out_dtype not in (a.dtype, torch.float32):
-        raise RuntimeError("out_dtype must be the inputs' type, or float32 for 16-bit inputs")
-    check_together(aten.bmm.default, "bmm", [("self", a), ("mat2", b)], on_device)
-    # Products of 16-bit numbers are exact in float32, where CUDA sums them up as well.
-    return run(aten.bmm.default, a.to(out_dtype), b.to(out_dtype))  # type: ignore[no-any-return]
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`: the CPU's, as one operation."""
-    every = [("query", q), ("key", k), ("value", v)]
-    every += [("attn_mask", x) for x in (*args, kwargs.get("attn_mask")) if isinstance(x, Tensor)]
-    check_together(aten.bmm.default, "attention", every, on_device)
-    if not q.dtype == k.dtype == v.dtype:
-        raise RuntimeError("Expected query, key, and value to have the same dtype")
-    plain = {key: inner(value) for key, value in kwargs.items()}
-    result = F.scaled_dot_product_attention(inner(q), inner(k), inner(v), *inner(args), **plain)
-    return _made("scaled_dot_product_attention", [x for _, x in every], [result])[0]
-
-
-def _made(name: str, reads: list[Tensor], results: list[Tensor]) -> list[Tensor]:
-    by = where_to(True, name)
-    for x in reads:
-        touch(by, x, False, name)
-    made = [adopt(x) for x in results]
-    for x in made:
-        touch(by, x, True, name)
-    return cast("list[Tensor]", made)
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Any:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
-        inner(q), inner(k), inner(v), 0.0, causal, scale=scale
-    )
-    # CUDA's kernels lay the output out as [batch, queries, heads, head_dim].
-    return out.transpose(1, 2).contiguous().transpose(1, 2), lse.float().contiguous()
-
-
-def flash(
-    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None,
-) -> Any:  # fmt: skip
-    check_together(aten.bmm.default, "flash", [("q", q), ("k", k), ("v", v)], on_device)
-    check_flash(q, k, v)
-    out, lse = _made("flash attention", [q, k, v], list(_fused(q, k, v, is_causal, scale)))
-    return out, lse, None, None, q.shape[2], k.shape[2], None, None, None
-
-
-def efficient(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool,
-    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
-) -> Any:  # fmt: skip
-    check_together(aten.bmm.default, "efficient", [("q", q), ("k", k), ("v", v)], on_device)
-    check_rows(q, k, v)
-    if not compute_log_sumexp or bias is not None:
-        raise NotImplementedError("only with a log-sum-exp and without a bias")
-    out, lse = _fused(q, k, v, is_causal, scale)
-    room = math.ceil(q.shape[2] / 32) * 32
-    lse = F.pad(lse, (0, room - q.shape[2]), value=float("inf"))
-    out, lse = _made("efficient attention", [q, k, v], [out, lse])
-    return out, lse, None, None
-
-
 # -- the rest --------------------------------------------------------------------------------------
 
 
@@ -334,14 +263,11 @@ def fill_tables() -> None:
         _to: to, T.cpu: _cpu, T.cuda: lambda x, *_, **__: to(x, DEVICE), T.numpy: numpy,
         T.__array__: numpy, T.pin_memory: pin_memory, T.is_pinned: lambda x, *_: is_pinned(x),
         T.__getitem__: getitem, T.__setitem__: setitem,
-        T.__deepcopy__: _deepcopy, T.data_ptr: _refused, torch.bmm: bmm,
-        F.scaled_dot_product_attention: attention,
+        T.__deepcopy__: _deepcopy, T.data_ptr: _refused,
     })  # fmt: skip
     for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__repr__"):
         FUNCTIONS[getattr(T, name)] = _reader(name)
     OPERATORS.update({
         aten.copy_.default: copy_, aten._to_copy.default: _to_operator,
         aten._local_scalar_dense.default: lambda x: _host_read(x, "item").item(),
-        aten._scaled_dot_product_flash_attention.default: flash,
-        aten._scaled_dot_product_efficient_attention.default: efficient,
     })  # fmt: skip

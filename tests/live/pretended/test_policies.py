@@ -36,9 +36,11 @@ class Run:
     logprobs: dict[str, Any] = field(default_factory=dict)
 
 
-def run(names: Sequence[str], device: str, budget: int, recall: str = "stage") -> Run:
+def run(
+    names: Sequence[str], device: str, budget: int, recall: str = "stage", lines: int = 4
+) -> Run:
     """Search one problem of the chain task under each policy, all in one batch."""
-    loaded = load_model("chain", device=device, task_options={"lines": 4})
+    loaded = load_model("chain", device=device, task_options={"lines": lines})
     source = TaskSource(loaded.task)
     setup = SearchSetup(loaded.model, source, lambda: make_search("linear"), 0.0, 0, 130)
     found, searches = Run(), {}
@@ -85,7 +87,7 @@ def test_every_policy_decides_as_on_the_cpu() -> None:
 
 @pytest.mark.parametrize("recall", ["stream", "near"])
 def test_tokens_in_ddr_are_read_as_on_the_cpu(recall: str) -> None:
-    names = ("hierarchy", "staircase")
+    names = ("staircase",)  # some of them in 8 bits
     wanted = run(names, "cpu", BUDGET, recall)
     with pretend() as gpu:
         found = run(names, "cuda", BUDGET, recall)
@@ -116,7 +118,7 @@ def waits(gpu: Gpu) -> Counter[str]:
 def test_decoding_makes_the_host_wait_for_tokens_and_signals_alone(name: str, most: int) -> None:
     with pretend() as gpu:
         gpu.where = caller
-        found = run([name], "cuda", BUDGET)
+        found = run([name], "cuda", 50, lines=3)
     steps = gpu.waits[DRAWN]
     assert steps >= len(found.tokens[name]) // 2
     assert all(why == DRAWN or ROWS in why for why in waits(gpu)), waits(gpu)

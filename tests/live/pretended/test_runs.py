@@ -1,0 +1,147 @@
+"""Whole runs on the pretended device: kernels, copies, searches and measurements, at toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from arborsim.cli.app import main
+from arborsim.hardware.lookup import load_profile
+from arborsim_torch.hardware import matrices, measure, transfers
+from arborsim_torch.hardware.passes import Design, time_passes
+from arborsim_torch.hardware.timing import Timer
+from arborsim_torch.models import geometry, load_model
+from benchmarks.gpu.context import KINDS, Prober, longest_context
+from benchmarks.gpu.kernels import (
+    compare_copies,
+    compare_kernel,
+    compare_moved_tokens,
+    compare_prefill,
+)
+from benchmarks.gpu.live import Load, arms, run_arm, run_yardstick
+from benchmarks.gpu.masking import evicting_is_masking, rehydrating_is_keeping
+from tests.live.scattered_cases import CASES, Case
+
+from .arming import pretend
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_scattered_attention_is_launched_as_the_kernels_want_it(case: Case) -> None:
+    with pretend() as gpu:
+        found = compare_kernel(case, "cuda")
+        assert found["form"] == "triton"
+        assert gpu.launches["attend_split"] > 0 or case.n == 0
+    assert found["ok"], found
+
+
+@pytest.mark.parametrize("history", [0, 96])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_of_a_prompt(dtype: torch.dtype, history: int) -> None:
+    with pretend():
+        found = compare_prefill(dtype, history, "cuda")
+    assert found["ok"], found
+    assert found["form"] == ("torch-efficient" if dtype == torch.float32 else "torch-flash")
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+def test_copies_and_moves(patience: int) -> None:
+    with pretend(patience):
+        copied = compare_copies("cuda", (1 << 10, 3 << 12))
+        assert copied["ok"]
+        assert copied["pinned"]
+        for grouping in ("shared", "head"):
+            assert compare_moved_tokens("cuda", grouping, 24)["ok"]
+
+
+def test_the_cache_against_plain_passes() -> None:
+    with pretend():
+        assert rehydrating_is_keeping("cuda", "layer")["ok"]
+        assert evicting_is_masking("cuda", "layer", False, "stream", 8)["ok"]
+
+
+@pytest.mark.parametrize("label", ["h2o", "arkv", "offload, stage", "offload, near"])
+def test_a_search_beside_its_simulation(label: str) -> None:
+    (arm,) = (each for each in arms(8) if each.label == label)
+    with pretend(patience=2):
+        loaded = load_model("chain", device="cuda")
+        found = run_arm(loaded, Load(24, 8, 16), arm, load_profile("h200"))
+        assert found["tiers_differ"] == 0
+        assert found["allocator_peak_bytes"] >= found["pool_bytes"] > 0
+        del loaded
+
+
+def test_the_yardstick_and_the_longest_context() -> None:
+    with pretend():
+        loaded = load_model("chain", device="cuda")
+        assert run_yardstick(loaded, Load(24, 4, 16))["iteration_s"] > 0
+        for kind in KINDS:
+            prober = Prober(loaded, kind, 16)
+            found = longest_context(prober, 16, 32, lambda: 60.0, lambda facts: None)
+            assert found["fits_tokens"] == 32
+        del loaded, prober
+
+
+def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel and copy of ``arborsim calibrate hardware``, small, once."""
+    for module, name, value in (
+        (transfers, "QUICK_BLOCKS", (4 << 10, 64 << 10)), (transfers, "_POOL", 1 << 20),
+        (transfers, "_MOVED", 1 << 18), (matrices, "LARGE_READS", (1 << 16, 1 << 18)),
+        (matrices, "SIZES", {"cpu": (64, 128), "cuda": (64, 128)}),
+        (matrices, "READS", (1 << 16, 1 << 18)),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    with pretend(patience=1):
+        loaded = load_model("chain", device="cuda")
+        timer = Timer(loaded.model.device, 1, 1, 0.01)
+        link = transfers.measure_link(timer, True, lambda what: None)
+        found = measure._kernels(timer, loaded, geometry(loaded), True, lambda what: None)
+        small = Design((16, 32), frozenset({32}), (1, 2), frozenset({2}), False, 1, 1, 4, 60.0)
+        passes, notes = time_passes(timer, loaded.model, small, lambda done, total: None)
+        del loaded
+    assert min(*link.h2d, *link.d2h, *link.pageable_h2d, link.latency_s) > 0
+    assert found.weights_bytes > 0
+    assert {each.kind for each in passes} == {"decode", "prefill"}
+    assert not notes
+
+
+def _numbers(column: pa.ChunkedArray) -> Any:
+    """What a column holds, lists one after the other; None if that is no numbers."""
+    flat = column.combine_chunks()
+    while pa.types.is_list(flat.type) or pa.types.is_large_list(flat.type):
+        flat = flat.flatten()
+    if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
+        return None
+    return flat.drop_null().to_numpy(zero_copy_only=False)
+
+
+def test_recording_and_looking_on(tmp_path: Path) -> None:
+    """Traces with every signal, and policies that only decide, from the command line."""
+    common = ["--model", "chain", "--lines", "4", "--episodes", "1"]
+    traces = []
+    for device in ("cpu", "cuda"):
+        with pretend():
+            trace = tmp_path / f"{device}.parquet"
+            capture = ["--capture", "qkv", "--qkv-layers", "2,3", "--attention-layers", "2,3"]
+            wanted = [*common, *capture, "--device", device, "--out", str(trace)]
+            assert main(["record", *wanted]) == 0
+            traces.append(pq.read_table(trace))
+    compared = 0
+    for name in traces[0].column_names:
+        one, other = (_numbers(trace[name]) for trace in traces)
+        if one is None or name == "time_s":
+            continue
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-3, err_msg=name)
+        compared += len(one) > 0
+    assert compared > 16
+    with pretend():
+        out = ["--out", str(tmp_path / "shadow"), "--device", "cuda"]
+        policies = ["--policy", "h2o,arkv", "--budget", "0.6", "--shadow"]
+        assert main(["live", *common, *policies, *out]) == 0
