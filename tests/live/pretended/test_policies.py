@@ -24,7 +24,9 @@ from .clocks import Gpu
 from .device import caller
 
 NAMES = sorted(set(available()) - {"oracle"})
-SMALL = {"recent": "8"}
+#: Settings for searches of 40 tokens, by policy.
+SMALL = {"rkv": {"interval": "8", "window": "4"}, "snapkv": {"window": "4"},
+         "lag-kv-official": {"lag": "8", "sinks": "4"}}  # fmt: skip
 
 
 @dataclass
@@ -37,15 +39,20 @@ class Run:
 
 
 def run(
-    names: Sequence[str], device: str, budget: int, recall: str = "stage", lines: int = 4
+    names: Sequence[str], device: str, budget: int, *, recall: str = "stage", most: int = 130
 ) -> Run:
-    """Search one problem of the chain task under each policy, all in one batch."""
-    loaded = load_model("chain", device=device, task_options={"lines": lines})
+    """Search one problem of the chain task under each policy, all in one batch.
+
+    The prompt has 24 tokens; 44 are generated, or `most`.
+    """
+    loaded = load_model("chain", device=device, task_options={"lines": 4})
     source = TaskSource(loaded.task)
-    setup = SearchSetup(loaded.model, source, lambda: make_search("linear"), 0.0, 0, 130)
+    setup = SearchSetup(loaded.model, source, lambda: make_search("linear"), 0.0, 0, most)
     found, searches = Run(), {}
     for name in names:
-        policy = build(name, SMALL if hasattr(build(name), "recent") else {})
+        policy = build(
+            name, SMALL.get(name, {"recent": "8"} if hasattr(build(name), "recent") else {})
+        )
         log = found.moves[name] = MoveLog()
         one = PolicySearch(
             setup, source.problem(3), policy, budget, Machine(recall=recall, overlap=False),
@@ -67,32 +74,50 @@ def run(
 BUDGET = 60  # of 68 tokens
 
 
-def compare(found: Run, wanted: Run) -> int:
-    """The same moves and tokens; how many policies moved something."""
+def compare(found: Run, wanted: Run) -> set[str]:
+    """The same moves and tokens; the policies that moved something."""
     assert found.tokens == wanted.tokens
     for name, logprobs in wanted.logprobs.items():
         np.testing.assert_allclose(found.logprobs[name], logprobs, atol=1e-4, err_msg=name)
         np.testing.assert_array_equal(found.moves[name].rows, wanted.moves[name].rows, name)
-    return sum(len(log.rows) > 0 for log in wanted.moves.values())
+    return {name for name, log in wanted.moves.items() if len(log.rows)}
 
 
-def test_every_policy_decides_as_on_the_cpu() -> None:
-    wanted = run(NAMES, "cpu", BUDGET)
-    assert len(wanted.tokens) == len(NAMES)
+#: They keep what the last thought needs, and have nothing to choose from in a short search.
+WHOLE_THOUGHTS = ("arbor-epi", "arborkv")
+#: They read vectors, not rows, and have to choose if the prompt is larger than the budget.
+PROMPTS = ("rkv", "snapkv")
+
+
+@pytest.mark.parametrize(
+    ("names", "budget", "most", "idle"),
+    [
+        ([n for n in NAMES if n not in WHOLE_THOUGHTS], 40, 20, {"full", "rkv", "snapkv"}),
+        (WHOLE_THOUGHTS, BUDGET, 130, set()),
+        (PROMPTS, 20, 20, set()),
+    ],
+    ids=["most of them", "whole thoughts", "prompts"],
+)
+def test_every_policy_decides_as_on_the_cpu(
+    names: Sequence[str], budget: int, most: int, idle: set[str]
+) -> None:
+    wanted = run(names, "cpu", budget, most=most)
+    assert len(wanted.tokens) == len(names)
     with pretend(patience=1) as gpu:
-        found = run(NAMES, "cuda", BUDGET)
-        assert gpu.launches["attend_split"] > 0  # rows of attention by the Triton kernel
-    assert compare(found, wanted) == len(NAMES) - 4
+        found = run(names, "cuda", budget, most=most)
+        # Rows of attention come from the Triton kernel.
+        assert (gpu.launches["attend_split"] > 0) == (names != PROMPTS)
+    assert compare(found, wanted) == set(names) - idle
 
 
 @pytest.mark.parametrize("recall", ["stream", "near"])
 def test_tokens_in_ddr_are_read_as_on_the_cpu(recall: str) -> None:
     names = ("staircase",)  # some of them in 8 bits
-    wanted = run(names, "cpu", BUDGET, recall)
+    wanted = run(names, "cpu", BUDGET, recall=recall)
     with pretend() as gpu:
-        found = run(names, "cuda", BUDGET, recall)
+        found = run(names, "cuda", BUDGET, recall=recall)
         assert gpu.launches["copy_ to the host"] > 0
-    assert compare(found, wanted) == len(names)
+    assert compare(found, wanted) == set(names)
 
 
 #: Waits of one decode iteration: its tokens are fetched, and what decisions are made of if one is
@@ -118,7 +143,7 @@ def waits(gpu: Gpu) -> Counter[str]:
 def test_decoding_makes_the_host_wait_for_tokens_and_signals_alone(name: str, most: int) -> None:
     with pretend() as gpu:
         gpu.where = caller
-        found = run([name], "cuda", 50, lines=3)
+        found = run([name], "cuda", BUDGET)
     steps = gpu.waits[DRAWN]
     assert steps >= len(found.tokens[name]) // 2
     assert all(why == DRAWN or ROWS in why for why in waits(gpu)), waits(gpu)
