@@ -123,7 +123,7 @@ class HostAttention:
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
     ) -> tuple[Tensor, LayerView]:
         host = self._host(layer, window)
-        keys = self._decoded(layer, host)[0].to(query.device)
+        keys = _sent(self._decoded(layer, host)[0], query)
         lanes, _, queries, dim = query.shape
         kv_heads, n, _ = keys.shape
         packed = query.view(lanes, kv_heads, -1, queries, dim).transpose(0, 1)
@@ -135,10 +135,10 @@ class HostAttention:
         if self._pages_top:
             read = _and(read, self._chosen[layer])
         if read is not None:
-            mass.masked_fill_(~read.to(query.device).transpose(0, 1)[:, :, None], 0.0)
+            mass.masked_fill_(~_sent(read, query).transpose(0, 1)[:, :, None], 0.0)
         empty = keys.new_empty((kv_heads, 0, dim))
         assert self._reading is not None
-        position = host.tokens.position.to(query.device)
+        position = _sent(host.tokens.position, query)
         return mass, LayerView(empty, empty, None, position, self._reading.positions)
 
     def _host(self, layer: int, window: int | None) -> _Host:
@@ -208,7 +208,7 @@ class HostAttention:
 
         def result() -> Part:
             ticket.wait()
-            return attend(query, out[0], out[1], scale, mask.to(query.device))
+            return attend(query, out[0], out[1], scale, _sent(mask, query))
 
         return result
 
@@ -216,6 +216,11 @@ class HostAttention:
 def _merged(parts: list[Pending]) -> Part:
     done = [part.result() for part in parts]
     return done[0] if len(done) == 1 else merge(*zip(*done, strict=True))
+
+
+def _sent(x: Tensor, query: Tensor) -> Tensor:
+    """A tensor of ordinary memory on the queries' device; the host does not wait for that."""
+    return x.to(query.device, non_blocking=True)
 
 
 def _and(one: Tensor | None, other: Tensor) -> Tensor:
