@@ -189,7 +189,7 @@ def _threads(gpu: Gpu, stack: contextlib.ExitStack) -> None:
 def _forget_answers() -> None:
     """What was remembered of devices."""
     for name, module in list(sys.modules.items()):
-        if not name.startswith(("arborsim", "benchmarks")):
+        if not name.startswith("arborsim_torch.kernels"):
             continue
         for value in list(vars(module).values()):
             if hasattr(value, "cache_clear"):

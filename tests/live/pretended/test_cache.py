@@ -28,7 +28,7 @@ TIERS = (Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.HBM_QUANTISED)
 
 def wander(
     model: Any, device: str, grouping: str, recall: str, codec: Any, ordered: bool = False,
-    tiers: tuple[Tier, ...] = TIERS, steps: int = 8,
+    tiers: tuple[Tier, ...] = TIERS, steps: int = 7,
 ) -> list[Any]:  # fmt: skip
     """Logits of a search on a tree whose tokens are moved to and fro, lost and computed again."""
     rng = np.random.default_rng(3)

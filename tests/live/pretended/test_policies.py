@@ -114,9 +114,9 @@ def test_every_policy_decides_as_on_the_cpu(
 @pytest.mark.parametrize("recall", ["stream", "near"])
 def test_tokens_in_ddr_are_read_as_on_the_cpu(recall: str) -> None:
     names = ("staircase",)  # some of them in 8 bits
-    wanted = run(names, "cpu", BUDGET, recall=recall)
+    wanted = run(names, "cpu", 40, recall=recall, most=20)
     with pretend() as gpu:
-        found = run(names, "cuda", BUDGET, recall=recall)
+        found = run(names, "cuda", 40, recall=recall, most=20)
         assert gpu.launches["copy_ to the host"] > 0
     assert compare(found, wanted) == set(names)
 
@@ -144,9 +144,10 @@ def waits(gpu: Gpu) -> Counter[str]:
 def test_decoding_makes_the_host_wait_for_tokens_and_signals_alone(name: str, most: int) -> None:
     with pretend() as gpu:
         gpu.where = caller
-        found = run([name], "cuda", BUDGET)
+        whole = name in WHOLE_THOUGHTS
+        found = run([name], "cuda", BUDGET if whole else 40, most=130 if whole else 20)
     steps = gpu.waits[DRAWN]
-    assert steps >= len(found.tokens[name]) // 2
+    assert steps >= min(15, len(found.tokens[name]) // 2)
     assert all(why == DRAWN or ROWS in why for why in waits(gpu)), waits(gpu)
     assert waits(gpu).total() <= most * steps + 1
 
@@ -156,7 +157,7 @@ def test_layers_wait_for_queries_alone(recall: str, fetched: str) -> None:
     """Where the host attends, or chooses pages, it needs the queries of every layer, no more."""
     with pretend(patience=2) as gpu:
         gpu.where = caller
-        run(["hierarchy"], "cuda", BUDGET, recall=recall)
+        run(["hierarchy"], "cuda", 40, recall=recall, most=20)
     of_layers = [why for why in waits(gpu) if why != DRAWN and ROWS not in why]
     assert any(fetched in why for why in of_layers)
     assert all(fetched in why for why in of_layers), of_layers

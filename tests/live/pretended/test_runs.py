@@ -125,7 +125,7 @@ def _numbers(column: pa.ChunkedArray) -> Any:
 
 def test_recording_and_looking_on(tmp_path: Path) -> None:
     """Traces with every signal, and policies that only decide, from the command line."""
-    common = ["--model", "chain", "--lines", "4", "--episodes", "1"]
+    common = ["--model", "chain", "--lines", "2", "--episodes", "1"]
     traces = []
     for device in ("cpu", "cuda"):
         with pretend():
