@@ -85,10 +85,7 @@ def _attend(
     kv_heads, n, _ = view.keys.shape
     group = heads // kv_heads
     if lanes == queries == 1 and view.mask is None and not state.collect and remote is None:
-        out = F.scaled_dot_product_attention(
-            query.view(1, kv_heads, group, dim), view.keys[None], view.values[None], scale=scaling
-        )
-        return out.view(1, 1, heads, dim)
+        return _attend_plain(query, view.keys[None], view.values[None], scaling)
     elsewhere = None if remote is None else remote.start(layer, query, scaling, window)
     if elsewhere is not None:
         return _attend_both(state, layer, query, scaling, window, view, elsewhere)

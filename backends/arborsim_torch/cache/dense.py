@@ -40,7 +40,7 @@ class ReadPlan:
     """
 
     by_layer: list[Entries]
-    contents: list[Tensor]  # keys, then values of each layer: [kv_heads, n, head_dim]
+    contents: list[Tensor]  # keys, then values of each layer: [1, kv_heads, n, head_dim]
     straight: bool
     held: int
     paths: Tensor | None = None
@@ -49,7 +49,13 @@ class ReadPlan:
         return self.by_layer[layer]
 
     def content(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.contents[2 * layer], self.contents[2 * layer + 1]
+        return self.contents[2 * layer][0], self.contents[2 * layer + 1][0]
+
+    @property
+    def plain(self) -> list[Tensor] | None:
+        """`contents` if a path reads all of them; see `Reading`."""
+        masked = self.paths is not None or any(own.lanes is not None for own in self.by_layer)
+        return None if masked else self.contents
 
 
 class DensePool:
@@ -98,7 +104,7 @@ class DensePool:
         by_layer = [entries for entries in by_bank for _ in range(layout.bank_layers)]
         contents: list[Tensor] = []
         for bank, n in enumerate(high):
-            contents += pool.span(bank, 0, n).unbind()
+            contents += pool.span(bank, 0, n).unsqueeze(1).unbind()
         return ReadPlan(by_layer, contents, self._straight, max(high))
 
     def _read_paths(self, fresh: np.ndarray) -> bool:
@@ -133,7 +139,7 @@ class DensePool:
         high = int(pool.slots.high[0])
         own = np.ascontiguousarray(self._paths[:, : cache.seen_tokens])
         paths = uploaded(own, layout.device)
-        contents = list(pool.span(0, 0, high).unbind())
+        contents = list(pool.span(0, 0, high).unsqueeze(1).unbind())
         nobody: list[Entries] = []  # attention does not ask for entries
         return ReadPlan(nobody, contents, False, high, paths)
 

@@ -265,6 +265,7 @@ class TieredCache:
             at, first, longest, plan.entries, plan.content, writing.store, remote,
             causal=plan.straight and len(fresh) == position.shape[1] and len(first) == 1,
             paths=plan.paths if isinstance(plan, ReadPlan) else None,
+            plain=plan.plain if isinstance(plan, ReadPlan) and position.size == 1 else None,
         )  # fmt: skip
         if remote is not None:
             remote.attach(reading, torch.from_numpy(position))
