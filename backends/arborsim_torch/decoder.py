@@ -12,7 +12,7 @@ The logits equal those of a plain forward pass over the path's tokens, to roundi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -180,7 +180,7 @@ class TreeDecoder:
         return Pass(self, ids, self.cache.begin(ids), keep, self.observer is not None)
 
     def _forward(self, ids: np.ndarray, keep: int) -> Tensor:
-        return run_together([self._pass(ids, keep)])[0]
+        return _computed([self._pass(ids, keep)])[0]
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,11 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     -------
     list of Tensor ``[lanes, keep or queries, vocabulary]``
     """
+    return _computed(passes)
+
+
+def _computed(passes: Sequence[Pass]) -> list[Tensor]:
+    """`run_together`, in inference mode already."""
     model = passes[0].decoder.model
     caches = [one.decoder.cache for one in passes]
     lanes = [one.reading.lanes for one in passes]
@@ -240,7 +245,7 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     ids = passes[0].ids if alone else np.concatenate([one.ids for one in passes])
     at = passes[0].reading.at if alone else torch.cat([one.reading.at for one in passes])
     hidden: list[Tensor] = []
-    with _block_outputs(model.model.layers if watched else (), hidden):
+    with _block_outputs(model.model.layers, hidden) if watched else nullcontext():
         last = model.model(
             input_ids=uploaded(ids, layout.device),
             position_ids=at,
@@ -253,8 +258,10 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
     logits, first = [], 0
     for one, state, count in zip(passes, states, lanes, strict=True):
         rows = slice(first, first + count)
-        one.observe(state, [h[rows] for h in hidden], last[rows])
-        logits.append(last[rows, -one.keep :] if one.keep else last[rows])
+        own = last if alone else last[rows]
+        if one.observed:
+            one.observe(state, [h[rows] for h in hidden], own)
+        logits.append(own if one.keep in (0, own.shape[1]) else own[:, -one.keep :])
         first += count
     if alone or len({part.shape[1] for part in logits}) > 1:
         return [model.lm_head(part) for part in logits]
