@@ -2,8 +2,8 @@
 
 While one path decodes and all its tokens lie in HBM in order, a step changes nothing that needs
 looking up: the next token's slot is its position, and attention reads every slot up to it.  What
-the books would say of it is known beforehand, so it can wait.  The bookkeeping of a step costs a
-sixth of the time of a small model; put off, it costs next to nothing.
+the books would say of it is known beforehand, so it can wait.  The bookkeeping of a step takes an
+eighth of the time of a small model; put off, it takes next to nothing.
 """
 
 from __future__ import annotations
