@@ -21,6 +21,7 @@ lint: .venv/.full
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: .venv/.full
 	$(BIN)/ruff check --fix .

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arborsim.hardware.lookup import load_geometry
+from arborsim.machine.lookup import load_geometry
 from arborsim.trace.schema import Capture, Kind, TraceInfo, arrow_schema
 from arborsim.trace.writer import TraceWriter
 

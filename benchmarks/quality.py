@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arborsim.backends import get_backend
-from arborsim.budget import Budget
-from arborsim.errors import UsageError
+from arborsim.core.budget import Budget
+from arborsim.core.errors import UsageError
+from arborsim.live.backends import get_backend
 from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import build
 

@@ -32,14 +32,14 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pyarrow.parquet as pq
 from generate import columns_read, generate
 
-from arborsim.budget import Budget
-from arborsim.errors import ArborsimError
-from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.core.budget import Budget
+from arborsim.core.errors import ArborsimError
+from arborsim.core.observations import Signal
+from arborsim.core.settings import settings_of
+from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.policies.settings import settings_of
-from arborsim.replay import Machine, Replay
-from arborsim.signals.observations import Signal
+from arborsim.run.replay import Machine, Replay
 from arborsim.trace.schema import PER_LAYER
 
 BUDGET = "2048"

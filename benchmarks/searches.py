@@ -28,7 +28,6 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arborsim.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
 from arborsim.bank.arms import REFERENCE, Arm, arms_of, chosen_algorithms
 from arborsim.bank.job import SearchJob, read_bank
 from arborsim.bank.recipe import Recipe
@@ -36,8 +35,9 @@ from arborsim.bank.results import SearchResult
 from arborsim.bank.walk import walk
 from arborsim.cli.options import build_policies, policy_settings
 from arborsim.cli.search_setup import cells_of
-from arborsim.hardware.lookup import load_geometry, load_profile
-from arborsim.replay_episode import Cell, Machine
+from arborsim.live.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.run.episode import Cell, Machine
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture
 
@@ -63,7 +63,7 @@ class Bank:
     duplicates : bool
         Searches go on with thoughts that repeat a sibling, as ETS's paper does.
     record : dict of str to object
-        Options of `arborsim.backends.RecordRequest`: the reward, the task.
+        Options of `arborsim.live.backends.RecordRequest`: the reward, the task.
     widths : tuple of int
     algorithms : tuple of str
     swept : bool

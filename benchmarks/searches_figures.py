@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.sweep import LOW, MARGIN, Paired
-from arborsim.trace.describe import clopper_pearson
+from arborsim.core.statistics import clopper_pearson
 
 RESAMPLES = 4000
 FULL = "full"

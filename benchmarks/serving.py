@@ -26,14 +26,14 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-from arborsim.budget import Budget
-from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.core.budget import Budget
+from arborsim.machine.demand import SearchDemand
+from arborsim.machine.engine import ServingEngine
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.options import ClosedLoop, ServingOptions
 from arborsim.policies.registry import build
-from arborsim.replay_episode import Machine
-from arborsim.serving.demand import SearchDemand
-from arborsim.serving.engine import ServingEngine
-from arborsim.serving.options import ClosedLoop, ServingOptions
-from arborsim.serving.record import record_demands
+from arborsim.run.episode import Machine
+from arborsim.run.record import record_demands
 
 TRACES = Path(__file__).parents[1] / "traces"
 CASES = (

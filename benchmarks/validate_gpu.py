@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 import arborsim
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim_torch.models import check_device
 from benchmarks.gpu.journal import Facts, Journal
 from benchmarks.gpu.parts import PARTS, Parts, Plan

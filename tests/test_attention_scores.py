@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.events import TokenRun
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import DenseRows, Observations, Signal, SparseRows
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals.attention_scores import (
     NewestAttention,
     PromptAttention,
     ValueWeightedAttention,
 )
-from arborsim.signals.observations import DenseRows, Observations, Signal, SparseRows
 from arborsim.signals.refresh import LastAttended, fresh_pages, median
 from arborsim.signals.scores import CumulativeAttention, Score, ScoreBook
-from arborsim.tree import ThoughtTree
 
 PROMPT, TOKENS, LAYERS = 3, 9, 2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from arborsim.budget import Budget
-from arborsim.errors import UsageError
+from arborsim.core.budget import Budget
+from arborsim.core.errors import UsageError
 
 
 @pytest.mark.parametrize(

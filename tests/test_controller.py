@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.controller import Controller
-from arborsim.errors import BudgetInfeasible, PlanError
-from arborsim.events import Decode, Event, TokenRun
+from arborsim.core.errors import BudgetInfeasible, PlanError
+from arborsim.core.events import Decode, Event, TokenRun
+from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan, RunPlan
-from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
-from arborsim.replay_episode import foresee, num_groups
+from arborsim.run.controller import Controller
+from arborsim.run.episode import foresee, num_groups
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.policies.oracle import Oracle
-from arborsim.signals.observations import Signal
+from arborsim.core.observations import Signal
+from arborsim.policies.methods.oracle import Oracle
 from arborsim.signals.refresh import median
 from arborsim.trace import offline
 from arborsim.trace.episode import Episode

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.errors import UsageError
-from arborsim.policies.epikv import BandAdaptive
-from arborsim.policies.lag_kv_official import lag_score
+from arborsim.core.errors import UsageError
+from arborsim.core.observations import Observations, Signal
+from arborsim.policies.methods.epikv import BandAdaptive
+from arborsim.policies.methods.lag_kv_official import lag_score
 from arborsim.signals.hidden_scores import Band, layer_mean
-from arborsim.signals.observations import Observations, Signal
 from arborsim.signals.rolling import rolling_mean, rolling_mean_std
 from arborsim.signals.vector_scores import vectors_per_group
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.controller import Controller
-from arborsim.errors import BudgetInfeasible
-from arborsim.memory.tiers import Tier
-from arborsim.meters import AttentionKept
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.observations import Signal
+from arborsim.core.tiers import Tier
 from arborsim.policies.registry import build
-from arborsim.signals.observations import Signal
+from arborsim.run.controller import Controller
+from arborsim.run.meters import AttentionKept
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.controller import Controller
-from arborsim.events import Event
+from arborsim.core.events import Event
+from arborsim.core.observations import Signal
+from arborsim.core.tiers import Tier
 from arborsim.memory.fp8 import quantised, round_e4m3
 from arborsim.memory.moves import Plan
-from arborsim.memory.tiers import Tier
-from arborsim.output_error import OutputError
 from arborsim.policies.base import CacheView, Policy
-from arborsim.policies.streaming_llm import StreamingLLM
-from arborsim.signals.observations import Signal
+from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.run.controller import Controller
+from arborsim.run.output_error import OutputError
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.budget import Budget
-from arborsim.errors import ArborsimError, MissingSignal
-from arborsim.hardware.lookup import load_geometry, load_profile
-from arborsim.hardware.policy_seconds import PolicySeconds
+from arborsim.core.budget import Budget
+from arborsim.core.errors import ArborsimError, MissingSignal
+from arborsim.core.observations import Signal
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.policy_seconds import PolicySeconds
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.replay import Machine, Replay
-from arborsim.report.aggregate import aggregate
-from arborsim.report.export import to_json
-from arborsim.report.results import EpisodeResult, ReplayResult
-from arborsim.signals.observations import Signal
+from arborsim.run.aggregate import aggregate
+from arborsim.run.replay import Machine, Replay
+from arborsim.run.results import EpisodeResult, ReplayResult
+from arborsim.show.export import to_json
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_trace

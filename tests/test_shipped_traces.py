@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from arborsim.signals.observations import Signal
+from arborsim.core.observations import Signal
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture, Kind
 

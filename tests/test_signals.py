@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.signals.observations import DenseRows, SparseRows
+from arborsim.core.observations import DenseRows, SparseRows
 from arborsim.signals.rolling import rolling_mean_std, rolling_z
 
 numbers = st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=60)

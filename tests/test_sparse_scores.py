@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.events import TokenRun
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import DenseRows, Observations, SparseRows
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals import sparse_sums
 from arborsim.signals.attention_scores import NewestAttention
-from arborsim.signals.observations import DenseRows, Observations, SparseRows
 from arborsim.signals.refresh import LastAttended
 from arborsim.signals.scores import CumulativeAttention, Score, ScoreBook
 from arborsim.signals.sparse_sums import SparseSums
-from arborsim.tree import ThoughtTree
 
 PROMPT = 3
 SCORES: dict[str, tuple[Score, Score]] = {

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from arborsim.budget import Budget
 from arborsim.cli.app import main
-from arborsim.errors import UsageError
-from arborsim.hardware.config import with_kv_dtype
-from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.core.budget import Budget
+from arborsim.core.errors import UsageError
+from arborsim.core.geometry import Geometry
+from arborsim.machine.config import with_kv_dtype
+from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.policies.registry import build
-from arborsim.replay import Machine, Replay
-from arborsim.report.left_out import paragraph
-from arborsim.report.results import ReplayResult
-from arborsim.trace.geometry import Geometry
+from arborsim.run.replay import Machine, Replay
+from arborsim.run.results import ReplayResult
+from arborsim.show.left_out import paragraph
 from tests.helpers.traces import make_trace
 
 

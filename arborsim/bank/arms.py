@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborsim.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.search import Search, make_search, search_names, search_options
 
 #: What the others are compared with: ETS's tables 1 and 2 do.

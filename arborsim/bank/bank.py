@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from arborsim.errors import TraceError
+from arborsim.core.errors import TraceError
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Kind
 

@@ -19,12 +19,18 @@ from arborsim.bank.results import SearchResult
 from arborsim.bank.simulate import Simulated, simulate
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import Walk, walk
-from arborsim.errors import ArborsimError, BudgetInfeasible, MissingSignal, TraceError, UsageError
-from arborsim.replay_episode import Cell, Machine
-from arborsim.signals.observations import Signal
+from arborsim.core.errors import (
+    ArborsimError,
+    BudgetInfeasible,
+    MissingSignal,
+    TraceError,
+    UsageError,
+)
+from arborsim.core.observations import Signal
+from arborsim.core.workers import in_order
+from arborsim.run.episode import Cell, Machine
 from arborsim.trace.columns import floats_of
 from arborsim.trace.reader import TraceReader
-from arborsim.workers import in_order
 
 
 @dataclass(frozen=True)

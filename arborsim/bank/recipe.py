@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arborsim.bank.arms import Arm, arms_of, chosen_algorithms, split_settings
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search import Search, search_options
 from arborsim.search.dense import Dense
 from arborsim.search.shared import SharedTree

@@ -10,8 +10,8 @@ from typing import Any
 
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.simulate import Simulated
-from arborsim.measurements import TimeSplit
-from arborsim.trace.describe import clopper_pearson
+from arborsim.core.measurements import TimeSplit
+from arborsim.core.statistics import clopper_pearson
 
 
 @dataclass(frozen=True)

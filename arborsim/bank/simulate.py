@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from arborsim.controller import Controller
-from arborsim.events import Decode, Event, Prefill, Prune
-from arborsim.measurements import Measurements
-from arborsim.meters import AttentionKept
-from arborsim.replay_episode import Cell, Machine, foresee
-from arborsim.simulator.executor import SimulatedExecutor
+from arborsim.core.events import Decode, Event, Prefill, Prune
+from arborsim.core.measurements import Measurements
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.run.controller import Controller
+from arborsim.run.episode import Cell, Machine, foresee
+from arborsim.run.meters import AttentionKept
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.schema import Geometry

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchResult
-from arborsim.trace.describe import clopper_pearson
+from arborsim.core.statistics import clopper_pearson
 
 OPTION = "lambda_b"
 LOW, HIGH = 1.0, 2.0

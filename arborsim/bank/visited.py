@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.bank.walk import Step, Walk
-from arborsim.signals.observations import AttentionRows, DenseRows, SparseRows
+from arborsim.core.observations import AttentionRows, DenseRows, SparseRows
 from arborsim.trace.episode import Episode
 from arborsim.trace.layer_rows import LayerRows
 from arborsim.trace.paths import paths_of

@@ -23,7 +23,7 @@ from arborsim.cli.record import record
 from arborsim.cli.replay import replay
 from arborsim.cli.search import search
 from arborsim.cli.validate import validate
-from arborsim.errors import ArborsimError
+from arborsim.core.errors import ArborsimError
 
 # Typer may use the click package or a copy of its own; this is whichever it raises.
 ClickException: type[Exception] = next(

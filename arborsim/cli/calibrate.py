@@ -16,8 +16,8 @@ from arborsim.cli.calibrate_hardware import hardware
 from arborsim.cli.progress import PatientProgress
 
 if TYPE_CHECKING:
-    from arborsim.calibration.backend import ModelChoice
-    from arborsim.calibration.document import Calibration
+    from arborsim.calibrate.backend import ModelChoice
+    from arborsim.calibrate.document import Calibration
 
 calibrate = typer.Typer(
     help="Find hyper-parameters of policies, or what a machine can do, by measuring.",
@@ -67,11 +67,11 @@ def bands(
     Windows of correct greedy reasonings are occluded; a token is important if the answer changes.
     Sets layers of epikv and hs-variance and bands of band-adaptive.
     """
-    from arborsim.calibration.backend import OcclusionRequest, get_calibrating_backend
-    from arborsim.calibration.bands import FIRST_LAYER, find_bands
-    from arborsim.calibration.documents import bands_calibration
-    from arborsim.calibration.plots import bands_figure
-    from arborsim.errors import UsageError
+    from arborsim.calibrate.backend import OcclusionRequest, get_calibrating_backend
+    from arborsim.calibrate.bands import FIRST_LAYER, find_bands
+    from arborsim.calibrate.documents import bands_calibration
+    from arborsim.calibrate.plots import bands_figure
+    from arborsim.core.errors import UsageError
 
     plot = _outputs(out, plot)
     if stride > window:
@@ -124,12 +124,12 @@ def msve(
     Every block on the path to a right answer is hidden from what follows, which is generated anew;
     a logistic fit tells from the features which blocks the answer needs.
     """
-    from arborsim.calibration.backend import get_calibrating_backend
-    from arborsim.calibration.blocks import mask_searches
-    from arborsim.calibration.documents import msve_calibration
-    from arborsim.calibration.msve import FEATURES, fit_msve
-    from arborsim.calibration.plots import msve_figure
-    from arborsim.errors import UsageError
+    from arborsim.calibrate.backend import get_calibrating_backend
+    from arborsim.calibrate.blocks import mask_searches
+    from arborsim.calibrate.documents import msve_calibration
+    from arborsim.calibrate.msve import FEATURES, fit_msve
+    from arborsim.calibrate.plots import msve_figure
+    from arborsim.core.errors import UsageError
 
     plot = _outputs(out, plot)
     choice = _choice(model, task, {}, device, batch)
@@ -172,9 +172,9 @@ def arkv(
 
     Tunes on every second episode, by Optuna, and checks on the others.  Needs no model.
     """
-    from arborsim.calibration.arkv import RANGES, episodes_of, replay_error, tune
-    from arborsim.calibration.documents import arkv_calibration
-    from arborsim.calibration.plots import arkv_figure
+    from arborsim.calibrate.arkv import RANGES, episodes_of, replay_error, tune
+    from arborsim.calibrate.documents import arkv_calibration
+    from arborsim.calibrate.plots import arkv_figure
     from arborsim.cli.options import names
 
     plot = _outputs(out, plot)
@@ -195,7 +195,7 @@ def arkv(
 
 
 class Stages:
-    """A patient bar for each stage of the work (`arborsim.calibration.backend.OnProgress`)."""
+    """A patient bar for each stage of the work (`arborsim.calibrate.backend.OnProgress`)."""
 
     def __init__(self) -> None:
         self._bar: PatientProgress | None = None
@@ -230,7 +230,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _choice(model: str, task: str, options: dict[str, Any], device: str, batch: int) -> ModelChoice:
-    from arborsim.calibration.backend import ModelChoice
+    from arborsim.calibrate.backend import ModelChoice
 
     return ModelChoice(model, task, options, device, batch=batch)
 
@@ -238,7 +238,7 @@ def _choice(model: str, task: str, options: dict[str, Any], device: str, batch: 
 def _outputs(out: Path, plot: Path | None) -> Path:
     """Check both outputs before the work; returns where the plot goes."""
     from arborsim.cli.options import check_output
-    from arborsim.errors import UsageError
+    from arborsim.core.errors import UsageError
 
     plot = out.with_suffix(".html") if plot is None else plot
     check_output(out, "--out")
@@ -261,7 +261,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _finish(made: Calibration, out: Path, figure: Any, plot: Path, notes: Sequence[str]) -> None:
-    from arborsim.calibration.plots import write_figure
+    from arborsim.calibrate.plots import write_figure
 
     made.write(out)
     write_figure(figure, plot)

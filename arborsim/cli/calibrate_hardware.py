@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from arborsim.calibration.hardware_fit import Agreement
-    from arborsim.hardware.profile import HardwareProfile
+    from arborsim.calibrate.hardware_fit import Agreement
+    from arborsim.machine.profile import HardwareProfile
 
 #: What the table shows: a number's name, how it is scaled, and its unit.
 _SHOWN = (
@@ -46,9 +46,9 @@ def hardware(
     """
     from datetime import UTC, datetime
 
-    from arborsim.calibration.decision_cost import measure_decisions
-    from arborsim.calibration.hardware import HardwareRequest, get_measuring_backend
-    from arborsim.calibration.hardware_profile import make_profile, write_profile
+    from arborsim.calibrate.decision_cost import measure_decisions
+    from arborsim.calibrate.hardware import HardwareRequest, get_measuring_backend
+    from arborsim.calibrate.hardware_profile import make_profile, write_profile
     from arborsim.cli.calibrate import Stages, _command, _interruptible, _table
 
     _check(out, overwrite)
@@ -72,7 +72,7 @@ def hardware(
 def _check(out: Path, overwrite: bool) -> None:
     """Refuse what cannot be written before minutes of work."""
     from arborsim.cli.options import check_output
-    from arborsim.errors import UsageError
+    from arborsim.core.errors import UsageError
 
     check_output(out, "--out")
     if out.suffix != ".toml":
@@ -85,7 +85,7 @@ def _check(out: Path, overwrite: bool) -> None:
 
 def _policies(names: str) -> tuple[str, ...]:
     """Registered names; full retention is timed with any of them."""
-    from arborsim.errors import UnknownName
+    from arborsim.core.errors import UnknownName
     from arborsim.policies.registry import available
 
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
@@ -107,7 +107,7 @@ def _errors(agreements: Mapping[str, Agreement]) -> list[list[str]]:
 
 
 def _doubts(agreements: Mapping[str, Agreement]) -> list[str]:
-    from arborsim.calibration.hardware_profile import GOOD_ERROR
+    from arborsim.calibrate.hardware_profile import GOOD_ERROR
 
     return [
         f"{name}: the median error is above {GOOD_ERROR:.0%}; measure again on an idle machine, "

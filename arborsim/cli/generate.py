@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 
 
 class Rewards(StrEnum):
@@ -65,9 +65,9 @@ def generate(
     It holds structure and lengths, no signals: policies that read none can be replayed on it.
     """
     from arborsim.cli.progress import PatientProgress
-    from arborsim.hardware.lookup import load_geometry
-    from arborsim.planning.distributions import parse_counts
-    from arborsim.planning.generate import TreeSpec, write_generated
+    from arborsim.machine.lookup import load_geometry
+    from arborsim.plan.distributions import parse_counts
+    from arborsim.plan.generate import TreeSpec, write_generated
     from arborsim.trace.importers.write import check_out
 
     check_out(out, overwrite)

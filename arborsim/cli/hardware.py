@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from arborsim.hardware.prices import Prices
-    from arborsim.hardware.profile import HardwareProfile
+    from arborsim.machine.prices import Prices
+    from arborsim.machine.profile import HardwareProfile
 
 
 def hardware(
@@ -26,8 +26,8 @@ def hardware(
     json: Annotated[bool, typer.Option("--json", help="The same numbers as JSON.")] = False,
 ) -> None:
     """List the GPUs and hosts, or explain one: every number with unit, source and date."""
-    from arborsim.hardware.lookup import load_profile, profile_names
-    from arborsim.hardware.prices import load_prices
+    from arborsim.machine.lookup import load_profile, profile_names
+    from arborsim.machine.prices import load_prices
 
     priced = load_prices(prices)
     found = [load_profile(one, host or None) for one in ([name] if name else profile_names())]
@@ -49,7 +49,7 @@ def hardware(
 def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from arborsim.hardware.numbers import numbers_of
+    from arborsim.machine.numbers import numbers_of
 
     price = prices.of(profile.name)
     return {
@@ -64,8 +64,8 @@ def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
 
 def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
     """A line per GPU, and a line per host; what is assumed has a question mark."""
-    from arborsim.hardware.lookup import host_names, load_host
-    from arborsim.report.terminal_list import print_list
+    from arborsim.machine.lookup import host_names, load_host
+    from arborsim.show.terminal_list import print_list
 
     columns = {
         "hbm_bytes": ("memory\nGB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),
@@ -118,7 +118,7 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
     from rich.table import Table
     from rich.text import Text
 
-    from arborsim.hardware.numbers import numbers_of
+    from arborsim.machine.numbers import numbers_of
 
     console.print(Text(profile.name, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

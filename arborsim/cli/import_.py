@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
     from arborsim.trace.importers.sources import Contents
@@ -177,7 +177,7 @@ def _write(
     model: str,
 ) -> None:
     from arborsim.cli.progress import PatientProgress
-    from arborsim.hardware.lookup import load_geometry
+    from arborsim.machine.lookup import load_geometry
     from arborsim.trace.importers.write import refuse_damage, trace_info, write_trace
 
     if out.exists() and out.samefile(log):

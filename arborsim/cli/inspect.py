@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from arborsim.trace.describe import Description
+    from arborsim.show.describe import Description
     from arborsim.trace.schema import TraceInfo
 
 _WIDE = 150
@@ -28,7 +28,7 @@ def inspect(
     """Show what a trace holds: how it was made, its sizes, its searches, what can replay it."""
     from rich.console import Console
 
-    from arborsim.trace.describe import describe
+    from arborsim.show.describe import describe
     from arborsim.trace.draw import draw_tree, plain
     from arborsim.trace.reader import TraceReader
 
@@ -173,7 +173,7 @@ def _options(values: dict[str, Any]) -> str:
 
 
 def _statistics(found: Description) -> Table:
-    from arborsim.trace.describe import SPREADS
+    from arborsim.show.describe import SPREADS
 
     table = _table("Per episode", "", "total", "least", "median", "mean", "most")
     for name, label in SPREADS.items():

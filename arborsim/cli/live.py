@@ -195,11 +195,11 @@ def live(
     Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
     where the time went, all against full retention. Ctrl-C keeps the log; exit code 130.
     """
-    from arborsim.backends import RewardChoice
     from arborsim.cli import live_setup as setup
     from arborsim.cli.live_run import run
     from arborsim.cli.options import chosen_names
     from arborsim.cli.problem_options import given
+    from arborsim.live.backends import RewardChoice
     from arborsim.live.request import LiveRequest
 
     setup.check_files(out, trace, report, resume=resume, overwrite=overwrite, shadow=shadow)

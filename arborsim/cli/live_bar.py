@@ -9,8 +9,8 @@ from types import TracebackType
 from arborsim.live.collect import Collector
 from arborsim.live.log import LiveLog
 from arborsim.live.request import LiveFacts, LiveResult
-from arborsim.report.aggregate import ANY
-from arborsim.report.terminal import plain
+from arborsim.run.aggregate import ANY
+from arborsim.show.terminal import plain
 
 _EVERY_S = 0.1
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import typer
 
-from arborsim.backends import get_backend
 from arborsim.cli.live_bar import BarWatch, kept
 from arborsim.cli.reward_options import describe_usage
-from arborsim.errors import ArborsimError, UsageError
+from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.live.backends import get_backend
 from arborsim.live.log import LiveLog
 from arborsim.live.request import LiveRequest
-from arborsim.report.aggregate import BASELINE
-from arborsim.report.live_export import live_json, make_report
-from arborsim.report.live_table import print_live
+from arborsim.run.aggregate import BASELINE
+from arborsim.show.live_export import live_json, make_report
+from arborsim.show.live_table import print_live
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
     assert watch.facts is not None, "the backend has begun"
     result = make_report(request, watch.facts, watch.results)
     if page is not None:
-        from arborsim.report.live_page import write_live_page
+        from arborsim.show.live_page import write_live_page
 
         write_live_page(result, page)
     if json:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborsim.errors import UnknownName, UsageError
-from arborsim.report.aggregate import ANY, BASELINE, ORACLE
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.run.aggregate import ANY, BASELINE, ORACLE
 
 if TYPE_CHECKING:
     from arborsim.live.request import LiveCell
-    from arborsim.replay_episode import Machine
+    from arborsim.run.episode import Machine
 
 #: How what is in DDR can be read.
 RECALLS = ("stage", "stream", "near", "ondemand")
@@ -87,11 +87,11 @@ def make_cells(
     full : bool
         Full retention leads even if it was not named.
     """
-    from arborsim.budget import Budget
     from arborsim.cli.options import build_policies, chosen_names, names, policy_settings
+    from arborsim.core.budget import Budget
+    from arborsim.core.observations import Signal
     from arborsim.live.request import LiveCell
     from arborsim.policies.registry import build
-    from arborsim.signals.observations import Signal
 
     chosen = chosen_names(",".join(policies))
     if "all" in names(",".join(policies)):
@@ -124,8 +124,8 @@ def make_machine(
     UsageError
         An option of the other kind of run.
     """
-    from arborsim.hardware.lookup import load_profile
-    from arborsim.replay_episode import Machine
+    from arborsim.machine.lookup import load_profile
+    from arborsim.run.episode import Machine
 
     if recall not in RECALLS:
         raise UnknownName("recall mode", recall, RECALLS)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborsim.errors import UnknownName, UsageError
-from arborsim.report.notes import MACHINE
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.run.notes import MACHINE
 
 if TYPE_CHECKING:
     from arborsim.bank.results import SearchResult
-    from arborsim.replay_episode import Machine
-    from arborsim.trace.geometry import Geometry
+    from arborsim.core.geometry import Geometry
+    from arborsim.run.episode import Machine
 
 RECALLS = ("stage", "stream", "near", "ondemand")
 
@@ -32,8 +32,8 @@ def geometry_of(model: str, kv_dtype: str, traces: Sequence[Path]) -> Geometry |
     UnknownName, UsageError
         There is no such model or type, or the traces were recorded on several models.
     """
-    from arborsim.hardware.config import with_kv_dtype
-    from arborsim.hardware.lookup import load_geometry
+    from arborsim.machine.config import with_kv_dtype
+    from arborsim.machine.lookup import load_geometry
     from arborsim.trace.reader import TraceReader
 
     geometry = load_geometry(model) if model else None
@@ -83,9 +83,9 @@ def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str
 
 def machine_notes(machine: Machine, results: Sequence[SearchResult]) -> list[str]:
     """What to know about figures of searches on a bank: assumed times, and what does not fit."""
-    from arborsim.report.aggregate import BASELINE, at_budget
-    from arborsim.report.fit import does_not_fit
-    from arborsim.report.notes import assumed_policy_time
+    from arborsim.run.aggregate import BASELINE, at_budget
+    from arborsim.run.fit import does_not_fit
+    from arborsim.run.notes import assumed_policy_time
 
     timed = (r.policy for r in results if r.simulated.measured.time.policy_s)
     runs = (

@@ -10,9 +10,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from arborsim.hardware.pool import KvPool
-    from arborsim.hardware.profile import HardwareProfile
-    from arborsim.trace.geometry import Geometry
+    from arborsim.core.geometry import Geometry
+    from arborsim.machine.pool import KvPool
+    from arborsim.machine.profile import HardwareProfile
 
 
 def models(
@@ -30,9 +30,9 @@ def models(
     json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
 ) -> None:
     """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
-    from arborsim.hardware.config import with_kv_dtype
-    from arborsim.hardware.lookup import geometry_names, load_geometry, load_profile
-    from arborsim.hardware.pool import kv_pool
+    from arborsim.machine.config import with_kv_dtype
+    from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
+    from arborsim.machine.pool import kv_pool
 
     profile = load_profile(gpu)
     found = [load_geometry(one) for one in ([name] if name else geometry_names())]
@@ -80,7 +80,7 @@ def _list(
     pools: Sequence[KvPool],
     together: int,
 ) -> None:
-    from arborsim.report.terminal_list import print_list
+    from arborsim.show.terminal_list import print_list
 
     rows = [
         [

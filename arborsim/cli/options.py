@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from arborsim.planning.plan import Planner
-    from arborsim.planning.results import PlanResult
-    from arborsim.planning.workload import Workload
+    from arborsim.plan.plan import Planner
+    from arborsim.plan.results import PlanResult
+    from arborsim.plan.workload import Workload
 
 _OUTPUT, _RUN = "Output", "Run"
 
@@ -110,12 +110,12 @@ def plan(
     simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
     recommends one. Ctrl-C keeps what is done; exit code 130.
     """
-    from arborsim.planning.accuracy import read_accuracies
-    from arborsim.planning.plan import Planner
-    from arborsim.planning.recommend import Demanded
+    from arborsim.plan.accuracy import read_accuracies
+    from arborsim.plan.plan import Planner
+    from arborsim.plan.recommend import Demanded
 
     if example:
-        from arborsim.planning.workload_file import example_workload
+        from arborsim.plan.workload_file import example_workload
 
         typer.echo(example_workload(), nl=False)
         return 0
@@ -151,7 +151,7 @@ def _workload(
     lengths: tuple[int | None, ...],
 ) -> Workload:
     """The workload, with what options put in the place of its own."""
-    from arborsim.planning.workload_file import read_workload
+    from arborsim.plan.workload_file import read_workload
 
     found = read_workload(path, [_from_here(gpu) for gpu in gpus], calibrations)
     if load is not None:
@@ -181,7 +181,7 @@ def _check_outputs(
 ) -> None:
     """Outputs can be written, and overwrite neither the workload nor each other."""
     from arborsim.cli.options import check_output
-    from arborsim.planning.export import check_format
+    from arborsim.plan.export import check_format
 
     given = {workload.resolve()}
     for path, option in ((out, "--out"), (perfetto, "--perfetto"), (report, "--report")):
@@ -200,7 +200,7 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
     With `keep`, candidates are on the disk as soon as they are finished.
     """
     from arborsim.cli.progress import PatientProgress
-    from arborsim.planning.log import PlanLog
+    from arborsim.plan.log import PlanLog
 
     log = PlanLog(path, planner.workload)
     if resume:
@@ -244,7 +244,7 @@ def _show(
     """Print and write what was asked for; fail if no candidate meets the target."""
     from arborsim.cli.plan_explain import print_explained
     from arborsim.cli.plan_tables import print_plan
-    from arborsim.planning import export
+    from arborsim.plan import export
 
     chosen = result.recommendation.candidate if candidate is None else candidate
     if out is not None:
@@ -261,8 +261,8 @@ def _show(
                 f"--perfetto: {result.candidates[chosen].name} carries no load; choose another by "
                 "--candidate"
             )
-        from arborsim.planning.perfetto import write_perfetto
-        from arborsim.planning.timeline import timeline
+        from arborsim.plan.perfetto import write_perfetto
+        from arborsim.plan.timeline import timeline
 
         write_perfetto(timeline(planner, result.candidates[chosen]), perfetto)
         typer.echo(f"wrote {perfetto}", err=json)

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from arborsim.planning.load_point import LoadPoint
-from arborsim.planning.results import CandidateResult
-from arborsim.report.terminal import plain
-from arborsim.report.units import scale_for
+from arborsim.core.units import scale_for
+from arborsim.plan.load_point import LoadPoint
+from arborsim.plan.results import CandidateResult
+from arborsim.show.terminal import plain
 
 
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from arborsim.planning.plan import Planner
-    from arborsim.planning.results import PlanResult
-    from arborsim.planning.workload import Workload
+    from arborsim.plan.plan import Planner
+    from arborsim.plan.results import PlanResult
+    from arborsim.plan.workload import Workload
 
 
 def write_report(planner: Planner, result: PlanResult, path: Path) -> bool:
     """Write the page; False if Ctrl-C left out what it shows beyond the plan."""
     from arborsim.cli.progress import PatientProgress
-    from arborsim.planning.details import detailed, work
-    from arborsim.report.plan_page import PlanReport, write_plan_page
+    from arborsim.plan.details import detailed, work
+    from arborsim.show.plan_page import PlanReport, write_plan_page
 
     try:
         with PatientProgress(work(result)) as progress:
@@ -35,7 +35,7 @@ def write_report(planner: Planner, result: PlanResult, path: Path) -> bool:
 
 def how(workload: Workload) -> str:
     """How the sensitivities were found."""
-    from arborsim.planning.sensitivity import MOST_SEARCHES
+    from arborsim.plan.sensitivity import MOST_SEARCHES
 
     count = min(workload.searches, MOST_SEARCHES)
     return (

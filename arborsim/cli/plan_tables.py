@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from arborsim.cli.plan_legend import MARKS, legend
-from arborsim.planning.load_point import LoadPoint
-from arborsim.planning.results import MISSED, CandidateResult, PlanResult
-from arborsim.planning.wording import limits_of
-from arborsim.report.plan_words import headline, shared_prefixes
-from arborsim.report.terminal import plain
+from arborsim.plan.load_point import LoadPoint
+from arborsim.plan.results import MISSED, CandidateResult, PlanResult
+from arborsim.plan.wording import limits_of
+from arborsim.show.plan_words import headline, shared_prefixes
+from arborsim.show.terminal import plain
 
 _LONGEST_NAME = 22
 _MOST_SLOW = 6  # candidates that are named where all are too slow

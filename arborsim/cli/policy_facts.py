@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from inspect import cleandoc
 from typing import Any
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.observations import Signal
+from arborsim.core.tiers import Tier
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import Parameter, build, find, parameters
-from arborsim.signals.observations import Signal
 
 #: Headings of the list, and how the papers of their policies begin.
 FAMILIES = (

@@ -38,11 +38,11 @@ from arborsim.cli.reward_options import (
     RewardLabel,
     RewardToken,
 )
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search import search_names
 
 if TYPE_CHECKING:
-    from arborsim.backends import LayerChoice
+    from arborsim.live.backends import LayerChoice
 
 _WHAT = "What is stored"
 _BANK = "Banks (for arborsim search)"
@@ -181,10 +181,10 @@ def record(
 
     Ctrl-C stops after the last whole episode, leaves a valid trace, and exits with code 130.
     """
-    from arborsim.backends import RecordRequest, RewardChoice, get_backend
     from arborsim.cli.options import check_output
     from arborsim.cli.record_bank import recipe_of
     from arborsim.cli.record_run import run
+    from arborsim.live.backends import RecordRequest, RewardChoice, get_backend
     from arborsim.trace.schema import Capture
 
     check_output(out, "--out")

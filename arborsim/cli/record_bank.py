@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
     from arborsim.bank.recipe import Recipe

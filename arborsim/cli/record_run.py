@@ -9,7 +9,7 @@ import typer
 from arborsim.cli.reward_options import describe_usage
 
 if TYPE_CHECKING:
-    from arborsim.backends import Backend, RecordProgress, RecordRequest
+    from arborsim.live.backends import Backend, RecordProgress, RecordRequest
 
 
 def run(request: RecordRequest, backend: Backend) -> int:
@@ -18,7 +18,7 @@ def run(request: RecordRequest, backend: Backend) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as TimeLeft
 
-    from arborsim.backends import RecordProgress
+    from arborsim.live.backends import RecordProgress
 
     console = Console(stderr=True)
     seen = RecordProgress(0, 0, 0, 0, 0, 0.0)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.errors import UsageError
-from arborsim.report.aggregate import BASELINE, ORACLE
+from arborsim.core.errors import UsageError
+from arborsim.run.aggregate import BASELINE, ORACLE
 
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy
-    from arborsim.replay import Replay
+    from arborsim.run.replay import Replay
     from arborsim.trace.reader import TraceReader
 
 
@@ -92,15 +92,15 @@ def replay(
     Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
     the share of attention kept, all against full retention.
     """
-    from arborsim.budget import Budget
     from arborsim.cli.machine import check_recall, geometry_of
     from arborsim.cli.options import build_policies, chosen_names, names, policy_settings
     from arborsim.cli.progress import PatientProgress
-    from arborsim.errors import UnknownName
-    from arborsim.hardware.lookup import load_profile
-    from arborsim.replay import Machine, Replay
-    from arborsim.report.export import to_frame, to_json
-    from arborsim.report.table import VIEWS, print_tables
+    from arborsim.core.budget import Budget
+    from arborsim.core.errors import UnknownName
+    from arborsim.machine.lookup import load_profile
+    from arborsim.run.replay import Machine, Replay
+    from arborsim.show.export import to_frame, to_json
+    from arborsim.show.table import VIEWS, print_tables
 
     check_recall(recall)
     if view not in VIEWS:
@@ -154,7 +154,7 @@ def replay(
     if out is not None:
         to_frame(result).to_parquet(out, index=False)
     if report is not None:
-        from arborsim.report.html import write_report
+        from arborsim.show.html import write_report
 
         write_report(result, report)
     if json:
@@ -162,7 +162,7 @@ def replay(
         return
     print_tables(result, view=view)
     if explain:
-        from arborsim.report.explain import print_terms
+        from arborsim.show.explain import print_terms
 
         print_terms(result.episodes)
     for path in (out, report):
@@ -174,7 +174,7 @@ def _calibrated(
     settings: dict[str, dict[str, str]], calibrations: list[str], traces: list[Path]
 ) -> dict[str, dict[str, str]]:
     """Settings from calibrations, where the user has not set others."""
-    from arborsim.calibration.load import apply, read_calibration
+    from arborsim.calibrate.load import apply, read_calibration
     from arborsim.trace.reader import TraceReader
 
     layers = {str(path): TraceReader(path).info.geometry.layers for path in traces}
@@ -183,8 +183,8 @@ def _calibrated(
 
 def _with_references(policies: list[Policy], traces: list[Path], bound: bool) -> list[Policy]:
     """Full retention leads, to compare with; the oracle follows if a trace can serve it."""
+    from arborsim.core.observations import Signal
     from arborsim.policies.registry import build
-    from arborsim.signals.observations import Signal
     from arborsim.trace.reader import TraceReader
 
     names = {policy.name for policy in policies}

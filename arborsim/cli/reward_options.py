@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from arborsim.backends import ModelUsage
+    from arborsim.live.backends import ModelUsage
 
 _PANEL = "Search and rewards"
 

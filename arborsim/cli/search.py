@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search import search_names
 
 if TYPE_CHECKING:
@@ -172,8 +172,8 @@ def search(
     from arborsim.cli.machine import check_recall, geometry_of
     from arborsim.cli.options import names
     from arborsim.cli.search_report import check_report, page_of
-    from arborsim.hardware.lookup import load_profile
-    from arborsim.replay_episode import Machine
+    from arborsim.machine.lookup import load_profile
+    from arborsim.run.episode import Machine
 
     check_recall(recall)
     setup.check_out(out, bank)
@@ -212,11 +212,11 @@ def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | Non
 
     from arborsim.bank.results import rows_of
     from arborsim.bank.sweep import verdicts
-    from arborsim.bank.table import print_searches
     from arborsim.cli import search_setup as setup
     from arborsim.cli.machine import machine_notes
     from arborsim.cli.progress import PatientProgress
-    from arborsim.report.terminal import plain
+    from arborsim.show.search_table import print_searches
+    from arborsim.show.terminal import plain
 
     reader = job.open()
     if page:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
     from arborsim.bank.job import SearchJob
     from arborsim.bank.results import SearchResult
-    from arborsim.report.search_trees import ProblemTrees
+    from arborsim.show.search_trees import ProblemTrees
     from arborsim.trace.reader import TraceReader
 
 #: Options that follow from the width.
@@ -82,7 +82,7 @@ class Page:
         from arborsim.bank.sweep import verdicts
         from arborsim.cli.machine import machine_notes
         from arborsim.cli.search_setup import heading
-        from arborsim.report.search_page import SearchReport, write_search_page
+        from arborsim.show.search_page import SearchReport, write_search_page
 
         profile = job.machine.profile
         shown = None if interrupted else self._film(job, results)
@@ -103,7 +103,7 @@ class Page:
     def _film(self, job: SearchJob, results: Sequence[SearchResult]) -> list[ProblemTrees] | None:
         """None if somebody interrupts it: the results are there, and worth a page."""
         from arborsim.cli.progress import PatientProgress
-        from arborsim.report.search_trees import chosen_problems, take_trees
+        from arborsim.show.search_trees import chosen_problems, take_trees
 
         problems = chosen_problems(results, self.trees)
         work = len(problems) * len(job.arms) * len(job.cells)

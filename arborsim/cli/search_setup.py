@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from arborsim.bank.arms import REFERENCE, Arm, Sweep, arms_of, chosen_algorithms, split_settings
 from arborsim.bank.sweep import OPTION
-from arborsim.budget import Budget
-from arborsim.errors import MissingSignal, UnknownName, UsageError
-from arborsim.replay_episode import Cell
+from arborsim.core.budget import Budget
+from arborsim.core.errors import MissingSignal, UnknownName, UsageError
+from arborsim.run.episode import Cell
 from arborsim.search import search_options
 
 if TYPE_CHECKING:
     from arborsim.bank.job import SearchJob
     from arborsim.bank.results import SearchResult
-    from arborsim.hardware.profile import HardwareProfile
+    from arborsim.core.geometry import Geometry
+    from arborsim.machine.profile import HardwareProfile
     from arborsim.policies.base import Policy
-    from arborsim.trace.geometry import Geometry
     from arborsim.trace.reader import TraceReader
 
 #: The forms of ``--out``, by ending.
@@ -122,8 +122,8 @@ class Chosen:
             The trace is no bank.
         """
         from arborsim.bank.job import open_bank, require_embeddings, uses_embeddings
-        from arborsim.report.left_out import paragraph
-        from arborsim.report.results import LeftOut
+        from arborsim.run.results import LeftOut
+        from arborsim.show.left_out import paragraph
         from arborsim.trace.reader import recording_options
 
         reader = open_bank(bank)
@@ -178,7 +178,7 @@ def _must_be_known(rest: Iterable[str], algorithms: Sequence[str], policies: Seq
 
 def cells_of(policies: Sequence[Policy], budgets: Sequence[str]) -> list[Cell]:
     """Budgets x policies; those that ignore budgets are replayed once."""
-    from arborsim.report.aggregate import ANY
+    from arborsim.run.aggregate import ANY
 
     if not budgets:
         raise UsageError("--budget names no budget")
@@ -207,7 +207,7 @@ def write(results: Sequence[SearchResult], out: Path) -> None:
 
     import pandas as pd
 
-    from arborsim.report.export import strict
+    from arborsim.core.records import strict
 
     rows = [result.flat() for result in results]
     if out.suffix == ".json":

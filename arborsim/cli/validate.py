@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.search import search_names
 
 if TYPE_CHECKING:
@@ -91,9 +91,9 @@ def validate(
     from arborsim.cli.options import chosen_names
     from arborsim.cli.problem_options import given
     from arborsim.cli.validate_run import run
-    from arborsim.hardware.lookup import load_profile
     from arborsim.live.request import LiveRequest
-    from arborsim.replay_episode import Machine
+    from arborsim.machine.lookup import load_profile
+    from arborsim.run.episode import Machine
 
     if recall not in _SIMULATED_RECALLS:
         raise UnknownName("recall mode", recall, _SIMULATED_RECALLS)

@@ -8,11 +8,11 @@ from typing import Any
 
 import typer
 
-from arborsim.backends import get_backend
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
+from arborsim.live.backends import get_backend
 from arborsim.live.log import describe
 from arborsim.live.request import LiveFacts, LiveRequest
-from arborsim.validation.results import (
+from arborsim.validate.results import (
     CellCheck,
     Validation,
     merged,
@@ -123,8 +123,8 @@ def run(request: LiveRequest, out: Path, *, resume: bool, overwrite: bool) -> in
 
 
 def _show(result: Validation, out: Path) -> None:
-    from arborsim.report.validation import write_page
-    from arborsim.report.validation_table import print_validation
+    from arborsim.show.validation import write_page
+    from arborsim.show.validation_table import print_validation
 
     print_validation(result)
     write_page(result, out / PAGE)

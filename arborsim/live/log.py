@@ -18,9 +18,9 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
+from arborsim.core.measurements import MemorySeries
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
-from arborsim.measurements import MemorySeries
 from arborsim.policies.registry import values_of
 
 FORMAT, VERSION = "arborsim-live", 1
@@ -206,7 +206,7 @@ def to_json(result: LiveResult) -> dict[str, Any]:
 
 
 def _thinned(series: MemorySeries) -> dict[str, list[float]]:
-    from arborsim.report.figures import thinned
+    from arborsim.core.measurements import thinned
 
     keep = thinned(series, _POINTS)
     columns = {f.name: np.asarray(getattr(series, f.name))[keep] for f in fields(series)}

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from arborsim.backends import LayerChoice, SearchRequest
-from arborsim.budget import Budget
-from arborsim.measurements import Measurements
+from arborsim.core.budget import Budget
+from arborsim.core.measurements import Measurements
+from arborsim.live.backends import LayerChoice, SearchRequest
 from arborsim.policies.base import Policy
-from arborsim.replay_episode import Machine
+from arborsim.run.episode import Machine
 
 
 @dataclass(frozen=True)

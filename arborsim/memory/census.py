@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from arborsim.memory.tiers import NUM_TIERS, Tier
+from arborsim.core.tiers import NUM_TIERS, Tier
 
 _NONE = np.empty(0, dtype=np.int64)
 _HBM = int(Tier.HBM)  # looking up a member of an enum takes longer than adding two small arrays

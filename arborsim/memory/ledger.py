@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.errors import PlanError, UsageError
+from arborsim.core.errors import PlanError, UsageError
+from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.memory.census import Census, Changes
 from arborsim.memory.moves import Moves
 from arborsim.memory.pages import GrowingTable, PageTable
 from arborsim.memory.resolve import resolve
 from arborsim.memory.run_profile import RunProfile
-from arborsim.memory.tiers import NUM_TIERS, Tier
 
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.tiers import Tier
 
 ALL_GROUPS = -1
 

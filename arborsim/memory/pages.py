@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.errors import PlanError
+from arborsim.core.errors import PlanError
+from arborsim.core.tiers import Tier
 from arborsim.memory.census import Changes
-from arborsim.memory.tiers import Tier
 
 _POOLS = 2  # full precision, quantised: the values of Tier.HBM and Tier.HBM_QUANTISED
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.errors import PlanError
+from arborsim.core.errors import PlanError
+from arborsim.core.tiers import Tier
 from arborsim.memory.census import Changes
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim.memory.tiers import Tier
 
 _HBM = int(Tier.HBM)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView
 
 _TAIL = np.finfo(np.float64).max

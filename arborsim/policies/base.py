@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import Event, TokenRun
+from arborsim.core.events import Event, TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.settings import check_settings
+from arborsim.core.tiers import Tier
+from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Plan, RunPlan
-from arborsim.memory.tiers import Tier
-from arborsim.policies.settings import check_settings
-from arborsim.signals.observations import Signal
 from arborsim.signals.scores import Score
-from arborsim.tree import ThoughtTree
 
 NEVER = 1 << 60
 
@@ -157,7 +157,7 @@ class Method:
 class Policy:
     """Base of all policies.
 
-    Hyper-parameters are fields made by `arborsim.policies.settings.setting`, which checks their
+    Hyper-parameters are fields made by `arborsim.core.settings.setting`, which checks their
     range.
 
     Class attributes

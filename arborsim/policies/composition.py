@@ -19,9 +19,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.events import Event, Prune, Transition
+from arborsim.core.events import Event, Prune, Transition
+from arborsim.core.observations import Signal
+from arborsim.core.settings import check_settings
+from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.composition_allocate import Pool, Situation, Tree
 from arborsim.policies.composition_blocks import (
@@ -33,9 +35,7 @@ from arborsim.policies.composition_blocks import (
     Recompute,
     TreeEvents,
 )
-from arborsim.policies.settings import check_settings
 from arborsim.signals.catalogue import SCORES
-from arborsim.signals.observations import Signal
 from arborsim.signals.scores import CumulativeAttention, Score
 
 ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION})

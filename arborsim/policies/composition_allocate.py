@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import BudgetInfeasible
-from arborsim.events import Event
-from arborsim.memory.tiers import Tier
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.events import Event
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
 from arborsim.policies.arbor_blocks import given_up, tokens_that_leave
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import lowest
-from arborsim.policies.settings import setting
 from arborsim.policies.stream import ADAPTATIONS, off_path_blocks
 from arborsim.policies.tree_rule import Blocks, Room, TreeRule
 from arborsim.signals.scores import CumulativeAttention, Score

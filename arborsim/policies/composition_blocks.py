@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import Boundary, Decode, Event, Prefill, Pressure, Transition
-from arborsim.memory.tiers import Tier
+from arborsim.core.events import Boundary, Decode, Event, Prefill, Pressure, Transition
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
 from arborsim.policies.base import NEVER, CacheView, Protection
 from arborsim.policies.blocks import lowest
-from arborsim.policies.settings import setting
 from arborsim.policies.tree_rule import Room
 
 # By the tier before and, of each, outside and inside HBM from now on.

@@ -28,11 +28,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from arborsim.errors import ArborsimError, UnknownName, UsageError
+from arborsim.core.errors import ArborsimError, UnknownName, UsageError
+from arborsim.core.settings import check_settings
 from arborsim.policies.composition import Composition
 from arborsim.policies.composition_allocate import ALLOCATIONS
 from arborsim.policies.composition_blocks import PLACES, PROTECTIONS, RECOVERIES, SCHEDULES
-from arborsim.policies.settings import check_settings
 from arborsim.signals.catalogue import SCORES
 
 BLOCKS: dict[str, dict[str, Any]] = {

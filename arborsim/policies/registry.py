@@ -1,6 +1,6 @@
 """Finding policies by name, and what can be set on them.
 
-A policy is found because its file lies in this package (a Python file, or a composition in
+A policy is found because its file lies in this package (``methods/*.py``, or a composition in
 ``compositions/*.toml``), because a wheel registers it under the entry-point group
 ``arborsim.policies``, or because the user names its class, ``package.mod:Class``, or its file,
 ``path/to/file.toml``.
@@ -18,9 +18,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from arborsim.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.settings import Setting, default_of, settings_of
 from arborsim.policies.base import Policy
-from arborsim.policies.settings import Setting, default_of, settings_of
 
 
 @cache
@@ -28,10 +28,10 @@ def available() -> dict[str, type[Policy]]:
     """All policies by name: those of this package, then those of installed wheels."""
     from arborsim.policies.composition_file import read_composition
 
-    package = importlib.import_module("arborsim.policies")
+    package = importlib.import_module("arborsim.policies.methods")
     found: dict[str, type[Policy]] = {}
     for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
-        for item in vars(importlib.import_module(f"arborsim.policies.{module}")).values():
+        for item in vars(importlib.import_module(f"arborsim.policies.methods.{module}")).values():
             if isinstance(item, type) and issubclass(item, Policy) and item.name:
                 found[item.name] = item
     for file in sorted((Path(__file__).parent / "compositions").glob("*.toml")):

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
 from arborsim.policies.arbor_blocks import keep_highest
 from arborsim.policies.base import CacheView, Protection
-from arborsim.policies.settings import setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.attention_scores import NewestAttention
-from arborsim.signals.observations import Signal
 from arborsim.signals.scores import Score
 
 ROWS = ("mean", "layers")

@@ -15,10 +15,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import BudgetInfeasible
-from arborsim.events import Boundary, Event, Pressure, Prune, TokenRun
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.events import Boundary, Event, Pressure, Prune, TokenRun
+from arborsim.core.observations import SparseRows
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan, RunPlan
-from arborsim.memory.tiers import Tier
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.blocks import (
     ChangingPool,
@@ -28,8 +30,6 @@ from arborsim.policies.blocks import (
     least_recently_active,
     lowest_of,
 )
-from arborsim.policies.settings import setting
-from arborsim.signals.observations import SparseRows
 
 ADAPTATIONS = ("path", "flat")
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.errors import BudgetInfeasible
-from arborsim.events import Boundary, Event, Transition
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.events import Boundary, Event, Transition
+from arborsim.core.settings import setting
 from arborsim.policies.allocation import tighten_distance, trim_by_weight
 from arborsim.policies.arbor_blocks import attention_share, certainty, sigmoid
 from arborsim.policies.base import CacheView
-from arborsim.policies.settings import setting
 
 RELIEFS = ("alpha", "lambda")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from arborsim.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.search.base import ROOT, Expansion, Leaf, Search
 from arborsim.search.beam import Beam4, BeamSqrt
 from arborsim.search.best_of_n import BestOfN

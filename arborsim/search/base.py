@@ -33,7 +33,7 @@ class Leaf:
     Attributes
     ----------
     node, parent, depth : int
-        As in `arborsim.tree.ThoughtTree`: node 0 is the prompt, its parent is -1.
+        As in `arborsim.core.tree.ThoughtTree`: node 0 is the prompt, its parent is -1.
     score : float
         Search value, higher is better; NaN for the root.
     finished : bool

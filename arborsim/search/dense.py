@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import ClassVar
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import ROOT, Expansion, Leaf, best_first
 
 MOST_NODES = 1_000_000  #: a tree that may grow larger is refused

@@ -22,7 +22,7 @@ from enum import Enum
 from itertools import takewhile
 from typing import ClassVar
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, reward, value
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import ROOT, Leaf
 from arborsim.search.beam import ceil_sqrt
 from arborsim.search.level import LevelSearch, even_parts

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import Leaf
 from arborsim.search.cost_model import CostTree, keep_by_tree
 from arborsim.search.ets_kv import EtsKv

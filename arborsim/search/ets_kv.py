@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import Leaf
 from arborsim.search.cost_model import Cost, CostTree, cost_tree, keep_by_tree
 from arborsim.search.rebase import Rebase, rebase_weights

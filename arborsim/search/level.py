@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import Expansion, Leaf, best_first, hopeless
 from arborsim.search.vote import weighted_majority
 

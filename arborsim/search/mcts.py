@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import ClassVar
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, reward, value
 
 

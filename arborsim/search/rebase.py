@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import Leaf, value
 from arborsim.search.level import LevelSearch
 

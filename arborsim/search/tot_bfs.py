@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search.base import Expansion, Leaf, best_answer, best_first, hopeless
 
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals.head_scores import GrowingTable, NewestState, num_row_groups
-from arborsim.signals.observations import Signal
 from arborsim.signals.scores import ScoreState
-from arborsim.tree import ThoughtTree
 
 
 @dataclass(frozen=True)

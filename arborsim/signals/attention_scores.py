@@ -13,14 +13,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
-from arborsim.policies.settings import setting
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import AttentionRows, LayerAttentionRows, Signal, SparseRows
+from arborsim.core.settings import setting
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals.head_scores import GrowingTable
-from arborsim.signals.observations import AttentionRows, LayerAttentionRows, Signal, SparseRows
 from arborsim.signals.scores import ScoreState
 from arborsim.signals.sparse_newest import SparseNewest
 from arborsim.signals.value_scores import mean_value_norm
-from arborsim.tree import ThoughtTree
 
 Places = slice | np.ndarray
 """Token ids that a row's values belong to, as a slice where they are 0, 1, 2, ..."""

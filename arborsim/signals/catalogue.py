@@ -11,10 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals.attention_scores import NewestAttention, ValueWeightedAttention
 from arborsim.signals.hidden_scores import HiddenChangeContrast
-from arborsim.signals.observations import Signal
 from arborsim.signals.scores import (
     CumulativeAttention,
     LagVariance,
@@ -22,7 +23,6 @@ from arborsim.signals.scores import (
     ScoreState,
     SeededUniform,
 )
-from arborsim.tree import ThoughtTree
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
-from arborsim.signals.observations import HeadRows, Signal
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import HeadRows, Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals.scores import ScoreState
-from arborsim.tree import ThoughtTree
 
 
 def grouped_row(row: np.ndarray, kv_heads: int, per: str) -> np.ndarray:

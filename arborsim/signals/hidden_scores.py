@@ -14,12 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
-from arborsim.policies.settings import setting
-from arborsim.signals.observations import Signal
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.rolling import rolling_mean, rolling_z
 from arborsim.signals.scores import FrozenState, Score, ScoreState, observe_all
-from arborsim.tree import GrowingArray, ThoughtTree
 
 EPSILON = 1e-6
 STATISTICS = ("z", "mean")

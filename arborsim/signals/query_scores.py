@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
-from arborsim.signals.observations import Signal
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.scores import ScoreState
-from arborsim.tree import GrowingArray, ThoughtTree
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal, SparseRows
+from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.attention_scores import MeanRowState, Places
-from arborsim.signals.observations import Signal, SparseRows
 from arborsim.signals.scores import ScoreState
 from arborsim.signals.sparse_newest import Listed, is_number
-from arborsim.tree import GrowingArray, ThoughtTree
 
 
 @dataclass(frozen=True)

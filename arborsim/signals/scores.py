@@ -13,12 +13,12 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from arborsim.events import TokenRun
-from arborsim.policies.settings import setting
-from arborsim.signals.observations import Signal, SparseRows
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal, SparseRows
+from arborsim.core.settings import setting
+from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.sparse_newest import Listed, is_number
 from arborsim.signals.sparse_sums import SparseSums
-from arborsim.tree import GrowingArray, ThoughtTree
 
 
 class ScoreState(Protocol):

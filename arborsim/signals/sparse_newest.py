@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from arborsim.signals.observations import SparseRows
+from arborsim.core.observations import SparseRows
 
 Listed = tuple[int, np.ndarray, np.ndarray, float]
 """A row as `SparseRows.listed` gives it: length, positions, weights, share of the others."""

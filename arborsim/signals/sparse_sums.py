@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.signals.observations import SparseRows
+from arborsim.core.observations import SparseRows
 
 _AT_ONCE = 1 << 16  # listed positions to widen at once: they stay in the processor's cache
 

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
-from arborsim.signals.observations import Signal
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals.scores import FrozenState, ScoreState
-from arborsim.tree import ThoughtTree
 
 
 @dataclass(frozen=True)

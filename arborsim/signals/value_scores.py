@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.events import TokenRun
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.signals.head_scores import GrowingTable
-from arborsim.signals.observations import Signal
 from arborsim.signals.scores import FrozenState, ScoreState
-from arborsim.tree import ThoughtTree
 
 
 class FrozenTable:

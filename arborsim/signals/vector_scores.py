@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.events import TokenRun
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Observations, Signal
+from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.signals.hidden_scores import WHOLE_MODEL, layer_mean
-from arborsim.signals.observations import Observations, Signal
 from arborsim.signals.scores import FrozenState, ScoreState
-from arborsim.tree import GrowingArray, ThoughtTree
 
 # From so many sums on, adding them side by side is faster than one after the other.
 _MANY_SUMS = 256

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.trace.schema import ENDS, KINDS, Kind, TraceInfo, arrow_schema
 
 #: Columns a recorder must give; the writer adds `episode` and `seq`, the others default to null.

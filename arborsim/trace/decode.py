@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arborsim.signals.observations import AttentionRows, DenseRows, Signal, SparseRows
+from arborsim.core.observations import AttentionRows, DenseRows, Signal, SparseRows
 from arborsim.trace.columns import (
     ends_of,
     floats_of,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.signals.observations import AttentionRows, HeadRows, Observations, Signal
+from arborsim.core.observations import AttentionRows, HeadRows, Observations, Signal
 from arborsim.trace.layer_rows import LayerRows
 from arborsim.trace.schema import TraceInfo
 

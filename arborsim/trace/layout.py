@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from arborsim.errors import TraceError
-from arborsim.signals.observations import Signal
+from arborsim.core.errors import TraceError
+from arborsim.core.observations import Signal
 from arborsim.trace.schema import LATER, PER_LAYER, TraceInfo, arrow_schema
 
 #: Columns that are read whatever is asked for.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arborsim.errors import TraceError
+from arborsim.core.errors import TraceError
 from arborsim.trace.parts import has_parts, part_files, parts_directory
 
 _MAGIC = b"PAR1"

@@ -6,7 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
-from arborsim.errors import TraceError, UsageError
+from arborsim.core.errors import TraceError, UsageError
 
 PARTS_SUFFIX = ".parts"
 _PART = re.compile(r"episode-(\d{6,})\.parquet")

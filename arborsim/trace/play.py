@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from arborsim.errors import UsageError
-from arborsim.events import (
+from arborsim.core.errors import UsageError
+from arborsim.core.events import (
     Answer,
     Boundary,
     Decode,

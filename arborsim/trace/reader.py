@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arborsim.errors import MissingSignal, TraceError, UsageError
-from arborsim.signals.observations import Signal
+from arborsim.core.errors import MissingSignal, TraceError, UsageError
+from arborsim.core.observations import Signal
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import Episode
 from arborsim.trace.layout import check_columns, columns_for

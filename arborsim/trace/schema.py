@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from arborsim.errors import TraceError
-from arborsim.signals.observations import Signal
-from arborsim.trace.geometry import OPTIONAL
-from arborsim.trace.geometry import Geometry as Geometry
+from arborsim.core.errors import TraceError
+from arborsim.core.geometry import OPTIONAL
+from arborsim.core.geometry import Geometry as Geometry
+from arborsim.core.observations import Signal
 
 FORMAT_VERSION = 1
 METADATA_KEY = b"arborsim.trace"

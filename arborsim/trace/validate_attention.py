@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.signals.observations import AttentionRows, DenseRows, SparseRows
+from arborsim.core.observations import AttentionRows, DenseRows, SparseRows
 from arborsim.trace.where import Where
 
 # float16 rounds each weight by up to 0.05 %, and flushes the smallest to zero.

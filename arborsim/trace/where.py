@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.errors import TraceError
+from arborsim.core.errors import TraceError
 
 
 @dataclass(frozen=True)

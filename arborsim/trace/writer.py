@@ -20,7 +20,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import check_table
 from arborsim.trace.encodings import open_parquet

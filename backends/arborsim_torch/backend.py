@@ -7,19 +7,19 @@ from contextlib import contextmanager
 
 import torch
 
-from arborsim.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
-from arborsim.calibration.backend import (
+from arborsim.calibrate.backend import (
     MaskingRequest,
     Maskings,
     OcclusionRequest,
     Occlusions,
     OnProgress,
 )
-from arborsim.calibration.hardware import HardwareMeasurements, HardwareRequest
-from arborsim.errors import UsageError
+from arborsim.calibrate.hardware import HardwareMeasurements, HardwareRequest
+from arborsim.core.errors import UsageError
+from arborsim.live.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
 from arborsim.live.request import LiveRequest, LiveWatch
+from arborsim.live.watch import ValidationWatch
 from arborsim.trace.writer import TraceWriter
-from arborsim.validation.watch import ValidationWatch
 from arborsim_torch import calibration
 from arborsim_torch.episodes import new_search, record_all, trace_info
 from arborsim_torch.hardware.measure import measure

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.calibration.backend import (
+from arborsim.calibrate.backend import (
     Masking,
     MaskingRequest,
     Maskings,
@@ -22,8 +22,8 @@ from arborsim.calibration.backend import (
     Occlusions,
     OnProgress,
 )
-from arborsim.calibration.bands import sliding_windows
-from arborsim.errors import UsageError
+from arborsim.calibrate.bands import sliding_windows
+from arborsim.core.errors import UsageError
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.models import LoadedModel, load_model

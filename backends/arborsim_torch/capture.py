@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.signals.observations import Signal
+from arborsim.core.observations import Signal
 from arborsim_torch.batch import BatchState
 from arborsim_torch.captured import Captured
 from arborsim_torch.decoder import Observed

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arborsim.errors import UsageError
-from arborsim.signals.observations import (
+from arborsim.core.errors import UsageError
+from arborsim.core.observations import (
     AttentionRows,
     DenseRows,
     LayerAttentionRows,

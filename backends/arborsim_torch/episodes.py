@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import arborsim
-from arborsim.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
+from arborsim.live.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
 from arborsim.search import Search, make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo

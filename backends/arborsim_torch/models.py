@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from arborsim.errors import UnknownName, UsageError
-from arborsim.hardware.lookup import config_of
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.reference.tasks import Task
 

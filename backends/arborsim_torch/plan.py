@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborsim.backends import LayerChoice, ModelUsage, RecordRequest
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
+from arborsim.live.backends import LayerChoice, ModelUsage, RecordRequest
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
 from arborsim_torch.models import LoadedModel, eos_ids

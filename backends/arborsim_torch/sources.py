@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim_torch.reference.tasks import Problem, Task
 from arborsim_torch.rewards.base import Reward, Thought
 from arborsim_torch.rewards.exact import OwnValue, Verifier

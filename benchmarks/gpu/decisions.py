@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from arborsim.hardware.lookup import load_profile
-from arborsim.meters import MoveLog
+from arborsim.core.observations import Signal
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.lookup import load_profile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
+from arborsim.run.meters import MoveLog
 from arborsim.search import make_search
-from arborsim.signals.observations import Signal
-from arborsim.simulator.executor import SimulatedExecutor
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed

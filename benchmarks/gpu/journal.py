@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from arborsim.errors import ArborsimError
+from arborsim.core.errors import ArborsimError
 
 Facts = dict[str, Any]
 LEAST_S = 2.0  #: nothing is started in less time

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from arborsim.hardware.profile import HardwareProfile
-from arborsim.measurements import Measurements
+from arborsim.core.measurements import Measurements
+from arborsim.core.observations import Signal
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
 from arborsim.search import make_search
-from arborsim.signals.observations import Signal
-from arborsim.simulator.executor import SimulatedExecutor
-from arborsim.validation.beside import PARTS, Beside
-from arborsim.validation.results import COUNTERS, PEAKS, TERMS
+from arborsim.validate.beside import PARTS, Beside
+from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.live.drive import drive

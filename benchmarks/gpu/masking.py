@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.tiers import Tier
 from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.mover import Mover

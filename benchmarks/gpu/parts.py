@@ -8,8 +8,8 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from arborsim.hardware.lookup import load_profile
-from arborsim.hardware.profile import HardwareProfile
+from arborsim.machine.lookup import load_profile
+from arborsim.machine.profile import HardwareProfile
 from arborsim_torch.models import LoadedModel, load_model
 from benchmarks.gpu.calibration import calibrate
 from benchmarks.gpu.checks import run_checks

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.bank import Bank
-from arborsim.signals.observations import Signal
+from arborsim.core.observations import Signal
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import Episode

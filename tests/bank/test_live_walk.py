@@ -15,13 +15,13 @@ from arborsim.bank import Bank, visited, walk
 from arborsim.bank.bank import unrewarded_scores
 from arborsim.bank.job import open_bank, read_bank
 from arborsim.bank.simulate import simulate
-from arborsim.budget import Budget
 from arborsim.cli.app import main
-from arborsim.hardware.lookup import load_profile
+from arborsim.core.budget import Budget
+from arborsim.core.observations import Signal
+from arborsim.machine.lookup import load_profile
 from arborsim.policies.registry import build
-from arborsim.replay_episode import Cell, Machine
+from arborsim.run.episode import Cell, Machine
 from arborsim.search import Leaf, make_search
-from arborsim.signals.observations import Signal
 from arborsim.trace.schema import Capture
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler

@@ -9,10 +9,10 @@ import pytest
 
 from arborsim.bank import Bank, visited, walk
 from arborsim.bank.simulate import simulate
-from arborsim.budget import Budget
-from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.core.budget import Budget
+from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.policies.registry import build
-from arborsim.replay_episode import Cell, Machine
+from arborsim.run.episode import Cell, Machine
 from arborsim.search import make_search
 from arborsim.trace.schema import Kind
 from tests.bank.banks import made_bank, random_bank

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.bank import Bank, Walk, visited, walk
-from arborsim.errors import TraceError
+from arborsim.core.errors import TraceError
+from arborsim.core.observations import Signal
 from arborsim.search import ROOT, make_search, search_names
-from arborsim.signals.observations import Signal
 from arborsim.trace.schema import End, Kind
 from tests.bank.banks import (
     bank_columns,

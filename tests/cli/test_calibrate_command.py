@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.calibration.load import read_calibration
+from arborsim.calibrate.load import read_calibration
 from arborsim.cli import calibrate
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
@@ -53,7 +53,7 @@ def test_interruption_is_one_line_and_code_130(
             on_progress("solving problems", 1, 2)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("arborsim.calibration.backend.get_calibrating_backend", lambda: Impatient())
+    monkeypatch.setattr("arborsim.calibrate.backend.get_calibrating_backend", lambda: Impatient())
     assert main(BANDS.split()) == 130
     assert capsys.readouterr().err == "arborsim: interrupted; nothing was written\n"
     assert list(here.iterdir()) == []
@@ -108,7 +108,7 @@ def test_a_bar_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shipped_calibrations_say_what_they_are() -> None:
-    from arborsim.calibration.load import shipped
+    from arborsim.calibrate.load import shipped
 
     for path in shipped().values():
         head = tomllib.loads(path.read_text())["calibration"]

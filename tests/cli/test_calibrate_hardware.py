@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.hardware.lookup import load_profile
+from arborsim.machine.lookup import load_profile
 from tests.helpers.traces import make_trace
 
 COMMAND = "calibrate hardware --quick --out m.toml"
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same measurements on smaller things, one thread."""
     torch = pytest.importorskip("torch")
-    from arborsim.calibration import decision_cost
+    from arborsim.calibrate import decision_cost
     from arborsim_torch.hardware import measure, searches, transfers
     from arborsim_torch.hardware.passes import Design
 
@@ -89,7 +89,7 @@ def test_interruption_is_one_line_and_leaves_the_old_file(
             on_progress("measuring", 1, 2)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("arborsim.calibration.hardware.get_measuring_backend", lambda: Impatient())
+    monkeypatch.setattr("arborsim.calibrate.hardware.get_measuring_backend", lambda: Impatient())
     (here / "m.toml").write_text("before")
     assert main([*COMMAND.split(), "--overwrite"]) == 130
     assert capsys.readouterr().err == "arborsim: interrupted; nothing was written\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.hardware.lookup import geometry_names, host_names, load_profile, profile_names
+from arborsim.machine.lookup import geometry_names, host_names, load_profile, profile_names
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.errors import MissingSignal
-from arborsim.signals.observations import Signal
+from arborsim.core.errors import MissingSignal
+from arborsim.core.observations import Signal
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_info, make_trace
 from tests.trace.import_helpers import deft_tree

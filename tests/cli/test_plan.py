@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.planning.plan import Planner
-from arborsim.planning.results import CandidateResult, PlanResult
-from tests.planning.make import SMALL, small_plan
+from arborsim.plan.plan import Planner
+from arborsim.plan.results import CandidateResult, PlanResult
+from tests.plan.make import SMALL, small_plan
 
 
 @pytest.fixture

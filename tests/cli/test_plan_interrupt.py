@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
-from tests.planning.make import SMALL
+from tests.plan.make import SMALL
 
 #: Long enough that candidates are left when the first one has ended.
 LENGTHS = ["--searches", "400", "--warm-up", "40", "--runs", "1"]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.planning import details
-from arborsim.planning.details import compared, detailed, work
-from arborsim.planning.plan import Planner
-from tests.planning.make import SMALL, small_workload
+from arborsim.plan import details
+from arborsim.plan.details import compared, detailed, work
+from arborsim.plan.plan import Planner
+from tests.plan.make import SMALL, small_workload
 
 ONE_POLICY = ('policies = ["full", "streaming-llm"]', 'policies = ["full"]')
 TEXT = SMALL.replace(*ONE_POLICY)

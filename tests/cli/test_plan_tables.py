@@ -9,11 +9,11 @@ from rich.console import Console
 
 from arborsim.cli.plan_legend import legend
 from arborsim.cli.plan_tables import print_plan
-from arborsim.planning.results import PlanResult
-from arborsim.report.plan_words import headline, shared_prefixes
-from arborsim.serving.tally import PrefixTokens
-from tests.planning.make import small_plan
-from tests.report.plan_synthetic import plan
+from arborsim.machine.tally import PrefixTokens
+from arborsim.plan.results import PlanResult
+from arborsim.show.plan_words import headline, shared_prefixes
+from tests.plan.make import small_plan
+from tests.show.plan_synthetic import plan
 
 
 def closed(base: PlanResult) -> PlanResult:

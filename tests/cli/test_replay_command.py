@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from arborsim.calibration.load import read_calibration
+from arborsim.calibrate.load import read_calibration
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
 
@@ -88,9 +88,9 @@ def test_composed_policies_and_their_parameters(
     """A file and a class stand beside names; a parameter of a block has a dot of its own."""
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\n[score]\nuse = "position"\n[protect]\nrecent = 4\n')
-    command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.h2o:H2O", "--budget",
-               "0.9", "--episodes", "1", "--set", "protect.recent=7", "--set", "h2o.sinks=2",
-               "--set", "mine.protect.sinks=3", "--report", str(tmp_path / "r.html")]  # fmt: skip
+    command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.methods.h2o:H2O",
+               "--budget", "0.9", "--episodes", "1", "--set", "protect.recent=7",
+               "--set", "h2o.sinks=2", "--set", "mine.protect.sinks=3", "--report", str(tmp_path / "r.html")]  # fmt: skip
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "mine" in shown
@@ -104,7 +104,7 @@ def test_a_class_in_the_working_directory(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "found_here.py").write_text(
-        "from arborsim.policies.h2o import H2O\nclass Mine(H2O):\n    name = 'of-my-own'\n"
+        "from arborsim.policies.methods.h2o import H2O\nclass Mine(H2O):\n    name = 'of-my-own'\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.hardware.cost import CostModel, Reads
-from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.machine.cost import CostModel, Reads
+from arborsim.machine.lookup import load_geometry, load_profile
 
 
 def model(gpu: str = "h100", name: str = "llama-3.1-8b") -> CostModel:

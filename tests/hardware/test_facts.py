@@ -6,12 +6,12 @@ from dataclasses import fields, replace
 
 import pytest
 
-from arborsim.errors import UsageError
-from arborsim.hardware.cost import CostModel
-from arborsim.hardware.lookup import load_geometry, load_profile, profile_names
-from arborsim.hardware.numbers import MEANINGS, numbers_of
-from arborsim.hardware.pool import concurrent_requests, kv_pool
-from arborsim.hardware.profile import HardwareProfile
+from arborsim.core.errors import UsageError
+from arborsim.machine.cost import CostModel
+from arborsim.machine.lookup import load_geometry, load_profile, profile_names
+from arborsim.machine.numbers import MEANINGS, numbers_of
+from arborsim.machine.pool import concurrent_requests, kv_pool
+from arborsim.machine.profile import HardwareProfile
 from tests.simulator.bench import Bench
 
 GIB = 2**30

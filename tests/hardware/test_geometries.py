@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from arborsim.errors import TraceError, UnknownName, UsageError
-from arborsim.hardware.config import with_kv_dtype
-from arborsim.hardware.lookup import geometry_names, load_geometry
+from arborsim.core.errors import TraceError, UnknownName, UsageError
+from arborsim.machine.config import with_kv_dtype
+from arborsim.machine.lookup import geometry_names, load_geometry
 from arborsim.trace.schema import Geometry, TraceInfo
 
 #: Published number of weights (of Gemma 3 12B: without its vision tower), and bytes of KV of one

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from arborsim.errors import UnknownName, UsageError
-from arborsim.hardware.lookup import (
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.machine.lookup import (
     geometry_names,
     load_geometry,
     load_host,
@@ -140,7 +140,7 @@ def profile_text(**changes: str) -> str:
     """The H100 profile with lines replaced; an empty value leaves a line out."""
     from importlib import resources
 
-    text = resources.files("arborsim.hardware").joinpath("profiles/h100.toml").read_text()
+    text = resources.files("arborsim.machine").joinpath("profiles/h100.toml").read_text()
     lines = []
     for line in text.splitlines():
         key = line.split(" = ")[0]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.errors import UnknownName, UsageError
-from arborsim.hardware.lookup import host_names, load_host, load_profile, profile_names
-from arborsim.hardware.prices import load_prices
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.machine.lookup import host_names, load_host, load_profile, profile_names
+from arborsim.machine.prices import load_prices
 
 GIB, MIB = 2**30, 2**20
 

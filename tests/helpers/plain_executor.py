@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.controller import Controller
-from arborsim.events import Event, TokenRun
-from arborsim.measurements import Measurements
+from arborsim.core.events import Event, TokenRun
+from arborsim.core.measurements import Measurements
+from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim.meters import MoveLog
 from arborsim.policies.base import Policy
-from arborsim.replay_episode import foresee, num_groups
+from arborsim.run.controller import Controller
+from arborsim.run.episode import foresee, num_groups
+from arborsim.run.meters import MoveLog
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
-from arborsim.tree import ThoughtTree
 
 
 class PlainExecutor:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
-from arborsim.signals.observations import Signal
 from arborsim.trace.schema import PER_LAYER, VECTORS, Capture, Geometry, Kind, TraceInfo
 from arborsim.trace.writer import TraceWriter
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.errors import MissingSignal, TraceError, UsageError
+from arborsim.core.errors import MissingSignal, TraceError, UsageError
+from arborsim.core.observations import Signal
 from arborsim.search import make_search
-from arborsim.signals.observations import Signal
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter

@@ -16,8 +16,8 @@ import pytest
 
 from arborsim.bank import Bank, Walk, walk
 from arborsim.cli.app import main
+from arborsim.core.observations import Signal
 from arborsim.search import Expansion, Leaf, Search, make_search, search_names, search_options
-from arborsim.signals.observations import Signal
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture as Level

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arborsim.core.observations import Signal
 from arborsim.search import make_search
-from arborsim.signals.observations import Signal
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, VECTORS, Kind
 from arborsim.trace.schema import Capture as Level

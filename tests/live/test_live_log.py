@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.budget import Budget
-from arborsim.errors import UsageError
+from arborsim.core.budget import Budget
+from arborsim.core.errors import UsageError
+from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.live.collect import Collector
 from arborsim.live.log import LiveLog, from_json, to_json
 from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
-from arborsim.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.policies.registry import build
 
 CELLS = (LiveCell(build("full"), Budget.parse("1")), LiveCell(build("h2o"), Budget.parse("0.5")))

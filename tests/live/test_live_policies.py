@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.policies.registry import available, build
 from arborsim.search import make_search
 from arborsim_torch.cache.tiered import RECALLS

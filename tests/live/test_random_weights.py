@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim_torch import models
 from arborsim_torch.models import load_model
 from tests.live.tiny import torch

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.backends import get_backend
-from arborsim.budget import Budget
-from arborsim.hardware.lookup import load_profile
+from arborsim.core.budget import Budget
+from arborsim.live.backends import get_backend
 from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
-from arborsim.meters import MoveLog
+from arborsim.machine.lookup import load_profile
 from arborsim.policies.registry import available, build
-from arborsim.replay_episode import Machine
+from arborsim.run.episode import Machine
+from arborsim.run.meters import MoveLog
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.tiers import Tier
 from arborsim_torch.cache import streak
 from arborsim_torch.cache.books import OpenBooks
 from arborsim_torch.cache.cells import Cells

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.tiers import Tier
 from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.layout import GROUPINGS, Layout
 from arborsim_torch.cache.mover import Mover

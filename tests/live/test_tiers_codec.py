@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from arborsim.hardware.cost import SCALE_BYTES as SIMULATED_SCALE_BYTES
+from arborsim.machine.cost import SCALE_BYTES as SIMULATED_SCALE_BYTES
 from arborsim.memory.fp8 import quantised, round_e4m3
 from tests.live.tiny import torch
 

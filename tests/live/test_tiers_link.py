@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from tests.live.tiny import torch
 
 from arborsim_torch.tiers.lane import Ticket, Traffic  # isort: skip

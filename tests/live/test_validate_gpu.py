@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from arborsim.errors import UsageError  # noqa: E402
+from arborsim.core.errors import UsageError  # noqa: E402
 from benchmarks.gpu.checks import RECALLS  # noqa: E402
 from benchmarks.gpu.context import longest_context  # noqa: E402
 from benchmarks.gpu.decisions import TASKS, compare_decisions  # noqa: E402

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from arborsim.signals.observations import Signal  # noqa: E402
+from arborsim.core.observations import Signal  # noqa: E402
 from arborsim.trace.schema import Capture as Level  # noqa: E402
 from arborsim.trace.schema import Geometry, TraceInfo  # noqa: E402
 from arborsim_torch.reference.tasks import Problem  # noqa: E402

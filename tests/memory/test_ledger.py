@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import PlanError, UsageError
+from arborsim.core.errors import PlanError, UsageError
+from arborsim.core.tiers import Tier
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim.memory.tiers import Tier
 
 FULL, ELEMENTS, SCALES = 128, 64, 4
 SMALL = ELEMENTS + 4 * SCALES

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from arborsim.policies.arborkv import ABLATIONS, ArborKV
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.arborkv import ABLATIONS, ArborKV
 from tests.helpers.slow_world import EVICTED, HBM, SlowWorld
 from tests.policies import oracles
 

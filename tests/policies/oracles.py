@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from arborsim.signals.observations import Signal
+from arborsim.core.observations import Signal
 from tests.helpers.slow_world import DDR, DDR_Q, EVICTED, HBM, HBM_Q, SlowWorld
 
 

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from arborsim.policies.arkv import ARKV, ARKVOrigin, ARKVQuant
 from arborsim.policies.base import Policy
-from arborsim.policies.h2o import H2O
+from arborsim.policies.methods.arkv import ARKV, ARKVOrigin, ARKVQuant
+from arborsim.policies.methods.h2o import H2O
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 

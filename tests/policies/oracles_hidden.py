@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
-from arborsim.policies.epikv import BandAdaptive, EpiKV, HSVariance
-from arborsim.policies.hybrids import AttnHS, SegmentHS
-from arborsim.policies.key_geometry import KeyDiff, KeyNorm
-from arborsim.policies.kv_variance import KVKey, KVValue
-from arborsim.policies.lag_kv_official import LagKVOfficial
-from arborsim.signals.observations import Signal
+from arborsim.policies.methods.epikv import BandAdaptive, EpiKV, HSVariance
+from arborsim.policies.methods.hybrids import AttnHS, SegmentHS
+from arborsim.policies.methods.key_geometry import KeyDiff, KeyNorm
+from arborsim.policies.methods.kv_variance import KVKey, KVValue
+from arborsim.policies.methods.lag_kv_official import LagKVOfficial
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 from tests.policies.oracles_attention import SlowThinKV

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from arborsim.policies.base import Policy
-from arborsim.policies.rkv import RKV
-from arborsim.policies.thinkv_paper import ThinKVPaper
+from arborsim.policies.methods.rkv import RKV
+from arborsim.policies.methods.thinkv_paper import ThinKVPaper
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles_heads import SlowGroups, plain_sum
 

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
-from arborsim.policies.raas import Raas
-from arborsim.policies.redundancy import AttnValRedundancy, Redundancy
-from arborsim.signals.observations import Signal
+from arborsim.policies.methods.raas import Raas
+from arborsim.policies.methods.redundancy import AttnValRedundancy, Redundancy
 from tests.helpers.slow_world import SlowWorld
 from tests.policies.oracles import SlowHierarchy, SlowStream
 

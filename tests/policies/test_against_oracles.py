@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import BudgetInfeasible
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
-from arborsim.policies.epikv import EpiKV
-from arborsim.policies.full import Full
-from arborsim.policies.h2o import H2O
-from arborsim.policies.hierarchy import Hierarchy
-from arborsim.policies.lag_kv import LagKV
-from arborsim.policies.random import Random
-from arborsim.policies.streaming_llm import StreamingLLM
-from arborsim.replay import num_groups
-from arborsim.signals.observations import Signal
+from arborsim.policies.methods.epikv import EpiKV
+from arborsim.policies.methods.full import Full
+from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.hierarchy import Hierarchy
+from arborsim.policies.methods.lag_kv import LagKV
+from arborsim.policies.methods.random import Random
+from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.run.replay import num_groups
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all

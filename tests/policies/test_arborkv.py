@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.errors import BudgetInfeasible
-from arborsim.events import Transition
-from arborsim.memory.tiers import Tier
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.events import Transition
+from arborsim.core.tiers import Tier
+from arborsim.core.tree import ThoughtTree
 from arborsim.policies.allocation import tighten_distance
-from arborsim.policies.arborkv import ABLATIONS, ArborKV
 from arborsim.policies.base import CacheView
+from arborsim.policies.methods.arborkv import ABLATIONS, ArborKV
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
-from arborsim.tree import ThoughtTree
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_trace
 from tests.policies.arbor_oracle import SWITCHES

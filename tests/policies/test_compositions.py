@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import BudgetInfeasible, UnknownName, UsageError
-from arborsim.memory.tiers import Tier
-from arborsim.policies.arborkv import ArborKV
+from arborsim.core.errors import BudgetInfeasible, UnknownName, UsageError
+from arborsim.core.observations import Signal
+from arborsim.core.tiers import Tier
 from arborsim.policies.base import Policy
 from arborsim.policies.composition import Composition
 from arborsim.policies.composition_allocate import Pool, Tree
@@ -29,16 +29,16 @@ from arborsim.policies.composition_blocks import (
     Recompute,
     TreeEvents,
 )
-from arborsim.policies.epikv import EpiKV
-from arborsim.policies.h2o import H2O
-from arborsim.policies.hierarchy import Hierarchy
-from arborsim.policies.lag_kv import LagKV
-from arborsim.policies.random import Random
+from arborsim.policies.methods.arborkv import ArborKV
+from arborsim.policies.methods.epikv import EpiKV
+from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.hierarchy import Hierarchy
+from arborsim.policies.methods.lag_kv import LagKV
+from arborsim.policies.methods.random import Random
+from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.registry import available, build, find, parameters, values_of
-from arborsim.policies.streaming_llm import StreamingLLM
 from arborsim.signals.catalogue import SCORES, Position
 from arborsim.signals.hidden_scores import HiddenChangeContrast
-from arborsim.signals.observations import Signal
 from arborsim.signals.scores import CumulativeAttention, LagVariance, Score, SeededUniform
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy, kurtosis
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
+from arborsim.policies.methods.rkv import max_pool, redundancy
+from arborsim.policies.methods.thinkv_paper import ThinKVPaper, reached_rungs
 from arborsim.policies.registry import build
 from arborsim.policies.representatives import representatives
-from arborsim.policies.rkv import max_pool, redundancy
-from arborsim.policies.thinkv_paper import ThinKVPaper, reached_rungs
 from arborsim.signals.arkv_scores import LayerSensitivity, Spread, layer_statistics
 from arborsim.signals.head_scores import grouped_row
 from arborsim.signals.sparsity import row_sparsity

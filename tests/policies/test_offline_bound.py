@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from arborsim.controller import Controller
-from arborsim.errors import BudgetInfeasible
-from arborsim.events import Decode
-from arborsim.memory.tiers import Tier
-from arborsim.meters import AttentionKept
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.events import Decode
+from arborsim.core.observations import Signal
+from arborsim.core.tiers import Tier
 from arborsim.policies.base import Policy
-from arborsim.policies.h2o import H2O
-from arborsim.policies.oracle import Oracle
-from arborsim.policies.streaming_llm import StreamingLLM
-from arborsim.policies.tova import Tova
-from arborsim.replay_episode import foresee
-from arborsim.signals.observations import Signal
+from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.oracle import Oracle
+from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.policies.methods.tova import Tova
+from arborsim.run.controller import Controller
+from arborsim.run.episode import foresee
+from arborsim.run.meters import AttentionKept
 from arborsim.trace import offline
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play

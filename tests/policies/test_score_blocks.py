@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.policies import redundancy as neighbours
-from arborsim.policies.rkv import latest_similar, redundancy
+from arborsim.policies.methods import redundancy as neighbours
+from arborsim.policies.methods.rkv import latest_similar, redundancy
 from arborsim.policies.segments import fill_segments, segment_entropy, segment_sizes
 from arborsim.signals.vector_scores import sum_in_order
 

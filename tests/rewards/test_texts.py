@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rewards.base import Thought
 from arborsim_torch.rewards.texts import Reencoded, SharedIds, single_token

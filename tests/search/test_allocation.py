@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Leaf, make_search
 from arborsim.search.base import best_first
 from arborsim.search.rebase import rebase_weights

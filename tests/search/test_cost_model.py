@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Expansion, Leaf, make_search
 from arborsim.search.base import best_first
 from arborsim.search.cost_model import (

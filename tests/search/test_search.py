@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from arborsim.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.search import ROOT, Leaf, Search, make_search, search_names, search_options
 from arborsim.search.base import best_answer, hopeless
 from tests.search.bank import Bank, drive

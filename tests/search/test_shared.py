@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.bank import Bank, walk
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Leaf, Search, make_search, search_names
 from arborsim.search.dense import Dense
 from arborsim.search.shared import SharedTree

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.serving.demand import (
+from arborsim.machine.demand import (
     ATTENDED_UNITS,
     LEG_COLUMNS,
     DemandInfo,
     Op,
     SearchDemand,
 )
-from arborsim.serving.pieces import FIXED, LINEAR, PIECE_COLUMNS
+from arborsim.machine.pieces import FIXED, LINEAR, PIECE_COLUMNS
 from tests.simulator.bench import GEOMETRY, KV
 
 UNITS = ATTENDED_UNITS * GEOMETRY.layers  # of a token in one group

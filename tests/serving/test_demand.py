@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.budget import Budget
-from arborsim.errors import UsageError
-from arborsim.hardware.lookup import load_geometry, load_profile
+from arborsim.core.budget import Budget
+from arborsim.core.errors import UsageError
+from arborsim.machine.demand import DemandInfo, Op, SearchDemand
+from arborsim.machine.engine import ServingEngine
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.notes import Notes
+from arborsim.machine.options import ServingOptions
+from arborsim.machine.pieces import FIXED, LINEAR, cut, iterations, joined
+from arborsim.machine.recording import RecordingExecutor
 from arborsim.policies.registry import build
-from arborsim.replay_episode import Machine
-from arborsim.serving.demand import DemandInfo, Op, SearchDemand
-from arborsim.serving.engine import ServingEngine
-from arborsim.serving.options import ServingOptions
-from arborsim.serving.pieces import FIXED, LINEAR, cut, iterations, joined
-from arborsim.serving.record import record_demand, record_demands
-from arborsim.simulator.notes import Notes
-from arborsim.simulator.recording import RecordingExecutor
+from arborsim.run.episode import Machine
+from arborsim.run.record import record_demand, record_demands
 from arborsim.trace.reader import TraceReader
 from tests.serving.make import chain, random_demand
 from tests.simulator.bench import GEOMETRY, Bench

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.hardware.policy_seconds import PolicySeconds
-from arborsim.serving.commands import Decode
-from arborsim.serving.engine import ServingEngine
-from arborsim.serving.options import Arrivals, ClosedLoop, ServingOptions, Timed
-from arborsim.serving.report import ServingReport
-from arborsim.serving.server import Server
-from arborsim.serving.state import State
-from arborsim.simulator.serving import play_event_by_event
+from arborsim.machine.commands import Decode
+from arborsim.machine.engine import ServingEngine
+from arborsim.machine.literal import play_event_by_event
+from arborsim.machine.options import Arrivals, ClosedLoop, ServingOptions, Timed
+from arborsim.machine.policy_seconds import PolicySeconds
+from arborsim.machine.report import ServingReport
+from arborsim.machine.server import Server
+from arborsim.machine.state import State
 from tests.serving.make import random_demand
 from tests.simulator.bench import GEOMETRY, KV, profile
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.errors import UsageError
-from arborsim.serving.demand import Op
-from arborsim.serving.options import ServingOptions, Timed
-from arborsim.serving.prefixes import Shelf
-from arborsim.serving.report import ServingReport
-from arborsim.serving.tally import PrefixTokens
+from arborsim.core.errors import UsageError
+from arborsim.machine.demand import Op
+from arborsim.machine.options import ServingOptions, Timed
+from arborsim.machine.prefixes import Shelf
+from arborsim.machine.report import ServingReport
+from arborsim.machine.tally import PrefixTokens
 from tests.serving.make import chain, demand, piece, with_prefix
 from tests.serving.test_textbook import WEIGHTS, play
 from tests.simulator.bench import GEOMETRY, KV, PROFILE

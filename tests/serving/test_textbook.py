@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.errors import UnknownName, UsageError
-from arborsim.hardware.profile import HardwareProfile
-from arborsim.serving.demand import DemandInfo, Op, SearchDemand
-from arborsim.serving.engine import ServingEngine, serve
-from arborsim.serving.options import ClosedLoop, KvPool, ServingOptions, Timed
-from arborsim.serving.report import ServingReport
-from arborsim.simulator.recording import RecordingExecutor
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.machine.demand import DemandInfo, Op, SearchDemand
+from arborsim.machine.engine import ServingEngine, serve
+from arborsim.machine.options import ClosedLoop, KvPool, ServingOptions, Timed
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.recording import RecordingExecutor
+from arborsim.machine.report import ServingReport
 from tests.serving.make import chain, demand, piece, with_prefix
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 

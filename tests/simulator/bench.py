@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.events import TokenRun
-from arborsim.hardware.profile import HardwareProfile
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Observations
+from arborsim.core.tiers import Tier
+from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.profile import HardwareProfile
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim.memory.tiers import Tier
-from arborsim.signals.observations import Observations
-from arborsim.simulator.executor import SimulatedExecutor
 from arborsim.trace.schema import Geometry
-from arborsim.tree import ThoughtTree
 
 #: 128 bytes of KV per token, 80 when quantised (64 elements + 4 scales); 2,000 bytes of weights.
 GEOMETRY = Geometry(

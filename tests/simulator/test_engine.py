@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from arborsim.hardware.cost import CostModel
-from arborsim.simulator.engine import Engine
+from arborsim.machine.cost import CostModel
+from arborsim.machine.replay_engine import Engine
 from tests.simulator.bench import GEOMETRY, profile
 
 

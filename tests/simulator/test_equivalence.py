@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.measurements import Measurements
+from arborsim.core.measurements import Measurements
+from arborsim.core.tiers import Tier
+from arborsim.machine.runs import cut
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim.memory.tiers import Tier
-from arborsim.simulator.runs import cut
 from tests.simulator.bench import Bench, moves, profile
 
 #: Irregular speeds, so that no transfer ends exactly when an iteration does.

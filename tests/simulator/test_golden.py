@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Moves
-from arborsim.memory.tiers import Tier
 from tests.simulator.bench import KV, Bench, moves, profile
 
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.budget import Budget
 from arborsim.cli.app import main
-from arborsim.hardware.cost import CostModel
-from arborsim.hardware.lookup import load_geometry, load_profile
-from arborsim.memory.tiers import Tier
+from arborsim.core.budget import Budget
+from arborsim.core.tiers import Tier
+from arborsim.machine.cost import CostModel
+from arborsim.machine.iterations import PAGE_TOKENS, PAGES_TOP, RECALLS
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.terms import TERMS, Term, Terms, total
 from arborsim.policies.registry import build
-from arborsim.replay import Machine, Replay
-from arborsim.report.explain import explained
-from arborsim.simulator.iterations import PAGE_TOKENS, PAGES_TOP, RECALLS
-from arborsim.simulator.terms import TERMS, Term, Terms, total
+from arborsim.run.replay import Machine, Replay
+from arborsim.show.explain import explained
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 

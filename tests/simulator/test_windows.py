@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.hardware.cost import CostModel
-from arborsim.hardware.lookup import load_geometry
-from arborsim.memory.tiers import Tier
-from arborsim.trace.geometry import UNBOUNDED, Geometry
+from arborsim.core.geometry import UNBOUNDED, Geometry
+from arborsim.core.tiers import Tier
+from arborsim.machine.cost import CostModel
+from arborsim.machine.lookup import load_geometry
 from tests.simulator.bench import GEOMETRY, PROFILE, Bench
 
 #: Of three layers the first two see the newest 5 tokens only; 64 bytes per layer and token.

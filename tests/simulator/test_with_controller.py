@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.controller import Controller
-from arborsim.errors import UnknownName, UsageError
-from arborsim.hardware.lookup import load_geometry, load_profile
-from arborsim.measurements import Measurements
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.measurements import Measurements
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.policies.base import Policy
-from arborsim.policies.full import Full
-from arborsim.policies.h2o import H2O
-from arborsim.policies.hierarchy import Hierarchy
-from arborsim.policies.streaming_llm import StreamingLLM
-from arborsim.simulator.executor import SimulatedExecutor
+from arborsim.policies.methods.full import Full
+from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.hierarchy import Hierarchy
+from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.run.controller import Controller
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_trace

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.hardware.lookup import load_geometry
+from arborsim.machine.lookup import load_geometry
 from arborsim.trace.episode import Episode
 from arborsim.trace.importers.sources import Contents
 from arborsim.trace.importers.write import Description, trace_info, write_trace

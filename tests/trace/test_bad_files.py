@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arborsim.errors import TraceError
-from arborsim.signals.observations import Signal
+from arborsim.core.errors import TraceError
+from arborsim.core.observations import Signal
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
 from tests.helpers.traces import make_trace

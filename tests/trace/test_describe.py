@@ -12,11 +12,9 @@ from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 from arborsim.cli.inspect import inspect
-from arborsim.events import Transition
-from arborsim.signals.observations import Signal
-from arborsim.trace.columns import encode
-from arborsim.trace.decode import decode_episode
-from arborsim.trace.describe import (
+from arborsim.core.events import Transition
+from arborsim.core.observations import Signal
+from arborsim.show.describe import (
     Spread,
     accuracy,
     clopper_pearson,
@@ -25,6 +23,8 @@ from arborsim.trace.describe import (
     episode_facts,
     policy_fits,
 )
+from arborsim.trace.columns import encode
+from arborsim.trace.decode import decode_episode
 from arborsim.trace.draw import draw_tree, plain
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader

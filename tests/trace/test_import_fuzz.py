@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.hardware.lookup import load_geometry
+from arborsim.machine.lookup import load_geometry
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.importers.damage import Damage

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import TraceError, UsageError
+from arborsim.core.errors import TraceError, UsageError
 from arborsim.trace.importers.damage import Damage
 from arborsim.trace.importers.requests import FORMATS, Request, shared_prefix_tokens
 from arborsim.trace.importers.sources import read_lines

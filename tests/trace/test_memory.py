@@ -9,7 +9,7 @@ from statistics import median
 import pyarrow as pa
 import pytest
 
-from arborsim.signals.observations import Signal
+from arborsim.core.observations import Signal
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_trace
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import UsageError
-from arborsim.events import Answer, Boundary, Decode, Prefill, Prune, TokenRun, Transition
-from arborsim.signals.observations import DenseRows, Signal
+from arborsim.core.errors import UsageError
+from arborsim.core.events import Answer, Boundary, Decode, Prefill, Prune, TokenRun, Transition
+from arborsim.core.observations import DenseRows, Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
-from arborsim.tree import ThoughtTree
 from tests.helpers.traces import make_info, make_trace
 
 NEEDS = [Signal.ATTENTION, Signal.HIDDEN_CHANGE]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.trace import writer as writer_module
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.errors import MissingSignal, TraceError, UsageError
-from arborsim.signals.observations import Signal
+from arborsim.core.errors import MissingSignal, TraceError, UsageError
+from arborsim.core.observations import Signal
 from arborsim.trace.columns import lists, lists_of
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, Kind, TraceInfo

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arborsim.errors import TraceError
-from arborsim.signals.observations import DenseRows, Signal
+from arborsim.core.errors import TraceError
+from arborsim.core.observations import DenseRows, Signal
 from arborsim.trace import validate_attention
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode

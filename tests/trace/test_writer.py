@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from arborsim.errors import ArborsimError, TraceError, UsageError
-from arborsim.signals.observations import Signal
+from arborsim.core.errors import ArborsimError, TraceError, UsageError
+from arborsim.core.observations import Signal
+from arborsim.show.describe import column_sizes
 from arborsim.trace.columns import lists
-from arborsim.trace.describe import column_sizes
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim.trace.whole import WholeTraceWriter

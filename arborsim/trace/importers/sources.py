@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.trace.importers.damage import Damage
 from arborsim.trace.importers.requests import AZURE_COLUMNS
 

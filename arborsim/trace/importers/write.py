@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim.trace.importers.sources import Contents
 from arborsim.trace.schema import Capture, Geometry, TraceInfo
 from arborsim.trace.whole import WholeTraceWriter

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from arborsim.errors import UnknownName
+from arborsim.core.errors import UnknownName
 
 GROUPINGS = ("shared", "layer", "head")
 

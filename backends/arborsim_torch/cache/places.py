@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.tiers import Tier
 
 
 class Place(IntEnum):

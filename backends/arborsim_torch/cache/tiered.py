@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.errors import UnknownName
+from arborsim.core.errors import UnknownName
+from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.memory.pages import GrowingTable
-from arborsim.tree import GrowingArray, ThoughtTree
 from arborsim_torch.cache.assembly import AssembledPlan, Assembly
 from arborsim_torch.cache.books import OpenBooks
 from arborsim_torch.cache.dense import DensePool, ReadPlan

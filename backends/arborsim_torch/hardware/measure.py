@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from arborsim.calibration.backend import OnProgress
-from arborsim.calibration.document import software
-from arborsim.calibration.hardware import HardwareMeasurements, HardwareRequest, Kernels, Pass
-from arborsim.calibration.policy_cost import PolicyTime
-from arborsim.errors import UsageError
+from arborsim.calibrate.backend import OnProgress
+from arborsim.calibrate.document import software
+from arborsim.calibrate.hardware import HardwareMeasurements, HardwareRequest, Kernels, Pass
+from arborsim.calibrate.policy_cost import PolicyTime
+from arborsim.core.errors import UsageError
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import attention, matrices, tokens
 from arborsim_torch.hardware.memory import installed_bytes

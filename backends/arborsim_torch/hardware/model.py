@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from arborsim.calibration.hardware import HardwareRequest
-from arborsim.errors import UsageError
-from arborsim.hardware.lookup import config_of, load_geometry
+from arborsim.calibrate.hardware import HardwareRequest
+from arborsim.core.errors import UsageError
+from arborsim.machine.lookup import config_of, load_geometry
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.models import CONFIG, LoadedModel, check_device, load_model
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.calibration.policy_cost import PolicyTime, Quiet
-from arborsim.errors import ArborsimError
-from arborsim.policies.full import Full
+from arborsim.calibrate.policy_cost import PolicyTime, Quiet
+from arborsim.core.errors import ArborsimError
+from arborsim.policies.methods.full import Full
 from arborsim.policies.registry import available, build
 from arborsim.search import ROOT, Expansion, Leaf, make_search
 from arborsim_torch.hardware.timing import Timer

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from arborsim.errors import BudgetInfeasible
+from arborsim.core.errors import BudgetInfeasible
 from arborsim_torch.decoder import run_together
 from arborsim_torch.live.policy_search import Ended, PolicySearch
 from arborsim_torch.recording import EpisodeResult, Iterations

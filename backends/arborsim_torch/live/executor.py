@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from arborsim.events import TokenRun
-from arborsim.measurements import Measurements
+from arborsim.core.events import TokenRun
+from arborsim.core.measurements import Measurements
+from arborsim.core.tiers import Tier
+from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.memory.pages import GrowingTable
-from arborsim.memory.tiers import Tier
-from arborsim.tree import ThoughtTree
 from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.decoder import TreeDecoder
@@ -30,7 +30,7 @@ _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 
 
 class LiveExecutor:
-    """Implements `arborsim.controller.Executor` on a decoder's cache.
+    """Implements `arborsim.run.controller.Executor` on a decoder's cache.
 
     The forward passes have happened by the time the executor hears of their tokens.
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from arborsim.events import (
+from arborsim.core.events import (
     Answer,
     Boundary,
     Decode,
@@ -23,8 +23,8 @@ from arborsim.events import (
     TokenRun,
     Transition,
 )
-from arborsim.signals.observations import Observations, Signal
-from arborsim.tree import ThoughtTree
+from arborsim.core.observations import Observations, Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.heads import LiveHeadRows, Readable
@@ -33,7 +33,7 @@ _MOST_HELD = 256  # iterations
 
 
 class Driven(Protocol):
-    """What a feed asks of a controller: `arborsim.controller.Controller`, or one in its place."""
+    """What a feed asks of a controller: `Controller`, or one in its place."""
 
     @property
     def tree(self) -> ThoughtTree: ...

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from arborsim.measurements import Measurements
+from arborsim.core.measurements import Measurements
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 

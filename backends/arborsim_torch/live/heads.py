@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim.trace.vectors import ShiftedRows, attention_row, keys_of, scaled
-from arborsim.tree import GrowingArray, ThoughtTree
 
 #: Of one group's tokens: which can be read now.  Int64 tokens -> bool ``[layers, kv_heads, n]``.
 Readable = Callable[[np.ndarray], np.ndarray]

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.controller import Controller, Executor, Meter
-from arborsim.errors import BudgetInfeasible, UsageError
-from arborsim.measurements import Measurements
+from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.measurements import Measurements
+from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
+from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
-from arborsim.signals.observations import Signal
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 import arborsim
-from arborsim.budget import Budget
-from arborsim.controller import Meter
-from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.core.budget import Budget
+from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult, LiveWatch
-from arborsim.policies.full import Full
+from arborsim.policies.methods.full import Full
+from arborsim.run.controller import Meter
 from arborsim.search import make_search
 from arborsim_torch.decoder import PREFILL_BLOCK
 from arborsim_torch.live.drive import drive

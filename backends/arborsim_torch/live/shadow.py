@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from arborsim.backends import RecordRequest, SearchRequest
-from arborsim.controller import Controller
-from arborsim.errors import BudgetInfeasible, UsageError
-from arborsim.events import Event
+from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.events import Event
+from arborsim.core.observations import Signal
+from arborsim.core.tree import ThoughtTree
+from arborsim.live.backends import RecordRequest, SearchRequest
 from arborsim.live.request import LiveCell, LiveRequest, LiveResult, LiveWatch
 from arborsim.policies.base import NEVER
-from arborsim.signals.observations import Signal
+from arborsim.run.controller import Controller
 from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
-from arborsim.tree import ThoughtTree
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller

@@ -15,19 +15,19 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from arborsim.backends import LayerChoice, RecordRequest
-from arborsim.errors import BudgetInfeasible, UsageError
+from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.live.backends import LayerChoice, RecordRequest
 from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
-from arborsim.meters import MoveLog
+from arborsim.live.watch import ValidationWatch
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.policies.base import Policy
-from arborsim.simulator.executor import SimulatedExecutor
+from arborsim.run.meters import MoveLog
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
-from arborsim.validation.agreement import Course, agreement
-from arborsim.validation.beside import Beside, Held
-from arborsim.validation.replayed import Replayed, replay_cells
-from arborsim.validation.results import COUNTERS, PEAKS, TERMS, CellCheck
-from arborsim.validation.watch import ValidationWatch
+from arborsim.validate.agreement import Course, agreement
+from arborsim.validate.beside import Beside, Held
+from arborsim.validate.replayed import Replayed, replay_cells
+from arborsim.validate.results import COUNTERS, PEAKS, TERMS, CellCheck
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.places import Place
 from arborsim_torch.live.drive import drive
@@ -177,7 +177,7 @@ class ValidationRun:
 
 
 def held(mover: Mover) -> Held:
-    """Bytes of the tokens in the pools, by `arborsim.validation.beside.PARTS`."""
+    """Bytes of the tokens in the pools, by `arborsim.validate.beside.PARTS`."""
     pools = mover.cache.pools
     staging = pools[Place.STAGING].used_bytes + pools[Place.STAGING_QUANTISED].used_bytes
     staging += mover.cache.buffer_bytes  # what streamed tokens pass through

@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from arborsim.backends import ModelUsage
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
+from arborsim.live.backends import ModelUsage
 from arborsim_torch.reference.tasks import Problem
 
 

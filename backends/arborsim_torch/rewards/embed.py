@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from arborsim.backends import ModelUsage
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
+from arborsim.live.backends import ModelUsage
 from arborsim_torch.rewards.base import Account
 from arborsim_torch.rewards.folder import check_files, check_room
 

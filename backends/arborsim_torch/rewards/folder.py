@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim_torch.models import ROOM, free_bytes
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl")

@@ -8,8 +8,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from arborsim.backends import RewardChoice
-from arborsim.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.live.backends import RewardChoice
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.rewards.base import Thought
 from arborsim_torch.rewards.folder import check_files, check_room

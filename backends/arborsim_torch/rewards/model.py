@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.backends import ModelUsage
-from arborsim.errors import UnknownName, UsageError
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.live.backends import ModelUsage
 from arborsim_torch.rewards.base import Account, Thought
 from arborsim_torch.rewards.texts import Encoded
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.reference.tasks import BOS, EOS, PAD
 from arborsim_torch.rewards.base import Thought

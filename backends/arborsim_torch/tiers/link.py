@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from arborsim.errors import UsageError
+from arborsim.core.errors import UsageError
 from arborsim_torch.tiers.copies import Engine, StreamEngine, ThreadEngine
 from arborsim_torch.tiers.lane import Lane, Ticket, Traffic
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.memory.tiers import Tier
+from arborsim.core.tiers import Tier
 from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.layout import GROUPINGS, Layout
 from arborsim_torch.cache.mover import Mover

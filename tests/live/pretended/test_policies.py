@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.errors import BudgetInfeasible
-from arborsim.meters import MoveLog
+from arborsim.core.errors import BudgetInfeasible
 from arborsim.policies.registry import available, build
+from arborsim.run.meters import MoveLog
 from arborsim.search import make_search
 from arborsim_torch.live.drive import drive
 from arborsim_torch.live.policy_search import Ended, Machine, PolicySearch, SearchSetup

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from arborsim.cli.app import main
-from arborsim.hardware.lookup import load_profile
+from arborsim.machine.lookup import load_profile
 from arborsim_torch.hardware import matrices, measure, transfers
 from arborsim_torch.hardware.passes import Design, time_passes
 from arborsim_torch.hardware.timing import Timer

@@ -1,0 +1,158 @@
+"""ARKV's temperatures and gamma, tuned by replaying recorded searches (Optuna's TPE sampler).
+
+The published values were tuned the same way, on other models and for answers; here the objective is
+the relative error of the attention output, which a trace with vectors gives without any model.
+Even episodes are tuned on, odd ones are held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from arborsim.calibrate.backend import OnProgress
+from arborsim.core.budget import Budget
+from arborsim.core.errors import UsageError
+from arborsim.core.settings import default_of, settings_of
+from arborsim.machine.lookup import load_profile
+from arborsim.policies.registry import build, find
+from arborsim.run.replay import Machine, Replay
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import VECTORS
+
+POLICY = "arkv"
+#: Searched range of each setting, on a logarithmic scale; all hold the published value.
+RANGES: dict[str, tuple[float, float]] = {
+    "tau1": (0.5, 20.0),
+    "tau2": (0.5, 20.0),
+    "tau3": (0.5, 20.0),
+    "gamma": (0.1, 1000.0),
+}
+
+Values = Mapping[str, float]
+#: The error of a setting on some episodes, one number per episode.
+Objective = Callable[[Values], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The outcome.
+
+    Attributes
+    ----------
+    values, published : dict
+        The best settings found, and the policy's defaults.
+    errors : tuple of float
+        Mean error of every trial, in order; the first is the published one.
+    tuned_on : tuple of float
+        Mean error on the episodes that were tuned on: published, best.
+    held_out : tuple of float
+        The same on the other episodes; NaN without any.
+    """
+
+    values: dict[str, float]
+    published: dict[str, float]
+    errors: tuple[float, ...]
+    tuned_on: tuple[float, float]
+    held_out: tuple[float, float]
+
+
+def published() -> dict[str, float]:
+    """The defaults of the policy, which are the paper's."""
+    return {field.name: default_of(field) for field, _ in settings_of(find(POLICY))
+            if field.name in RANGES}  # fmt: skip
+
+
+def tune(
+    objective: Objective,
+    held_out: Objective | None,
+    trials: int,
+    seed: int,
+    on_progress: OnProgress,
+) -> Tuning:
+    """Minimise the mean of `objective`; the published values are the first trial.
+
+    Parameters
+    ----------
+    objective, held_out : callable
+        Errors on the episodes to tune on, and on others.
+    trials : int
+        The published values included.
+    seed : int
+        Of the sampler.
+
+    Raises
+    ------
+    UsageError
+        Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError(
+            "calibrate arkv needs optuna, which is not installed: pip install 'arborsim[tune]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+    study.enqueue_trial(published())
+    errors: list[float] = []
+
+    def trial_error(trial: optuna.Trial) -> float:
+        values = {
+            name: trial.suggest_float(name, low, high, log=True)
+            for name, (low, high) in RANGES.items()
+        }
+        errors.append(float(np.mean(objective(values))))
+        on_progress("tuning arkv", len(errors), trials)
+        return errors[-1]
+
+    study.optimize(trial_error, n_trials=trials)
+    # `study.best_params` of equals is the first, so that nothing changes without a gain.
+    best = {name: float(value) for name, value in study.best_params.items()}
+    others = (
+        (float("nan"), float("nan"))
+        if held_out is None
+        else (float(np.mean(held_out(published()))), float(np.mean(held_out(best))))
+    )
+    return Tuning(best, published(), tuple(errors), (errors[0], min(errors)), others)
+
+
+def episodes_of(paths: Sequence[Path], odd: bool) -> list[tuple[Path, int]]:
+    """Even or odd episodes of the traces, counted through all of them.
+
+    Raises
+    ------
+    MissingSignal
+        A trace holds no vectors.
+    """
+    readers = [TraceReader(path) for path in paths]
+    for reader in readers:
+        reader.require(VECTORS, "calibrating arkv")
+    found = [(reader.path, i) for reader in readers for i in range(reader.num_episodes)]
+    return found[int(odd) :: 2]
+
+
+def replay_error(episodes: Sequence[tuple[Path, int]], budgets: Sequence[str]) -> Objective:
+    """Mean output error over the budgets, for every episode.
+
+    Parameters
+    ----------
+    episodes : sequence of (path, episode)
+    budgets : sequence of str
+        As for `arborsim replay`.
+    """
+    machine = Machine(load_profile("h100"))  # bytes and seconds are not looked at
+    parsed = [Budget.parse(text) for text in budgets]
+
+    def errors(values: Values) -> np.ndarray:
+        policy = build(POLICY, {name: repr(value) for name, value in values.items()})
+        found = []
+        for path, episode in episodes:
+            result = Replay([path], [policy], parsed, machine, first=episode, count=1).run()
+            found.append(np.mean([each.output_error for each in result.episodes]))
+        return np.array(found)
+
+    return errors

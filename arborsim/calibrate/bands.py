@@ -1,0 +1,198 @@
+"""EpiKV's bands: at which depth hidden-state change tells important tokens (arXiv:2606.26472).
+
+A token is important if the answer changes when it is occluded (section 3.4, appendix C).  For every
+layer, the rolling mean of the hidden-state change is correlated with that label.  The layer with
+the highest correlation is A, the one with the lowest is B; the runs of layers around them with the
+same sign are the bands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.calibrate.backend import OccludedTrace
+from arborsim.calibrate.statistics import bootstrap, spearman
+from arborsim.core.errors import UsageError
+from arborsim.signals.rolling import rolling_mean_std, rolling_z
+
+ROLLING = 64  #: tokens of the rolling mean, as in the paper
+FIRST_LAYER = 1  #: layer 0 reads embeddings: its change says which word comes next to which
+LEAST_SHARE = 0.05  #: of important tokens, and of unimportant ones
+_EPSILON = 1e-6  # of the z-score (Eq. 3)
+
+
+@dataclass(frozen=True)
+class LayerCorrelation:
+    """How one layer's rolling hidden-state change goes with importance.
+
+    Attributes
+    ----------
+    layer : int
+    mean : float
+        Mean over traces of the correlation inside each trace: what ranks tokens of one cache.
+    low, high : float
+        95% interval of `mean`, by bootstrap over traces.
+    pooled : float
+        Correlation over the tokens of all traces together, as the paper reports it.
+    per_trace : tuple of float
+        NaN for a trace whose tokens are all alike.
+    """
+
+    layer: int
+    mean: float
+    low: float
+    high: float
+    pooled: float
+    per_trace: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The outcome.
+
+    Attributes
+    ----------
+    layers : tuple of LayerCorrelation
+        Of every layer, layer 0 included.
+    a, b : int
+        Layers of the contrast.
+    band_a, band_b : tuple of int
+        First and last layer around each.
+    important : float
+        Share of the reasoning tokens that are important.
+    traces, tokens : int
+        Traces that hold both kinds of tokens (the effective n), and reasoning tokens in all traces.
+    contrast : tuple of float
+        Correlation of EpiKV's score ``z_A - z_B`` with the labels: mean over traces, each with
+        layers chosen on the others, and its 95% interval.
+    """
+
+    layers: tuple[LayerCorrelation, ...]
+    a: int
+    b: int
+    band_a: tuple[int, int]
+    band_b: tuple[int, int]
+    important: float
+    traces: int
+    tokens: int
+    contrast: tuple[float, float, float]
+
+    @property
+    def opposed(self) -> bool:
+        """Whether A is certainly positive and B certainly negative, as the paper found."""
+        return self.layers[self.a].low > 0 and self.layers[self.b].high < 0
+
+
+def sliding_windows(tokens: int, window: int, stride: int) -> np.ndarray:
+    """Windows that cover ``0 .. tokens - 1``, int64 ``[windows, 2]``; the last may be shorter."""
+    first = np.arange(0, max(1, tokens - window + stride), stride, dtype=np.int64)
+    return np.stack([first, np.minimum(first + window, tokens)], axis=1)
+
+
+def token_labels(trace: OccludedTrace) -> np.ndarray:
+    """Bool ``[reasoning tokens]``: is any window that covers the token important?"""
+    labels = np.zeros(len(trace.hidden_change), dtype=bool)
+    for first, stop in trace.windows[trace.flipped].tolist():
+        labels[first:stop] = True
+    return labels
+
+
+def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
+    """Correlate every layer with the labels, and choose.
+
+    Raises
+    ------
+    UsageError
+        Nearly all tokens have the same label, so that nothing can be told from them.
+    """
+    labels = [token_labels(trace) for trace in traces]
+    everything = np.concatenate(labels)
+    share = float(everything.mean())
+    mixed = sum(bool(own.any() and not own.all()) for own in labels)
+    if mixed < 2 or not LEAST_SHARE <= share <= 1 - LEAST_SHARE:
+        raise UsageError(
+            f"{share:.1%} of {len(everything)} reasoning tokens are important, and {mixed} of "
+            f"{len(traces)} traces hold both kinds: bands cannot be told from such labels"
+        )
+    smooth = [_rolling_mean(trace.hidden_change) for trace in traces]
+    rho = np.array([
+        [spearman(values[:, layer], own) for layer in range(values.shape[1])]
+        for values, own in zip(smooth, labels, strict=True)
+    ])  # fmt: skip
+    mean = np.nanmean(rho, axis=0)
+    informative = rho[~np.isnan(rho).all(axis=1)]
+    low, high = bootstrap(lambda chosen: informative[chosen].mean(axis=0), len(informative), seed)
+    stacked = np.concatenate(smooth)
+    layers = tuple(
+        LayerCorrelation(
+            layer, float(mean[layer]), float(low[layer]), float(high[layer]),
+            spearman(stacked[:, layer], everything), tuple(rho[:, layer].tolist()),
+        )
+        for layer in range(len(mean))
+    )  # fmt: skip
+    a, b = choose_layers(mean)
+    return Bands(
+        layers,
+        a,
+        b,
+        run_around(mean, a, b),
+        run_around(-mean, b, a),
+        share,
+        mixed,
+        len(everything),
+        _contrast(traces, labels, rho, seed),
+    )
+
+
+def choose_layers(mean: np.ndarray) -> tuple[int, int]:
+    """Layers with the highest and the lowest correlation; of equals the lower one."""
+    usable = mean[FIRST_LAYER:]
+    return FIRST_LAYER + int(np.argmax(usable)), FIRST_LAYER + int(np.argmin(usable))
+
+
+def run_around(mean: np.ndarray, layer: int, other: int) -> tuple[int, int]:
+    """First and last layer of the longest run around `layer` in which `mean` is positive.
+
+    Without a positive value at `layer` itself, the run is that layer alone.  It never takes in
+    the layer `other`, which is the other band's.
+    """
+    first = last = layer
+    if mean[layer] > 0:
+        joins = mean > 0
+        joins[:FIRST_LAYER], joins[other] = False, False
+        while joins[first - 1]:
+            first -= 1
+        while last + 1 < len(mean) and joins[last + 1]:
+            last += 1
+    return first, last
+
+
+def _rolling_mean(change: np.ndarray) -> np.ndarray:
+    """Float64 ``[tokens, layers]``; the window holds reasoning tokens only, as the policies' do."""
+    columns = change.astype(np.float64).T
+    return np.stack([rolling_mean_std(_NOTHING, g, ROLLING)[0] for g in columns], axis=1)
+
+
+def _contrast(
+    traces: Sequence[OccludedTrace], labels: Sequence[np.ndarray], rho: np.ndarray, seed: int
+) -> tuple[float, float, float]:
+    """Held-out correlation of ``z_A - z_B``: layers of each trace are chosen on the others."""
+    found = []
+    for number, (trace, own) in enumerate(zip(traces, labels, strict=True)):
+        if np.isnan(rho[number]).all():
+            continue
+        a, b = choose_layers(np.nanmean(np.delete(rho, number, axis=0), axis=0))
+        z_a, z_b = (
+            rolling_z(_NOTHING, trace.hidden_change[:, layer].astype(np.float64), ROLLING, _EPSILON)
+            for layer in (a, b)
+        )
+        found.append(spearman(z_a - z_b, own))
+    held_out = np.array(found)
+    low, high = bootstrap(lambda chosen: held_out[chosen].mean(), len(held_out), seed)
+    return float(held_out.mean()), float(low), float(high)
+
+
+_NOTHING = np.empty(0)

@@ -1,0 +1,1 @@
+"""What everything shares: errors, events, the tree, tiers, budgets, records, workers."""

@@ -1,0 +1,160 @@
+"""What an executor measured while it ran one search: the figures every table and report is made of.
+
+Simulated and live executors fill in the same records, so that they can be laid side by side.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass
+class TimeSplit:
+    """Where the seconds of a search went; the parts add up to `total_s`.
+
+    Attributes
+    ----------
+    prefill_s, decode_s : float
+        Model computation of the prompt and of the decode iterations, weights and KV reads and the
+        per-layer and per-step overheads included.
+    policy_s : float
+        Decisions on the host, and what scoring costs on the device (rows of attention written out).
+    exposed_transfer_s : float
+        What decoding waited for: recalls, and buffers that were not free yet.
+    rehydration_s : float
+        Prefill passes over evicted spans.
+    hidden_transfer_s : float
+        Transfers that ran behind computation; not part of the total.
+    """
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    policy_s: float = 0.0
+    exposed_transfer_s: float = 0.0
+    rehydration_s: float = 0.0
+    hidden_transfer_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return (
+            self.prefill_s
+            + self.decode_s
+            + self.policy_s
+            + self.exposed_transfer_s
+            + self.rehydration_s
+        )
+
+    @property
+    def compute_s(self) -> float:
+        return self.prefill_s + self.decode_s + self.rehydration_s
+
+
+@dataclass
+class MemorySeries:
+    """Bytes by tier over time, sampled; all arrays have shape ``[samples]``.
+
+    ``hbm_kv_bytes`` counts whole pages; ``staging_bytes`` are HBM buffers for recalled tokens;
+    ``in_flight_bytes`` are pages whose copy to DDR has not finished.
+    """
+
+    time_s: list[float] = field(default_factory=list)
+    hbm_kv_bytes: list[int] = field(default_factory=list)
+    staging_bytes: list[int] = field(default_factory=list)
+    in_flight_bytes: list[int] = field(default_factory=list)
+    ddr_bytes: list[int] = field(default_factory=list)
+
+
+def thinned(series: MemorySeries, points: int) -> np.ndarray:
+    """Indices of about `points` samples: first and last, and per stretch the extremes.
+
+    The extremes are those of what is in HBM, so that a peak of one sample survives.
+    """
+    n = len(series.time_s)
+    if n <= points:
+        return np.arange(n)
+    hbm = (
+        np.asarray(series.hbm_kv_bytes)
+        + np.asarray(series.staging_bytes)
+        + np.asarray(series.in_flight_bytes)
+    )
+    edges = np.linspace(0, n, max(points // 2, 1) + 1).astype(int)
+    stretches = [(a, b) for a, b in itertools.pairwise(edges.tolist()) if b > a]
+    kept = {0, n - 1}
+    for a, b in stretches:
+        kept |= {a + int(np.argmax(hbm[a:b])), a + int(np.argmin(hbm[a:b]))}
+    return np.array(sorted(kept))
+
+
+@dataclass
+class Measurements:
+    """One search under one policy.
+
+    Attributes
+    ----------
+    prompt_tokens, generated_tokens, iterations : int
+    peak_hbm_kv_bytes : int
+        Largest sum of KV pages, staging buffers and pages in flight in HBM at any moment.
+    peak_hbm_kv_tokens : int
+        Largest number of tokens whose KV was in HBM (the hardware-independent figure).
+    peak_ddr_bytes : int
+    peak_quantised_bytes : int
+        Largest size of what is held quantised, in HBM (tokens, not pages) and DDR together.
+    evicted_tokens, offloaded_tokens, quantised_tokens, rehydrated_tokens : float
+        Moves into those tiers, in tokens (a token moved in half of the groups counts 0.5);
+        a token may count several times.
+    rehydrations : int
+        Prefill passes that brought evicted tokens back.
+    to_ddr_bytes, from_ddr_bytes : int
+        Traffic on the two PCIe directions.
+    decisions : int
+    peak_staging_bytes : int
+        Largest size of the HBM buffers for recalled tokens (part of `peak_hbm_kv_bytes`).
+    weight_bytes, workspace_bytes : int
+        HBM that weights take, and the largest need of activations, logits and attention matrices.
+    usable_hbm_bytes, usable_ddr_bytes : int
+        What the machine offers (HBM less its reserve); 0 if unknown.
+    time : TimeSplit
+    series : MemorySeries
+    """
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    iterations: int = 0
+    peak_hbm_kv_bytes: int = 0
+    peak_hbm_kv_tokens: int = 0
+    peak_ddr_bytes: int = 0
+    peak_quantised_bytes: int = 0
+    evicted_tokens: float = 0.0
+    offloaded_tokens: float = 0.0
+    quantised_tokens: float = 0.0
+    rehydrated_tokens: float = 0.0
+    rehydrations: int = 0
+    to_ddr_bytes: int = 0
+    from_ddr_bytes: int = 0
+    decisions: int = 0
+    peak_staging_bytes: int = 0
+    weight_bytes: int = 0
+    workspace_bytes: int = 0
+    usable_hbm_bytes: int = 0
+    usable_ddr_bytes: int = 0
+    time: TimeSplit = field(default_factory=TimeSplit)
+    series: MemorySeries = field(default_factory=MemorySeries)
+
+    @property
+    def needed_hbm_bytes(self) -> int:
+        """Weights, workspace and cache at their peaks (which need not coincide: an upper bound)."""
+        return self.weight_bytes + self.workspace_bytes + self.peak_hbm_kv_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the search fits the machine's HBM and DDR; True where those are unknown."""
+        in_hbm = not self.usable_hbm_bytes or self.needed_hbm_bytes <= self.usable_hbm_bytes
+        in_ddr = not self.usable_ddr_bytes or self.peak_ddr_bytes <= self.usable_ddr_bytes
+        return in_hbm and in_ddr
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.generated_tokens / self.time.total_s if self.time.total_s else float("nan")

@@ -1,0 +1,93 @@
+"""Hyper-parameters: dataclass fields that know their unit, their range and what they mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+from arborsim.core.errors import UsageError
+
+T = TypeVar("T")
+_KEY = "arborsim.setting"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field is for.
+
+    Attributes
+    ----------
+    about, unit : str
+        One line; the unit is empty for plain numbers.
+    low, high : float
+        Least and largest value, both allowed.
+    choices : tuple of str
+        Allowed words, if the field holds one.
+    """
+
+    about: str
+    unit: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    @property
+    def bounds(self) -> str:
+        """The range for people, e.g. ``"in [0, 1]"``; empty if anything goes."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.low == -math.inf and self.high == math.inf:
+            return ""
+        if self.high == math.inf:
+            return f"at least {self.low:g}"
+        if self.low == -math.inf:
+            return f"at most {self.high:g}"
+        return f"in [{self.low:g}, {self.high:g}]"
+
+
+def setting(
+    default: T,
+    about: str,
+    *,
+    unit: str = "",
+    low: float = -math.inf,
+    high: float = math.inf,
+    choices: tuple[str, ...] = (),
+) -> T:
+    """A hyper-parameter: ``recent: int = setting(128, "protected newest tokens", low=1)``.
+
+    Values outside ``low .. high`` or not among `choices` raise `UsageError` when the policy is
+    made (`check_settings`).
+    """
+    made = Setting(about, unit, low, high, choices)
+    return field(default=default, metadata={_KEY: made})
+
+
+def settings_of(kind: type) -> Iterator[tuple[Field[Any], Setting]]:
+    """Fields of a dataclass with their settings; a plain field gets an empty one."""
+    for each in fields(kind):
+        yield each, each.metadata.get(_KEY, Setting(""))
+
+
+def default_of(each: Field[Any]) -> Any:
+    """The default of a field; None if it has none."""
+    if each.default is not MISSING:
+        return each.default
+    return each.default_factory() if each.default_factory is not MISSING else None
+
+
+def check_settings(item: Any, who: str) -> None:
+    """Raise `UsageError` if a value of the dataclass `item` is out of range."""
+    for each, made in settings_of(type(item)):
+        value = getattr(item, each.name)
+        if made.choices:
+            if value not in made.choices:
+                raise UsageError(
+                    f"{who}: {each.name} must be one of {', '.join(made.choices)}, not '{value}'"
+                )
+            continue
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        if numeric and not made.low <= value <= made.high:  # also refuses NaN
+            raise UsageError(f"{who}: {each.name} must be {made.bounds}, not {value}")

@@ -1,0 +1,299 @@
+"""The searches that decode together: sums of their linear pieces, and iterations in closed form.
+
+An iteration of the batch takes, with sums over its searches::
+
+    bound  = longer + (1 - overlap) * shorter   of FLOPs, and weights + keys and values
+    decode = bound + dequantising + layers + step + sequences
+    total  = decode + policies + max(0, streaming - decode) + max(0, CPU attention - GPU attention)
+
+All terms are linear between the ends of pieces, so a run of iterations is a few arithmetic series.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from arborsim.machine.priced import NOTHING, Extra, Piece
+from arborsim.machine.pricing import Pricing
+
+_REBUILD = 4096  # changes of the sums after which they are added up afresh: rounding stays rounding
+
+
+@dataclass(slots=True)
+class Span:
+    """A run of iterations.
+
+    Attributes
+    ----------
+    seconds : float
+    hbm_byte_s : float
+        Bytes held by the batch's pieces, times seconds.
+    flops_s, memory_s : float
+        Seconds that computing and reading memory take by themselves.
+    exposed_s, policy_s : float
+        Seconds that iterations waited for streaming or CPU attention, and for policies.
+    """
+
+    seconds: float = 0.0
+    hbm_byte_s: float = 0.0
+    flops_s: float = 0.0
+    memory_s: float = 0.0
+    exposed_s: float = 0.0
+    policy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums over the batch, for its next iteration, and their growth per iteration."""
+
+    flops: float = 0.0
+    flops_g: float = 0.0
+    kv: float = 0.0
+    kv_g: float = 0.0
+    quantised: float = 0.0
+    quantised_g: float = 0.0
+    policy: float = 0.0
+    policy_g: float = 0.0
+    hbm: int = 0
+    hbm_g: int = 0
+    stream: float = 0.0
+    link: float = 0.0
+    near: float = 0.0
+    nears: int = 0
+    streamed_bytes: int = 0
+    sequences: int = 0
+    eager: int = 0
+
+    def add(self, piece: Piece, i: int, sign: int) -> None:
+        """Let a search in iteration `i` of `piece` in (sign 1) or out (-1)."""
+        first, growth = piece.flops_s
+        self.flops += sign * (first + i * growth)
+        self.flops_g += sign * growth
+        first, growth = piece.kv_s
+        self.kv += sign * (first + i * growth)
+        self.kv_g += sign * growth
+        first, growth = piece.dequantise_s
+        if first or growth:
+            self.quantised += sign * (first + i * growth)
+            self.quantised_g += sign * growth
+        first, growth = piece.policy_s
+        if first or growth:
+            self.policy += sign * (first + i * growth)
+            self.policy_g += sign * growth
+        held, grows = piece.hbm_bytes
+        self.hbm += sign * (held + i * grows)
+        self.hbm_g += sign * grows
+        self.sequences += sign * piece.sequences
+        self.eager += sign * piece.eager
+        if piece.streamed_bytes:
+            self.streamed_bytes += sign * piece.streamed_bytes
+            self.stream = self.stream + sign * piece.stream_s if self.streamed_bytes else 0.0
+            self.link = self.link + sign * piece.link_s if self.streamed_bytes else 0.0
+        if piece.near_s:
+            self.nears += sign
+            self.near = self.near + sign * piece.near_s if self.nears else 0.0
+
+    def advance(self, k: int) -> None:
+        """`k` iterations have passed."""
+        self.flops += k * self.flops_g
+        self.kv += k * self.kv_g
+        self.quantised += k * self.quantised_g
+        self.policy += k * self.policy_g
+        self.hbm += k * self.hbm_g
+
+
+class IterationTime:
+    """What iterations of a batch take, given its sums.
+
+    Parameters
+    ----------
+    pricing : Pricing
+
+    Attributes
+    ----------
+    stream_floor_s : float
+        What streaming takes at least, if it does anything: the NVMe may be slower than the link.
+    """
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.stream_floor_s = 0.0
+        self._weights_s = pricing.weights_s  # of so many tokens
+        self._fixed_s = pricing.layers_s + pricing.step_s
+        self._eager_s = pricing.eager_layers_s - pricing.layers_s
+        self._sequence_s = pricing.sequence_s
+        self._overlap = pricing.overlap
+
+    def terms(self, s: Sums, i: float, extra: Extra = NOTHING) -> tuple[float, float, float]:
+        """Seconds of iteration `i` from now: in all, exposed, and of the policies."""
+        decode = self._decode_s(s, i, extra)
+        exposed = 0.0
+        stream = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
+        if stream > decode:
+            exposed = stream - decode
+        if s.near:
+            exposed += max(0.0, self._near_gap_s(s, i))
+        policy = s.policy + i * s.policy_g + extra.other_s
+        return decode + policy + exposed, exposed, policy
+
+    def _decode_s(self, s: Sums, i: float, extra: Extra = NOTHING) -> float:
+        compute = s.flops + i * s.flops_g + extra.flops_s
+        memory = self._weights_s(s.sequences + extra.tokens)
+        memory += s.kv + i * s.kv_g + extra.kv_s
+        longer, shorter = (compute, memory) if compute > memory else (memory, compute)
+        decode = longer + (1.0 - self._overlap) * shorter + s.quantised + i * s.quantised_g
+        decode += self._fixed_s + self._sequence_s * (s.sequences + extra.sequences)
+        return decode + self._eager_s if s.eager else decode
+
+    def _near_gap_s(self, s: Sums, i: float) -> float:
+        """By how much the CPU's attention takes longer than the GPU's."""
+        return s.near - s.kv - s.quantised - i * (s.kv_g + s.quantised_g)
+
+    def span(self, s: Sums, k: int) -> Span:
+        """The next `k` iterations."""
+        bends = self._bends(s, k) if k > 1 else (0, 1)
+        out = Span()
+        for first, last in pairwise(bends):
+            n = last - first
+            total, exposed, policy = self.terms(s, first)
+            if n == 1:
+                growth = 0.0
+                out.seconds += total
+                out.exposed_s += exposed
+                out.policy_s += policy
+            else:
+                end, end_exposed, end_policy = self.terms(s, last - 1)
+                growth = (end - total) / (n - 1)
+                out.seconds += n * (total + end) / 2
+                out.exposed_s += n * (exposed + end_exposed) / 2
+                out.policy_s += n * (policy + end_policy) / 2
+            held = s.hbm + first * s.hbm_g
+            out.hbm_byte_s += (
+                n * held * total
+                + (held * growth + s.hbm_g * total) * (n * (n - 1) / 2)
+                + s.hbm_g * growth * (n * (n - 1) * (2 * n - 1) / 6)
+            )
+        out.flops_s = k * s.flops + s.flops_g * (k * (k - 1) / 2)
+        weights_s = self._weights_s(s.sequences)
+        out.memory_s = k * (weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)
+        return out
+
+    def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
+        """The next iteration, with something that joins it."""
+        total, exposed, policy = self.terms(s, 0, extra)
+        flops = s.flops + extra.flops_s
+        memory = self._weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
+        return Span(total, s.hbm * total, flops, memory, exposed, policy)
+
+    def seconds(self, s: Sums, k: int) -> float:
+        """What the next `k` iterations take."""
+        bends = self._bends(s, k)
+        total = 0.0
+        for first, last in pairwise(bends):
+            a = self.terms(s, first)[0]
+            b = self.terms(s, last - 1)[0]
+            total += (last - first) * (a + b) / 2
+        return total
+
+    def _bends(self, s: Sums, k: int) -> list[int]:
+        """Iterations from which the time is linear up to the next one; 0 and `k` included."""
+        bends = {0, k}
+        compute_over_memory_s = s.flops - self._weights_s(s.sequences) - s.kv
+        self._cross(compute_over_memory_s, s.flops_g - s.kv_g, 0, k, bends)
+        if s.near:
+            self._cross(self._near_gap_s(s, 0), -s.kv_g - s.quantised_g, 0, k, bends)
+        if s.streamed_bytes:
+            stream = max(s.stream, self.stream_floor_s)
+            marks = sorted(bends)
+            for first, last in pairwise(marks):
+                start = stream - self._decode_s(s, first)
+                end = stream - self._decode_s(s, last - 1)
+                self._cross(start, (end - start) / max(1, last - 1 - first), first, last, bends)
+        return sorted(bends)
+
+    @staticmethod
+    def _cross(value: float, growth: float, first: int, last: int, bends: set[int]) -> None:
+        """Where ``value + (i - first) growth`` changes its sign, add the first iteration after."""
+        if growth and value * growth < 0:
+            i = first + math.ceil(-value / growth)
+            if first < i < last:
+                bends.add(i)
+
+
+class Batch:
+    """Members of the batch, by a key, with a heap of the ends of their pieces.
+
+    Attributes
+    ----------
+    sums : Sums
+    iteration : int
+        Iterations since the engine started.
+    """
+
+    def __init__(self) -> None:
+        self.sums = Sums()
+        self.iteration = 0
+        self._members: dict[int, tuple[Piece, int, int]] = {}  # piece, its start, its ticket
+        self._ends: list[tuple[int, int, int]] = []  # iteration, ticket, key
+        self._ticket = 0
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._members
+
+    def add(self, key: int, piece: Piece, i: int = 0) -> None:
+        """A search decodes from iteration `i` of `piece` on."""
+        start = self.iteration - i
+        self._ticket += 1
+        self._members[key] = (piece, start, self._ticket)
+        heapq.heappush(self._ends, (start + piece.iterations, self._ticket, key))
+        self.sums.add(piece, i, 1)
+        self._changed()
+
+    def remove(self, key: int) -> int:
+        """A search stops decoding; returns the iterations of its piece that it has done."""
+        piece, start, _ = self._members.pop(key)
+        done = self.iteration - start
+        self.sums.add(piece, done, -1)
+        self._changed()
+        return done
+
+    def next_end(self) -> int:
+        """Iterations until the next piece ends."""
+        ends, members = self._ends, self._members
+        while True:
+            at, ticket, key = ends[0]
+            member = members.get(key)
+            if member is not None and member[2] == ticket:
+                return at - self.iteration
+            heapq.heappop(ends)
+
+    def advance(self, k: int) -> None:
+        """`k` iterations have passed."""
+        self.iteration += k
+        self.sums.advance(k)
+
+    def ended(self) -> list[int]:
+        """Take out the searches whose pieces have ended, in the order in which they joined."""
+        found = []
+        while self._ends and self._ends[0][0] <= self.iteration:
+            _, ticket, key = heapq.heappop(self._ends)
+            member = self._members.get(key)
+            if member is not None and member[2] == ticket:
+                found.append(key)
+                del self._members[key]
+                self.sums.add(member[0], member[0].iterations, -1)
+                self._changed()
+        return found
+
+    def _changed(self) -> None:
+        self._changes += 1
+        if not self._members or self._changes % _REBUILD == 0:
+            self.sums = Sums()
+            for piece, start, _ in self._members.values():
+                self.sums.add(piece, self.iteration - start, 1)

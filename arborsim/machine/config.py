@@ -1,0 +1,281 @@
+"""Read the shape of a model from its Hugging Face ``config.json``.
+
+Accepted are caches of full keys and values, of latent vectors (DeepSeek-V2 and V3) and of sliding
+windows, and mixtures of experts of DeepSeek's form; others (hybrids, state spaces, other mixtures)
+are refused by name instead of being counted wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.trace.schema import Geometry
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+#: What ``--kv-dtype`` takes, and the bytes of one number.
+KV_DTYPES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
+_DEEPSEEK = ("deepseek_v2", "deepseek_v3")
+_GEMMA = ("gemma2", "gemma3", "gemma3_text")
+#: Keys that give away a cache, or a number of weights, that the formulas here do not describe.
+_OTHER_FORMS = {
+    "num_experts": "a mixture of experts",
+    "num_local_experts": "a mixture of experts",
+    "ssm_cfg": "state-space layers",
+    "global_head_dim": "layers with caches of different widths",
+    "num_kv_shared_layers": "layers that share their cache",
+    "quantization_config": "quantised weights",
+}
+#: What configurations of these families leave out.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 256, "tie_word_embeddings": True, "layer_pattern": 2},
+    "gemma3_text": {
+        "head_dim": 256, "vocab_size": 262208, "tie_word_embeddings": True, "layer_pattern": 6,
+    },
+}  # fmt: skip
+_DEFAULTS["gemma3"] = _DEFAULTS["gemma3_text"]
+
+
+def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
+    """Geometry of the model whose configuration is `text`.
+
+    ``head_dim`` is read where present (it need not be ``hidden / heads``), KV heads default to the
+    query heads, and the number of parameters follows from the shape unless ``num_parameters``
+    gives it.  A multimodal model's language model is nested as ``text_config``; the rest of the
+    model is not counted.
+
+    Parameters
+    ----------
+    text : str
+        Contents of a config.json.
+    name : str
+        What to call the model.
+    origin : str
+        Names the file in error messages.
+
+    Raises
+    ------
+    UsageError
+        Not JSON, keys missing or senseless, or a cache of another form.
+    """
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{origin} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{origin} is not a model configuration: it holds no JSON object")
+    dtype = _dtype(config, origin)
+    config = config.get("text_config", config)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
+        raise UsageError(f"{origin}: text_config must be an object and model_type a name")
+    config = {**_DEFAULTS.get(config.get("model_type", ""), {}), **config}
+    _check_optional_counts(config, origin)
+    _refuse_other_forms(config, origin)
+    hidden = _count(config, "hidden_size", origin)
+    heads = _count(config, "num_attention_heads", origin)
+    latent = _latent(config, origin)
+    if latent:
+        head_dim = _count(config, "qk_nope_head_dim", origin) + latent["rope_dim"]
+    elif config.get("head_dim") is None and hidden % heads:
+        raise UsageError(f"{origin}: hidden_size {hidden} is no multiple of {heads} heads")
+    else:
+        head_dim = _count(config, "head_dim", origin, hidden // heads)
+    shape = {
+        "layers": _count(config, "num_hidden_layers", origin),
+        "heads": heads,
+        "kv_heads": _count(config, "num_key_value_heads", origin, heads),
+        "head_dim": head_dim,
+        "hidden": hidden,
+        "intermediate": _count(config, "intermediate_size", origin),
+        "vocab": _count(config, "vocab_size", origin),
+    }
+    experts = _experts(config, shape["layers"], hidden, origin)
+    parameters = num_parameters(config, **shape)
+    try:
+        return Geometry(
+            name=name,
+            parameters=_count(config, "num_parameters", origin, parameters),
+            kv_bytes_per_element=dtype,
+            weight_bytes_per_element=dtype,
+            **shape,
+            **latent,
+            **_window(config, shape["layers"], origin),
+            **experts,
+        )
+    except ValueError as error:
+        raise UsageError(f"{origin}: {error}") from None
+
+
+def with_kv_dtype(geometry: Geometry, dtype: str) -> Geometry:
+    """The model with a cache of another type; ``fp8`` is one byte per number, without scales.
+
+    Raises
+    ------
+    UnknownName
+    """
+    if dtype not in KV_DTYPES:
+        raise UnknownName("type of a KV cache", dtype, KV_DTYPES)
+    width = KV_DTYPES[dtype]
+    if width == geometry.kv_bytes_per_element:
+        return geometry
+    return replace(geometry, name=f"{geometry.name}, {dtype} KV", kv_bytes_per_element=width)
+
+
+def num_parameters(
+    config: dict[str, Any], *, layers: int, heads: int, kv_heads: int, head_dim: int,
+    hidden: int, intermediate: int, vocab: int,
+) -> int:  # fmt: skip
+    """Weights of a decoder of the Llama, Gemma or DeepSeek family of this shape."""
+    family = config.get("model_type", "llama")
+    if family in _DEEPSEEK:
+        attention = _latent_attention_parameters(config, heads, head_dim, hidden)
+    else:
+        projections = (heads + 2 * kv_heads) * head_dim  # outputs of query, key and value
+        attention = hidden * projections + heads * head_dim * hidden
+        if config.get("attention_bias", family == "qwen2"):
+            attention += projections
+        if config.get("attention_bias", False):
+            attention += hidden  # Llama's flag also gives the output projection a bias
+        if family in ("qwen3", "gemma3", "gemma3_text"):
+            attention += 2 * head_dim  # norms of query and key
+    norms = (4 if family in _GEMMA else 2) * hidden
+    dense = 3 * hidden * intermediate  # gate, up and down
+    moe_layers, moe = _moe_layers(config, layers), 0
+    if moe_layers:
+        one = 3 * hidden * config["moe_intermediate_size"]
+        routed, shared = config["n_routed_experts"], config.get("n_shared_experts") or 0
+        moe = (routed + shared) * one + routed * hidden
+        moe += routed if family == "deepseek_v3" else 0  # the router's bias
+    embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings", False) else 2)
+    feed_forward = (layers - moe_layers) * dense + moe_layers * moe
+    return layers * (attention + norms) + feed_forward + embeddings + hidden
+
+
+def _latent_attention_parameters(
+    config: dict[str, Any], heads: int, head_dim: int, hidden: int
+) -> int:
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    values, query_rank = config["v_head_dim"], config.get("q_lora_rank")
+    down = hidden * (rank + rope) + rank  # with the norm of the latent vector
+    up = rank * heads * (head_dim - rope + values)
+    query = hidden * heads * head_dim
+    if query_rank:
+        query = hidden * query_rank + query_rank + query_rank * heads * head_dim
+    return int(query + down + up + heads * values * hidden)
+
+
+def _latent(config: dict[str, Any], origin: str) -> dict[str, int]:
+    """The fields of latent attention, or nothing."""
+    if not config.get("kv_lora_rank"):
+        return {}
+    if config.get("model_type") not in _DEEPSEEK:
+        raise UsageError(
+            f"{origin} describes latent attention (kv_lora_rank), which is supported for "
+            f"model_type {' and '.join(_DEEPSEEK)} only"
+        )
+    return {
+        "latent_dim": _count(config, "kv_lora_rank", origin),
+        "rope_dim": _count(config, "qk_rope_head_dim", origin),
+        "value_dim": _count(config, "v_head_dim", origin),
+    }
+
+
+def _experts(config: dict[str, Any], layers: int, hidden: int, origin: str) -> dict[str, int]:
+    """The fields of a mixture of experts, or nothing."""
+    if not config.get("n_routed_experts"):
+        return {}
+    if config.get("model_type") not in _DEEPSEEK:
+        raise UsageError(
+            f"{origin} describes a mixture of experts (n_routed_experts), which is supported for "
+            f"model_type {' and '.join(_DEEPSEEK)} only"
+        )
+    experts = _count(config, "n_routed_experts", origin)
+    one = 3 * hidden * _count(config, "moe_intermediate_size", origin)
+    return {
+        "experts": experts,
+        "experts_per_token": _count(config, "num_experts_per_tok", origin),
+        "expert_parameters": _moe_layers(config, layers) * experts * one,
+    }
+
+
+def _moe_layers(config: dict[str, Any], layers: int) -> int:
+    if not config.get("n_routed_experts"):
+        return 0
+    return max(0, layers - int(config.get("first_k_dense_replace") or 0))
+
+
+def _window(config: dict[str, Any], layers: int, origin: str) -> dict[str, int]:
+    """The window and the number of layers that have it, or nothing."""
+    if not config.get("sliding_window") or not config.get("use_sliding_window", True):
+        return {}
+    kinds, family = config.get("layer_types"), config.get("model_type")
+    pattern = config.get("sliding_window_pattern") or config.get("layer_pattern")
+    if kinds:
+        count = sum(kind == "sliding_attention" for kind in kinds)
+        if len(kinds) != layers:
+            raise UsageError(f"{origin}: layer_types names {len(kinds)} of {layers} layers")
+    elif family == "mistral":
+        count = layers
+    elif family in _GEMMA and isinstance(pattern, int) and pattern > 0:
+        count = layers - layers // pattern
+    elif family in ("qwen2", "qwen3"):
+        count = max(0, layers - int(config.get("max_window_layers") or 0))
+    else:
+        raise UsageError(
+            f"{origin} has sliding_window {config['sliding_window']} and does not say which "
+            "layers: add layer_types, one of full_attention and sliding_attention per layer"
+        )
+    window = _count(config, "sliding_window", origin)
+    return {"window": window, "window_layers": count} if count else {}
+
+
+def _check_optional_counts(config: dict[str, Any], origin: str) -> None:
+    """Counts that may be missing, null or 0, and lists that may be missing."""
+    for key in ("q_lora_rank", "n_shared_experts", "first_k_dense_replace", "max_window_layers"):
+        value = config.get(key)
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise UsageError(f"{origin}: {key} must be a whole number, not {value!r}")
+    kinds = config.get("layer_types")
+    if kinds is not None and not (
+        isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    ):
+        raise UsageError(f"{origin}: layer_types must be a list of names, not {kinds!r:.40}")
+
+
+def _refuse_other_forms(config: dict[str, Any], origin: str) -> None:
+    for key, form in _OTHER_FORMS.items():
+        if config.get(key):
+            raise UsageError(f"{origin} describes {form} ({key}), which is not supported")
+    kinds = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        found = ", ".join(sorted(kinds))
+        raise UsageError(f"{origin} has layers of other kinds ({found}): not supported")
+    if "sliding_attention" in (config.get("layer_types") or ()) and not config.get(
+        "sliding_window"
+    ):
+        raise UsageError(f"{origin} has layers with a sliding window and lacks sliding_window")
+
+
+def _count(config: dict[str, Any], key: str, origin: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise UsageError(f"{origin} lacks {key}: is it a model's config.json?")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{origin}: {key} must be a positive whole number, not {value!r}")
+    return value
+
+
+def _dtype(config: dict[str, Any], origin: str) -> int:
+    """Bytes per element; a configuration that names no type is taken as bf16."""
+    nested = config.get("text_config")
+    for where in (config, nested if isinstance(nested, dict) else {}):
+        for key in ("dtype", "torch_dtype"):
+            if where.get(key) is not None:
+                name = str(where[key]).removeprefix("torch.")
+                if name not in _BYTES:
+                    raise UsageError(f"{origin}: {key} '{name}' is none of {', '.join(_BYTES)}")
+                return _BYTES[name]
+    return 2

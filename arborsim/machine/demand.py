@@ -1,0 +1,209 @@
+"""What one search asks of a machine, whoever else is served: phases in order, as numbers.
+
+A demand holds bytes and tokens, no seconds: a `CostModel` prices it.  Its decode iterations are cut
+into *pieces* in which every quantity grows by the same amount from one iteration to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.machine.pieces import PIECE_COLUMNS, joined
+
+LEG_COLUMNS = ("chain", "upward", "bytes", "hold_before", "hold_after")
+#: `attended` and `rows` count these parts of a token, so that means over layers stay whole numbers.
+ATTENDED_UNITS = 1 << 16
+_FORMAT = 1
+_WIDTHS = {"ops": 4, "pieces": len(PIECE_COLUMNS), "legs": len(LEG_COLUMNS)}
+_DAMAGE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, NotImplementedError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+class Op(IntEnum):
+    """Kinds of phases, and what their two or three numbers are.
+
+    Attributes
+    ----------
+    PREFILL : tokens of the prompt
+    DECODE : row of `SearchDemand.pieces`
+    DECIDE : tokens that the policy examines in a decision outside a run of iterations
+    COPY : bytes of HBM that device code reads and writes (quantising)
+    RECOMPUTE : evicted tokens to prefill again, tokens present
+    SEND : chain of transfers that starts now, in the background
+    WAIT : chain that must have ended before the search goes on; -1 for all
+    BEGUN : chain whose last transfer must have begun before the search goes on
+    HOLD : bytes of HBM taken (or given up, if negative) beside the pages
+    LEVEL : bytes of HBM in pages and streaming buffers from now on, the part of them that holds
+        the shared prefix, bytes of DDR
+    TURN : sequences that the search turns to
+    """
+
+    PREFILL = 0
+    DECODE = 1
+    DECIDE = 2
+    COPY = 3
+    RECOMPUTE = 4
+    SEND = 5
+    WAIT = 6
+    BEGUN = 7
+    HOLD = 8
+    LEVEL = 9
+    TURN = 10
+
+
+@dataclass(frozen=True)
+class DemandInfo:
+    """Where a demand comes from, and what its numbers must be priced with.
+
+    Attributes
+    ----------
+    trace, policy, budget : str
+    episode : int
+    recall : {"stage", "stream", "near", "ondemand"}
+    geometry : str
+        Name of the model whose bytes are counted.
+    kv_bytes_per_token : int
+    groups : int
+        Cache groups; `attended` and `rows` of the pieces are summed over them and over the layers.
+    fused : bool
+        False if the policy reads attention rows.
+    prefix : str
+        Searches with the same key share the first `prefix_tokens` of their prompts; "" for none.
+    prefix_tokens : int
+    solved : int
+        1 or 0 as the search's answer was judged; -1 if it was not.
+    """
+
+    trace: str
+    episode: int
+    policy: str
+    budget: str
+    recall: str
+    geometry: str
+    kv_bytes_per_token: int
+    groups: int = 1
+    fused: bool = True
+    prefix: str = ""
+    prefix_tokens: int = 0
+    solved: int = -1
+
+
+@dataclass(frozen=True)
+class SearchDemand:
+    """One search under one policy.
+
+    Attributes
+    ----------
+    info : DemandInfo
+    ops : int64 ``[phases, 4]``
+        Kind (`Op`) and its numbers, in order.
+    pieces : int64 ``[pieces, columns]``
+        Runs of decode iterations (`PIECE_COLUMNS`).  Iteration ``i`` of a piece has
+        ``quantity + i * quantity_growth``: bytes of keys and values read, the quantised part of
+        them, tokens attended to (in `ATTENDED_UNITS`, summed over sequences, groups and layers),
+        those of them whose probabilities are written out (0 if fused), tokens examined by a
+        decision, bytes of HBM held, the part of those in the shared prefix.  Sequences, whether
+        the policy decides, bytes fetched over PCIe and bytes read by the CPU stay the same.
+    legs : int64 ``[transfers, 5]``
+        Transfers (`LEG_COLUMNS`) in the order of their chains; each begins when the one before it
+        in its chain has ended.  The holds are bytes of HBM taken when it begins and when it ends.
+    """
+
+    info: DemandInfo
+    ops: np.ndarray
+    pieces: np.ndarray
+    legs: np.ndarray
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of `pieces`; int64 ``[pieces]``."""
+        return np.asarray(self.pieces[:, PIECE_COLUMNS.index(name)])
+
+    @cached_property
+    def prompt_tokens(self) -> int:
+        return int(self.ops[self.ops[:, 0] == Op.PREFILL, 1].sum())
+
+    @cached_property
+    def iterations(self) -> int:
+        return int(self.column("iterations").sum())
+
+    @cached_property
+    def generated_tokens(self) -> int:
+        return int(self.column("iterations") @ self.column("sequences"))
+
+    @cached_property
+    def peak_ddr_bytes(self) -> int:
+        levels = self.ops[self.ops[:, 0] == Op.LEVEL, 3]
+        return int(levels.max()) if len(levels) else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its arrays."""
+        return int(self.ops.nbytes + self.pieces.nbytes + self.legs.nbytes)
+
+    @cached_property
+    def without_turns(self) -> SearchDemand:
+        """The same where turning costs nothing: iterations before and after a turn are one run."""
+        if not (self.ops[:, 0] == Op.TURN).any():
+            return self
+        ops: list[list[int]] = []
+        pieces: list[np.ndarray] = []
+        kept = [op for op in self.ops.tolist() if op[0] != Op.TURN]
+        for decodes, phases in groupby(kept, lambda op: bool(op[0] == Op.DECODE)):
+            if not decodes:
+                ops += phases
+                continue
+            run = joined(self.pieces[[op[1] for op in phases]])
+            ops += [[int(Op.DECODE), len(pieces) + row, 0, 0] for row in range(len(run))]
+            pieces += list(run)
+        table = np.array(pieces, dtype=np.int64).reshape(-1, len(PIECE_COLUMNS))
+        return replace(self, ops=np.array(ops, dtype=np.int64).reshape(-1, 4), pieces=table)
+
+    def with_prefix(self, key: str) -> SearchDemand:
+        """The same search, whose prefix is shared with all searches of that key."""
+        return replace(self, info=replace(self.info, prefix=key))
+
+    def save(self, path: Path) -> None:
+        """Write to a compressed ``.npz`` file, without pickles."""
+        header = json.dumps({"format": _FORMAT, **asdict(self.info)}, sort_keys=True)
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file, header=np.array(header), ops=self.ops, pieces=self.pieces, legs=self.legs
+            )
+
+    @classmethod
+    def load(cls, path: Path) -> SearchDemand:
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        UsageError
+            The file cannot be read or is no demand of this format.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                header = json.loads(str(stored["header"]))
+                if header.pop("format", None) != _FORMAT:
+                    raise UsageError(f"{path}: a demand of another format: record it again")
+                tables = [_table(stored[name], width) for name, width in _WIDTHS.items()]
+                return cls(DemandInfo(**header), *tables)
+        except _DAMAGE as error:
+            raise UsageError(f"{path} is not a recorded demand: {error}") from None
+
+
+def _table(stored: np.ndarray, width: int) -> np.ndarray:
+    """A table of a file; int64 ``[rows, width]``."""
+    if stored.dtype != np.int64 or stored.ndim != 2 or stored.shape[1] != width:
+        raise ValueError(f"a table of shape {stored.shape} and type {stored.dtype}")
+    return stored

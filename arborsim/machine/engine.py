@@ -1,0 +1,203 @@
+"""The engine: plays demands on one machine, many iterations at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from arborsim.machine.batch import Batch, IterationTime, Sums
+from arborsim.machine.commands import Command, Decode, Idle, Spend
+from arborsim.machine.cost import CostModel
+from arborsim.machine.demand import Op, SearchDemand
+from arborsim.machine.options import Arrivals, KvPool, ServingOptions, Timed
+from arborsim.machine.priced import PricedDemand
+from arborsim.machine.pricing import Pricing
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.report import ServingReport, report
+from arborsim.machine.server import Server
+from arborsim.machine.world import TOGETHER, HeapWorld
+from arborsim.trace.schema import Geometry
+
+_UNLIMITED = 1 << 62
+Play = Callable[[Sequence[PricedDemand], Sequence[int], Pricing, ServingOptions, int, Arrivals],
+                Server]  # fmt: skip
+Watch = Callable[[Server, Command, float], bool]
+
+
+def serve(
+    demands: Sequence[SearchDemand],
+    profile: HardwareProfile,
+    geometry: Geometry,
+    arrivals: Arrivals,
+    options: ServingOptions | None = None,
+    *,
+    kv_bytes: int | None = None,
+) -> ServingReport:
+    """Serve searches on one machine.
+
+    Parameters
+    ----------
+    demands : sequence of SearchDemand
+        What may arrive, all recorded for `geometry`.
+    profile, geometry
+        The machine (one GPU of it) and the model.
+    arrivals : Timed or ClosedLoop
+        Their numbers name demands.
+    options : ServingOptions, optional
+    kv_bytes : int, optional
+        HBM for keys and values, in place of what the machine leaves for them.
+
+    Raises
+    ------
+    UsageError
+        The model does not fit, or a demand is of another model.
+    """
+    return ServingEngine(demands, profile, geometry, options, kv_bytes=kv_bytes).run(arrivals)
+
+
+class ServingEngine:
+    """A machine with demands priced for it: runs as often as one likes.
+
+    The parameters are those of `serve`.
+
+    Attributes
+    ----------
+    pool : KvPool
+    alone : tuple of Alone
+        What each demand takes by itself.
+    """
+
+    def __init__(
+        self,
+        demands: Sequence[SearchDemand],
+        profile: HardwareProfile,
+        geometry: Geometry,
+        options: ServingOptions | None = None,
+        *,
+        kv_bytes: int | None = None,
+    ) -> None:
+        self.options = options or ServingOptions()
+        cost = CostModel(profile, geometry)
+        self.pricing = Pricing(cost, self.options)
+        workspace = self.pricing.workspace_bytes(demands, self.options.prefill_chunk)
+        self.pool = KvPool.of(cost, self.options, workspace)
+        self.kv_bytes = self.pool.kv_bytes if kv_bytes is None else kv_bytes
+        shares = self.options.prefix_sharing
+        self.demands = [_private(self.pricing.price(d), shares) for d in demands]
+        self.alone = tuple(self._alone(priced) for priced in self.demands)
+
+    def run(self, arrivals: Arrivals, play: Play | None = None) -> ServingReport:
+        """Play the demands; `play` may be another driver of the same rules."""
+        peaks = [alone.peak_hbm_bytes for alone in self.alone]
+        server = (play or play_closed_form)(
+            self.demands, peaks, self.pricing, self.options, self.kv_bytes, arrivals
+        )
+        return report(server, self.pool)
+
+    def _alone(self, priced: PricedDemand) -> Alone:
+        """Play one search on the machine as if memory had no end."""
+        options = replace(self.options, nvme_bytes=_UNLIMITED, prefix_host_bytes=0)
+        server = play_closed_form(
+            [priced], [0], self.pricing, options, _UNLIMITED, Timed(((0.0, 0),))
+        )
+        return Alone(server.state.searches[0].finish_s, server.state.tally.peak_hbm_bytes)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A search by itself on an idle machine: what it takes, and the most HBM that it needs."""
+
+    seconds: float
+    peak_hbm_bytes: int
+
+
+def _private(priced: PricedDemand, shares: bool) -> PricedDemand:
+    """Without the shared prefix, which the engine holds once for all."""
+    if not shares or not priced.prefix_tokens:
+        return priced
+    ops = [(op[0], op[1] - op[2], 0, op[3]) if op[0] == Op.LEVEL else op for op in priced.ops]
+    return replace(priced, ops=ops, pieces=[piece.without_prefix() for piece in priced.pieces])
+
+
+def play_closed_form(
+    demands: Sequence[PricedDemand],
+    peaks: Sequence[int],
+    pricing: Pricing,
+    options: ServingOptions,
+    kv_bytes: int,
+    arrivals: Arrivals,
+    watch: Watch | None = None,
+) -> Server:
+    """Let searches arrive and be served, all iterations up to the next event at once.
+
+    `watch` is called after each command with the server, the command and when it began; what has
+    not happened when it returns True never does.
+    """
+    world = HeapWorld()
+    time = IterationTime(pricing)
+    server = Server(demands, peaks, pricing, options, kv_bytes, world, Batch())
+    server.expect(arrivals)
+    world.spend(0.0)
+    for command in server.loop():
+        before = world.now
+        if isinstance(command, Decode):
+            _decode(server, world, time, command)
+        else:
+            _pass(server, world, command)
+        if watch is not None and watch(server, command, before):
+            break
+    return server
+
+
+def _pass(server: Server, world: HeapWorld, command: Spend | Idle) -> None:
+    """Time without an iteration."""
+    before = world.now
+    if isinstance(command, Spend):
+        world.spend(command.seconds)
+    else:
+        world.skip()
+    server.state.spent(world.now - before)
+
+
+def _decode(server: Server, world: HeapWorld, time: IterationTime, command: Decode) -> None:
+    """Iterations up to the end of a piece, or those in which the next event lies."""
+    batch = server.state.batch
+    sums = batch.sums
+    most = command.most
+    while sums.streamed_bytes and world.up.free_s > world.now:  # what streams waits for a free link
+        waited_s = world.up.free_s - world.now
+        world.spend(waited_s)
+        server.state.spent(waited_s)
+        server.state.tally.busy.exposed_s += waited_s
+        most = 1  # somebody may be able to join the next iteration
+    time.stream_floor_s = server.state.stream_floor_s
+    extra = command.extra
+    if extra.sequences:
+        k, span = 1, time.one(sums, extra)
+    else:
+        k = min(most, batch.next_end())
+        if k > 1 and world.next_s < float("inf"):
+            slack_s = TOGETHER * world.next_s
+            k = _iterations_until(time, sums, k, world.next_s - world.now - slack_s)
+        span = time.span(sums, k)
+    server.state.passing(k)
+    if sums.streamed_bytes:
+        world.up.free_s = world.now + span.seconds
+    world.spend(span.seconds)
+    server.state.passed(span, k)
+
+
+def _iterations_until(time: IterationTime, sums: Sums, most: int, seconds: float) -> int:
+    """The fewest iterations that take at least so long, up to `most`."""
+    if time.terms(sums, 0)[0] >= seconds:
+        return 1
+    if time.seconds(sums, most) < seconds:
+        return most
+    low, high = 1, most  # fewer than `low` do not suffice, `high` do
+    while low < high:
+        middle = (low + high) // 2
+        if time.seconds(sums, middle) < seconds:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,193 @@
+"""The serving engine event by event: every iteration is an event, every transfer a process.
+
+Plays the rules of `arborsim.machine.server` with SimPy, and with sums that are added up afresh for
+every iteration.  It is slow, and exists so that the closed form can be compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import simpy
+
+from arborsim.machine.batch import Batch, IterationTime, Span, Sums
+from arborsim.machine.commands import Decode, Spend
+from arborsim.machine.options import Arrivals, ServingOptions
+from arborsim.machine.priced import NOTHING, Extra, Piece, PricedDemand
+from arborsim.machine.pricing import Pricing
+from arborsim.machine.replay_engine import Steps
+from arborsim.machine.server import Server
+from arborsim.machine.world import TOGETHER, Callback
+
+
+class EventLink:
+    """One direction of PCIe as a SimPy resource: whoever asks first is served first."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self.busy_s = 0.0
+        self.carried_bytes = 0
+        self.place = simpy.Resource(env, capacity=1)
+        self._env = env
+
+    def send(self, size_bytes: int, seconds: float, done: Callback) -> None:
+        """Ask for a transfer; `done` is called when it has ended."""
+        self.busy_s += seconds
+        self.carried_bytes += size_bytes
+        self._env.process(self._carry(seconds, done, self.place.request()))
+
+    def _carry(self, seconds: float, done: Callback, turn: Any) -> Steps:
+        yield turn
+        yield self._env.timeout(seconds)
+        self.place.release(turn)
+        done()
+
+
+class EventWorld:
+    """Time that SimPy keeps."""
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment()
+        self.down = EventLink(self.env)
+        self.up = EventLink(self.env)
+
+    @property
+    def now(self) -> float:
+        return float(self.env.now)
+
+    def at(self, time_s: float, call: Callback) -> None:
+        """Call at that time."""
+        self.env.process(self._later(time_s, call))
+
+    def _later(self, time_s: float, call: Callback) -> Steps:
+        yield self.env.timeout(max(0.0, time_s - self.now))
+        call()
+
+
+class LiteralBatch(Batch):
+    """Members in a list; nothing is kept that can be counted."""
+
+    def __init__(self) -> None:
+        self.iteration = 0
+        self._joined: list[tuple[int, Piece, int]] = []  # key, piece, iterations done
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def __contains__(self, key: int) -> bool:
+        return any(member == key for member, _, _ in self._joined)
+
+    @property
+    def sums(self) -> Sums:  # type: ignore[override]
+        total = Sums()
+        for _, piece, done in self._joined:
+            total.add(piece, done, 1)
+        return total
+
+    def add(self, key: int, piece: Piece, i: int = 0) -> None:
+        self._joined.append((key, piece, i))
+
+    def remove(self, key: int) -> int:
+        (found,) = (member for member in self._joined if member[0] == key)
+        self._joined.remove(found)
+        return found[2]
+
+    def next_end(self) -> int:
+        return min(piece.iterations - done for _, piece, done in self._joined)
+
+    def advance(self, k: int) -> None:
+        self.iteration += k
+        self._joined = [(key, piece, done + k) for key, piece, done in self._joined]
+
+    def ended(self) -> list[int]:
+        found = [key for key, piece, done in self._joined if done == piece.iterations]
+        self._joined = [member for member in self._joined if member[2] < member[1].iterations]
+        return found
+
+
+class LiteralTime(IterationTime):
+    """What one iteration takes, term by term as the cost model has it."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        super().__init__(pricing)
+        self._pricing = pricing
+
+    def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
+        p = self._pricing
+        compute_s = s.flops + extra.flops_s
+        memory_s = p.weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
+        hidden_s = p.overlap * min(compute_s, memory_s)
+        layers_s = p.eager_layers_s if s.eager else p.layers_s
+        sequences = s.sequences + extra.sequences
+        model_s = compute_s + memory_s - hidden_s + s.quantised
+        model_s += layers_s + p.step_s + p.sequence_s * sequences
+        stream_s = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
+        exposed_s = max(0.0, stream_s - model_s)
+        exposed_s += max(0.0, s.near - (s.kv + s.quantised)) if s.near else 0.0
+        policy_s = s.policy + extra.other_s
+        seconds = model_s + exposed_s + policy_s
+        return Span(seconds, s.hbm * seconds, compute_s, memory_s, exposed_s, policy_s)
+
+
+def play_event_by_event(
+    demands: Sequence[PricedDemand],
+    peaks: Sequence[int],
+    pricing: Pricing,
+    options: ServingOptions,
+    kv_bytes: int,
+    arrivals: Arrivals,
+) -> Server:
+    """Let searches arrive and be served, one event at a time."""
+    world = EventWorld()
+    server = Server(demands, peaks, pricing, options, kv_bytes, world, LiteralBatch())
+    server.expect(arrivals)
+    world.env.run(until=world.env.process(_serve(server, world, LiteralTime(pricing))))
+    return server
+
+
+def _serve(server: Server, world: EventWorld, time: LiteralTime) -> Steps:
+    """Carry out the server's commands; what happens at the same time happens before."""
+    env = world.env
+    yield from _settle(env)
+    for command in server.loop():
+        if isinstance(command, Decode):
+            yield from _iterate(server, world, time, command)
+            continue
+        before = world.now
+        if isinstance(command, Spend):
+            yield env.timeout(command.seconds)
+        else:
+            env_next = env.peek()
+            assert env_next < float("inf"), "somebody waits for what will never happen"
+            yield env.timeout(env_next - env.now)
+        yield from _settle(env)
+        server.state.spent(world.now - before)
+
+
+def _iterate(server: Server, world: EventWorld, time: LiteralTime, command: Decode) -> Steps:
+    env, sums = world.env, server.state.batch.sums
+    turn = None
+    if sums.streamed_bytes:
+        before = world.now
+        place = world.up.place
+        while place.count or place.queue:
+            yield env.timeout(max(0.0, env.peek() - env.now))
+            yield from _settle(env)
+        turn = place.request()
+        yield turn
+        server.state.spent(world.now - before)
+        server.state.tally.busy.exposed_s += world.now - before
+    time.stream_floor_s = server.state.stream_floor_s
+    span = time.one(sums, command.extra)
+    server.state.passing(1)
+    yield env.timeout(span.seconds)
+    if turn is not None:
+        world.up.place.release(turn)
+    yield from _settle(env)
+    server.state.passed(span, 1)
+
+
+def _settle(env: simpy.Environment) -> Steps:
+    """Let everything else that happens now happen first."""
+    while env.peek() <= env.now * (1.0 + TOGETHER):
+        yield env.timeout(max(0.0, env.peek() - env.now))

@@ -1,0 +1,172 @@
+"""What the active paths hold: how many tokens of which tier each decode iteration attends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tree import ThoughtTree
+from arborsim.machine.windows import WindowProfile
+from arborsim.memory.census import Census, Changes
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.run_profile import RunProfile
+
+
+@dataclass(frozen=True)
+class PathProfile:
+    """The paths read in every iteration of a run, its tokens included, before its moves.
+
+    Counts are summed over the cache groups.
+
+    Attributes
+    ----------
+    shared : int64 ``[tiers, steps]``
+        Every token on any such path once.
+    branches : int64 ``[tiers, steps]``
+        Every token once per path that holds it.
+    length : int64 ``[steps]``
+        Tokens on any such path, readable or not (not summed over groups).
+    windows : WindowProfile or None
+        The layers with a sliding window, which the counts leave out; None without such layers.
+    """
+
+    shared: np.ndarray
+    branches: np.ndarray
+    length: np.ndarray
+    windows: WindowProfile | None = None
+
+    def minus(self, part: PathProfile) -> PathProfile:
+        """The same paths without the tokens of `part`."""
+        shared, branches = self.shared - part.shared, self.branches - part.branches
+        return PathProfile(shared, branches, self.length, self.windows)
+
+    def of_tiers(self, mask: np.ndarray) -> PathProfile:
+        """The same paths, but only the tokens in the tiers of `mask`, bool ``[tiers]``.
+
+        Tokens in windows are in none.
+        """
+        return PathProfile(self.shared * mask[:, None], self.branches * mask[:, None], self.length)
+
+
+_NO_TOKENS = np.zeros((NUM_TIERS, 1), dtype=np.int64)
+NOBODY = PathProfile(_NO_TOKENS, _NO_TOKENS, np.zeros(1, dtype=np.int64))
+
+
+class ActivePaths:
+    """Follows the tokens on the paths from the root to the leaves that decode now.
+
+    The *active* paths are those the search turned to last.  Of their leaves some may pause: the
+    paths of the others are *read*.
+
+    Parameters
+    ----------
+    tree : ThoughtTree
+        The controller's; it is only read, and already holds tokens when the ledger gets them.
+    ledger : Ledger
+    """
+
+    def __init__(self, tree: ThoughtTree, ledger: Ledger) -> None:
+        self.leaves: tuple[int, ...] = ()
+        self.shared = Census(1)
+        self.branches = Census(1)
+        self.length = 0
+        self._tree = tree
+        self._ledger = ledger
+        self._turned_to: set[int] = set()
+        # Whether the only path read is the whole tree: the ledger then counts its tokens.
+        self._whole = False
+        self._active = np.zeros(1, dtype=bool)
+        self._per_node = np.zeros(1, dtype=np.int64)
+
+    def turn(self, leaves: tuple[int, ...]) -> None:
+        """The paths to `leaves` are active and read from now on."""
+        self._turned_to = set(leaves)
+        self._active = self._tree.on_path(leaves)
+        self.read(leaves)
+
+    def are_active(self, leaves: tuple[int, ...]) -> bool:
+        """Whether the search has turned to all of `leaves`."""
+        return self._turned_to.issuperset(leaves)
+
+    def read(self, leaves: tuple[int, ...]) -> None:
+        """Of the active leaves, these decode from now on."""
+        self.leaves = leaves
+        self._per_node = np.zeros(len(self._tree), dtype=np.int64)
+        for leaf in leaves:
+            self._per_node[self._tree.ancestors(leaf)] += 1
+        tier = self._ledger.tier
+        self._whole = len(leaves) == 1 and bool(self._per_node.all())
+        if self._whole:
+            self.length = tier.shape[1]
+            return
+        weight = self._weight(np.arange(tier.shape[1]))
+        read = weight > 0
+        self.length = int(read.sum())
+        self.shared = Census(1)
+        # On a single path every token counts once: both are the same.
+        self.branches = self.shared if len(leaves) == 1 else Census(1)
+        for row in tier[:, read]:
+            self.shared.now[0] += np.bincount(row, minlength=NUM_TIERS)
+            if self.branches is not self.shared:
+                counts = np.bincount(row, weight[read], NUM_TIERS)
+                self.branches.now[0] += counts.astype(np.int64)
+
+    def active(self, tokens: np.ndarray) -> np.ndarray:
+        """Bool: which of `tokens` lie on an active path."""
+        return np.asarray(self._active[self._tree.node_of_token.values[tokens]])
+
+    def read_now(self, tokens: np.ndarray) -> np.ndarray:
+        """Bool: which of `tokens` lie on a path that is being read."""
+        return self._weight(tokens) > 0
+
+    def readable_beside(self, tokens: np.ndarray) -> int:
+        """Readable tokens on the paths being read, other than `tokens`."""
+        held = self._ledger.held if self._whole else self.shared.now[0].tolist()
+        readable = sum(held[: Tier.EVICTED]) // self._ledger.groups
+        return max(0, readable - int(np.count_nonzero(self._weight(tokens))))
+
+    def _weight(self, tokens: np.ndarray) -> np.ndarray:
+        """Number of paths being read that hold each of `tokens`; int64."""
+        return np.asarray(self._per_node[self._tree.node_of_token.values[tokens]])
+
+    def count(self, group: np.ndarray, token: np.ndarray) -> PathProfile:
+        """Those of the tokens ``[m]``, each in one cache group, that are read now."""
+        tier = self._ledger.tier[group, token]
+        weight = self._weight(token)
+        shared = np.bincount(tier, np.minimum(weight, 1), NUM_TIERS)[:, None]
+        branches = np.bincount(tier, weight, NUM_TIERS)[:, None]
+        length = np.zeros(1, dtype=np.int64)
+        return PathProfile(shared.astype(np.int64), branches.astype(np.int64), length)
+
+    def advance(self, run: RunProfile) -> PathProfile:
+        """Each leaf decodes a token per iteration of `run`, which the ledger has accounted for."""
+        groups, width, steps = self._ledger.groups, len(self.leaves), run.counts_before.shape[1]
+        length = np.arange(self.length + width, self.length + width * steps + 1, width)
+        self.length += width * steps
+        if self._whole:
+            return PathProfile(run.counts_before, run.counts_before, length)
+        newest = int(self._per_node[list(self.leaves)].sum())
+        shared, branches = self._follow(run.changes, steps, width * groups, newest * groups)
+        return PathProfile(shared, branches, length)
+
+    def change(self, changes: Changes) -> None:
+        """Tokens have changed their tier outside a run, and the ledger knows."""
+        if self._whole or not len(changes):
+            return
+        row, weight = np.zeros(len(changes), dtype=np.int64), self._weight(changes.token)
+        self.shared.change(row, changes, np.minimum(weight, 1))
+        if self.branches is not self.shared:
+            self.branches.change(row, changes, weight)
+
+    def _follow(
+        self, changes: Changes, steps: int, shared_born: int, branches_born: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        row = np.zeros(len(changes), dtype=np.int64)
+        weight = self._weight(changes.token)
+        shared, _ = self.shared.advance(steps, shared_born, row, changes, np.minimum(weight, 1))
+        if self.branches is self.shared:
+            return shared[0], shared[0]
+        branches, _ = self.branches.advance(steps, branches_born, row, changes, weight)
+        return shared[0], branches[0]

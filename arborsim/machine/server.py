@@ -1,0 +1,252 @@
+"""The rules by which many searches share one machine.
+
+- The GPU does one thing at a time: a decode iteration in which all searches that can decode step
+  together, a pass over a prompt, recovered tokens or a part of a prompt (`prefill_chunk`), a copy,
+  or a wait for a policy's decision outside a run.  What a search has to do between two runs of
+  iterations is done at once, before the others go on, first come first served.
+- Admission: first come first served, searches that lost their place first.  A search is admitted
+  when the HBM that it needs now, the growth of all in the next iteration, and the watermark are
+  free; alone, it needs no watermark.
+- When the next iteration (or a phase of a search) does not fit HBM, shared prefixes that nobody
+  uses lose their last tokens first (`prefixes`); then the search admitted last loses its
+  place, even if it is the one that asks.  Its keys and values in HBM are swapped to the host (all
+  others wait for that) or dropped; back in its place it waits for them, or computes them again.
+- A transfer that ends takes or frees HBM when it ends, also within an iteration.  Tokens are
+  fetched, and searches go on, between iterations.
+- Iterations that stream tokens from the host begin when nobody else uses the link up, and keep it.
+- When the host is full, the copy of the search that lost its place last is dropped; then the
+  search admitted last that holds any of the host loses its place and its part of the host.  Both
+  compute it all again.  A search that does not fit the machine by itself is refused on arrival.
+- Searches with the same prefix hold it once in HBM; each still reads it for itself.  What is left
+  of it from earlier ones is not computed again, and what a copy in DDR has of it is copied back
+  (`reuse`).  Such copies take DDR that no search wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from arborsim.machine.admission import Admission
+from arborsim.machine.batch import Batch
+from arborsim.machine.commands import Commands, Decode, Idle, Spend, Tries
+from arborsim.machine.demand import Op
+from arborsim.machine.eviction import Eviction
+from arborsim.machine.options import Arrivals, ServingOptions
+from arborsim.machine.priced import Extra, PricedDemand
+from arborsim.machine.pricing import Pricing
+from arborsim.machine.reuse import Reuse
+from arborsim.machine.search import Search
+from arborsim.machine.state import State
+from arborsim.machine.world import World
+
+_SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
+
+
+class Server:
+    """Serves searches; a driver lets time pass as its commands say.
+
+    Parameters
+    ----------
+    demands : sequence of PricedDemand
+    peaks : sequence of int
+        HBM that each needs by itself.
+    pricing : Pricing
+    options : ServingOptions
+    kv_bytes : int
+        HBM for keys and values.
+    world : World
+    batch : Batch
+
+    Attributes
+    ----------
+    state : State
+    """
+
+    def __init__(
+        self,
+        demands: Sequence[PricedDemand],
+        peaks: Sequence[int],
+        pricing: Pricing,
+        options: ServingOptions,
+        kv_bytes: int,
+        world: World,
+        batch: Batch,
+    ) -> None:
+        self.state = State(pricing, options, kv_bytes, world, batch)
+        self._admission = Admission(self.state, demands, peaks)
+        self._reuse = Reuse(self.state)
+        self._eviction = Eviction(self.state, self._admission, self._reuse)
+
+    def expect(self, arrivals: Arrivals) -> None:
+        """Let searches arrive.  Call once, first."""
+        self._admission.expect(arrivals)
+
+    def loop(self) -> Commands:
+        """Serve until every search has ended."""
+        state = self.state
+        while True:
+            self._admission.admit()
+            if state.ready:
+                yield from self._proceed(state.ready.popleft())
+            elif len(state.batch) or state.prefilling:
+                if len(state.batch) and state.batch.sums.hbm > state.pages_left:
+                    yield from self._eviction.relieve()
+                else:
+                    yield from self._iterate()
+            elif state.resident or self._admission.unfinished:
+                yield Idle()
+            else:
+                return
+
+    def _iterate(self) -> Commands:
+        """Decode until something ends, or a part of the oldest prompt beside one iteration."""
+        state = self.state
+        state.find_stream_floor()
+        if state.prefilling:
+            search = state.prefilling[0]
+            tokens = min(search.prompt_left, state.options.prefill_chunk)
+            yield Decode(1, self._chunk(search, tokens))
+            search.prompt_left -= tokens
+            if not search.prompt_left:
+                state.prefilling.popleft()
+                self._prompt_done(search)
+                state.ready.append(search)
+        else:
+            sums = state.batch.sums
+            most = 1 << 62
+            if sums.hbm_g > 0:
+                most = (state.pages_left - sums.hbm) // sums.hbm_g + 1
+            yield Decode(most)
+        for key in state.batch.ended():
+            self._piece_ended(state.searches[key])
+
+    def _proceed(self, search: Search) -> Commands:
+        """Go through the phases of a search until it decodes, waits, or ends."""
+        state = self.state
+        search.parked = False
+        if search.restore and not (yield from self._eviction.bring_back(search)):
+            return
+        ops = search.priced.ops
+        while search.at < len(ops):
+            kind, one, _, three = ops[search.at]
+            if kind == Op.DECODE:
+                state.join(search)
+                return
+            if kind == Op.PREFILL and not search.prefilled:
+                if not self._reuse.arrived(search):
+                    return
+                yield from self._prefill(search, one)
+                if not search.prefilled:
+                    return
+            elif kind in _SPENT:
+                yield Spend(search.priced.seconds[search.at], kind, search.key)
+                state.tally.spent(Op(kind), search.priced.seconds[search.at])
+            elif kind == Op.SEND:
+                self._leg(search, one)
+            elif kind == Op.WAIT or kind == Op.BEGUN:
+                if not self._arrived(search, kind, one):
+                    search.parked = True
+                    return
+            elif kind == Op.HOLD:
+                if not (yield from self._eviction.take(search, one)):
+                    return
+                search.extra_bytes += one
+            elif kind == Op.LEVEL and not (yield from self._level(search, one, three)):
+                return
+            search.at += 1
+        self._end(search)
+
+    def _arrived(self, search: Search, kind: int, chain: int) -> bool:
+        if kind == Op.BEGUN:
+            return search.chain_begun(chain)
+        return search.chain_ended(chain) if chain >= 0 else not search.outstanding
+
+    def _piece_ended(self, search: Search) -> None:
+        state = self.state
+        state.piece_ended(search)
+        ops = search.priced.ops
+        if search.at < len(ops) and ops[search.at][0] == Op.DECODE:
+            state.join(search)
+        else:
+            state.ready.append(search)
+
+    def _prefill(self, search: Search, tokens: int) -> Commands:
+        """Compute the prompt, or let it join the queue of those computed in parts."""
+        state = self.state
+        present = self._reuse.present(search, tokens - 1)
+        if state.options.prefill_chunk:
+            search.prompt_left = tokens - present
+            state.prefilling.append(search)
+            return
+        fused = search.priced.source.info.fused
+        seconds = search.priced.seconds[search.at]
+        if present:
+            seconds = state.pricing.prefill_s(tokens - present, present, fused)
+        yield Spend(seconds, Op.PREFILL, search.key)
+        state.tally.spent(Op.PREFILL, seconds)
+        self._prompt_done(search)
+
+    def _chunk(self, search: Search, tokens: int) -> Extra:
+        """What the next `tokens` of a prompt add to an iteration."""
+        total = search.priced.ops[search.at][1]
+        present = total - search.prompt_left
+        return self.state.pricing.chunk(tokens, present, search.priced.source.info.fused)
+
+    def _prompt_done(self, search: Search) -> None:
+        search.prefilled = True
+        self._reuse.computed(search)
+
+    def _level(self, search: Search, hbm_bytes: int, ddr_bytes: int) -> Tries:
+        """Its pages take `hbm_bytes` from now on, and its part of DDR `ddr_bytes`."""
+        if not (yield from self._eviction.make_host_room(search, ddr_bytes - search.ddr_bytes)):
+            return False
+        if not (yield from self._eviction.take(search, hbm_bytes - search.base_bytes)):
+            return False
+        search.base_bytes = hbm_bytes
+        self.state.host.add(ddr_bytes - search.ddr_bytes)
+        search.ddr_bytes = ddr_bytes
+        return True
+
+    def _end(self, search: Search) -> None:
+        state = self.state
+        search.finish_s = state.world.now
+        state.release(search)
+        state.host.add(-search.ddr_bytes)
+        search.ended = True
+        self._admission.follow()
+
+    def _leg(self, search: Search, chain: int) -> None:
+        """Start the next transfer of a chain."""
+        state = self.state
+        legs, i = search.priced.chains[chain], search.legs_ended[chain]
+        if i == 0:
+            search.outstanding += 1
+        if i == len(legs):
+            search.outstanding -= 1
+            state.wake(search)
+            return
+        leg = legs[i]
+        search.legs_begun[chain] += 1
+        self._beside(search, leg.hold_before)
+        state.wake(search)
+        ended = partial(self._leg_ended, search, chain)
+        if not leg.bytes:
+            ended()
+            return
+        link = state.world.up if leg.up else state.world.down
+        link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up), ended)
+
+    def _leg_ended(self, search: Search, chain: int) -> None:
+        leg = search.priced.chains[chain][search.legs_ended[chain]]
+        search.legs_ended[chain] += 1
+        self._beside(search, leg.hold_after)
+        self._leg(search, chain)
+
+    def _beside(self, search: Search, delta: int) -> None:
+        """A transfer takes or frees HBM; that of a search without a place is elsewhere."""
+        if search.ended:
+            return
+        search.extra_bytes += delta
+        if search.resident:
+            self.state.hold(delta)

@@ -1,0 +1,200 @@
+"""Tokens on their way between HBM and DDR, and the staging buffers of recalled tokens.
+
+A copy to DDR runs in the background.  Until it has finished, its pages stay in HBM (*in flight*)
+and attention still reads them there.  In ``stage`` mode the tokens that attention needs are then
+fetched back, once, into a staging buffer that stays as long as the token is in DDR and on an
+active path: reads are fast, but HBM is not saved.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import simpy
+
+from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.machine.gauge import MemoryGauge
+from arborsim.machine.paths import NOBODY, ActivePaths, PathProfile
+from arborsim.machine.replay_engine import Engine, Steps
+from arborsim.memory.census import Changes, kinds
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.pages import GrowingTable
+
+_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
+_RECOMPUTED = kinds(lambda source, target: target.in_ddr and source == Tier.EVICTED)
+_RETURNING = kinds(lambda source, target: source.in_ddr and target.in_hbm)
+_FREEING = kinds(lambda source, target: target > source) * (1 - _LEAVING)
+_OTHERS = 1 - _FREEING - _LEAVING
+_FROM_DDR = kinds(lambda source, target: source.in_ddr)
+
+Cells = tuple[np.ndarray, ...]  # cache groups ``[m]`` and tokens ``[m]``, as np.nonzero gives them
+
+
+class _Marks:
+    """A bool per cell (group, token) that grows with the ledger when it is looked at."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._marked = GrowingTable(ledger.groups, np.bool_)
+
+    @property
+    def values(self) -> np.ndarray:
+        """Bool ``[groups, tokens]``, to be read and written."""
+        self._marked.extend(self._ledger.num_tokens - len(self._marked), False)
+        return self._marked.values
+
+
+class Transfers:
+    """Moves tokens between HBM and DDR behind the decode iterations.
+
+    Parameters
+    ----------
+    engine, ledger, paths, gauge
+        Of the same search.
+    recall : {"stage", "stream", "near"}
+    """
+
+    def __init__(
+        self, engine: Engine, ledger: Ledger, paths: ActivePaths, gauge: MemoryGauge, recall: str
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._paths = paths
+        self._gauge = gauge
+        self._stages = recall == "stage"
+        self._sizes_left = _LEAVING * np.repeat(ledger.bytes_by_tier, NUM_TIERS)
+        self._staged = _Marks(ledger)
+        self._flying = _Marks(ledger)
+        self._promotions: list[tuple[simpy.Process, np.ndarray]] = []
+
+    def needs_link(self, changes: Changes) -> bool:
+        """Whether carrying out `changes` starts a transfer."""
+        return bool(changes.count(_LEAVING) or len(self._returning(changes)))
+
+    def carry_out(self, changes: Changes) -> None:
+        """Change tiers in ledger and paths, what frees memory first, and start the transfers."""
+        leaving, returning = changes.of(_LEAVING), self._returning(changes)
+        self._release_staging(changes.of(_FROM_DDR))
+        if self._ledger.has_pages:
+            freed_bytes = self._record_pages(changes, leaving)
+        else:
+            self._record(changes)
+            freed_bytes = changes.count(self._sizes_left)
+        # What is recomputed for DDR is in HBM, too, until it has been copied.
+        freed_bytes += changes.count(_RECOMPUTED) * int(self._ledger.bytes_by_tier[Tier.HBM])
+        self._start_leaving(leaving, freed_bytes)
+        self._start_returning(returning)
+        self._gauge.observe(self._engine.now_s)
+
+    def wait_for_returning(self) -> float:
+        """Wait for tokens on their way back to an active path; returns the time it took."""
+        if not self._promotions:
+            return 0.0
+        needed = [p for p, tokens in self._promotions if self._paths.active(tokens).any()]
+        waited = self._engine.wait(needed) if needed else 0.0
+        self._promotions = [(p, tokens) for p, tokens in self._promotions if p.is_alive]
+        return waited
+
+    def turn(self) -> float:
+        """The active paths have changed; returns the wait for tokens that they need."""
+        if not self._ledger.ddr_bytes and not self._promotions:
+            return 0.0
+        waited = self.wait_for_returning()
+        if self._stages:
+            staged = self._staged.values
+            in_ddr = _IN_DDR[self._ledger.tier]
+            on_path = self._paths.active(np.arange(staged.shape[1]))
+            self._unstage(np.nonzero(staged & ~on_path))
+            missing = np.nonzero(in_ddr & on_path & ~staged & ~self._flying.values)
+            if len(missing[0]):
+                waited += self._engine.wait([self._engine.start(self._stage(missing))])
+        return waited
+
+    def landing(self) -> PathProfile:
+        """Tokens on the active paths that are in DDR by name and still read from HBM."""
+        if self._stages or not self._engine.busy:
+            return NOBODY
+        return self._paths.count(*np.nonzero(self._flying.values))
+
+    def _returning(self, changes: Changes) -> Changes:
+        """From DDR to HBM, unless a copy is already (or still) in HBM."""
+        back = changes.of(_RETURNING)
+        if not len(back):
+            return back
+        cells = back.group, back.token
+        return back.where(~(self._staged.values[cells] | self._flying.values[cells]))
+
+    def _record_pages(self, changes: Changes, leaving: Changes) -> int:
+        """Record `changes`, what frees memory first; bytes of the pages that `leaving` closes."""
+        self._record(changes.of(_FREEING))
+        held_bytes = self._ledger.hbm_page_bytes
+        self._record(leaving)
+        freed_bytes = held_bytes - self._ledger.hbm_page_bytes
+        self._record(changes.of(_OTHERS))
+        return freed_bytes
+
+    def _record(self, changes: Changes) -> None:
+        self._ledger.record(changes)
+        self._paths.change(changes)
+
+    def _start_leaving(self, leaving: Changes, freed_bytes: int) -> None:
+        if not len(leaving):
+            return
+        self._flying.values[leaving.group, leaving.token] = True
+        self._gauge.in_flight_bytes += freed_bytes
+        self._engine.start(self._leave(leaving, freed_bytes))
+
+    def _leave(self, leaving: Changes, freed_bytes: int) -> Steps:
+        """Copy to DDR; in ``stage`` mode fetch what is needed back; then give the pages up.
+
+        What is not needed gives up its place as soon as it has been copied.
+        """
+        cells = leaving.group, leaving.token
+        yield from self._engine.down.send(int(self._ledger.bytes_by_tier[leaving.target].sum()))
+        self._flying.values[cells] = False
+        if self._stages:
+            # For a branch that has ended nothing is fetched before the search turns to it again.
+            read = self._paths.read_now(cells[1])
+            needed = _IN_DDR[self._ledger.tier[cells]] & read & ~self._staged.values[cells]
+            kept_bytes = freed_bytes
+            if not self._ledger.has_pages:  # a page waits for all of its tokens
+                came_from = np.where(leaving.source == Tier.EVICTED, Tier.HBM, leaving.source)
+                kept_bytes = int(self._ledger.bytes_by_tier[came_from[needed]].sum())
+            self._gauge.in_flight_bytes -= freed_bytes - kept_bytes
+            freed_bytes = kept_bytes
+            yield from self._stage((cells[0][needed], cells[1][needed]))
+        self._gauge.in_flight_bytes -= freed_bytes
+        self._gauge.observe(self._engine.now_s)
+
+    def _stage(self, cells: Cells) -> Steps:
+        """Fetch tokens from DDR into staging buffers."""
+        size = self._bytes(cells)
+        self._staged.values[cells] = True
+        self._gauge.staging_bytes += size
+        self._gauge.observe(self._engine.now_s)
+        yield from self._engine.up.send(size)
+
+    def _unstage(self, cells: Cells) -> None:
+        self._gauge.staging_bytes -= self._bytes(cells)
+        self._staged.values[cells] = False
+
+    def _release_staging(self, changes: Changes) -> None:
+        """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
+        if not self._stages or not self._gauge.staging_bytes or not len(changes):
+            return
+        staged = self._staged.values
+        held = changes.where(staged[changes.group, changes.token])
+        stays = _IN_DDR[held.target]
+        bytes_by_tier = self._ledger.bytes_by_tier
+        self._gauge.staging_bytes -= int(bytes_by_tier[held.source].sum())
+        self._gauge.staging_bytes += int(bytes_by_tier[held.target[stays]].sum())
+        staged[held.group[~stays], held.token[~stays]] = False
+
+    def _bytes(self, cells: Cells) -> int:
+        return int(self._ledger.bytes_by_tier[self._ledger.tier[cells]].sum())
+
+    def _start_returning(self, returning: Changes) -> None:
+        if len(returning):
+            size = int(self._ledger.bytes_by_tier[returning.source].sum())
+            process = self._engine.start(self._engine.up.send(size))
+            self._promotions.append((process, returning.token))

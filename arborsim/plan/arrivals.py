@@ -1,0 +1,236 @@
+"""When searches arrive: Poisson, as a log of requests recorded it, or as clients come back.
+
+A process is asked for its arrivals at a load, because a planner looks for the largest load that
+meets a target.  With the same seed another load moves arrivals closer together or further apart and
+leaves their pattern as it is: results differ by the load, not by luck.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.plan.streams import Stream, stream
+from arborsim.trace.columns import floats_of
+from arborsim.trace.importers.requests import FORMATS, Request
+from arborsim.trace.importers.sources import read_lines
+from arborsim.trace.importers.write import refuse_damage
+from arborsim.trace.reader import TraceReader
+
+TRACE = "trace"  #: The format of a trace's column `arrival_s`, beside those of `FORMATS`.
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A closed loop: each client sends a search, waits for its end, thinks, and sends the next.
+
+    Attributes
+    ----------
+    count : int
+    think_s : float
+    """
+
+    count: int
+    think_s: float
+
+
+class Arrivals(Protocol):
+    """A process of arrivals."""
+
+    #: What its load counts.
+    unit: ClassVar[str]
+
+    @property
+    def stated(self) -> float | None:
+        """The load that the workload states; None if only the largest one is sought."""
+
+    def with_load(self, load: float) -> Arrivals:
+        """The same process with another stated load.
+
+        Raises
+        ------
+        UsageError
+            It is not above 0, or no whole number of clients.
+        """
+
+    def at(self, load: float, count: int, seed: int) -> np.ndarray | Clients:
+        """Arrivals of `count` searches at a load above 0.
+
+        Returns
+        -------
+        float64 ``[count]`` or Clients
+            Seconds from the beginning, never falling; or a closed loop.
+        """
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Independent arrivals: exponential gaps.
+
+    Attributes
+    ----------
+    rate_per_s : float or None
+        The stated load.
+    """
+
+    unit: ClassVar[str] = "searches/s"
+    rate_per_s: float | None = None
+
+    @property
+    def stated(self) -> float | None:
+        return self.rate_per_s
+
+    def with_load(self, load: float) -> Poisson:
+        return Poisson(_positive(load))
+
+    def at(self, load: float, count: int, seed: int) -> np.ndarray:
+        gaps = stream(seed, Stream.ARRIVALS).exponential(size=count)
+        return np.asarray(np.cumsum(gaps) / load)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The moments of a log, faster or slower, from one of its arrivals on.
+
+    The seed chooses where a run begins, so that several runs see several stretches of a long log;
+    that arrival is at 0.  When the log ends it begins again: between its last arrival and the first
+    one of the next round lies a mean gap.  All gaps are stretched by one factor, so bursts and
+    lulls stay: the load that the log itself has is ``rate_per_s``, and at that load its gaps come
+    out as recorded.
+
+    Attributes
+    ----------
+    moments_s : tuple of float
+        Sorted, the first one 0, the last one above 0.
+    scale : float
+        The stated load, as a multiple of the log's own.
+    """
+
+    unit: ClassVar[str] = "searches/s"
+    moments_s: tuple[float, ...] = field(repr=False)
+    scale: float = 1.0
+
+    @property
+    def rate_per_s(self) -> float:
+        """The log's own load: gaps over the time they take."""
+        return (len(self.moments_s) - 1) / self.moments_s[-1]
+
+    @property
+    def stated(self) -> float | None:
+        return self.scale * self.rate_per_s
+
+    def with_load(self, load: float) -> Recorded:
+        return Recorded(self.moments_s, _positive(load) / self.rate_per_s)
+
+    def at(self, load: float, count: int, seed: int) -> np.ndarray:
+        moments = np.asarray(self.moments_s)
+        first = int(stream(seed, Stream.ARRIVALS).integers(len(moments)))
+        number = first + np.arange(count)
+        period_s = moments[-1] + 1 / self.rate_per_s
+        times = moments[number % len(moments)] + number // len(moments) * period_s
+        return np.asarray((times - moments[first]) * (self.rate_per_s / load))
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Clients that wait for an answer before they ask again; the load is their number.
+
+    Attributes
+    ----------
+    clients : int or None
+        The stated load.
+    think_s : float
+        From an answer to the client's next search.
+    """
+
+    unit: ClassVar[str] = "clients"
+    clients: int | None = None
+    think_s: float = 0.0
+
+    @property
+    def stated(self) -> float | None:
+        return self.clients
+
+    def with_load(self, load: float) -> ClosedLoop:
+        if load != int(load):
+            raise UsageError(f"a load of {load:g} clients is no whole number")
+        return ClosedLoop(int(_positive(load)), self.think_s)
+
+    def at(self, load: float, count: int, seed: int) -> Clients:
+        return Clients(max(1, round(load)), self.think_s)
+
+
+def _positive(load: float) -> float:
+    if not 0 < load < math.inf:
+        raise UsageError(f"a load must be above 0 and finite, not {load:g}")
+    return load
+
+
+def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
+    """The arrivals of a log of requests, or of a trace made from one.
+
+    Parameters
+    ----------
+    path : Path
+    format : str
+        ``"mooncake"``, ``"bailian"``, ``"azure"`` or ``"trace"``; by the file's ending if empty.
+    scale : float
+        See `Recorded`.
+
+    Raises
+    ------
+    UsageError
+        The file is missing, damaged, of another format, or has no two moments that differ.
+    """
+    moments = np.sort(_moments(path, format or _format_of(path)))
+    if len(moments) < 2 or moments[0] == moments[-1]:
+        raise UsageError(
+            f"{path}: its arrivals ({len(moments)}) are all at one moment: no rate; name a "
+            "longer log"
+        )
+    return Recorded(tuple((moments - moments[0]).tolist()), scale)
+
+
+def _format_of(path: Path) -> str:
+    """Traces and Azure's CSV say what they are; JSON lines do not say whose."""
+    if path.suffix == ".parquet" or path.is_dir():
+        return TRACE
+    if path.suffix == ".csv":
+        return "azure"
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file")
+    lines = ", ".join(name for name in FORMATS if name != "azure")
+    raise UsageError(f"{path}: whose format is it? Set format to one of {lines}, azure, {TRACE}")
+
+
+def _moments(path: Path, format: str) -> np.ndarray:
+    if format == TRACE:
+        return _of_trace(TraceReader(path))
+    if format not in FORMATS:
+        raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
+    contents = read_lines(path, FORMATS[format][0], header=format == "azure")
+    refuse_damage(path, contents)
+    found = [request.arrival_s for request in contents.searches if isinstance(request, Request)]
+    return np.asarray(found)
+
+
+def _of_trace(reader: TraceReader) -> np.ndarray:
+    if "arrival_s" not in reader.columns:
+        raise UsageError(
+            f"{reader.path}: the trace knows no arrivals; those that arborsim import mooncake, "
+            "bailian or azure makes do"
+        )
+    first = [
+        floats_of(reader.table(episode, ["arrival_s"]).column("arrival_s"))[:1]
+        for episode in range(reader.num_episodes)
+    ]
+    moments = np.concatenate(first)
+    if not np.isfinite(moments).all():
+        episode = int(np.argmin(np.isfinite(moments)))
+        raise UsageError(f"{reader.path}: episode {episode} has no arrival_s; import the log again")
+    return moments

@@ -1,0 +1,273 @@
+"""Searches drawn from stated distributions of lengths and trees, as traces.
+
+A generated search is level-synchronous, as beam search, REBASE and tree-of-thoughts are: every
+block that the search goes on from gets children; the thoughts of a level are written side by side;
+then a share of them is given up, a share of the others has finished, and the rest is expanded.  It
+knows lengths and structure only: no token ids, no signals, no seconds.  What policies may read of
+it is what an imported trace offers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.plan.distributions import Counts, Fixed, check_range
+from arborsim.plan.streams import Stream, stream
+from arborsim.trace.importers.damage import MOST_TOKENS
+from arborsim.trace.importers.sources import Contents
+from arborsim.trace.importers.thoughts import Answer, Batch, Search, Thought
+from arborsim.trace.importers.write import write_trace
+from arborsim.trace.schema import Capture, Geometry, TraceInfo
+
+#: Most thoughts of one level: more is a tree that nothing prunes.
+MOST_THOUGHTS = 1 << 16
+#: Longer than any model of `arborsim models` takes; every token becomes a row.
+MOST_PROMPT = 1 << 20
+_MOST_LEVELS = 1 << 12
+_ONE = Fixed(1)
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """What searches are drawn from.
+
+    Attributes
+    ----------
+    prompt_tokens, thought_tokens : Counts
+        Tokens of the prompt, and of each thought.
+    depth : Counts
+        Levels of thoughts, drawn once per search.
+    branching : Counts
+        Children of each block that the search goes on from.
+    first : Counts or None
+        Children of the prompt; as `branching` if None.
+    pruned : tuple of float
+        Share of each level's thoughts that is given up; the last entry holds for all deeper
+        levels.  One thought always stays, and the last level is not pruned: the search ends there.
+    finished : tuple of float
+        Share of the thoughts that stay which hold an answer and are not expanded, in the same way.
+    parallel : int
+        Most thoughts that are decoded side by side; 0 for a whole level.
+    rewards : bool
+        Draw rewards uniformly from [0, 1): those with the lowest are given up, and the finished
+        thought with the highest is the answer.  Without, both are drawn.
+    solved : float or None
+        Share of searches whose answer is correct; None if nobody knows.
+
+    Raises
+    ------
+    UsageError
+        A share is outside [0, 1] or missing, `parallel` is negative, or a distribution can give
+        a length, depth or number of children below 1 or beyond what a trace can hold.
+
+    Notes
+    -----
+    Best-of-N is ``first=N`` with ``branching=1``; a beam of width k out of N is ``first=N,
+    branching=N/k, pruned=1-k/N``; a chain has ``branching=1``.
+    """
+
+    prompt_tokens: Counts
+    thought_tokens: Counts
+    depth: Counts = _ONE
+    branching: Counts = _ONE
+    first: Counts | None = None
+    pruned: tuple[float, ...] = (0.0,)
+    finished: tuple[float, ...] = (0.0,)
+    parallel: int = 0
+    rewards: bool = False
+    solved: float | None = None
+
+    def __post_init__(self) -> None:
+        check_range(self.prompt_tokens, "prompt_tokens", 1, MOST_PROMPT)
+        check_range(self.thought_tokens, "thought_tokens", 1, MOST_TOKENS)
+        check_range(self.depth, "depth", 1, _MOST_LEVELS)
+        check_range(self.branching, "branching", 1, MOST_THOUGHTS)
+        check_range(self.first or self.branching, "first", 1, MOST_THOUGHTS)
+        for name in ("pruned", "finished"):
+            shares = getattr(self, name)
+            if not shares or not all(0 <= share <= 1 for share in shares):
+                raise UsageError(f"{name} must be shares in [0, 1], not {list(shares)}")
+        if self.parallel < 0:
+            raise UsageError(f"parallel must not be negative, not {self.parallel}")
+        if self.solved is not None and not 0 <= self.solved <= 1:
+            raise UsageError(f"solved must be a share in [0, 1], not {self.solved:g}")
+
+    def parameters(self) -> dict[str, object]:
+        """Everything that was stated, for the trace's metadata."""
+        return {
+            "prompt_tokens": self.prompt_tokens.text,
+            "thought_tokens": self.thought_tokens.text,
+            "depth": self.depth.text,
+            "branching": self.branching.text,
+            "first": (self.first or self.branching).text,
+            "pruned": list(self.pruned),
+            "finished": list(self.finished),
+            "parallel": self.parallel,
+            "rewards": "uniform" if self.rewards else "none",
+            "solved": self.solved,
+        }
+
+
+def generate_search(spec: TreeSpec, seed: int, number: int) -> Search:
+    """Search `number` of a seed: the same however many are drawn.
+
+    Raises
+    ------
+    UsageError
+        The tree grows beyond `MOST_THOUGHTS` on a level or `MOST_TOKENS` in all.
+    """
+    rng = stream(seed, Stream.SEARCHES, number)
+    prompt = int(spec.prompt_tokens.draw(rng, 1)[0])
+    batches, answer = _Tree(spec, rng, prompt).grow()
+    return Search(prompt, batches, answer=answer)
+
+
+class _Tree:
+    """A search while it is drawn, level by level."""
+
+    def __init__(self, spec: TreeSpec, rng: np.random.Generator, prompt_tokens: int) -> None:
+        self._spec, self._rng = spec, rng
+        self._batches: list[Batch] = []
+        self._tokens = prompt_tokens
+        self._count = 1  # blocks so far, the prompt included
+        self._finished: list[int] = []
+        self._rewards: dict[int, float] = {}
+
+    def grow(self) -> tuple[list[Batch], Answer]:
+        depth = int(self._spec.depth.draw(self._rng, 1)[0])
+        frontier = np.zeros(1, dtype=np.int64)
+        for level in range(depth):
+            last = level == depth - 1
+            nodes = self._level(frontier, level, last)
+            ended = nodes if last else self._choose(nodes, _share(self._spec.finished, level))
+            self._finished += ended.tolist()
+            frontier = np.setdiff1d(nodes, ended)
+            if len(frontier) == 0:
+                break
+        return self._batches, self._answer()
+
+    def _level(self, frontier: np.ndarray, level: int, last: bool) -> np.ndarray:
+        """Write the children of the frontier; the numbers of those that are not given up."""
+        spec, rng = self._spec, self._rng
+        per_block = spec.first if level == 0 and spec.first else spec.branching
+        children = per_block.draw(rng, len(frontier))
+        if children.sum() > MOST_THOUGHTS:
+            raise _too_large(level, f"{children.sum()} thoughts, more than {MOST_THOUGHTS}")
+        parents = np.repeat(frontier, children)
+        tokens = spec.thought_tokens.draw(rng, len(parents))
+        self._tokens += int(tokens.sum())
+        if self._tokens > MOST_TOKENS:
+            raise _too_large(level, f"{self._tokens} tokens down to it, more than {MOST_TOKENS}")
+        nodes = np.arange(self._count, self._count + len(parents))
+        self._count += len(parents)
+        rewards = rng.random(len(nodes)) if spec.rewards else np.full(len(nodes), np.nan)
+        self._rewards |= dict(zip(nodes.tolist(), rewards.tolist(), strict=True))
+        pruned = nodes[:0] if last else self._pruned(nodes, rewards, level)
+        columns = (parents.tolist(), tokens.tolist(), rewards.tolist())
+        self._write([Thought(*of) for of in zip(*columns, strict=True)], pruned.tolist())
+        return np.setdiff1d(nodes, pruned)
+
+    def _write(self, thoughts: list[Thought], pruned: list[int]) -> None:
+        """A level as batches; it is judged when all of it is there."""
+        width = self._spec.parallel or len(thoughts)
+        for start in range(0, len(thoughts), width):
+            complete = start + width >= len(thoughts)
+            self._batches.append(Batch(thoughts[start : start + width], pruned if complete else ()))
+
+    def _pruned(self, nodes: np.ndarray, rewards: np.ndarray, level: int) -> np.ndarray:
+        share = _share(self._spec.pruned, level)
+        if not self._spec.rewards:
+            return self._choose(nodes, share, most=len(nodes) - 1)
+        count = min(self._number(len(nodes), share), len(nodes) - 1)
+        return np.sort(nodes[np.argsort(rewards, kind="stable")[:count]])
+
+    def _choose(self, nodes: np.ndarray, share: float, most: int | None = None) -> np.ndarray:
+        """A share of the blocks, drawn without replacement."""
+        count = self._number(len(nodes), share)
+        count = count if most is None else min(count, most)
+        return np.sort(self._rng.choice(nodes, count, replace=False))
+
+    def _number(self, blocks: int, share: float) -> int:
+        """`share` of so many blocks as a whole number: rounded so that the mean is exact."""
+        whole = share * blocks
+        nearest = round(whole)
+        if abs(whole - nearest) < 1e-9:  # 0.1 x 30 is 3, whatever binary fractions make of it
+            return nearest
+        return int(whole + self._rng.random())
+
+    def _answer(self) -> Answer:
+        spec, rng = self._spec, self._rng
+        if spec.rewards:
+            node = max(self._finished, key=self._rewards.__getitem__)
+        else:
+            node = self._finished[int(rng.integers(len(self._finished)))]
+        correct = -1 if spec.solved is None else int(rng.random() < spec.solved)
+        return Answer(node, correct)
+
+
+def _too_large(level: int, what: str) -> UsageError:
+    return UsageError(
+        f"level {level + 1} of a tree has {what}: give up a larger share (pruned), or lower "
+        "lengths, branching or depth"
+    )
+
+
+def _share(shares: tuple[float, ...], level: int) -> float:
+    return shares[min(level, len(shares) - 1)]
+
+
+def generated_info(spec: TreeSpec, seed: int, geometry: Geometry, command: str = "") -> TraceInfo:
+    """Metadata of a generated trace: what was stated, and what nobody knows."""
+    return TraceInfo(
+        geometry=geometry,
+        model=f"none: lengths are drawn; charged as {geometry.name}",
+        task="generated",
+        search="generated",
+        search_parameters=spec.parameters(),
+        seed=seed,
+        capture=Capture.TREE,
+        command=command,
+        extra={"generated": True, "token_ids": "unknown", "times": "unknown"},
+    )
+
+
+def write_generated(
+    spec: TreeSpec,
+    searches: int,
+    seed: int,
+    geometry: Geometry,
+    out: Path,
+    overwrite: bool = False,
+    command: str = "",
+    advance: Callable[[str, int], None] = lambda what, units: None,
+) -> int:
+    """Draw searches and write them as a trace, whole or not at all.
+
+    Parameters
+    ----------
+    searches : int
+        How many, at least 1.
+    geometry : Geometry
+        Of the model that replays charge for unless they are told another.
+    advance : callable
+        Called with what was written and its number of tokens.
+
+    Returns
+    -------
+    int
+        Tokens of all searches.
+
+    Raises
+    ------
+    UsageError
+        A tree is too large, or `out` cannot be written.
+    """
+    drawn = tuple(generate_search(spec, seed, number) for number in range(searches))
+    contents = Contents(drawn, (), searches)
+    write_trace(contents, generated_info(spec, seed, geometry, command), out, overwrite, advance)
+    return sum(search.num_tokens for search in drawn)

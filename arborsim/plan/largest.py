@@ -1,0 +1,160 @@
+"""The largest load of a candidate that meets the target: found run by run, then confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from arborsim.plan.arrivals import ClosedLoop
+from arborsim.plan.fleets import machines_for
+from arborsim.plan.load_point import LoadPoint
+from arborsim.plan.points import summed_up
+from arborsim.plan.results import MET, MISSED, CandidateResult
+from arborsim.plan.runs import MOST_AT_ONCE, Bench, Run
+from arborsim.plan.saturation import ClientGrid, Grid, RateGrid, largest
+from arborsim.plan.statistics import Estimate, rate_interval
+from arborsim.plan.workload import Workload
+
+_IDLE = 0.01  # a load at which so much of the time is busy counts as none
+_FIRST_GUESS = 0.8  # of what the machine finishes at most
+_SCOUT = 0.25  # of a run, to find out where to begin
+_SCOUTED = 400  # searches that a run has before its beginning tells anything
+
+
+class LargestLoad:
+    """The search for the largest load, run by run, and the figures at it.
+
+    Parameters
+    ----------
+    workload : Workload
+    bench : Bench
+        The candidate's machine.
+    result : CandidateResult
+        With `alone`; what is found is added to it.
+    share : Estimate or None
+        Of searches with a correct answer, if solved ones have a cost.
+    """
+
+    def __init__(
+        self, workload: Workload, bench: Bench, result: CandidateResult, share: Estimate | None
+    ) -> None:
+        self._workload = workload
+        self._bench = bench
+        self._result = result
+        self._solved = share
+        self._closed = isinstance(workload.arrivals, ClosedLoop)
+        self._grid: Grid = ClientGrid() if self._closed else RateGrid()
+        self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
+
+    def found(self) -> CandidateResult:
+        """The result with its largest load and the figures there, or why there is none."""
+        seeds = self._workload.seeds()
+        borders: list[int] = []
+        beyond: list[int] = []
+        limits: list[str] = []
+        for seed in seeds:
+            low, high, why = self._range(seed)
+            guess = borders[-1] if borders else self._guess(seed, low, high)
+            border, over = largest(self._meets(seed), low, high, guess)
+            if border == low:
+                return self._never()
+            borders.append(border)
+            beyond.append(over)
+            limits.append(why if over == high else "target")
+        k, runs = self._confirmed(min(borders))
+        if not runs:
+            return self._never()
+        loads = [self._grid.load(each) for each in borders]
+        point = self._point(self._grid.load(k), runs)
+        return replace(
+            self._result,
+            status=MET,
+            largest=self._grid.load(k),
+            largest_by_seed=tuple(loads),
+            spread=rate_interval(loads),
+            refuted=self._grid.load(min(beyond)),
+            limited_by=limits[int(np.argmin(borders))],
+            at_largest=point,
+            at_stated=self._at_stated(point),
+        )
+
+    def _at_stated(self, at_largest: LoadPoint) -> LoadPoint | None:
+        """One machine of as many as the stated load needs, with its part of it."""
+        stated = self._workload.arrivals.stated
+        if stated is None:
+            return None
+        load = stated / machines_for(stated, at_largest.load)
+        if self._closed:
+            load = float(max(1, round(load)))
+        if load == at_largest.load:
+            return at_largest
+        runs = [self._bench.run(load, seed) for seed in self._workload.seeds()]
+        return self._point(load, [run for run in runs if run is not None])
+
+    def _range(self, seed: int) -> tuple[int, int, str]:
+        """A k that meets the target, one that does not, and why that one does not."""
+        if self._closed:
+            most = self._workload.searches * MOST_AT_ONCE
+            return -1, self._grid.below(most) + 1, "run length"
+        rate, full = self._bench.keeps_up_with(seed)
+        alone = self._result.alone
+        assert alone is not None
+        low = self._grid.below(_IDLE / alone.seconds)
+        why = "throughput" if full and self._bench.knows_rate(seed) else "run length"
+        return low, max(low + 1, self._grid.below(rate) + 1), why
+
+    def _guess(self, seed: int, low: int, high: int) -> int:
+        """Where to begin: where the beginning of the run seems to have its border."""
+        if self._closed:
+            first = (low + high) // 2
+        else:
+            first = self._grid.below(_FIRST_GUESS * self._grid.load(high))
+        if self._workload.searches < _SCOUTED:
+            return first
+
+        def meets(k: int) -> bool:
+            return self._bench.scout(self._grid.load(k), seed, _SCOUT)
+
+        return largest(meets, low, high, first)[0]
+
+    def _meets(self, seed: int) -> Callable[[int], bool]:
+        def meets(k: int) -> bool:
+            run = self._bench.run(self._grid.load(k), seed, whole=False)
+            if run is None or not run.meets:
+                return False
+            # Later ones are closer to the border, and it is only there that a run is looked at.
+            self._last[seed] = (k, run)
+            return True
+
+        return meets
+
+    def _confirmed(self, k: int) -> tuple[int, list[Run]]:
+        """All runs at the largest load that meets the target in every one of them, from k down."""
+        for lower in range(k, k - 20, -1):
+            if self._closed and lower < 0:
+                break
+            runs = [self._run(lower, seed) for seed in self._workload.seeds()]
+            if all(run.meets for run in runs):
+                return lower, runs
+        return k, []
+
+    def _run(self, k: int, seed: int) -> Run:
+        known, run = self._last.get(seed, (None, None))
+        if run is None or known != k:
+            run = self._bench.run(self._grid.load(k), seed)
+        assert run is not None
+        return run
+
+    def _point(self, load: float, runs: list[Run]) -> LoadPoint:
+        price, rank = self._result.price_per_hour, self._workload.target.percentile
+        return summed_up(load, runs, rank, price, self._solved, None if self._closed else load)
+
+    def _never(self) -> CandidateResult:
+        """Alone, enough searches meet the target; beside others, at any load, they do not."""
+        return replace(
+            self._result,
+            status=MISSED,
+            reason="searches meet the target alone, but not beside any others",
+        )

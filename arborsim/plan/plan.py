@@ -1,0 +1,261 @@
+"""A plan: all candidates of a workload evaluated, and one of them recommended."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from arborsim.core.errors import UsageError
+from arborsim.core.schedule import unfold
+from arborsim.machine.demand import SearchDemand
+from arborsim.machine.profile import HardwareProfile
+from arborsim.plan.alone import weights_too_large
+from arborsim.plan.cautions import cautions, short_prompts
+from arborsim.plan.demands import Recorded, VariantDemands, drawn, variant_of, variants
+from arborsim.plan.evaluate import evaluate, recorded_solved, unfit
+from arborsim.plan.fleets import fleet_for
+from arborsim.plan.provenance import assumed_numbers, settings_of
+from arborsim.plan.recommend import Demanded, recommend
+from arborsim.plan.recording import Recording, Unit, record_unit, record_variant, units_of
+from arborsim.plan.results import CandidateResult, PlanResult, Recommendation
+from arborsim.plan.statistics import Estimate, cost_per_solved
+from arborsim.plan.workload import Hardware, Workload
+
+Advance = Callable[[str, int], None]
+_NOTHING_YET = Recommendation(None, "")
+#: Demands are kept for a closer look at some candidates as long as they take no more than this.
+_KEPT_BYTES = 256_000_000
+
+
+def _silent(what: str, units: int) -> None:
+    """Progress that nobody looks at."""
+
+
+def _ignored(result: CandidateResult) -> None:
+    """A result that nobody waits for."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One candidate to evaluate, in a process of its own."""
+
+    workload: Workload
+    hardware: Hardware
+    found: VariantDemands
+    number: int
+
+
+def work_on(item: Unit | Task) -> list[Recorded] | str | CandidateResult:
+    """Record some searches, or evaluate a candidate."""
+    if isinstance(item, Unit):
+        return record_unit(item)
+    return evaluate(item.workload, item.hardware, item.found, item.number)
+
+
+@dataclass
+class Planner:
+    """Evaluates candidates one by one, so that what is done survives an interruption.
+
+    Attributes
+    ----------
+    workload : Workload
+    demanded : Demanded
+        Quality that a recommendation needs.
+    accuracies : dict
+        Share of correct answers by policy and budget, from live runs.
+    jobs : int
+        Processes; results do not depend on it.
+    finished : dict of int to CandidateResult
+        Candidates that are done, by number; may be filled before `run`, which then goes on.
+
+    Raises
+    ------
+    UsageError
+        The model's weights fit none of the machines.
+    """
+
+    workload: Workload
+    demanded: Demanded = field(default_factory=Demanded)
+    accuracies: dict[tuple[str, str], Estimate] = field(default_factory=dict)
+    jobs: int = 1
+    finished: dict[int, CandidateResult] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.variants = variants(self.workload)
+        self._pairs = self._combined()
+        self._kept: dict[int, VariantDemands] = {}
+        self._kept_bytes = 0
+        self._solved: Estimate | None = None
+        self._short: tuple[str, ...] = ()
+        self._sort_out()
+
+    def _sort_out(self) -> None:
+        """Finish what cannot hold the model's weights: that is known before anything is served."""
+        found = [
+            unfit(self.workload, where, self.variants[variant], number)
+            for number, where, variant in self.candidates
+        ]
+        if found and all(found):
+            largest = max(
+                self.workload.hardware, key=lambda each: each.gpus * each.profile.usable_hbm_bytes
+            )
+            raise UsageError(
+                f"no machine of the workload can hold the model; the largest is {largest.name}: "
+                f"{weights_too_large(self.workload, largest)}"
+            )
+        self.finished |= {each.number: each for each in found if each is not None}
+
+    def _combined(self) -> list[tuple[Hardware, int]]:
+        """Where, and which variant: recall modes that change nothing make one candidate."""
+        place = {variant.key: number for number, variant in enumerate(self.variants)}
+        found = {}
+        for each in self.workload.candidates():
+            variant = place[variant_of(each).key]
+            found[each.hardware.name, variant] = (each.hardware, variant)
+        return list(found.values())
+
+    @property
+    def candidates(self) -> list[tuple[int, Hardware, int]]:
+        """All, numbered in the workload's order: number, where, and number of the variant."""
+        return [(number, *pair) for number, pair in enumerate(self._pairs)]
+
+    @property
+    def missing(self) -> list[tuple[int, Hardware, int]]:
+        return [each for each in self.candidates if each[0] not in self.finished]
+
+    def work(self) -> int:
+        """Units of progress: searches recorded, and as many for each candidate evaluated."""
+        recorded = {variant for _, _, variant in self.missing}
+        return len(drawn(self.workload)) * (len(recorded) + len(self.missing))
+
+    def run(
+        self, advance: Advance = _silent, done: Callable[[CandidateResult], None] = _ignored
+    ) -> PlanResult:
+        """Evaluate what is missing, and recommend.
+
+        Parameters
+        ----------
+        advance : callable
+            Called with what was worked on, and units of `work`.
+        done : callable
+            Called with each candidate as soon as it is finished, in any order.
+
+        Raises
+        ------
+        UsageError
+            A trace cannot be read, or a process died.
+        """
+        with self._traces() as traces:
+            self._solved = recorded_solved(self.workload, traces)
+            self._short = short_prompts(self.workload, traces)
+            for result in self._evaluated(traces, advance):
+                self.finished[result.number] = result
+                done(result)
+        return self.result()
+
+    @contextmanager
+    def _traces(self) -> Iterator[list[Path]]:
+        """One per entry of the mix; generated ones are there meanwhile."""
+        with tempfile.TemporaryDirectory(prefix="arborsim-plan-") as folder:
+            yield self.workload.write_traces(Path(folder))
+
+    def _evaluated(self, traces: Sequence[Path], advance: Advance) -> Iterator[CandidateResult]:
+        """Candidates as they are done: those of a variant follow as soon as it is recorded."""
+        places = drawn(self.workload)
+        needed = sorted({variant for _, _, variant in self.missing})
+        recordings = {}
+        for number in needed:
+            units = units_of(self.workload, number, self.variants[number], traces)
+            recordings[number] = Recording(self.variants[number], units, places)
+        tasks: deque[Task] = deque()
+
+        def next_item() -> Unit | Task:
+            waiting = (each for each in recordings.values() if not each.exhausted)
+            recording = None if tasks else next(waiting, None)
+            return tasks.popleft() if recording is None else recording.next_unit()
+
+        for item, result in unfold(work_on, next_item, min(self.jobs, len(self.missing) or 1)):
+            if isinstance(item, Task):
+                assert isinstance(result, CandidateResult)
+                advance(f"{result.policy} on {result.hardware}", len(places))
+                yield result
+                continue
+            assert not isinstance(result, CandidateResult)
+            advance(f"replaying {item.how.policy.name}", len(item.episodes))
+            recordings[item.variant].add(item, result)
+            if recordings[item.variant].complete:
+                found = recordings.pop(item.variant).together()
+                self._keep(item.variant, found)
+                tasks.extend(
+                    Task(self.workload, where, found, number)
+                    for number, where, variant in self.missing if variant == item.variant
+                )  # fmt: skip
+
+    def _keep(self, variant: int, found: VariantDemands) -> None:
+        size = sum(demand.nbytes for demand in found.demands)
+        if self._kept_bytes + size <= _KEPT_BYTES:
+            self._kept_bytes += size
+            self._kept[variant] = found
+
+    def demands_of(self, number: int) -> VariantDemands:
+        """What a candidate's machine is asked for; recorded again if it was not kept."""
+        variant = self.candidates[number][2]
+        if variant not in self._kept:
+            with self._traces() as traces:
+                self._kept[variant] = record_variant(self.workload, self.variants[variant], traces)
+        return self._kept[variant]
+
+    def evaluated_on(
+        self, number: int, profile: HardwareProfile, demands: Sequence[SearchDemand]
+    ) -> CandidateResult:
+        """A candidate on another machine, or with other demands in the order of its own."""
+        found = self.demands_of(number)
+        recorded = tuple(
+            replace(each, demand=demand)
+            for each, demand in zip(found.recorded, demands, strict=True)
+        )
+        hardware = replace(self.candidates[number][1], profile=profile)
+        return evaluate(self.workload, hardware, replace(found, recorded=recorded), number)
+
+    def result(self) -> PlanResult:
+        """The plan as far as it is finished."""
+        load = self.workload.arrivals.stated
+        done = [self._dressed(self.finished[number], load) for number in sorted(self.finished)]
+        target = self.workload.target
+        plan = PlanResult(
+            workload=self.workload.name,
+            unit=self.workload.arrivals.unit,
+            stated_load=load,
+            percentile=target.percentile,
+            search_limit_s=target.search_s,
+            token_limit_s=target.token_s,
+            currency=self.workload.prices.currency,
+            searches=self.workload.searches,
+            warm_up=self.workload.warm_up,
+            runs=self.workload.runs,
+            seed=self.workload.seed,
+            candidates=tuple(done),
+            recommendation=_NOTHING_YET,
+            solved=self._solved,
+            settings=settings_of(self.workload),
+            assumed=assumed_numbers(self.workload),
+            notes=(*cautions(self.workload, self.variants, done, self._solved), *self._short),
+            complete=not self.missing,
+        )
+        return replace(plan, recommendation=recommend(plan, self.demanded))
+
+    def _dressed(self, candidate: CandidateResult, load: float | None) -> CandidateResult:
+        """With what does not depend on its own runs: its fleet, and the accuracy of live ones."""
+        accuracy = self.accuracies.get((candidate.policy, candidate.budget))
+        quality, point = candidate.quality, candidate.at_largest
+        if quality is not None and accuracy is not None:
+            quality = replace(quality, accuracy=accuracy)
+            if point is not None and point.cost_per_1000 is not None:
+                low, high = (cost_per_solved(each / 1000, accuracy) for each in point.cost_per_1000)
+                point = replace(point, cost_per_solved=(low, high))
+        fleet = fleet_for(candidate, load)
+        return replace(candidate, quality=quality, at_largest=point, fleet=fleet)

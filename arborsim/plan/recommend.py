@@ -1,0 +1,265 @@
+"""Which candidate to take, and why, in plain words.
+
+A candidate may be recommended if it meets the target and its quality is known to be good enough:
+it keeps every token exactly, or it reaches the attention kept, or the accuracy of live runs, that
+the user asks for.  Of these the cheapest is taken; replay cannot say what dropping tokens does to
+answers, so a candidate that drops some is never recommended on its price alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arborsim.plan.fleets import machines_for
+from arborsim.plan.load_point import LoadPoint
+from arborsim.plan.results import (
+    MET,
+    CandidateResult,
+    PlanResult,
+    Recommendation,
+)
+from arborsim.plan.statistics import mean_interval
+from arborsim.plan.unmet import nobody
+from arborsim.plan.wording import cost_at, limits_of, load_of, money, named, resource
+
+_SAME = 0.005  # costs closer than this are about the same
+_FEWEST_RUNS = 3  # that tell something about their spread
+_MANY_PREEMPTIONS = 100  # per 1,000 searches
+
+
+@dataclass(frozen=True)
+class Demanded:
+    """The quality that the user asks for.
+
+    Attributes
+    ----------
+    attention_kept, accuracy : float or None
+        The least share; None asks for nothing.
+    """
+
+    attention_kept: float | None = None
+    accuracy: float | None = None
+
+    @property
+    def anything(self) -> bool:
+        return self.attention_kept is not None or self.accuracy is not None
+
+    def allows(self, candidate: CandidateResult) -> bool:
+        """Whether the candidate's quality is known to suffice."""
+        quality = candidate.quality
+        if quality is None:
+            return False
+        kept, accuracy = quality.attention_kept, quality.accuracy
+        if accuracy is not None and self.accuracy is not None and accuracy.value < self.accuracy:
+            return False
+        if not self.anything or quality.exact:
+            return quality.exact
+        if self.attention_kept is not None and (kept is None or kept < self.attention_kept):
+            return False
+        return self.accuracy is None or accuracy is not None
+
+
+def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
+    """The recommendation of a plan whose other fields are filled in."""
+    met = sorted(plan.met(), key=lambda each: _rank(each, plan))
+    if not met:
+        return Recommendation(None, nobody(plan), unknown=_unknown(plan, None))
+    good = [each for each in met if demanded.allows(each)]
+    best = (good or met)[0]
+    others = [each for each in (good or met) if each is not best]
+    cheaper = next((each for each in met if each not in good), None) if good else None
+    alternative = others[0] if others else cheaper
+    sentences = [_what(best, plan), _why(best, good, met, demanded, plan)]
+    if alternative is not None and alternative is not cheaper:
+        sentences.append(f"The nearest alternative is {_beside(alternative, best, plan)}.")
+    if cheaper is not None and _rank(cheaper, plan)[0] < (1 - _SAME) * _rank(best, plan)[0]:
+        sentences.append(
+            f"Of those whose quality is not known to suffice, the cheapest is "
+            f"{_beside(cheaper, best, plan)}."
+        )
+    return Recommendation(
+        best.number,
+        " ".join(sentence for sentence in sentences if sentence),
+        None if alternative is None else alternative.number,
+        _unknown(plan, best),
+    )
+
+
+def _rank(candidate: CandidateResult, plan: PlanResult) -> tuple[float, float, int]:
+    """What it costs, then how few GPUs serve how much; candidates without a price come last."""
+    point, fleet = candidate.at_largest, candidate.fleet
+    assert point is not None
+    assert candidate.largest is not None
+    cost = fleet.cost_per_1000 if fleet is not None else point.cost_per_1000
+    each = math.inf if cost is None else (cost[0] + cost[1]) / 2
+    gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
+    return each, gpus, candidate.number
+
+
+def _what(best: CandidateResult, plan: PlanResult) -> str:
+    point, fleet = best.at_largest, best.fleet
+    assert point is not None
+    assert best.largest is not None
+    text = (
+        f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
+        f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
+        f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
+        f"{_limit(best, point)}{_preempted(point)}"
+    )
+    if fleet is not None:
+        machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
+        text += (
+            f" For {load_of(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
+            f"{'s' * (fleet.gpus != 1)} at {money(fleet.price_per_hour, plan.currency)} an hour, "
+            f"or {cost_at(fleet.cost_per_1000, fleet.load, plan)}."
+        )
+    return text
+
+
+def _runs(best: CandidateResult, point: LoadPoint, plan: PlanResult) -> str:
+    """How sure the largest load is, and what was served of it."""
+    found = f"runs of this length served {point.served_per_s.value:.3g} searches/s"
+    if plan.runs == 1:
+        return found
+    low, high = min(best.largest_by_seed), max(best.largest_by_seed)
+    spread = "which all have this limit" if low == high else (
+        f"whose own limits go up to {load_of(high, plan)}")  # fmt: skip
+    return f"met in each of {plan.runs} runs, {spread}; {found}"
+
+
+def _limit(best: CandidateResult, point: LoadPoint) -> str:
+    """What stands in the way of more load."""
+    first = resource(point, best.limited_by)
+    if best.limited_by == "target":
+        return f"Beyond that the target is missed; {first}."
+    if best.limited_by == "throughput":
+        return f"Beyond that searches arrive faster than they finish; {first}."
+    return (
+        "Beyond that, runs of so few searches show no steady state: it may serve more (longer "
+        f"runs would tell); {first}."
+    )
+
+
+def _preempted(point: LoadPoint) -> str:
+    """How often searches lose their place, if that is no exception."""
+    times = point.preemptions_per_1000
+    if times <= _MANY_PREEMPTIONS:
+        return ""
+    return (
+        f" Places are lost there {times:,.0f} times per 1,000 searches (preemption), and those "
+        "searches wait."
+    )
+
+
+def _why(
+    best: CandidateResult,
+    good: Sequence[CandidateResult],
+    met: Sequence[CandidateResult],
+    demanded: Demanded,
+    plan: PlanResult,
+) -> str:
+    if not good:
+        kept = "reaches the quality that was asked for" if demanded.anything else (
+            "keeps every token")  # fmt: skip
+        return (
+            f"It is the cheapest of {len(met)} candidates that meet the target, but none of them "
+            f"is known to be good enough: none {kept}."
+        )
+    quality = "reach the quality that was asked for" if demanded.anything else (
+        "keep every token exactly")  # fmt: skip
+    if len(good) == 1:
+        one = "reaches the quality that was asked for" if demanded.anything else "keeps every token"
+        return (
+            f"It is the only candidate of {len(plan.candidates)} that meets the target and {one}."
+        )
+    return (
+        f"It is the cheapest of the {len(good)} candidates (of {len(plan.candidates)}) that meet "
+        f"the target and {quality}."
+    )
+
+
+def _beside(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> str:
+    """Another candidate, with its cost against the best one's."""
+    here, there = _rank(best, plan)[0], _rank(other, plan)[0]
+    assert other.at_largest is not None
+    assert other.largest is not None
+    if not (math.isfinite(here) and math.isfinite(there)) or not here:
+        return f"{named(other)}, which serves {load_of(other.largest, plan)}"
+    point = other.fleet or other.at_largest
+    change = there / here - 1
+    words = "about the same" if abs(change) < _SAME else (
+        f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
+    text = f"{named(other)} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
+    return text + _left_open(other, best)
+
+
+def _left_open(a: CandidateResult, b: CandidateResult) -> str:
+    """Said where the runs, seed by seed, leave open which one costs less; else "".
+
+    For a stated load, by the machines that each run's own limit asks for; else by the interval of
+    the differences of costs at these limits, which two runs are too few for.  Runs that all agree
+    leave nothing open.
+    """
+    if len(a.largest_by_seed) < 2 or a.price_per_hour is None or b.price_per_hour is None:
+        return ""
+    prices = sum(a.price_per_hour), sum(b.price_per_hour)
+    if a.fleet is not None and b.fleet is not None:
+        load = a.fleet.load
+        more = [
+            prices[0] * machines_for(load, mine) - prices[1] * machines_for(load, other)
+            for mine, other in zip(a.largest_by_seed, b.largest_by_seed, strict=True)
+        ]
+        if not min(more) <= 0 <= max(more) or min(more) == max(more):
+            return ""
+        return (
+            f", but the runs leave that open: by their own limits it takes {_counts(a, load)}, and "
+            f"the recommended {_counts(b, load)}"
+        )
+    if len(a.largest_by_seed) < _FEWEST_RUNS or not all(prices):
+        return ""
+    loads = np.log(a.largest_by_seed) - np.log(b.largest_by_seed)
+    difference = mean_interval(math.log(prices[0] / prices[1]) - loads)
+    open_ = difference.low <= 0 <= difference.high and not np.allclose(loads, loads[0])
+    if not open_:
+        return ""
+    return ", which is within the spread of the runs: more of them would tell which one costs less"
+
+
+def _counts(candidate: CandidateResult, load: float) -> str:
+    """Machines that the runs, each by its own limit, ask for: ``"2 or 3 machines"``."""
+    counts = sorted({machines_for(load, limit) for limit in candidate.largest_by_seed})
+    text = f"{counts[0]} or {counts[1]}" if len(counts) == 2 else (
+        f"{counts[0]} to {counts[-1]}" if len(counts) > 2 else f"{counts[0]}")  # fmt: skip
+    return f"{text} machine{'s' * (counts[-1] != 1)}"
+
+
+def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
+    """What the plan does not know."""
+    found = []
+    quality = best.quality if best else None
+    rows = plan.candidates if best else ()  # what serves nothing raises no question of quality
+    lossy = [each for each in rows if each.quality and not each.quality.exact]
+    if quality is not None and not quality.exact and quality.accuracy is None:
+        found.append(
+            "How many answers this policy gets right is not known from replay: measure it with "
+            "arborsim live, and give its log with --accuracy."
+        )
+    elif lossy and any(each.quality and each.quality.accuracy is None for each in lossy):
+        found.append(
+            "How many answers the policies that drop or round tokens get right is not known from "
+            "replay; arborsim live measures it."
+        )
+    if any(each.quality and each.quality.attention_kept is None for each in lossy):
+        found.append(
+            "Generated searches have no attention, so the share of it that a policy keeps is not "
+            "known."
+        )
+    if plan.assumed:
+        found.append(f"{len(plan.assumed)} numbers of the hardware profiles are assumed.")
+    if best is not None and best.status == MET and best.price_per_hour is None:
+        found.append(f"Nobody named a price of {best.hardware}.")
+    return tuple(found)

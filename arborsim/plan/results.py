@@ -1,0 +1,254 @@
+"""What a plan found: frozen records, from one load of one candidate up to the recommendation.
+
+Seconds, bytes, and searches per second; nothing here is rounded.  A figure that nobody knows is
+None, or NaN inside an `Estimate`.  Every record holds plain values and can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from arborsim.machine.options import KvPool
+from arborsim.plan.course import Timeline
+from arborsim.plan.load_point import LoadPoint
+from arborsim.plan.statistics import Estimate
+
+#: What `CandidateResult.status` may be.
+MET = "met"  # some load meets the target
+MISSED = "missed"  # not even a search alone on the machine does
+INFEASIBLE = "infeasible"  # the policy cannot keep to the budget, or the demand cannot be described
+UNFIT = "does not fit"  # the model, or one search, does not fit the memory
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What is known about what a policy does to the searches; shares in [0, 1].
+
+    Attributes
+    ----------
+    attention_kept : float or None
+        Mean over the mix of the recorded attention on readable tokens; None if some trace holds no
+        attention.  It says nothing certain about answers.
+    peak_kept : float
+        Tokens in HBM at the peak, against all tokens of the search.
+    evicted, quantised, offloaded, recomputed : float
+        Tokens moved so, per token of the search; a token can move several times.
+    accuracy : Estimate or None
+        Share of correct answers of live runs under this policy and budget, if they were given.
+    """
+
+    attention_kept: float | None
+    peak_kept: float
+    evicted: float
+    quantised: float
+    offloaded: float
+    recomputed: float
+    accuracy: Estimate | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was dropped or rounded: answers are those of full retention."""
+        return not self.evicted and not self.quantised
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One search by itself on the idle machine: means over the mix as it is drawn.
+
+    Attributes
+    ----------
+    seconds, peak_hbm_bytes, peak_ddr_bytes : float
+    prompt_tokens, generated_tokens : float
+    at_percentile_s, token_at_percentile_s : float
+        Seconds at the target's percentile over the drawn searches: no load does better.
+    terms_s : mapping of str to float
+        Seconds of each cost term.
+    """
+
+    seconds: float
+    peak_hbm_bytes: float
+    peak_ddr_bytes: float
+    prompt_tokens: float
+    generated_tokens: float
+    at_percentile_s: float
+    token_at_percentile_s: float
+    terms_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Machines that serve a stated load, each an equal part of it.
+
+    Attributes
+    ----------
+    load : float
+        In `PlanResult.unit`.
+    machines, gpus : int
+        Machines, and GPUs of all of them.
+    price_per_hour : tuple of float or None
+        Lowest and highest, of all of them.
+    cost_per_1000 : tuple of float or None
+        Per 1,000 searches at this load, idle time included.
+    """
+
+    load: float
+    machines: int
+    gpus: int
+    price_per_hour: tuple[float, float] | None
+    cost_per_1000: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """One combination of GPU, policy, budget and recall.
+
+    Attributes
+    ----------
+    number : int
+        Its place in `PlanResult.candidates`.
+    hardware, policy, budget, recall : str
+        Names; the budget is "-" for a policy that ignores budgets.
+    gpus : int
+        GPUs of one machine.
+    price_per_hour : tuple of float or None
+        Lowest and highest, of one machine.
+    status : str
+        `MET`, `MISSED`, `INFEASIBLE` or `UNFIT`.
+    reason : str
+        One line that says why it is not `MET`; "" if it is.
+    quality : Quality or None
+    alone : Alone or None
+    pool : KvPool or None
+        How the memory for keys and values comes about.
+    largest : float or None
+        The largest offered load that every run was found to meet the target at.
+    largest_by_seed : tuple of float
+        The same run by run, whose spread is luck: ``largest`` is the smallest of them.
+    spread : Estimate or None
+        Mean of `largest_by_seed` with Student's interval.
+    refuted : float or None
+        The next load up, which `limited_by` rules out; the truth lies between.
+    limited_by : str
+        Why there is no larger load: "target" if some run missed it at `refuted`; "throughput" if
+        the machine finishes no more, however long searches may take; or "run length" if runs are
+        too short to show more.  Only for "target" was `refuted` served.
+    at_largest : LoadPoint or None
+        Figures at the largest load.
+    at_stated : LoadPoint or None
+        Figures of one machine of the fleet, at its part of the stated load.
+    curve : tuple of LoadPoint
+        Points from a small load to beyond the largest, by load; only for some candidates.
+    fleet : Fleet or None
+        For the stated load.
+    """
+
+    number: int
+    hardware: str
+    policy: str
+    budget: str
+    recall: str
+    gpus: int
+    price_per_hour: tuple[float, float] | None
+    status: str
+    reason: str = ""
+    quality: Quality | None = None
+    alone: Alone | None = None
+    pool: KvPool | None = None
+    largest: float | None = None
+    largest_by_seed: tuple[float, ...] = ()
+    spread: Estimate | None = None
+    refuted: float | None = None
+    limited_by: str = ""
+    at_largest: LoadPoint | None = None
+    at_stated: LoadPoint | None = None
+    curve: tuple[LoadPoint, ...] = ()
+    fleet: Fleet | None = None
+
+    @property
+    def name(self) -> str:
+        """All that tells it from the others, in one line."""
+        budget = "" if self.budget == "-" else f" at {self.budget}"
+        recall = "" if self.recall == "-" else f" ({self.recall})"
+        return f"{self.policy}{budget}{recall} on {self.hardware}"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What to rent, in words; the numbers are those of the candidates that it names.
+
+    Attributes
+    ----------
+    candidate : int or None
+        None if none meets the target.
+    text : str
+        One plain paragraph: what, why, and the nearest alternative.
+    alternative : int or None
+    unknown : tuple of str
+        What the plan does not know, each one sentence.
+    """
+
+    candidate: int | None
+    text: str
+    alternative: int | None = None
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """All candidates of a workload, and what to make of them.
+
+    Attributes
+    ----------
+    workload : str
+        Its name.
+    unit : str
+        Of every load: "searches/s" or "clients".
+    stated_load : float or None
+        The load that the workload, or the user, states.
+    percentile : float
+    search_limit_s, token_limit_s : float or None
+        The target.
+    currency : str
+    searches, warm_up, runs, seed : int
+        Per run; the runs have the seeds from `seed` on.
+    candidates : tuple of CandidateResult
+        In the workload's order.
+    recommendation : Recommendation
+    solved : Estimate or None
+        Share of the mix's searches with a correct answer under full retention, as recorded.
+    timeline : Timeline or None
+        Of the recommended candidate at its largest load.
+    settings : mapping of str to str
+        Everything that determines the result, for the appendix: versions, files, options.
+    assumed : tuple of str
+        Numbers of the profiles that nobody measured or published.
+    notes : tuple of str
+        What to know about the figures.
+    complete : bool
+        False if the plan was interrupted: `candidates` are those that were finished.
+    """
+
+    workload: str
+    unit: str
+    stated_load: float | None
+    percentile: float
+    search_limit_s: float | None
+    token_limit_s: float | None
+    currency: str
+    searches: int
+    warm_up: int
+    runs: int
+    seed: int
+    candidates: tuple[CandidateResult, ...]
+    recommendation: Recommendation
+    solved: Estimate | None = None
+    timeline: Timeline | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    complete: bool = True
+
+    def met(self) -> list[CandidateResult]:
+        """Candidates that some load meets the target with."""
+        return [each for each in self.candidates if each.status == MET]

@@ -1,0 +1,224 @@
+"""How much a plan's answer depends on single numbers that it assumes.
+
+One number at a time is multiplied by a few factors and the candidate is served again; everything
+else, the searches and their moments of arrival included, stays as it was.  Searches of another
+length are the recorded ones stretched, so that no trace has to be replayed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from arborsim.machine.demand import SearchDemand
+from arborsim.machine.profile import HardwareProfile
+from arborsim.plan.curves import load_curve
+from arborsim.plan.demands import VariantDemands
+from arborsim.plan.evaluate import evaluate
+from arborsim.plan.fleets import fleet_for
+from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.stretch import stretched
+from arborsim.plan.workload import Hardware, Workload
+
+MOST_SEARCHES = 200  # per run
+_SHARES = (0.3, 0.6, 0.85, 1.0)  # of the largest load: the points of a curve
+FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A number that can be changed.
+
+    Attributes
+    ----------
+    key, title : str
+    kind : str
+        Of its unit: bytes, bytes/s, FLOP/s or factor.
+    fields : tuple of str
+        Of `HardwareProfile`, all multiplied; empty for the length of searches.
+    """
+
+    key: str
+    title: str
+    kind: str
+    fields: tuple[str, ...]
+
+
+LENGTH = Assumption("length", "Length of searches", "factor", ())
+ASSUMPTIONS: tuple[Assumption, ...] = (
+    Assumption("hbm", "HBM size", "bytes", ("hbm_bytes",)),
+    Assumption("bandwidth", "HBM bandwidth", "bytes/s", ("hbm_bytes_per_s",)),
+    Assumption("compute", "Compute", "FLOP/s", ("flops_per_s",)),
+    Assumption("pcie", "PCIe bandwidth", "bytes/s", ("h2d_bytes_per_s", "d2h_bytes_per_s")),
+    LENGTH,
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A candidate with one number multiplied by `factor`."""
+
+    factor: float
+    result: CandidateResult
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One candidate under one assumption.
+
+    Attributes
+    ----------
+    candidate : int
+        Its number.
+    assumption : Assumption
+    base : float
+        The number at factor 1, in the assumption's unit; 1 for the length of searches.
+    variants : tuple of Variant
+        By factor, 1 among them.
+    """
+
+    candidate: int
+    assumption: Assumption
+    base: float
+    variants: tuple[Variant, ...]
+
+
+#: Serves a candidate on a profile with these demands, in the order of the original ones.
+Serve = Callable[[HardwareProfile, Sequence[SearchDemand]], CandidateResult]
+
+
+def sensitivities(
+    number: int,
+    profile: HardwareProfile,
+    demands: Sequence[SearchDemand],
+    serve: Serve,
+    assumptions: Sequence[Assumption] = ASSUMPTIONS,
+    factors: Sequence[float] = FACTORS,
+) -> Iterator[Sensitivity]:
+    """A candidate under each assumption.
+
+    Parameters
+    ----------
+    number : int
+        The candidate's.
+    profile : HardwareProfile
+    demands : sequence of SearchDemand
+    serve : callable
+        See `Serve`; asked once for everything as it is, and for every factor but 1.
+    assumptions : sequence of Assumption
+        PCIe is left out where nothing crosses it.
+    factors : sequence of float
+        Above 0.
+    """
+    base = serve(profile, demands)
+    for assumption in assumptions:
+        if matters(assumption, demands, base):
+            yield changed(number, profile, demands, serve, base, assumption, factors)
+
+
+def changed(
+    number: int,
+    profile: HardwareProfile,
+    demands: Sequence[SearchDemand],
+    serve: Serve,
+    base: CandidateResult,
+    assumption: Assumption,
+    factors: Sequence[float] = FACTORS,
+) -> Sensitivity:
+    """One of `sensitivities`; `base` is what comes of everything as it is."""
+    variants = [Variant(1.0, base)]
+    for factor in factors:
+        if factor != 1:
+            lengths = factor if assumption == LENGTH else 1.0
+            longer = [stretched(demand, lengths) for demand in demands]
+            variants.append(Variant(factor, serve(scaled(profile, assumption, factor), longer)))
+    first = getattr(profile, assumption.fields[0]) if assumption.fields else 1
+    ordered = tuple(sorted(variants, key=lambda each: each.factor))
+    return Sensitivity(number, assumption, float(first), ordered)
+
+
+def server(
+    workload: Workload, hardware: Hardware, found: VariantDemands, searches: int = MOST_SEARCHES
+) -> Serve:
+    """Serves a variant of a workload, in one run of at most so many searches.
+
+    One short run tells how much a number matters; every factor sees the same searches at the same
+    moments, so their differences are not those of the draws.
+    """
+    count = min(searches, workload.searches)
+    short = workload.with_run_length(count, min(workload.warm_up, count // 5), 1)
+
+    def serve(profile: HardwareProfile, demands: Sequence[SearchDemand]) -> CandidateResult:
+        recorded = zip(found.recorded, demands, strict=True)
+        moved = replace(
+            found, recorded=tuple(replace(each, demand=demand) for each, demand in recorded)
+        )
+        machine = replace(hardware, profile=profile)
+        result = evaluate(short, machine, moved)
+        fleet = fleet_for(result, workload.arrivals.stated)
+        curve = load_curve(short, machine, moved, result, _SHARES)
+        return replace(result, fleet=fleet, curve=curve)
+
+    return serve
+
+
+def matters(assumption: Assumption, demands: Sequence[SearchDemand], base: CandidateResult) -> bool:
+    """False for PCIe where nothing crosses it."""
+    return assumption.key != "pcie" or uses_pcie(demands, base)
+
+
+def uses_pcie(demands: Sequence[SearchDemand], result: CandidateResult) -> bool:
+    """Whether anything crosses PCIe: by the searches themselves, or because they are preempted."""
+    if any(len(demand.legs) or demand.column("streamed_bytes").any() for demand in demands):
+        return True
+    if any(demand.column("remote_bytes").any() for demand in demands):
+        return True
+    points = [point for point in (*result.curve, result.at_largest) if point is not None]
+    return any(point.preemptions_per_1000 for point in points)
+
+
+def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> HardwareProfile:
+    """`profile` with the assumption's numbers multiplied by `factor`; its name stays."""
+    values = {
+        name: type(getattr(profile, name))(factor * getattr(profile, name))
+        for name in assumption.fields
+    }
+    return replace(profile, **values) if values else profile
+
+
+def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:
+    """Who becomes the cheapest when the recommended GPU's price rises, and by what factor.
+
+    That is the alternative if it is on another GPU, else the recommended policy and budget on the
+    cheapest other one.  Prices are the middles of their ranges; None without another GPU or prices.
+    """
+    chosen = next((r for r in plan.candidates if r.number == plan.recommendation.candidate), None)
+    if chosen is None:
+        return None
+    named = [r for r in plan.met() if r.number == plan.recommendation.alternative]
+    others = [r for r in named if r.hardware != chosen.hardware] or elsewhere(plan, chosen)
+    here, there = _middle(chosen), _middle(others[0]) if others else None
+    return (others[0], there / here) if here and there else None
+
+
+def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult]:
+    """The same policy, budget and recall on other GPUs, the cheapest first."""
+    same = (result.policy, result.budget, result.recall)
+    found = [
+        each
+        for each in plan.met()
+        if (each.policy, each.budget, each.recall) == same and each.hardware != result.hardware
+    ]
+    return sorted(found, key=lambda each: (_middle(each) or float("inf"), each.number))
+
+
+def compared_cost(result: CandidateResult) -> tuple[float, float] | None:
+    """Lowest and highest cost of 1,000 searches: for the stated load, or else the largest one."""
+    if result.fleet is not None:
+        return result.fleet.cost_per_1000
+    return None if result.at_largest is None else result.at_largest.cost_per_1000
+
+
+def _middle(result: CandidateResult) -> float | None:
+    cost = compared_cost(result)
+    return None if cost is None else sum(cost) / 2

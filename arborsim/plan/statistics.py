@@ -1,0 +1,184 @@
+"""Estimates from simulated searches, each with the interval that belongs to it.
+
+Searches of one run share a queue, so they depend on each other, and an interval over the searches
+of one run is too narrow near saturation.  What separates candidates is judged by the spread over
+seeds (`mean_interval`), where each run is one observation.  Runs of one seed serve the same
+searches to every candidate, so two candidates are compared by the mean of their differences, seed
+by seed (``mean_interval(np.subtract(a, b))``), which is narrower than both intervals suggest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from arborsim.core.statistics import clopper_pearson
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and its confidence interval.
+
+    Attributes
+    ----------
+    value, low, high : float
+        An end that the data cannot give is infinite; without data the value is NaN.
+    n : int
+        Observations.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same in another unit; `factor` is above 0."""
+        return Estimate(self.value * factor, self.low * factor, self.high * factor, self.n)
+
+
+def percentile(values: Sequence[float] | np.ndarray, rank: float, level: float = LEVEL) -> Estimate:
+    """A percentile, with the interval between two order statistics.
+
+    The number of independent observations below the true q-quantile is binomial, which gives an
+    interval without any assumption about the distribution (Conover, 1999, section 3.2): the tails
+    beyond each end have at most ``(1 - level) / 2``.  High percentiles of few values have no upper
+    end: the 99th needs 368 values at a level of 0.95.
+
+    Parameters
+    ----------
+    values : float ``[n]``
+    rank : float
+        In (0, 100).
+    level : float
+    """
+    from scipy.stats import binom  # slow to import
+
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    n, q = len(ordered), rank / 100
+    if n == 0:
+        return Estimate(math.nan, -math.inf, math.inf, 0)
+    tail = (1 - level) / 2
+    counts = np.arange(n + 1)
+    # The l-th smallest lies above the quantile if fewer than l values lie below it.
+    below = np.flatnonzero(binom.cdf(counts - 1, n, q) <= tail)
+    above = np.flatnonzero(binom.sf(counts - 1, n, q) <= tail)
+    low = ordered[below[-1] - 1] if below[-1] > 0 else -math.inf
+    high = ordered[above[0] - 1] if len(above) else math.inf
+    return Estimate(float(np.quantile(ordered, q)), float(low), float(high), n)
+
+
+def mean_interval(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> Estimate:
+    """The mean over independent runs, with Student's t interval: the spread over seeds.
+
+    Parameters
+    ----------
+    values : float ``[n]``
+        One per seed; a single run says nothing about the spread.
+    """
+    runs = np.asarray(values, dtype=np.float64)
+    n = len(runs)
+    mean = float(runs.mean()) if n else math.nan
+    if n < 2:
+        return Estimate(mean, -math.inf, math.inf, n)
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(n - 1, (1 + level) / 2) * runs.std(ddof=1) / math.sqrt(n))
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def rate_interval(values: Sequence[float] | np.ndarray) -> Estimate:
+    """`mean_interval` of what is never negative: the lower end, where there is one, is cut at 0.
+
+    Few runs that differ have a wide interval, and a machine does not serve less than nothing.
+    """
+    found = mean_interval(values)
+    return replace(found, low=max(0.0, found.low)) if found.n > 1 else found
+
+
+def relative_error(sizes: np.ndarray, seen: int) -> float:
+    """Standard error of a rate that so many searches tell, relative to the rate.
+
+    Sizes with a coefficient of variation c give ``c / sqrt(seen)``.  c counts as 1 at least, as if
+    searches ended at random: the pace of a machine that is never idle depends on which are in it.
+
+    Parameters
+    ----------
+    sizes : float ``[n]``
+        Of the searches that the seen ones are drawn from, not negative.
+    seen : int
+    """
+    if not seen:
+        return math.inf
+    scatter = float(sizes.std() / sizes.mean()) if sizes.any() else 0.0
+    return max(1.0, scatter) / math.sqrt(seen)
+
+
+def cost_per_search(price_per_hour: float, searches_per_s: float) -> float:
+    """What a search costs, in the price's currency; infinite where none is served.
+
+    Parameters
+    ----------
+    price_per_hour : float
+        Of everything that serves them: all GPUs together.
+    searches_per_s : float
+        Finished per second of the measured time.
+    """
+    return price_per_hour / 3600 / searches_per_s if searches_per_s else math.inf
+
+
+def solved_share(
+    weights: Sequence[float],
+    solved: Sequence[int],
+    judged: Sequence[int],
+    level: float = LEVEL,
+) -> Estimate | None:
+    """Share of the mix's searches whose answer is correct.
+
+    A recorded search that is drawn many times is one observation of how often the model is right,
+    so what counts is how many *distinct* searches were judged.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        One per trace of the mix, above 0; only their ratios count.
+    solved, judged : sequences of int
+        Distinct searches with a correct answer, and with any verdict, per trace.
+
+    Returns
+    -------
+    Estimate or None
+        Clopper and Pearson's interval for one trace; for k traces the weighted sums of their ends
+        at the level ``1 - (1 - level) / k``, which hold together at least as often as `level`
+        (Bonferroni).  None if some trace has no verdict.
+    """
+    if not all(judged):
+        return None
+    shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
+    each = 1 - (1 - level) / len(shares)
+    ends = [clopper_pearson(s, n, each) for s, n in zip(solved, judged, strict=True)]
+    value = shares @ (np.asarray(solved) / np.asarray(judged))
+    low, high = shares @ np.asarray(ends)
+    return Estimate(float(value), float(low), float(high), sum(judged))
+
+
+def cost_per_solved(cost: float, share: Estimate) -> Estimate:
+    """What a solved search costs: unsolved ones are paid for as well.
+
+    Parameters
+    ----------
+    cost : float
+        Per search (`cost_per_search`).
+    share : Estimate
+        `solved_share`; its interval becomes that of the cost.
+    """
+
+    def paid(solved: float) -> float:
+        return cost / solved if solved > 0 else math.inf
+
+    return Estimate(paid(share.value), paid(share.high), paid(share.low), share.n)

@@ -1,0 +1,263 @@
+"""What a capacity plan is asked: a mix of searches, arrivals, candidates, a target and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from arborsim.calibrate.document import Calibration
+from arborsim.core.budget import Budget
+from arborsim.core.errors import UsageError
+from arborsim.machine.options import ServingOptions
+from arborsim.machine.prices import Prices
+from arborsim.machine.profile import HardwareProfile
+from arborsim.plan.arrivals import Arrivals
+from arborsim.plan.generate import TreeSpec, write_generated
+from arborsim.plan.mix import Draws, draw_mix
+from arborsim.policies.base import Policy
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Geometry
+
+_SERVING = ServingOptions()
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Searches that are drawn: how many distinct ones, and from which seed."""
+
+    spec: TreeSpec
+    searches: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class MixEntry:
+    """One kind of search.
+
+    Attributes
+    ----------
+    name : str
+        Different for each entry.
+    weight : float
+        Above 0; only the ratios of weights count.
+    source : Path or Generated
+        A trace, or what to draw one from.
+    shared_prompt_tokens : int
+        How much of the prompt, from its beginning, all of these searches have in common, such as a
+        system prompt; of a shorter prompt, all of it.
+    """
+
+    name: str
+    weight: float
+    source: Path | Generated
+    shared_prompt_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy with its settings, under the name that tables use."""
+
+    name: str
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """GPUs that serve together.
+
+    Attributes
+    ----------
+    name : str
+    profile : HardwareProfile
+        One GPU in its host.
+    gpus : int
+        How many share the model's weights and caches (tensor parallelism).
+    price_per_hour : tuple of float or None
+        Lowest and highest, of all of them; None if nobody named a price.
+    """
+
+    name: str
+    profile: HardwareProfile
+    gpus: int
+    price_per_hour: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing to compare: where to serve, and how to keep the cache.
+
+    A policy that ignores budgets comes once, with ``budget`` None.
+    """
+
+    hardware: Hardware
+    policy: PolicyChoice
+    budget: Budget | None
+    recall: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be met by a percentile of the searches.
+
+    Attributes
+    ----------
+    percentile : float
+        In (0, 100): the share of searches that must be within the limits.
+    search_s : float or None
+        From a search's arrival to its answer.
+    token_s : float or None
+        Mean time per output token of a search, once its first token is there.
+    """
+
+    percentile: float
+    search_s: float | None
+    token_s: float | None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything that a plan depends on.
+
+    Attributes
+    ----------
+    name : str
+    geometry : Geometry
+        The model whose bytes and seconds are charged, whatever the traces were recorded on.
+    mix : tuple of MixEntry
+    arrivals : Arrivals
+    hardware, policies, budgets, recalls : tuple
+        The candidates are all their combinations.
+    target : Target
+    prices : Prices
+    calibrations : tuple of Calibration
+        Where settings of `policies` come from that the workload does not set itself.
+    serving : ServingOptions
+        How searches share a machine; `Hardware.gpus` takes the place of its `tensor_parallel`.
+    page_tokens : int
+        Tokens per KV page.
+    tree_attention : bool
+        Read ancestors that the branches of a search share once per batch.
+    searches : int
+        Searches per run.
+    warm_up : int
+        The first so many are served, but left out of all figures: they meet an empty machine.
+    runs : int
+        Repetitions with other draws; run i has the seed ``seed + i``.
+    seed : int
+    """
+
+    name: str
+    geometry: Geometry
+    mix: tuple[MixEntry, ...]
+    arrivals: Arrivals
+    hardware: tuple[Hardware, ...]
+    policies: tuple[PolicyChoice, ...]
+    budgets: tuple[Budget, ...]
+    recalls: tuple[str, ...]
+    target: Target
+    prices: Prices
+    calibrations: tuple[Calibration, ...] = ()
+    serving: ServingOptions = _SERVING
+    page_tokens: int = 1
+    tree_attention: bool = True
+    searches: int = 1000
+    warm_up: int = 100
+    runs: int = 3
+    seed: int = 0
+
+    def candidates(self) -> list[Candidate]:
+        """All combinations, in the order of the file."""
+        kept = [
+            (choice, budget)
+            for choice in self.policies
+            for budget in (self.budgets if choice.policy.uses_budget else (None,))
+        ]
+        return [
+            Candidate(hardware, choice, budget, recall)
+            for hardware, (choice, budget), recall in product(self.hardware, kept, self.recalls)
+        ]
+
+    def seeds(self) -> list[int]:
+        """One per run."""
+        return [self.seed + run for run in range(self.runs)]
+
+    def write_traces(
+        self, folder: Path, advance: Callable[[str, int], None] = lambda what, units: None
+    ) -> list[Path]:
+        """The trace of each entry of the mix; generated ones are written into `folder`.
+
+        Parameters
+        ----------
+        folder : Path
+            Is there, and may hold what an earlier call wrote, which is replaced.
+        advance : callable
+            Called with what was written and its number of tokens.
+
+        Raises
+        ------
+        UsageError
+            A drawn tree is too large, or the folder cannot be written.
+        """
+        paths = []
+        for number, entry in enumerate(self.mix):
+            if isinstance(entry.source, Path):
+                paths.append(entry.source)
+                continue
+            made, path = entry.source, folder / f"generated-{number}.parquet"
+            write_generated(
+                made.spec, made.searches, made.seed, self.geometry, path, True, advance=advance
+            )
+            paths.append(path)
+        return paths
+
+    def episodes(self) -> list[int]:
+        """Distinct searches of each entry of the mix."""
+        return [
+            TraceReader(entry.source).num_episodes
+            if isinstance(entry.source, Path)
+            else entry.source.searches
+            for entry in self.mix
+        ]
+
+    def draws(self, seed: int) -> Draws:
+        """The searches of a run, in order of arrival; the same for every candidate."""
+        weights = [entry.weight for entry in self.mix]
+        return draw_mix(weights, self.episodes(), self.searches, seed)
+
+    def with_load(self, load: float) -> Workload:
+        """The same with another stated load, which a fleet is sized for.
+
+        Raises
+        ------
+        UsageError
+            It is not above 0, or no whole number of clients.
+        """
+        return replace(self, arrivals=self.arrivals.with_load(load))
+
+    def with_run_length(self, searches: int, warm_up: int, runs: int) -> Workload:
+        """The same with shorter or longer runs.
+
+        Raises
+        ------
+        UsageError
+            Nothing would be left to measure.
+        """
+        check_run_length(searches, warm_up, runs)
+        return replace(self, searches=searches, warm_up=warm_up, runs=runs)
+
+
+def check_run_length(searches: int, warm_up: int, runs: int) -> None:
+    """Refuse runs that leave nothing to measure.
+
+    Raises
+    ------
+    UsageError
+    """
+    if not 0 <= warm_up < searches:
+        raise UsageError(
+            f"warm_up = {warm_up} leaves none of the {searches} searches per run to measure"
+        )
+    if runs < 1:
+        raise UsageError(f"runs must be at least 1, not {runs}")

@@ -1,0 +1,194 @@
+"""What keys alone tell: their norm and their direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import Pool
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.scores import Score
+from arborsim.signals.vector_scores import KeyDirections, KeyLength
+
+PER = ("shared", "layer", "head")
+
+
+@dataclass(frozen=True)
+class KeyPolicy(StreamPolicy):
+    """What both policies share: groups by choice, and the newest tokens stay."""
+
+    per: str = setting(
+        "head",
+        "ranking: one for the whole model, one per captured layer, or one per captured layer and "
+        "KV head (as published); only the shared one runs on traces without vectors",
+        choices=PER,
+    )
+    recent: int = setting(
+        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+    )
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
+
+    @property
+    def grouping(self) -> str:
+        return self.per
+
+    def reads(self) -> frozenset[Signal]:
+        return frozenset().union(*(score.needs for score in self.scores().values()))
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(recent=max(1, min(self.recent, budget_tokens // 4)))
+
+
+@dataclass(frozen=True)
+class KeyNorm(KeyPolicy):
+    """Keep the tokens whose keys are shortest: they are the ones that get attention."""
+
+    name: ClassVar[str] = "key-norm"
+    paper: ClassVar[str] = "Devoto et al. 2024, arXiv:2406.11430"
+    summary: ClassVar[str] = "keep the tokens with the shortest keys"
+    method: ClassVar[Method] = Method(
+        "s(t) = -||k_t||_2",
+        score="key norm",
+        allocate="the same number for every layer and KV head",
+        deviations=(
+            "the newest tokens are protected",
+            "all captured layers are compressed (the paper leaves out the first two, where the "
+            "correlation of norm and attention is weak)",
+            "per=layer and per=shared average the norms over heads (and layers)",
+        ),
+    )
+
+    def scores(self) -> dict[str, Score]:
+        return {"norm": KeyLength(self.per)}
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return -view.scores["norm"]
+
+
+@dataclass(frozen=True)
+class KeyDiff(KeyPolicy):
+    """Keep the keys that point least in the mean direction of all keys in the cache.
+
+    The mean changes with every token that comes or goes, so ranks are computed at each decision
+    over what the cache holds then.
+    """
+
+    name: ClassVar[str] = "keydiff"
+    paper: ClassVar[str] = "Park et al. 2025, arXiv:2504.15364"
+    summary: ClassVar[str] = "keep the keys least like the mean key"
+    method: ClassVar[Method] = Method(
+        "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||",
+        score="cosine to the mean key",
+        allocate="the same number for every layer and KV head",
+        deviations=(
+            "the newest tokens are protected",
+            "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
+            "approximation; per=layer joins the keys of a layer's heads into one vector",
+            "unit keys are rounded to steps of 2**-16, so that no sum depends on its order",
+            "on a tree, the mean is over the tokens held on the active paths",
+        ),
+    )
+    frozen_rank: ClassVar[bool] = False
+
+    def scores(self) -> dict[str, Score]:
+        return {"direction": KeyDirections(self.per)}
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        """Minus the product with the sum of all directions: the order of minus the cosine."""
+        # Directions are whole numbers, so these products are exact however they are summed.
+        rank = np.zeros(view.tier.shape)
+        there = view.tier <= Tier.HBM_QUANTISED
+        if self.adaptation == "path" and len(view.path) < view.num_tokens:
+            there &= np.bincount(view.path, minlength=view.num_tokens) > 0
+        for group, directions in enumerate(view.scores["direction"]):
+            if 2 * np.count_nonzero(there[group]) > view.num_tokens:  # cheaper than to gather them
+                total = there[group].astype(np.float64) @ directions
+                rank[group] = -(directions @ total)
+                continue
+            held = np.flatnonzero(there[group])
+            keys = directions[held]
+            rank[group, held] = -(keys @ keys.sum(axis=0))
+        return rank
+
+    def candidates(
+        self,
+        view: CacheView,
+        run: TokenRun,
+        ids: np.ndarray,
+        alive: np.ndarray,
+        start: int,
+        stop: int,
+    ) -> Pool:
+        recent = self.protection(view.budget_tokens).recent
+        return LikenessPool(view.scores["direction"][0][ids], alive, start, stop, recent)
+
+
+class LikenessPool:
+    """Candidates of one group, of which the one most like the sum of all held directions goes.
+
+    The sum is carried along: directions are whole numbers, so nothing is lost by it.
+
+    Parameters
+    ----------
+    directions : float64 ``[positions, size]``
+    alive : bool ``[positions]``
+    start, stop : int
+        Positions that are candidates at first.
+    recent : int
+        Positions behind `stop` that are held, too, but no candidates.
+    """
+
+    def __init__(
+        self, directions: np.ndarray, alive: np.ndarray, start: int, stop: int, recent: int
+    ) -> None:
+        self._directions = directions
+        self._alive: list[bool] = alive.tolist()
+        self._recent = recent
+        self._stop = max(start, stop)
+        self._arrived = stop + recent
+        held = directions[: self._arrived][alive[: self._arrived]]
+        self._total = held.sum(axis=0)
+        at = np.flatnonzero(alive[start : self._stop]) + start
+        # In no order: a new candidate takes the place of the last one evicted.
+        self._at = np.concatenate([at, np.empty(len(alive) - len(at), dtype=np.int64)])
+        self._key = np.empty_like(directions)
+        self._likeness = np.empty(len(alive))
+        self._count = len(at)
+        self._key[: self._count] = directions[at]
+
+    def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
+        while self._arrived < stop + self._recent:
+            self._total += self._directions[self._arrived]
+            self._arrived += 1
+        while self._stop < stop:
+            if self._alive[self._stop]:
+                self._at[self._count] = self._stop
+                self._key[self._count] = self._directions[self._stop]
+                self._count += 1
+            self._stop += 1
+
+    def pop(self) -> int | None:
+        """Position of the candidate to evict, removed; None if there is none."""
+        count = self._count
+        if not count:
+            return None
+        likeness = np.dot(self._key[:count], self._total, out=self._likeness[:count])
+        place = int(likeness.argmax())
+        alike = likeness == likeness[place]
+        if np.count_nonzero(alike) > 1:  # of equals the oldest
+            places = np.flatnonzero(alike)
+            place = int(places[self._at[places].argmin()])
+        position, last = int(self._at[place]), count - 1
+        self._at[place], self._key[place] = self._at[last], self._key[last]
+        self._count = last
+        self._total -= self._directions[position]
+        return position

@@ -1,0 +1,62 @@
+"""RaaS: evict what has not been attended to for longest (Hu et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.refresh import LastAttended
+from arborsim.signals.scores import Score
+
+
+@dataclass(frozen=True)
+class Raas(StreamPolicy):
+    """Least recently used, where attention is use; the whole prompt stays.
+
+    ``variant=median`` is how the EpiKV paper runs it: a token is used when the newest query pays
+    it at least the median.  ``variant=pages`` is the original: a page of 16 tokens is used when
+    any of them gets more than `threshold`.
+    """
+
+    variant: str = setting("median", "when a token counts as used", choices=("median", "pages"))
+    page: int = setting(16, "page size, for variant=pages", unit="tokens", low=1)
+    threshold: float = setting(
+        0.01, "alpha: attention that counts as use, for variant=pages", low=0, high=1
+    )
+
+    name: ClassVar[str] = "raas"
+    paper: ClassVar[str] = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
+    summary: ClassVar[str] = "evict what attention has not refreshed for longest"
+    method: ClassVar[Method] = Method(
+        "s(i) = last iteration t with a_t(i) >= median of a_t over generated tokens (median), or "
+        "with max of a_t over the page of i > alpha (pages)",
+        score="timestamp of the last use",
+        deviations=(
+            "attention is averaged over layers and heads: one ranking for the whole model",
+            "the median is taken over all generated tokens of the path, evicted ones included, "
+            "because a recording attends to all of them",
+            "on sparse recordings the positions that a row does not list share one value, which "
+            "often is the median: then nearly every token counts as used",
+            "pages: the highest attention of a page stands for the attention to its representative "
+            "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
+        ),
+    )
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
+    fused: ClassVar[bool] = False
+    frozen_rank: ClassVar[bool] = False
+
+    def scores(self) -> dict[str, Score]:
+        page = self.page if self.variant == "pages" else None
+        return {"used": LastAttended(page, self.threshold, up_to_constant=True)}
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(prompt=True, recent=1)
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return view.scores["used"]

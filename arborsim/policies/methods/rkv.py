@@ -1,0 +1,205 @@
+"""R-KV: importance minus redundancy, per layer and KV head (Cai et al., NeurIPS 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.core.events import Decode, Event
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.core.tree import ThoughtTree
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import lowest
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.query_scores import Queries
+from arborsim.signals.scores import Score
+from arborsim.signals.vector_scores import Vectors, norms
+
+# Products of vectors and their means are rounded, so that plans do not depend on how a machine's
+# BLAS adds.
+_DECIMALS = 9
+# Keys compared with all others at a time: few at first, because most keys resemble a recent one.
+_FIRST_COLUMNS, _MOST_COLUMNS = 32, 512
+
+
+@dataclass(frozen=True)
+class RKV(StreamPolicy):
+    """Keep what the newest queries look at and what no later key repeats."""
+
+    interval: int = setting(128, "iterations between two decisions", low=1)
+    window: int = setting(8, "protected newest tokens, whose queries rate the others", low=1)
+    mix: float = setting(0.07, "lambda: weight of importance against redundancy", low=0, high=1)
+    threshold: float = setting(0.5, "cosine above which two keys repeat each other", low=-1, high=1)
+    kernel: int = setting(7, "neighbours in the max-pool of importance, odd", unit="tokens", low=1)
+
+    name: ClassVar[str] = "rkv"
+    paper: ClassVar[str] = "R-KV, Cai et al. 2025, arXiv:2505.24133"
+    summary: ClassVar[str] = "keep what is attended to and not repeated, per layer and KV head"
+    method: ClassVar[Method] = Method(
+        "Z = lambda I - (1 - lambda) R; I: softmax over the keys before the window of max over the "
+        "group of q.k, mean over the last W queries, max-pool over `kernel` keys; R: softmax "
+        "of the column means of the cosines of keys, the diagonal and each row's most recent "
+        "cosine > `threshold` set to 0",
+        score="windowed attention minus key redundancy",
+        allocate="the same number for every layer and KV head",
+        schedule="every `interval` iterations; in between the cache grows beyond the budget",
+        deviations=(
+            "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
+            "a row without a cosine > `threshold` loses nothing (the code then sets the row's "
+            "first entry to 0, which favours the oldest token)",
+            "decisions come with every `interval`-th iteration of the search, whatever blocks it "
+            "sets; as in the public code none follows the prefill itself",
+            "with several leaves W is shared, and a query rates only keys on its own path",
+        ),
+    )
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS})
+    fused: ClassVar[bool] = False
+    bounded: ClassVar[bool] = False
+    each_iteration: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel % 2 == 0:
+            raise UsageError(f"{self.name}: kernel must be odd, not {self.kernel}")
+
+    @property
+    def grouping(self) -> str:
+        return "head"
+
+    def scores(self) -> dict[str, Score]:
+        return {"queries": Queries(), "keys": Vectors(Signal.KEYS)}
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(recent=self.window)
+
+    def next_decision(self, view: CacheView) -> int:
+        return self.interval - view.iterations % self.interval
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        due = isinstance(event, Decode) and view.iterations % self.interval == 0
+        return super().decide(view, event) if due else None
+
+    def _evict_lowest(
+        self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray
+    ) -> None:
+        safe = self.protected(view)[stream]
+        window, candidates = stream[safe], stream[~safe]
+        queries = view.scores["queries"]
+        per_group = len(queries) // len(tiers)
+        for group in np.flatnonzero(over > 0):
+            held = stream[tiers[group, stream] <= Tier.HBM_QUANTISED]
+            free = candidates[tiers[group, candidates] <= Tier.HBM_QUANTISED]
+            if len(free) < over[group]:
+                raise self._infeasible(view, len(free), int(over[group]))
+            heads = queries[group * per_group : (group + 1) * per_group, window]
+            keys = view.scores["keys"][group, held].astype(np.float64)
+            rated = np.searchsorted(held, free)
+            logits = (heads.astype(np.float64) @ keys[rated].T).max(axis=0)
+            seen = sees(view.tree, window, free)
+            important = max_pool(importance(np.round(logits, _DECIMALS), seen), self.kernel)
+            repeated = redundancy(keys, self.threshold)[rated]
+            z = self.mix * important - (1 - self.mix) * repeated
+            tiers[group, free[lowest(z, int(over[group]))]] = Tier.EVICTED
+
+
+def sees(tree: ThoughtTree, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Which keys are older than a query and on its path; bool ``[queries, keys]``."""
+    node_of = tree.node_of_token.values
+    on_path = {node: tree.on_path((node,)) for node in set(node_of[queries].tolist())}
+    rows = [on_path[int(node_of[q])][node_of[keys]] & (keys < q) for q in queries.tolist()]
+    return np.stack(rows)
+
+
+def importance(logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Softmax of every query over the keys it sees, mean over the queries that see a key.
+
+    Parameters
+    ----------
+    logits : float64 ``[queries, keys]``
+    seen : bool ``[queries, keys]``
+
+    Returns
+    -------
+    float64 ``[keys]``
+        0 where no query sees the key.
+    """
+    total = np.zeros(logits.shape[1])
+    for row, mask in zip(logits, seen, strict=True):
+        if mask.any():
+            weight = np.where(mask, np.exp(np.where(mask, row - row[mask].max(), 0.0)), 0.0)
+            total += weight / weight.sum()
+    return np.asarray(total / np.maximum(seen.sum(axis=0), 1))
+
+
+def max_pool(values: np.ndarray, kernel: int) -> np.ndarray:
+    """Largest value among the `kernel` neighbours around each, fewer at the ends."""
+    reach = kernel // 2
+    padded = np.pad(values, reach, constant_values=-np.inf)
+    return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1).max(axis=1))
+
+
+def redundancy(keys: np.ndarray, threshold: float) -> np.ndarray:
+    """How much each key repeats others (R-KV, section 3.3): a softmax of its mean cosine.
+
+    Parameters
+    ----------
+    keys : float64 ``[keys, head_dim]``
+        Oldest first; a zero key resembles none.
+    threshold : float
+        In each row of the cosine matrix the most recent entry above it is taken out, so that of
+        near-duplicates the latest survives.
+
+    Returns
+    -------
+    float64 ``[keys]``
+    """
+    length = norms(keys)[:, None]
+    directions = keys / np.where(length > 0, length, 1.0)
+    # A sum of products is the product with the sum: only what is taken out needs single cosines.
+    total = directions @ directions.sum(axis=0) - np.einsum("kd,kd->k", directions, directions)
+    latest, cosine = latest_similar(directions, threshold)
+    total -= np.bincount(latest, weights=cosine, minlength=len(keys))
+    mean = np.round(total / len(keys), _DECIMALS)
+    weight = np.exp(mean - mean.max())
+    return np.asarray(weight / weight.sum())
+
+
+def latest_similar(directions: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each key the most recent one whose cosine to it is above a threshold, if there is one.
+
+    A key's own cosine counts as 0.  Goes back from the newest, and each key drops out at its first
+    find: at worst every key is compared with every other.
+
+    Parameters
+    ----------
+    directions : float64 ``[keys, head_dim]``
+        Of length 1, oldest first.
+    threshold : float
+
+    Returns
+    -------
+    latest : int64 ``[keys that have one]``
+        In no order to rely on.
+    cosine : float64 ``[keys that have one]``
+    """
+    seeking, last, width = np.arange(len(directions)), len(directions), _FIRST_COLUMNS
+    latest, cosines = [seeking[:0]], [np.empty(0)]
+    while last and len(seeking):
+        first = max(0, last - width)
+        cosine = directions[seeking] @ directions[first:last].T
+        inside = np.flatnonzero((seeking >= first) & (seeking < last))
+        cosine[inside, seeking[inside] - first] = 0.0
+        similar = np.round(cosine, _DECIMALS) > threshold
+        hit = np.flatnonzero(similar.any(axis=1))
+        at = similar.shape[1] - 1 - similar[hit, ::-1].argmax(axis=1)
+        latest.append(first + at)
+        cosines.append(cosine[hit, at])
+        seeking = np.delete(seeking, hit)
+        last, width = first, min(2 * width, _MOST_COLUMNS)
+    return np.concatenate(latest), np.concatenate(cosines)

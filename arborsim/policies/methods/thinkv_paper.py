@@ -1,0 +1,212 @@
+"""ThinKV, reconstructed from its paper's description (Ramachandran et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.core.events import Boundary, Event, Pressure, Prune
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.representatives import representatives
+from arborsim.policies.stream import StreamPolicy, evict, off_path_blocks
+from arborsim.signals.scores import Score
+from arborsim.signals.sparsity import AttentionSparsity
+from arborsim.signals.vector_scores import Vectors
+
+TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
+
+
+@dataclass(frozen=True)
+class ThinKVPaper(StreamPolicy):
+    """Quantise complete segments of thought; each transition takes the earlier ones a rung down.
+
+    The generated tokens of the stream form segments.  A complete segment is a transition (T),
+    reasoning (R) or execution (E) by the mean sparsity of its tokens' attention.  It keeps as many
+    tokens as the rung says that it has reached, one per T segment after it, and those kept
+    represent its keys.
+    """
+
+    segment: int = setting(128, "length of a segment", unit="tokens", low=1)
+    low: float = setting(0.822, "sparsity below which a segment is execution", low=0, high=1)
+    high: float = setting(0.828, "sparsity from which a segment is a transition", low=0, high=1)
+    most: int = setting(64, "kept of a segment on the first rung; each next one halves it", low=1)
+    least: int = setting(4, "kept of a segment on the last rung", unit="tokens", low=1)
+    keep_prompt: bool = setting(True, "protect the whole prompt")
+    recent: int = setting(
+        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+    )
+
+    name: ClassVar[str] = "thinkv-paper"
+    paper: ClassVar[str] = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
+    summary: ClassVar[str] = (
+        "quantise thoughts and thin them at transitions; reconstructed from the paper's description"
+    )
+    method: ClassVar[Method] = Method(
+        "sparsity = share of a row's entries under 1% of its maximum; a segment is T from `high` "
+        "on, E below `low`, else R; with every T segment the earlier ones go one rung down "
+        "{most, most / 2, ... least}; kept are the members nearest to the k-means of post-RoPE "
+        "keys",
+        score="members nearest to the k-means of the segment's keys, per layer and KV head",
+        allocate="a rung per segment",
+        place="quantise, then evict",
+        schedule="when a segment has left the protected window, and over budget",
+        granularity="segment of `segment` tokens",
+        tiers=(Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
+        deviations=(
+            "reconstructed from the paper's description; no code was public",
+            "R and E tokens are stored in 4 bits, T tokens in 2; the ledger knows one quantised "
+            "size, a byte per element, so bytes are too high by two to four times",
+            "the paper's thresholds are minima of a density over calibration traces; the shipped "
+            "trace with vectors is too short to have two, so the defaults are the tertiles of the "
+            "mean sparsity of its stretches of 32 tokens: set low and high for other models",
+            "a segment's sparsity is the mean over its tokens, captured layers and heads; the "
+            "paper picks layers by how well they part",
+            "the prompt is protected, and a segment is dealt with once all of it is out of the "
+            "window of recent tokens",
+            "complete segments are quantised and thinned whatever the budget, as published; over "
+            "budget, segments go a rung further, transitions first, then execution, then "
+            "reasoning, the oldest first among each; below the last rung the oldest tokens go",
+        ),
+    )
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS})
+    fused: ClassVar[bool] = False
+    each_iteration: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for low, high in (("low", "high"), ("least", "most")):
+            below, above = getattr(self, low), getattr(self, high)
+            if below > above:
+                raise UsageError(
+                    f"{self.name}: {low} ({below:g}) is above {high} ({above:g}); swap them or "
+                    "set both"
+                )
+
+    @property
+    def grouping(self) -> str:
+        return "head"
+
+    def scores(self) -> dict[str, Score]:
+        return {"sparsity": AttentionSparsity(), "keys": Vectors(Signal.KEYS)}
+
+    def protection(self, budget_tokens: int) -> Protection:
+        recent = max(1, min(self.recent, budget_tokens // 4))
+        return Protection(prompt=self.keep_prompt, recent=recent)
+
+    def next_decision(self, view: CacheView) -> int:
+        return 1  # a segment is dealt with in the iteration in which it leaves the protected window
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        if isinstance(event, Boundary | Prune | Pressure):
+            return None
+        path = self.adaptation == "path"
+        stream = view.path if path else np.arange(view.num_tokens)
+        tiers, safe = view.tier.copy(), self.protected(view)
+        generated = stream[view.prompt_tokens :]
+        whole = len(generated) - len(generated) % self.segment
+        segments = generated[:whole].reshape(-1, self.segment)
+        kind = self._kinds(view.scores["sparsity"][segments])
+        reached = reached_rungs(kind == TRANSITION, len(self.rungs()))
+        settled = ~safe[segments].any(axis=1)
+        segments, kind, reached = segments[settled], kind[settled], reached[settled]
+        blocks = off_path_blocks(view) if path else []
+        for tier, keys in zip(tiers, view.scores["keys"], strict=True):
+            self._thin_settled(tier, segments, reached, keys)
+            over = int(np.count_nonzero(tier <= Tier.HBM_QUANTISED)) - view.budget_tokens
+            for block in blocks:
+                over -= evict(tier, block) if over > 0 else 0
+            by_worth = segments[np.argsort(kind, kind="stable")]
+            over -= thin_further(tier, by_worth, keys, self.rungs(), over)
+            if over > 0:
+                rest = stream[~safe[stream] & (tier[stream] <= Tier.HBM_QUANTISED)]
+                if len(rest) < over:
+                    raise self._infeasible(view, len(rest), over)
+                tier[rest[:over]] = Tier.EVICTED
+        return Plan(tiers) if (tiers != view.tier).any() else None
+
+    def _thin_settled(
+        self, tier: np.ndarray, segments: np.ndarray, reached: np.ndarray, keys: np.ndarray
+    ) -> None:
+        """Quantise what is left of the segments, and take them to the rungs they have reached."""
+        tier[segments[tier[segments] == Tier.HBM]] = Tier.HBM_QUANTISED
+        keeps = np.array([*self.rungs(), self.segment])[reached]  # -1 is the last: all of it
+        held = np.count_nonzero(tier[segments] <= Tier.HBM_QUANTISED, axis=1)
+        for j in np.flatnonzero(held > keeps):
+            thin(tier, segments[j], keys, int(keeps[j]))
+
+    def rungs(self) -> list[int]:
+        """Tokens that a segment keeps, from rung to rung: halves of `most` down to `least`."""
+        rungs = [self.most]
+        while rungs[-1] // 2 >= self.least:
+            rungs.append(rungs[-1] // 2)
+        return rungs
+
+    def _kinds(self, sparsity: np.ndarray) -> np.ndarray:
+        """Kind of each segment, from the sparsity ``[segments, tokens]`` of its tokens; int64."""
+        total = np.zeros(len(sparsity))
+        for of_token in sparsity.T:  # one after the other: the same bits everywhere
+            total += of_token
+        mean = np.round(total / self.segment, 9)
+        return np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
+
+
+def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
+    """Number of the rung that each segment has reached, -1 for none; int64 ``[segments]``.
+
+    Parameters
+    ----------
+    transition : bool ``[segments]``
+        Oldest first; every transition takes all segments before it a rung down.
+    rungs : int
+        How many there are; the last is not left.
+    """
+    later = np.cumsum(transition[::-1])[::-1] - transition
+    return np.asarray(np.minimum(later, rungs) - 1)
+
+
+def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) -> int:
+    """Evict all but `count` representatives of a segment's tokens; how many left HBM.
+
+    Parameters
+    ----------
+    tier : int8 ``[tokens]``
+        Of one group; changed in place.
+    segment : int64 ``[n]``
+        Its tokens.
+    keys : float16 ``[tokens, head_dim]``
+    count : int
+    """
+    held = segment[tier[segment] <= Tier.HBM_QUANTISED]
+    if len(held) <= count:
+        return 0
+    gone = np.delete(held, representatives(keys[held].astype(np.float64), count))
+    return evict(tier, gone)
+
+
+def thin_further(
+    tier: np.ndarray, segments: np.ndarray, keys: np.ndarray, rungs: list[int], over: int
+) -> int:
+    """Take segments one rung below what they hold, in the order given, until `over` tokens left.
+
+    When all have gone a rung and it was not enough, they go another.  Returns how many left, which
+    is less than `over` if all segments are at the last rung.
+    """
+    left, lowered = 0, True
+    while left < over and lowered:
+        lowered = False
+        for segment in segments:
+            if left >= over:
+                break
+            held = np.count_nonzero(tier[segment] <= Tier.HBM_QUANTISED)
+            below = [rung for rung in rungs if rung < held]
+            if below:
+                left += thin(tier, segment, keys, below[0])
+                lowered = True
+    return left

@@ -1,0 +1,288 @@
+"""The loop that every run shares: event -> signals -> policy -> plan -> executor.
+
+The same controller drives a replay, where the executor accounts for bytes and seconds, and a live
+model, where it moves real tensors.  `Controller.handle` is the whole story:
+
+- tokens arrive in runs; the policy says how many iterations may pass before it wants to decide,
+  or decides for the whole run at once;
+- tree events update the tree, then the policy may decide;
+- every decision is checked against the rules a cache cannot break, then applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.events import (
+    Answer,
+    Boundary,
+    Decode,
+    Event,
+    Prefill,
+    Pressure,
+    Prune,
+    TokenRun,
+    Transition,
+)
+from arborsim.core.measurements import Measurements
+from arborsim.core.tree import ThoughtTree
+from arborsim.memory.moves import Moves
+from arborsim.policies.base import NEVER, CacheView, Policy
+from arborsim.run.rules import check_plan, check_run
+from arborsim.signals.scores import ScoreBook
+
+
+class Executor(Protocol):
+    """Where decisions become bytes and seconds: simulated, or a real model."""
+
+    @property
+    def tier(self) -> np.ndarray:
+        """Int8 ``[groups, tokens]``: where each token lives (`Tier`)."""
+        ...
+
+    def bind(self, tree: ThoughtTree) -> None:
+        """Follow the paths of `tree`, kept up to date by the controller.  Called once, first."""
+        ...
+
+    def prefill(self, run: TokenRun) -> None:
+        """Compute the prompt; its tokens enter HBM."""
+        ...
+
+    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+        """Decode the run; after iteration ``t`` apply the moves of step ``t``.
+
+        `decided_from` is the first iteration after which the policy decided (then after every
+        later one too); None if it took no decision inside the run.
+        """
+        ...
+
+    def activate(self, leaves: tuple[int, ...]) -> None:
+        """The next tokens belong to `leaves`."""
+        ...
+
+    def apply(self, moves: Moves, examined_tokens: int) -> None:
+        """Carry out one decision taken over `examined_tokens` tokens.
+
+        A move from `Tier.EVICTED` to a readable tier recomputes the token (rehydration).
+        """
+        ...
+
+    def finish(self) -> None:
+        """The search is over: wait for what is still under way."""
+        ...
+
+    def clock(self) -> float:
+        """Seconds since the search began."""
+        ...
+
+    def measurements(self) -> Measurements:
+        """What was measured so far."""
+        ...
+
+
+class Meter(Protocol):
+    """Watches decisions without taking part in them (quality figures, logs)."""
+
+    def prefilled(self, run: TokenRun) -> None:
+        """The prompt entered the cache."""
+        ...
+
+    def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
+        """`run` was decoded with `moves` inside it.
+
+        `tree` already holds the run's tokens; `tier` is from before the run.
+        """
+        ...
+
+    def moved(self, moves: Moves, tier: np.ndarray) -> None:
+        """`moves` were applied outside a run; `tier` is from before them."""
+        ...
+
+
+class Controller:
+    """One search under one policy.
+
+    Parameters
+    ----------
+    policy : Policy
+    executor : Executor
+    budget_tokens : int
+        Tokens that HBM may hold after every decision.
+    layers, vocabulary : int
+        Of the model whose signals are observed.
+    meters : iterable of Meter
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        executor: Executor,
+        *,
+        budget_tokens: int,
+        layers: int,
+        vocabulary: int,
+        meters: Iterable[Meter] = (),
+    ) -> None:
+        self.policy = policy
+        self.executor = executor
+        self.tree = ThoughtTree()
+        executor.bind(self.tree)
+        self.budget_tokens = budget_tokens
+        self.iterations = 0
+        self._vocabulary = vocabulary
+        self._scores = ScoreBook(policy.scores(), layers)
+        self._meters = tuple(meters)
+        self._leaves: tuple[int, ...] = (0,)
+        self._prompt_tokens = 0
+        self._margin = policy.pressure_margin(budget_tokens)
+
+    def run(self, events: Iterable[Event]) -> None:
+        """Handle all events of a search."""
+        for event in events:
+            self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        """Bring tree, scores and cache up to date with `event`, and let the policy decide."""
+        match event:
+            case Prefill(run):
+                self._prefill(run)
+            case Decode(run):
+                self._decode(run)
+            case Transition(leaves, opened):
+                for node, parent in opened:
+                    self.tree.open(node, parent)
+                self.tree.activate(leaves)
+                self._leaves = leaves
+                self.executor.activate(leaves)
+                self._decide(event)
+            case Boundary(number, reward, entropy):
+                block = self.tree.nodes[number]
+                block.closed, block.reward, block.entropy = True, reward, entropy
+                self._decide(event)
+            case Prune(number):
+                self.tree.nodes[number].pruned = True
+                self._decide(event)
+            case Answer():
+                self.executor.finish()
+
+    def due(self) -> int:
+        """Decode iterations until the policy wants to decide, if no tree event comes before.
+
+        A live search may hold so many back and hand them over as one run.
+        """
+        return self._due(self.view())
+
+    def view(self) -> CacheView:
+        """What the policy may see now."""
+        return CacheView(
+            self.executor.tier,
+            self._scores.values(),
+            self.tree,
+            self._leaves,
+            self._prompt_tokens,
+            self.budget_tokens,
+            self.iterations,
+            self._vocabulary,
+        )
+
+    def _prefill(self, run: TokenRun) -> None:
+        self.tree.open(0, -1)
+        self.tree.append(run.leaves, run.steps)
+        self.tree.activate(run.leaves)
+        self._prompt_tokens = run.num_tokens
+        if self.policy.bounded:
+            needed, made_of = self.policy.floor(self._prompt_tokens, self.budget_tokens)
+            if needed > self.budget_tokens:
+                raise BudgetInfeasible(self.policy.name, needed, self.budget_tokens, made_of)
+        self._scores.begin(run, self.tree, generated=False)
+        self._scores.skip(run.steps)
+        self.executor.prefill(run)
+        for meter in self._meters:
+            meter.prefilled(run)
+        self._decide(Prefill(run))
+
+    def _decode(self, run: TokenRun) -> None:
+        """Decode `run`, stopping wherever the policy wants to decide."""
+        done = 0
+        while done < run.steps:
+            view = self.view()
+            due = self._due(view)
+            if due == 1 and self.policy.plans_runs(view):
+                self._decode_planned(run.part(done, run.steps))
+                return
+            part = run.part(done, min(run.steps, done + due))
+            self._enter(part)
+            self._scores.skip(part.steps)
+            self._execute(part, Moves.none(), decided_from=None)
+            done += part.steps
+            if part.steps == due:
+                self._decide(Decode(part))
+
+    def _decode_planned(self, run: TokenRun) -> None:
+        """Decode `run` with a decision after every iteration, all taken in one call."""
+        before = self.view()
+        self._enter(run)
+        steps = self._scores.steps(run.steps)
+        fresh = np.zeros((before.tier.shape[0], run.num_tokens), dtype=np.int8)
+        view = replace(
+            before,
+            tier=np.concatenate([before.tier, fresh], axis=1),
+            scores=self._scores.values(),
+            iterations=self.iterations,
+        )
+        plan = self.policy.decide_run(view, run, steps)
+        for _ in steps:  # what the policy left unobserved
+            pass
+        check_run(self.policy, view, run, plan)
+        self._execute(run, plan.moves(), decided_from=0)
+
+    def _enter(self, run: TokenRun) -> None:
+        """Let the tree know of `run`'s tokens, and the scores that they are about to come."""
+        self.tree.append(run.leaves, run.steps)
+        self._scores.begin(run, self.tree, generated=True)
+        self.iterations += run.steps
+
+    def _execute(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+        for meter in self._meters:
+            meter.ran(run, self.tree, self.executor.tier, moves)
+        self.executor.advance(run, moves, decided_from)
+
+    def _due(self, view: CacheView) -> int:
+        return max(1, min(self.policy.next_decision(view), self._until_pressure(view)))
+
+    def _until_pressure(self, view: CacheView) -> int:
+        """Iterations until the cache is within the policy's margin of its budget."""
+        if self._margin is None:
+            return NEVER
+        left = self.budget_tokens - self._margin - view.in_hbm
+        return max(1, -(-left // len(self._leaves)))
+
+    def _decide(self, event: Event) -> None:
+        """Ask the policy, then once more under `Pressure` if the budget is nearly used up."""
+        self._ask(event)
+        if self._margin is not None and not isinstance(event, Prefill):
+            used = self.view().in_hbm
+            if used >= self.budget_tokens - self._margin:
+                self._ask(Pressure(used, self.budget_tokens))
+        if self.policy.bounded:
+            used = self.view().in_hbm
+            if used > self.budget_tokens:
+                raise BudgetInfeasible(
+                    self.policy.name, used, self.budget_tokens, "what its last decision keeps"
+                )
+
+    def _ask(self, event: Event) -> None:
+        view = self.view()
+        plan = self.policy.decide(view, event)
+        if plan is None:
+            return
+        check_plan(self.policy, view, plan)
+        moves = Moves.between(view.tier, plan.tiers)
+        for meter in self._meters:
+            meter.moved(moves, view.tier)
+        self.executor.apply(moves, examined_tokens=view.num_tokens)

@@ -1,0 +1,290 @@
+"""Replaying recorded searches: every policy and budget over every episode of every trace.
+
+An episode is read once and played to one controller and one simulated executor per policy and
+budget (`arborsim.run.episode`), so memory does not grow with the number of episodes.  Episodes
+can be spread over processes; what comes out is the same to the byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from arborsim.core.budget import Budget
+from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.core.observations import Signal
+from arborsim.core.workers import in_order
+from arborsim.policies.base import Policy
+from arborsim.policies.registry import parameters
+from arborsim.run.aggregate import ANY, ORACLE, at_budget
+from arborsim.run.episode import Cell, Machine, Outcome, Unit, num_groups, play_unit, unsuited
+from arborsim.run.fit import does_not_fit
+from arborsim.run.notes import assumed_policy_time
+from arborsim.run.results import EpisodeResult, LeftOut, ReplayResult
+from arborsim.signals.refresh import LastAttended
+from arborsim.trace.reader import TraceReader, recording_options
+from arborsim.trace.schema import VECTORS
+
+__all__ = ["Cell", "Machine", "Replay", "num_groups"]
+
+
+@dataclass
+class Replay:
+    """What to replay, and how.
+
+    Attributes
+    ----------
+    traces : sequence of path
+    policies, budgets : sequences
+    machine : Machine
+    quality : bool
+        Measure the attention kept where the trace holds attention (reads its largest column), and
+        the output error where it holds vectors.
+    first, count : int, int or None
+        Which episodes of each trace.
+    pictures : bool
+        Take pictures of each trace's first episode, for the report.
+    optional : set of str
+        Policies that are left out, with a note in the result, on traces that lack what they read
+        and under budgets that they cannot keep, instead of raising.
+    skip_infeasible : bool
+        The same for all policies, but for budgets only.
+    workers : int
+        Processes that share the episodes.
+    settings : dict
+        Shown in the report's appendix.
+    """
+
+    traces: Sequence[Path]
+    policies: Sequence[Policy]
+    budgets: Sequence[Budget]
+    machine: Machine
+    quality: bool = True
+    first: int = 0
+    count: int | None = None
+    pictures: bool = False
+    optional: frozenset[str] = frozenset()
+    skip_infeasible: bool = False
+    workers: int = 1
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def open(self) -> list[TraceReader]:
+        """Open every trace and check that it serves every policy, before any work is done."""
+        readers = [TraceReader(path) for path in self.traces]
+        for reader in readers:
+            if not self.chosen(reader):
+                raise UsageError(
+                    f"{reader.path}: no episode {self.first}; it holds {reader.num_episodes}"
+                )
+            for policy in self.policies:
+                if policy.name not in self.optional:
+                    reader.require(policy.reads(), f"policy {policy.name}")
+                    if why := self._unsuited(policy, reader):
+                        raise UsageError(why)
+        return readers
+
+    def chosen(self, reader: TraceReader) -> range:
+        """Episodes of a trace that are replayed."""
+        stop = None if self.count is None else self.first + self.count
+        return range(reader.num_episodes)[self.first : stop]
+
+    def _name(self, reader: TraceReader) -> str:
+        """What the trace is called in results: its file name, if no other one is called that."""
+        same = [path for path in self.traces if path.name == reader.path.name]
+        return reader.path.name if len(same) == 1 else str(reader.path)
+
+    def cells(self, reader: TraceReader) -> list[Cell]:
+        """Budgets x the policies that a trace serves; those that ignore budgets are played once."""
+        served = [
+            p for p in self.policies if not _missing(p, reader) and not self._unsuited(p, reader)
+        ]
+        always = Budget(ANY, share=1.0)
+        return [Cell(policy, always) for policy in served if not policy.uses_budget] + [
+            Cell(policy, budget)
+            for budget in self.budgets
+            for policy in served
+            if policy.uses_budget
+        ]
+
+    def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
+        return unsuited(policy, self.machine.geometry or reader.info.geometry)
+
+    def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
+        """A note for every policy that the trace cannot serve, or that makes no sense here."""
+        name = self._name(reader)
+        yield from _lacking(self.policies, reader, name)
+        for policy in self.policies:
+            why = self._unsuited(policy, reader)
+            if why and not _missing(policy, reader):
+                yield LeftOut(name, policy.name, detail=why, unsuited=True)
+
+    def _cautions(
+        self, results: Iterable[EpisodeResult], readers: Iterable[TraceReader]
+    ) -> Iterator[str]:
+        """What to know about the figures."""
+        yield from assumed_policy_time(
+            (r.policy for r in results if r.measured.time.policy_s and r.policy != ORACLE),
+            self.machine.profile,
+        )
+        yield from _approximate(results, self.machine.recall)
+        yield from _cautions(self.policies, readers)
+
+    def work(self, readers: Iterable[TraceReader]) -> int:
+        """Rows to replay, for a progress bar."""
+        return sum(
+            int(reader.metadata(i).num_rows) * len(self.cells(reader))
+            for reader in readers
+            for i in self.chosen(reader)
+        )
+
+    def run(self, advance: Callable[[str, int], None] | None = None) -> ReplayResult:
+        """Replay everything; `advance(what, rows)` is called as work is done."""
+        readers = self.open()
+        left_out = [lack for reader in readers for lack in self._left_out(reader)]
+        infeasible: dict[tuple[str, str, str], LeftOut] = {}
+        outcomes: list[Outcome] = []
+        units = self._units(readers, infeasible)
+        play = partial(play_unit, advance=advance) if self.workers == 1 else play_unit
+        for found in in_order(play, units, self.workers):
+            for outcome in found:
+                if outcome.infeasible:
+                    self._note(outcome, infeasible)
+                outcomes.append(outcome)
+                if advance and self.workers > 1:
+                    advance(outcome.trace, outcome.rows)
+        kept = [o for o in outcomes if _key(o.trace, o.cell) not in infeasible]
+        results = tuple(o.result for o in kept if o.result)
+        return ReplayResult(
+            results,
+            tuple(o.picture for o in kept if o.picture),
+            self.settings,
+            tuple(
+                f"{name} {getattr(self.machine.profile, name)}"
+                for name in self.machine.profile.assumed()
+            ),
+            (*left_out, *infeasible.values()),
+            tuple(o.token_map for o in kept if o.token_map),
+            tuple(dict.fromkeys(self._cautions(results, readers))),
+            tuple(
+                does_not_fit(
+                    ((r.trace, at_budget(r.policy, r.budget), r.measured) for r in results),
+                    self.machine.profile.name,
+                )
+            ),
+        )
+
+    def _units(
+        self, readers: Iterable[TraceReader], infeasible: dict[tuple[str, str, str], LeftOut]
+    ) -> Iterator[Unit]:
+        """One per episode; cells that turned out to be infeasible meanwhile are not in it."""
+        for reader in readers:
+            name, cells = self._name(reader), self.cells(reader)
+            kept = self.quality and reader.has(Signal.ATTENTION)
+            error = self.quality and all(reader.has(signal) for signal in VECTORS)
+            needs = set().union(*(cell.policy.reads() for cell in cells))
+            needs |= {Signal.ATTENTION} if kept else set()
+            needs |= set(VECTORS) if error else set()
+            chosen = self.chosen(reader)
+            for episode in chosen:
+                yield Unit(
+                    name,
+                    reader.path,
+                    episode,
+                    tuple(c for c in cells if _key(name, c) not in infeasible),
+                    tuple(sorted(needs)),
+                    self.machine,
+                    attention_kept=kept,
+                    output_error=error,
+                    pictures=self.pictures and episode == chosen.start,
+                )
+
+    def _note(self, outcome: Outcome, infeasible: dict[tuple[str, str, str], LeftOut]) -> None:
+        """Leave a cell out, or raise if it was asked for."""
+        assert outcome.infeasible is not None
+        cell, remedy = outcome.cell, _remedy(outcome)
+        located = f"{outcome.trace}, episode {outcome.episode}: {outcome.infeasible}; {remedy[1]}"
+        if not self.skip_infeasible and cell.policy.name not in self.optional:
+            raise ArborsimError(located)
+        infeasible.setdefault(
+            _key(outcome.trace, cell),
+            LeftOut(outcome.trace, cell.policy.name, cell.budget.text, "", remedy[0], located),
+        )
+
+
+def _key(trace: str, cell: Cell) -> tuple[str, str, str]:
+    return trace, cell.policy.name, cell.budget.text
+
+
+def _missing(policy: Policy, reader: TraceReader) -> list[Signal]:
+    return [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
+
+
+def _lacking(policies: Iterable[Policy], reader: TraceReader, trace: str) -> Iterator[LeftOut]:
+    """A note for every policy that the trace cannot serve."""
+    for policy in policies:
+        if missing := _missing(policy, reader):
+            options = " ".join(recording_options(missing, reader.info))
+            unrecorded = reader.info.unrecorded
+            detail = f"reads {' and '.join(missing)}: "
+            detail += unrecorded or f"record the trace with {options}"
+            instead = _instead(policy, reader)
+            if instead:
+                detail += f", or --set {instead}"
+            yield LeftOut(
+                trace, policy.name, remedy=options, detail=detail, instead=instead,
+                unrecorded=unrecorded,
+            )  # fmt: skip
+
+
+def _instead(policy: Policy, reader: TraceReader) -> str:
+    """The setting that makes one ranking for the whole model, if the trace serves that."""
+    per = parameters(type(policy)).get("per")
+    if per is None or "shared" not in per.setting.choices:
+        return ""
+    changed: dict[str, Any] = {"per": "shared"}
+    return "" if _missing(replace(policy, **changed), reader) else "per=shared"
+
+
+def _approximate(results: Iterable[EpisodeResult], recall: str) -> Iterator[str]:
+    """What `ondemand` leaves unread counts as kept: say so where there was any."""
+    if recall == "ondemand" and any(result.measured.peak_ddr_bytes for result in results):
+        yield (
+            "recall ondemand reads only some pages of what is in DDR: attention kept and output "
+            "error count all of it as read."
+        )
+
+
+def _cautions(policies: Iterable[Policy], readers: Iterable[TraceReader]) -> Iterator[str]:
+    """Policies that a sparse recording keeps from telling tokens apart."""
+    if not any(reader.info.attention == "sparse" for reader in readers):
+        return
+    for policy in policies:
+        used = (s for s in policy.scores().values() if isinstance(s, LastAttended))
+        if any(score.page is None for score in used):
+            yield (
+                f"{policy.name}: where attention was recorded sparsely, all tokens but the "
+                "strongest of a row share one value, which is often its median; nearly every token "
+                "then counts as used."
+            )
+
+
+def _remedy(outcome: Outcome) -> tuple[str, str]:
+    """The least that is known to be needed, and what to say about it.
+
+    It is known for this point of the search and for this budget: later tokens, and floors that are
+    a share of the budget, can need more.
+    """
+    assert outcome.infeasible is not None
+    needed, whole = outcome.infeasible.needed_tokens, outcome.tokens
+    if needed > whole:
+        return "", "no budget below full retention does; --skip-infeasible leaves it out"
+    share = math.ceil(100 * needed / whole) / 100
+    least = f"{needed}" if outcome.cell.budget.share is None else f"{share:g}"
+    return least, (
+        f"it needs at least --budget {least}, and can need more as the search or the budget grows; "
+        "--skip-infeasible leaves it out"
+    )

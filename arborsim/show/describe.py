@@ -1,0 +1,286 @@
+"""What a trace holds, in numbers: the data behind ``arborsim inspect``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from arborsim.core.observations import Signal
+from arborsim.core.statistics import clopper_pearson
+from arborsim.trace.episode import Episode
+from arborsim.trace.reader import TraceReader, recording_options
+from arborsim.trace.schema import End, Kind, TraceInfo
+
+
+@dataclass(frozen=True)
+class ColumnSize:
+    """Bytes of one column over all episodes."""
+
+    name: str
+    stored_bytes: int
+    unpacked_bytes: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a quantity varies over episodes."""
+
+    total: float
+    smallest: float
+    median: float
+    mean: float
+    largest: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        array = np.asarray(list(values), dtype=np.float64)
+        return cls(
+            float(array.sum()),
+            float(array.min()),
+            float(np.median(array)),
+            float(array.mean()),
+            float(array.max()),
+        )
+
+
+@dataclass(frozen=True)
+class EpisodeFacts:
+    """One search in numbers.
+
+    Attributes
+    ----------
+    index : int
+    prompt_tokens, generated_tokens : int
+    longest_path_tokens : int
+        Tokens from the root to the end of the longest path, the prompt included.
+    nodes, depth : int
+        Blocks including the prompt's, and the depth of the deepest one.
+    branching : float
+        Mean number of children of the blocks that have any.
+    transitions : int
+        Batches of leaves that the search turned to.
+    revisits : int
+        Times that it came back: went on from a block, by itself or by a new child, that was not
+        among the leaves it had just turned to.
+    prunes, iterations : int
+    finished, dead : int or None
+        Thoughts that hold an answer, and that ran into the cap; None if the trace does not tell.
+    duration_s : float or None
+        None if the trace does not know times.
+    answered : bool
+        Whether the search came to an end by an answer.
+    correct : bool or None
+    """
+
+    index: int
+    prompt_tokens: int
+    generated_tokens: int
+    longest_path_tokens: int
+    nodes: int
+    depth: int
+    branching: float
+    transitions: int
+    revisits: int
+    prunes: int
+    iterations: int
+    finished: int | None
+    dead: int | None
+    duration_s: float | None
+    answered: bool
+    correct: bool | None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Correct answers out of those judged, with a 95% Clopper-Pearson interval."""
+
+    correct: int
+    judged: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class PolicyFit:
+    """Can a policy be replayed on this trace?
+
+    Attributes
+    ----------
+    name : str
+    missing : tuple of str
+        Signals that it reads and the trace lacks; empty if it can.
+    remedy : str
+        How to come by them: the recording option, or why there is none.
+    """
+
+    name: str
+    missing: tuple[str, ...]
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """Everything that ``arborsim inspect`` shows but the trees."""
+
+    file: str
+    file_bytes: int
+    num_episodes: int
+    info: TraceInfo
+    signals: tuple[str, ...]
+    columns: tuple[ColumnSize, ...]
+    spreads: dict[str, Spread]
+    episodes: tuple[EpisodeFacts, ...]
+    accuracy: Accuracy | None
+    policies: tuple[PolicyFit, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: plain types, and None where there is no number."""
+        plain: dict[str, Any] = _without_nan(asdict(self))
+        return plain
+
+
+#: `EpisodeFacts` that make a row of statistics, and how they are called there.
+SPREADS = {
+    "prompt_tokens": "prompt tokens",
+    "generated_tokens": "generated tokens",
+    "longest_path_tokens": "longest path, tokens",
+    "nodes": "nodes",
+    "depth": "depth",
+    "branching": "branching",
+    "transitions": "transitions",
+    "revisits": "revisits",
+    "prunes": "prunes",
+    "iterations": "iterations",
+    "finished": "finished thoughts",
+    "dead": "thoughts cut by the cap",
+    "duration_s": "duration, s",
+}
+
+
+def describe(reader: TraceReader) -> Description:
+    """Read the structure of every episode once, and sum it up.
+
+    Raises
+    ------
+    TraceError
+        An episode is damaged.
+    """
+    facts = tuple(episode_facts(episode) for episode in reader.episodes())
+    signals = tuple(signal.value for signal in Signal if reader.has(signal))
+    return Description(
+        file=str(reader.path),
+        file_bytes=reader.file_bytes,
+        num_episodes=reader.num_episodes,
+        info=reader.info,
+        signals=signals,
+        columns=column_sizes(reader),
+        spreads=_spreads(facts),
+        episodes=facts,
+        accuracy=accuracy([fact.correct for fact in facts]),
+        policies=policy_fits(reader),
+    )
+
+
+def _spreads(facts: tuple[EpisodeFacts, ...]) -> dict[str, Spread]:
+    """Of everything that all episodes tell."""
+    values = {name: [getattr(fact, name) for fact in facts] for name in SPREADS}
+    return {name: Spread.of(own) for name, own in values.items() if None not in own}
+
+
+def episode_facts(episode: Episode) -> EpisodeFacts:
+    """Count what happened in one search."""
+    kind, node = episode.kind, episode.node
+    opened = np.unique(node, return_index=True)[1]
+    children = np.bincount(episode.parent[opened[1:]]) if len(opened) > 1 else np.zeros(0, int)
+    parents = children[children > 0]
+    prompt = int((kind == Kind.PREFILL).sum())
+    transitions, revisits = count_transitions(episode)
+    answered = bool(kind[-1] == Kind.ANSWER)
+    verdict = int(episode.correct[-1]) if answered else -1
+    end = episode.end
+    return EpisodeFacts(
+        index=episode.index,
+        prompt_tokens=prompt,
+        generated_tokens=episode.num_tokens - prompt,
+        longest_path_tokens=int(episode.position.max()) + 1,
+        nodes=len(opened),
+        depth=int(episode.depth.max()),
+        branching=float(parents.mean()) if len(parents) else 0.0,
+        transitions=transitions,
+        revisits=revisits,
+        prunes=int((kind == Kind.PRUNE).sum()),
+        iterations=int(episode.iteration[-1]),
+        finished=None if end is None else int((end == End.FINISHED).sum()),
+        dead=None if end is None else int((end == End.DEAD).sum()),
+        duration_s=float(episode.time_s[-1]) if episode.info.knows_times else None,
+        answered=answered,
+        correct=None if verdict < 0 else bool(verdict),
+    )
+
+
+def count_transitions(episode: Episode) -> tuple[int, int]:
+    """Batches of leaves, and how many of their leaves go on from a block that was not active."""
+    turns = episode.kind == Kind.TRANSITION
+    before = np.concatenate([[False], turns[:-1]])
+    group = np.cumsum(turns & ~before)[turns]
+    leaf = episode.node[turns]
+    if len(leaf) == 0:
+        return 0, 0
+    opens = leaf > np.concatenate([[0], np.maximum.accumulate(leaf)[:-1]])
+    width = int(leaf.max()) + 1
+    started = np.where(opens, episode.parent[turns], leaf)
+    key = group.astype(np.int64) * width
+    # The prompt, node 0, stands for what was active before the first group.
+    goes_on = np.isin(key - width + started, np.append(key + leaf, 0))
+    return int(group[-1]), int((~goes_on).sum())
+
+
+def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:
+    """Bytes per column from Parquet's metadata, largest first."""
+    stored = dict.fromkeys(reader.columns, 0)
+    unpacked = dict(stored)
+    for episode in range(reader.num_episodes):
+        for name, chunk in reader.chunks(episode):
+            stored[name] += chunk.total_compressed_size
+            unpacked[name] += chunk.total_uncompressed_size
+    sizes = (ColumnSize(name, stored[name], unpacked[name]) for name in reader.columns)
+    return tuple(sorted(sizes, key=lambda size: -size.stored_bytes))
+
+
+def accuracy(verdicts: Iterable[bool | None]) -> Accuracy | None:
+    """Accuracy over the answers that were judged; None if none was."""
+    judged = [verdict for verdict in verdicts if verdict is not None]
+    if not judged:
+        return None
+    low, high = clopper_pearson(sum(judged), len(judged))
+    return Accuracy(sum(judged), len(judged), low, high)
+
+
+def policy_fits(reader: TraceReader) -> tuple[PolicyFit, ...]:
+    """Every known policy, and what the trace lacks for it."""
+    from arborsim.policies import registry  # imports every policy: only when asked
+
+    held = frozenset(signal for signal in Signal if reader.has(signal))
+    fits = []
+    for name, policy in sorted(registry.available().items()):
+        missing = sorted(frozenset(policy.needs) - held)
+        remedy = ""
+        if missing:
+            options = " ".join(recording_options(missing, reader.info))
+            remedy = reader.info.unrecorded or f"record with {options}"
+        fits.append(PolicyFit(name, tuple(signal.value for signal in missing), remedy))
+    return tuple(fits)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

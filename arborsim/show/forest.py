@@ -1,0 +1,111 @@
+"""Search trees for the page: a tidy layered layout, and frames as differences.
+
+Layers (depths) run from left to right, leaves from top to bottom; a parent stands in the middle of
+its children, so a search that never branches is one straight line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from arborsim.run.results import NodeRecord, TreePicture
+
+#: Widths in a unit of about one pixel; narrower pages scale down to half of it, then scroll.
+_NARROWEST, _WIDEST, _GAP = 8.0, 90.0, 18.0
+
+
+def layout(nodes: Sequence[NodeRecord]) -> dict[str, Any]:
+    """Places of the nodes.
+
+    Returns
+    -------
+    dict
+        ``x``, ``w`` (left edge and width), ``row`` (vertical place, in rows), ``parent`` with one
+        entry per node; ``width`` and ``rows`` of the whole drawing.  A width grows with the square
+        root of the node's tokens: a prompt of 400 does not dwarf thoughts of 20.
+    """
+    widest = max((math.sqrt(node.tokens) for node in nodes), default=0.0) or 1.0
+    w = [
+        _NARROWEST + (_WIDEST - _NARROWEST) * math.sqrt(max(node.tokens, 0)) / widest
+        for node in nodes
+    ]
+    columns = [0.0] * (1 + max((node.depth for node in nodes), default=0))
+    for node, width in zip(nodes, w, strict=True):
+        columns[node.depth] = max(columns[node.depth], width)
+    left = [0.0]
+    for column in columns:
+        left.append(left[-1] + column + _GAP)
+    row, count = rows(nodes)
+    return {
+        "x": [round(left[node.depth], 1) for node in nodes],
+        "w": [round(width, 1) for width in w],
+        "row": [round(each, 3) for each in row],
+        "parent": [node.parent for node in nodes],
+        "width": round(left[-1] - _GAP, 1),
+        "rows": count,
+    }
+
+
+def rows(nodes: Sequence[NodeRecord]) -> tuple[list[float], int]:
+    """The row of each node, and how many there are.
+
+    Leaves take the next row in depth-first order; parents the middle of their children.
+    """
+    children: list[list[int]] = [[] for _ in nodes]
+    roots: list[int] = []
+    for i, node in enumerate(nodes):
+        (children[node.parent] if node.parent >= 0 else roots).append(i)
+    order, stack = [], roots[::-1]
+    while stack:
+        at = stack.pop()
+        order.append(at)
+        stack += children[at][::-1]
+    found, taken = [0.0] * len(nodes), 0
+    for at in order:
+        if not children[at]:
+            found[at] = float(taken)
+            taken += 1
+    for at in reversed(order):
+        if children[at]:
+            found[at] = (found[children[at][0]] + found[children[at][-1]]) / 2
+    return found, max(taken, 1)
+
+
+def frames(picture: TreePicture, most: int = 1 << 30) -> list[dict[str, Any]]:
+    """At most `most` frames of a picture, evenly spread, the first and the last among them.
+
+    Each lists only the nodes whose tokens moved since the one before.
+
+    ``changed`` is flat: node, then its tokens in the five tiers, and so on.
+    """
+    shown = []
+    before = np.zeros((len(picture.nodes), 5), dtype=np.int64)
+    picked = np.linspace(0, len(picture.frames) - 1, min(most, len(picture.frames)))
+    for frame in (picture.frames[i] for i in picked.round().astype(int)):
+        table = np.asarray(frame.tokens_by_tier, dtype=np.int64)
+        moved = np.flatnonzero((table != before).any(axis=1))
+        changed = np.concatenate([moved[:, None], table[moved]], axis=1)
+        shown.append(
+            {
+                "time_s": float(frame.time_s),
+                "label": frame.label,
+                "active": [int(leaf) for leaf in frame.active],
+                "changed": changed.ravel().tolist(),
+            }
+        )
+        before = table
+    return shown
+
+
+def facts(nodes: Sequence[NodeRecord]) -> dict[str, Any]:
+    """What the page says about a node when it is pointed at."""
+    return {
+        "tokens": [int(node.tokens) for node in nodes],
+        "reward": [float(node.reward) for node in nodes],
+        "pruned": [int(node.pruned) for node in nodes],
+        "closed": [int(node.closed) for node in nodes],
+    }

@@ -1,0 +1,184 @@
+"""One self-contained HTML page about a plan; see `arborsim.show.html` for its rules.
+
+The recommendation in words, cost against quality and latency, all candidates, and what the answer
+rests on: what runs out as the load grows, single assumptions changed, the course of one machine.
+"""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arborsim.core.errors import UsageError
+from arborsim.plan.results import PlanResult
+from arborsim.plan.sensitivity import Sensitivity, break_even
+from arborsim.show import plan_export, plan_figures, plan_pareto, plan_timeline
+from arborsim.show.markup import asset, bullets, filled, in_script, pairs
+from arborsim.show.plan_columns import definitions, shown
+from arborsim.show.plan_facts import key_figures
+from arborsim.show.plan_overview import overview, overview_note
+from arborsim.show.plan_sensitivity import sliders
+from arborsim.show.plan_table import failures, table
+from arborsim.show.plan_words import (
+    at_load,
+    digits,
+    headline,
+    load,
+    named,
+    numbered,
+    shared_prefixes,
+    stated,
+)
+
+_SCRIPTS = ("page.js", "buttons.js", "plan.js")
+_WARNING = '<p class="warning"><strong>{}</strong> {}</p>'
+
+
+@dataclass(frozen=True, eq=False)
+class PlanReport:
+    """What the page tells.
+
+    Attributes
+    ----------
+    result : PlanResult
+    sensitivities : tuple of Sensitivity
+        Of the recommended candidate, and of others to compare it with; may be empty.
+    sensitivity_note : str
+        How they were found.
+    """
+
+    result: PlanResult
+    sensitivities: tuple[Sensitivity, ...] = ()
+    sensitivity_note: str = ""
+
+
+def write_plan_page(report: PlanReport, path: str | Path) -> None:
+    """Write the page; the same plan gives the same bytes.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written, or there is nothing to report.
+    """
+    if not report.result.candidates:
+        raise UsageError("no candidate was finished: there is nothing to report")
+    try:
+        Path(path).write_text(render(report), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write the report {path}: {error.strerror}") from error
+
+
+def render(report: PlanReport) -> str:
+    """The whole page as text."""
+    from plotly.offline import get_plotlyjs
+
+    result = report.result
+    columns = shown(result.met())
+    line, line_note = plan_timeline.timeline(result)
+    data = _data(report, line)
+    parts = {
+        "style": f"{asset('report.css')}\n{asset('plan.css')}",
+        "title": html.escape(result.workload),
+        "subtitle": html.escape(_subtitle(result)),
+        "headline": html.escape(headline(result)),
+        "answer": html.escape(result.recommendation.text),
+        "warning": _warning(result),
+        "figures": key_figures(result),
+        "unknown": bullets(result.recommendation.unknown),
+        "notes": bullets([text for text in (shared_prefixes(result), *result.notes) if text]),
+        "by": html.escape(data["pareto"]["by"]),
+        "price_bars": " Their bars are ranges of prices." if data["pareto"]["priced"] else "",
+        "table": table(result, columns, "main"),
+        "usage": table(result, columns, "use"),
+        "cost_head": html.escape(f"Cost per 1,000{at_load(result)}"),
+        "failures": bullets(failures(result)),
+        "time_note": html.escape(plan_figures.time_note(result)),
+        "load_note": html.escape(plan_figures.load_note(result)),
+        "watched": html.escape(_watched(result)),
+        "timeline_note": html.escape(line_note),
+        "overview_note": html.escape(overview_note(result, report.sensitivities)),
+        "sensitivity_note": html.escape(_sensitivity_note(report)),
+        "settings": pairs(result.settings),
+        "assumed": bullets(result.assumed),
+        "definitions": pairs(definitions(columns)),
+        "file_columns": pairs(plan_export.ABOUT),
+        "data": in_script(data),
+        "plotly": get_plotlyjs(),
+        "script": "\n".join(map(asset, _SCRIPTS)),
+    }
+    return filled("plan.html", parts)
+
+
+def _data(report: PlanReport, line: dict[str, Any] | None) -> dict[str, Any]:
+    result, found = report.result, report.sensitivities
+    files = {
+        "candidates": plan_export.candidates(result),
+        "curves": plan_export.curves(result) if plan_figures.with_curves(result) else "",
+        "sensitivity": plan_export.sensitivity(found) if found else "",
+    }
+    return {
+        "pareto": plan_pareto.figures(result),
+        "load": plan_figures.against_load(result),
+        "saturation": plan_figures.saturation(result),
+        "memory": plan_timeline.memory(result),
+        "timeline": line,
+        "time": plan_figures.time_split(result),
+        "overview": overview(result, found),
+        "sliders": sliders(result, found),
+        "csv": {name: text for name, text in files.items() if text},
+    }
+
+
+def _subtitle(result: PlanResult) -> str:
+    limits = []
+    if result.search_limit_s is not None:
+        limits.append(f"answers within {_stated(result.search_limit_s)}")
+    if result.token_limit_s is not None:
+        limits.append(f"output tokens within {_stated(result.token_limit_s)}")
+    target = f"Target: {' and '.join(limits)} for {result.percentile:g} % of the searches."
+    load_text = ""
+    if result.stated_load is not None:
+        load_text = f" Load: {stated(result)}."
+    model = f" Model: {result.settings['model']}." if "model" in result.settings else ""
+    return f"{target}{load_text}{model}"
+
+
+def _stated(seconds: float) -> str:
+    """A limit as somebody would write it."""
+    return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
+
+
+def _warning(result: PlanResult) -> str:
+    if not result.complete:
+        return _WARNING.format(
+            "The plan was interrupted.", "Candidates that were not finished are missing."
+        )
+    return ""
+
+
+def _watched(result: PlanResult) -> str:
+    line = result.timeline
+    if line is None:
+        return "No run was watched."
+    who = numbered(result, line.candidate)
+    return f"{named(who)}, at {load(line.load, result.unit)}, seed {line.seed}."
+
+
+def _sensitivity_note(report: PlanReport) -> str:
+    notes = [report.sensitivity_note] if report.sensitivity_note else []
+    served = [variant.result for each in report.sensitivities for variant in each.variants]
+    if any(row.limited_by == "run length" for row in served):
+        notes.append(
+            "Loads “or more” are what runs of this length can show: with longer ones they may be "
+            "larger, so compare them with care."
+        )
+    chosen, rival = report.result.recommendation.candidate, break_even(report.result)
+    if chosen is not None and rival is not None and rival[1] > 1:
+        row = numbered(report.result, chosen)
+        notes.append(
+            f"What is cheapest changes to {named(rival[0])} once {row.hardware} costs "
+            f"{digits(rival[1])} times as much (middles of the price ranges)."
+        )
+    return " ".join(notes)

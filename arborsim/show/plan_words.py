@@ -1,0 +1,222 @@
+"""How a plan's figures are said: loads, prices, and what runs out, in words and short numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from arborsim.core.units import Scale
+from arborsim.plan.limits import TIME
+from arborsim.plan.load_point import LoadPoint
+from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.wording import load_of
+
+#: Names of `LoadPoint.saturated`.
+SATURATED = {
+    "hbm": "HBM space",
+    "host": "host memory",
+    "searches": "allowed searches",
+    "compute": "compute",
+    "memory": "HBM bandwidth",
+    "pcie_down": "PCIe to host",
+    "pcie_up": "PCIe from host",
+}
+
+#: Of a load: what its points are marked with, and how that is said.
+VERDICTS = {
+    "met": "target met",
+    "target": "latency target missed",
+    "throughput": "searches arrive faster than they end",
+    "run length": "runs too short to tell",
+    "above a miss": "met, but a smaller load was missed",
+}
+#: Names of `CandidateResult.limited_by`.
+STOPPED = {
+    "target": "the latency target",
+    "throughput": "searches arriving faster than they end",
+    "run length": "the length of the runs: it may serve more",
+}
+
+
+def numbered(result: PlanResult, number: int) -> CandidateResult:
+    """A candidate by its number; of an interrupted plan some are missing."""
+    return next(each for each in result.candidates if each.number == number)
+
+
+def named(row: CandidateResult) -> str:
+    """All that tells it from the others."""
+    budget = "" if row.budget == "-" else f" at {row.budget}"
+    recall = "" if row.recall == "-" else f" ({row.recall})"
+    return f"{row.policy}{budget}{recall} on {row.hardware}"
+
+
+def at_load(result: PlanResult) -> str:
+    """Where candidates' costs are compared: `` at 5 searches/s``, or "" for their largest loads."""
+    return "" if result.stated_load is None else f" at {stated(result)}"
+
+
+def stated(result: PlanResult) -> str:
+    """The load that the fleet is for, in three digits: it may be computed, from a log's pace."""
+    assert result.stated_load is not None
+    return load_of(result.stated_load, result)
+
+
+def load_axis(result: PlanResult) -> str:
+    """What an axis of loads shows."""
+    return f"load offered to one machine ({result.unit})"
+
+
+def verdict(row: CandidateResult, point: LoadPoint) -> str:
+    """A name of `VERDICTS`: whether the load is met, or why it is beyond the largest one."""
+    if not point.meets:
+        return "target"
+    if row.largest is None or point.load <= row.largest * (1 + 1e-9):
+        return "met"
+    # Served in time, but such a run does not show that it goes on like this.
+    return row.limited_by if row.limited_by in ("throughput", "run length") else "above a miss"
+
+
+def stopped_by(row: CandidateResult) -> str:
+    """What is in the way of the next larger load."""
+    return STOPPED.get(row.limited_by, row.limited_by)
+
+
+def saturates(point: LoadPoint | None) -> str:
+    """What runs out first."""
+    return "" if point is None else SATURATED.get(point.saturated, point.saturated)
+
+
+def is_least(row: CandidateResult) -> bool:
+    """Whether the runs are too short to tell how much more it carries."""
+    return row.limited_by == "run length"
+
+
+def runs_out(row: CandidateResult) -> str:
+    """What runs out first at the largest load, for a table: nothing where more may be carried."""
+    point = row.at_largest
+    if point is not None and is_least(row) and point.saturated in TIME:
+        return f"not seen; busiest: {saturates(point)}"
+    return saturates(point)
+
+
+def headline(result: PlanResult) -> str:
+    """What to rent, for which load and price, in one line; "" if nothing is recommended.
+
+    ``"2 x rtx4090, full retention: 0.5 searches/s for 0.68 to 1.20 USD an hour"``
+    """
+    if result.recommendation.candidate is None:
+        return ""
+    row = numbered(result, result.recommendation.candidate)
+    policy = "full retention" if row.policy == "full" else row.policy
+    budget = "" if row.budget == "-" else f" at a budget of {row.budget}"
+    if row.fleet is not None and result.stated_load is not None:
+        many, carried, price = row.fleet.machines, stated(result), row.fleet.price_per_hour
+    else:
+        assert row.largest is not None
+        many, carried, price = 1, f"up to {load_of(row.largest, result)}", row.price_per_hour
+    paid = "" if price is None else f" for {_cents(price)} {result.currency} an hour"
+    quality = row.quality
+    doubt = " (correct answers not measured)" if (
+        quality is not None and not quality.exact and quality.accuracy is None) else ""  # fmt: skip
+    return f"{many} x {row.hardware}, {policy}{budget}: {carried}{paid}{doubt}"
+
+
+def _cents(price: tuple[float, float]) -> str:
+    low, high = (f"{each:,.2f}" if each >= 0.1 else digits(each) for each in price)
+    return low if low == high else f"{low} to {high}"
+
+
+def shared_prefixes(result: PlanResult) -> str:
+    """Where the recommended candidate's searches found shared prompts; "" if nothing is shared."""
+    if result.recommendation.candidate is None:
+        return ""
+    row = numbered(result, result.recommendation.candidate)
+    if row.at_largest is None:
+        return ""
+    found = row.at_largest.prefixes
+    total = found.hbm + found.ddr + found.computed
+    if not total:
+        return ""
+    parts = {
+        "found in HBM": found.hbm,
+        "copied back from DDR": found.ddr,
+        "computed": found.computed,
+    }
+    shares = ", ".join(f"{_percent(part / total)} {what}" for what, part in parts.items())
+    return f"Tokens of shared prompts, at the largest load of {named(row)}: {shares}."
+
+
+def _percent(share: float) -> str:
+    """Whole, but neither nothing nor all where there is some of both."""
+    if 0 < share < 0.01:
+        return "<1%"
+    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+
+
+def middle(bounds: tuple[float, float] | None) -> float:
+    """Of a range of prices; NaN if nobody named one."""
+    return math.nan if bounds is None else sum(bounds) / 2
+
+
+def digits(value: float, least: int = 3) -> str:
+    """A number with `least` significant digits: ``0.0123``, ``1.20``, ``1,234``."""
+    if math.isnan(value):
+        return "unknown"
+    if math.isinf(value):
+        return "unlimited" if value > 0 else "none"
+    decimals = 0 if value == 0 else max(0, least - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 9)}f}"
+
+
+def load(value: float | None, unit: str) -> str:
+    """``"1.25 searches/s"``, ``"12 clients"``."""
+    if value is None:
+        return "none"
+    return f"{value:,.0f} {unit}" if unit == "clients" else f"{digits(value)} {unit}"
+
+
+def money(bounds: tuple[float, float] | None, currency: str) -> str:
+    """``"1.20 to 1.80 USD"``; one number if both ends are the same."""
+    if bounds is None:
+        return "no price given"
+    low, high = digits(bounds[0]), digits(bounds[1])
+    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
+
+
+def plain_scale(values: Iterable[float], unit: str) -> Scale:
+    """A column of numbers without prefixes (loads, prices).
+
+    The smallest shows three digits, unless that gives the largest more than four.
+    """
+    known = [abs(v) for v in values if math.isfinite(v) and v]
+    if not known:
+        return Scale(unit, 1.0, 2)
+    small, large = (math.floor(math.log10(end)) for end in (min(known), max(known)))
+    return Scale(unit, 1.0, min(max(min(2 - small, 3 - large), 0), 6))
+
+
+def told_apart(candidates: Iterable[CandidateResult]) -> dict[int, str]:
+    """A short name for each: only what differs among them is said.
+
+    Candidates on one GPU are told apart by policy and budget, those of one policy by the GPU.
+    """
+    chosen = list(candidates)
+    different = {
+        part: len({getattr(each, part) for each in chosen}) > 1
+        for part in ("policy", "budget", "recall", "hardware")
+    }
+    names = {each.number: _short(each, different) for each in chosen}
+    if len(set(names.values())) < len(names):
+        return {each.number: named(each) for each in chosen}
+    return names
+
+
+def _short(each: CandidateResult, different: dict[str, bool]) -> str:
+    text = each.policy if different["policy"] or not different["hardware"] else ""
+    if different["budget"] and each.budget != "-":
+        text = f"{text} at {each.budget}" if text else f"budget {each.budget}"
+    if different["recall"] and each.recall != "-":
+        text = f"{text} ({each.recall})".strip()
+    if not different["hardware"]:
+        return text
+    return f"{text}, {each.hardware}" if text else each.hardware

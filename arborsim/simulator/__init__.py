@@ -1,1 +1,0 @@
-"""Discrete-event simulation of one search on one GPU: the only place that knows SimPy."""

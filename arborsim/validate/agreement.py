@@ -1,0 +1,144 @@
+"""How alike two runs of a policy decide: which tokens they keep in HBM, iteration by iteration.
+
+One run looks on (nothing is removed), the other one really evicts.  Evicting changes what the model
+computes, so the second run's signals drift away from the first one's even while both still generate
+the same tokens; once a token differs they are different searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arborsim.core.tiers import Tier
+from arborsim.memory.moves import ALL_GROUPS
+from arborsim.trace.schema import Kind
+
+_IN_HBM = np.array([tier.in_hbm for tier in Tier])
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a search generated.
+
+    Attributes
+    ----------
+    node, token : int32 ``[tokens]``
+        Of every token in order of arrival, the prompt first.
+    born : int64 ``[iterations + 1]``
+        Tokens there were after each iteration; those of the prompt after iteration 0.
+    """
+
+    node: np.ndarray
+    token: np.ndarray
+    born: np.ndarray
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> Course:
+        """From the columns of an episode: ``kind, iteration, node, token``, each ``[rows]``."""
+        kind = np.asarray(columns["kind"])
+        rows = np.flatnonzero((kind == Kind.PREFILL) | (kind == Kind.TOKEN))
+        node, token = (np.asarray(columns[name])[rows] for name in ("node", "token"))
+        iteration = np.asarray(columns["iteration"])[rows][kind[rows] == Kind.TOKEN]
+        _, last = np.unique(iteration[::-1], return_index=True)
+        prompt = len(rows) - len(iteration)
+        return cls(node, token, np.concatenate([[prompt], len(rows) - last]))
+
+    @property
+    def iterations(self) -> int:
+        return len(self.born) - 1
+
+    def same_iterations(self, other: Course) -> int:
+        """How many iterations both searches did alike from the start, token by token."""
+        shorter = min(len(self.token), len(other.token))
+        differ = (self.token[:shorter] != other.token[:shorter]) | (
+            self.node[:shorter] != other.node[:shorter]
+        )
+        first = int(np.argmax(differ)) if differ.any() else shorter
+        return min(int(np.searchsorted(c.born, first, side="right")) - 1 for c in (self, other))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Jaccard index of the tokens in HBM, in [0, 1], at some iterations.
+
+    Attributes
+    ----------
+    iteration : int64 ``[points]``
+    jaccard : float64 ``[points]``
+    same : int
+        Iterations for which both searches generated the same tokens.
+    """
+
+    iteration: np.ndarray
+    jaccard: np.ndarray
+    same: int
+
+    @property
+    def before(self) -> float:
+        """Mean while both generated the same tokens; NaN if they never did."""
+        return _mean(self.jaccard[self.iteration <= self.same])
+
+    @property
+    def after(self) -> float:
+        """Mean after that, tokens matched by order of arrival; NaN if they stayed the same."""
+        return _mean(self.jaccard[self.iteration > self.same])
+
+
+def agreement(
+    shadow: Course,
+    shadow_moves: np.ndarray,
+    live: Course,
+    live_moves: np.ndarray,
+    groups: int,
+    points: int = 64,
+) -> Agreement:
+    """Compare what two runs keep in HBM, at either precision.
+
+    Parameters
+    ----------
+    shadow, live : Course
+    shadow_moves, live_moves : int64 ``[moves, 4]``
+        See `arborsim.run.meters.MoveLog.rows`.
+    groups : int
+        Cache groups; each (group, token) is an element of the sets compared.
+    points : int
+        Look at so many iterations at most, evenly spread over the shorter of the two.
+    """
+    last = min(shadow.iterations, live.iterations)
+    same = shadow.same_iterations(live)
+    spread = np.linspace(0, last, min(points, last + 1)).round().astype(np.int64)
+    at = np.unique([*spread.tolist(), min(same, last)])
+    sides = _Kept(shadow, shadow_moves, groups), _Kept(live, live_moves, groups)
+    found = []
+    for iteration in at.tolist():
+        one, other = (side.after(iteration) for side in sides)
+        width = max(one.shape[1], other.shape[1])
+        one, other = (np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in (one, other))
+        either = int((one | other).sum())
+        found.append(int((one & other).sum()) / either if either else 1.0)
+    return Agreement(at, np.array(found), same)
+
+
+class _Kept:
+    """Follows which cells of a run are in HBM."""
+
+    def __init__(self, course: Course, moves: np.ndarray, groups: int) -> None:
+        self._born, self._moves, self._done = course.born, moves, 0
+        self._in_hbm = np.ones((groups, int(course.born[-1])), dtype=bool)
+
+    def after(self, iteration: int) -> np.ndarray:
+        """Bool ``[groups, tokens]`` after an iteration, which is none before the last asked for."""
+        stop = int(np.searchsorted(self._moves[:, 0], iteration, side="right"))
+        # Moves of one token come in order of iteration; within one iteration the last one counts.
+        for _, group, token, target in self._moves[self._done : stop].tolist():
+            self._in_hbm[slice(None) if group == ALL_GROUPS else group, token] = _IN_HBM[target]
+        self._done = stop
+        return self._in_hbm[:, : int(self._born[iteration])]
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")

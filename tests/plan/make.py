@@ -1,0 +1,70 @@
+"""A small workload that is planned in about a second."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from arborsim.plan.plan import Planner
+from arborsim.plan.results import PlanResult
+from arborsim.plan.workload import Workload
+from arborsim.plan.workload_file import parse_workload
+
+SMALL = """
+name = "small"
+searches = 40
+warm_up = 8
+runs = 2
+
+[model]
+name = "llama-3.1-8b"
+
+[[mix]]
+name = "trees"
+shared_prompt_tokens = 50
+
+[mix.generated]
+prompt_tokens = "uniform:low=100,high=900"
+thought_tokens = "uniform:low=20,high=80"
+depth = 3
+first = 4
+branching = 2
+pruned = 0.5
+solved = 0.5
+searches = 4
+
+[arrivals]
+kind = "poisson"
+rate_per_s = 20.0
+
+[candidates]
+gpus = ["rtx4090", "h100"]
+policies = ["full", "streaming-llm"]
+budgets = [0.5]
+
+[target]
+percentile = 90
+search = "20 s"
+token = "60 ms"
+
+[prices]
+currency = "USD"
+
+[prices.per_hour]
+h100 = [2.0, 3.5]
+"""
+
+
+def small_workload(*changes: tuple[str, str]) -> Workload:
+    """`SMALL`, with texts replaced by others."""
+    text = SMALL
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return parse_workload(text, Path())
+
+
+@cache
+def small_plan() -> PlanResult:
+    """A real plan of the small workload."""
+    return Planner(small_workload()).run()

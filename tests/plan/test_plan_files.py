@@ -1,0 +1,197 @@
+"""What a plan leaves on the disk: tables, the log of an interrupted one, a timeline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from arborsim.core.errors import UsageError
+from arborsim.plan import export
+from arborsim.plan.accuracy import read_accuracies
+from arborsim.plan.log import PlanLog
+from arborsim.plan.perfetto import trace_events, write_perfetto
+from arborsim.plan.plan import Planner
+from arborsim.plan.timeline import timeline
+from tests.plan.make import small_plan, small_workload
+
+
+def test_a_log_gives_back_what_was_written(tmp_path: Path) -> None:
+    log = PlanLog(tmp_path / "log", small_workload())
+    first, *others = small_plan().candidates
+    log.write([first])
+    for each in others:
+        log.add(each)
+    assert log.read() == {each.number: each for each in small_plan().candidates}
+
+
+def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    log = PlanLog(tmp_path / "log", small_workload())
+    log.write(small_plan().candidates)
+    text = log.path.read_text()
+    log.path.write_text(text[: -len(text.splitlines()[-1]) // 2])
+    assert list(log.read()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: ["{}", *lines[1:]], "was not left by an interrupted plan"),
+        (lambda lines: [lines[0], "[]"], "line 2: this is no CandidateResult"),
+        (lambda lines: [lines[0], lines[1].replace('"gpus": 1,', '"gpus": "1",')], "gpus is"),
+        (lambda lines: [lines[0], "nonsense"], "line 2"),
+        (lambda lines: [lines[0].replace('"version": 1', '"version": 0')], "another workload"),
+    ],
+)
+def test_damaged_logs_are_refused(tmp_path: Path, change: Any, said: str) -> None:
+    log = PlanLog(tmp_path / "log", small_workload())
+    log.write(small_plan().candidates)
+    log.path.write_text("\n".join(change(log.path.read_text().splitlines())) + "\n")
+    with pytest.raises(UsageError, match=said):
+        log.read()
+
+
+def test_a_log_of_another_workload_is_refused(tmp_path: Path) -> None:
+    PlanLog(tmp_path / "log", small_workload()).write(small_plan().candidates)
+    other = small_workload(("depth = 3", "depth = 2"))
+    with pytest.raises(UsageError, match="another workload"):
+        PlanLog(tmp_path / "log", other).read()
+    with pytest.raises(UsageError, match="there is no"):
+        PlanLog(tmp_path / "nothing", other).read()
+
+
+def test_tables_hold_every_candidate_with_its_figures(tmp_path: Path) -> None:
+    plan = small_plan()
+    for suffix in export.FORMATS:
+        export.write(plan, tmp_path / f"plan{suffix}")
+    frame = pd.read_parquet(tmp_path / "plan.parquet")
+    again = pd.read_csv(tmp_path / "plan.csv")
+    for each, (_, row), (_, text) in zip(
+        plan.candidates, frame.iterrows(), again.iterrows(), strict=True
+    ):
+        assert each.at_largest is not None
+        for found in (row, text):
+            assert found["hardware"] == each.hardware
+            assert found["largest"] == pytest.approx(each.largest)
+            assert found["search_s_p95"] == pytest.approx(each.at_largest.search_s.p95)
+            assert found["cost_per_1000_low"] == pytest.approx(
+                (each.at_largest.cost_per_1000 or (math.nan,))[0]
+            )
+            assert found["used_pcie_up"] == pytest.approx(each.at_largest.used.pcie_up)
+            assert bool(found["recommended"]) == (each.number == plan.recommendation.candidate)
+    document = json.loads((tmp_path / "plan.json").read_text())
+    assert document["recommendation"]["text"] == plan.recommendation.text
+    assert document["candidates"][0]["at_largest"]["load"] == plan.candidates[0].largest
+    assert export.to_json(plan) == export.to_json(small_plan())
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="format of --out"):
+        export.check_format(tmp_path / "plan.xlsx")
+
+
+def _live_log(path: Path, shadow: bool = False) -> Path:
+    head = {"format": "arborsim-live", "version": 1, "request": {"shadow": shadow}}
+    results = [("full", "any", True), ("full", "any", False), ("h2o", "0.5", True),
+               ("h2o", "0.5", None)]  # fmt: skip
+    lines = [head] + [
+        {"policy": policy, "budget": budget, "correct": correct, "infeasible": ""}
+        for policy, budget, correct in results
+    ]
+    lines.append({"policy": "h2o", "budget": "0.5", "correct": None, "infeasible": "too small"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    return path
+
+
+def test_accuracies_come_from_live_runs(tmp_path: Path) -> None:
+    found = read_accuracies([_live_log(tmp_path / "a"), _live_log(tmp_path / "b")])
+    assert set(found) == {("full", "-"), ("h2o", "0.5")}
+    assert (found["full", "-"].value, found["full", "-"].n) == (0.5, 4)
+    assert (found["h2o", "0.5"].value, found["h2o", "0.5"].n) == (0.5, 4), "infeasible is wrong"
+    assert found["full", "-"].low < 0.1
+
+
+def test_other_files_are_no_live_runs(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("nothing")
+    for path in (tmp_path / "x", tmp_path / "missing"):
+        with pytest.raises(UsageError, match="--accuracy"):
+            read_accuracies([path])
+    with pytest.raises(UsageError, match="shadow"):
+        read_accuracies([_live_log(tmp_path / "s", shadow=True)])
+
+
+@pytest.fixture(scope="module")
+def events() -> list[dict[str, Any]]:
+    """Of a machine so small that searches lose their place."""
+    workload = small_workload(
+        ('gpus = ["rtx4090", "h100"]', 'gpus = ["rtx4090"]'),
+        ('search = "20 s"', 'search = "100 s"'),
+    )
+    machine = workload.hardware[0]
+    profile = replace(machine.profile, hbm_bytes=int(18.5e9))
+    workload = replace(workload, hardware=(replace(machine, profile=profile),))
+    planner = Planner(replace(workload, policies=workload.policies[:1]))
+    (only,) = planner.run().candidates
+    line = timeline(planner, only)
+    assert any(each.kind == "swap" for each in line.slices), "nobody lost a place"
+    found: list[dict[str, Any]] = trace_events(line, only.hardware)["traceEvents"]
+    return found
+
+
+def test_perfetto_events_have_what_the_format_asks_for(events: list[dict[str, Any]]) -> None:
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    for event in events:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["name"]
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert event["cat"]
+        elif event["ph"] == "C":
+            assert list(event["args"]) == ["value"]
+            assert event["args"]["value"] >= 0
+        else:
+            assert event["name"] in ("process_name", "thread_name")
+            assert event["args"]["name"]
+    times = [event["ts"] for event in events if event["ph"] != "M"]
+    assert times == sorted(times)
+
+
+def test_perfetto_slices_of_a_track_never_overlap_partly(events: list[dict[str, Any]]) -> None:
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for spans in tracks.values():
+        open_until: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= start + 1e-6:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 1e-6, "neither beside nor within"
+            open_until.append(end)
+
+
+def test_every_track_has_a_name_and_every_kind_is_there(events: list[dict[str, Any]]) -> None:
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    used = {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"}
+    assert used <= named
+    kinds = {e["cat"] for e in events if e["ph"] == "X"}
+    assert kinds >= {"waiting", "prefill", "decode", "swap", "down", "up"}
+    counters = {e["name"].partition(" ")[0] for e in events if e["ph"] == "C"}
+    assert counters == {"HBM", "DDR", "searches", "queue"}
+
+
+def test_writing_the_timeline_names_what_is_wrong(tmp_path: Path) -> None:
+    planner = Planner(small_workload())
+    line = timeline(planner, small_plan().candidates[0])
+    write_perfetto(line, tmp_path / "t.json")
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["seed"] == 0
+    with pytest.raises(UsageError, match="cannot write"):
+        write_perfetto(line, tmp_path / "no" / "t.json")

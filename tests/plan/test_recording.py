@@ -1,0 +1,101 @@
+"""Demands of policies that use DDR: recorded on each GPU; of others, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arborsim.plan.cautions import cautions
+from arborsim.plan.demands import VariantDemands
+from arborsim.plan.plan import Planner
+from arborsim.plan.workload import Workload
+from arborsim.plan.workload_file import parse_workload
+from tests.plan.make import SMALL
+
+_TREE = """name = "tree-ddr"
+[score]
+use = "position"
+[allocate]
+use = "tree"
+use_attention = false
+[place]
+ddr = inf
+[schedule]
+use = "tree-events"
+[protect]
+recent = 16
+[recover]
+use = "fetch"
+"""
+_SLOW = 'name = "slow"\nbase = "rtx4090"\nh2d_bytes_per_s = 2e5\nd2h_bytes_per_s = 2e5\n'
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Workload:
+    """Levels in batches, so that the search turns away from branches and comes back."""
+    (tmp_path / "tree.toml").write_text(_TREE)
+    (tmp_path / "slow.toml").write_text(_SLOW)
+    text = SMALL
+    for old, new in (
+        ('gpus = ["rtx4090", "h100"]', 'gpus = ["rtx4090", "slow.toml"]'),
+        ('policies = ["full", "streaming-llm"]',
+         'policies = ["full", "tree.toml"]\nrecalls = ["stage", "near"]'),
+        ('prompt_tokens = "uniform:low=100,high=900"', "prompt_tokens = 20"),
+        ("first = 4", "first = 6"),
+        ("depth = 3", "depth = 2"),
+        ("budgets = [0.5]", "budgets = [0.7]"),
+        ("pruned = 0.5", 'pruned = 0.5\nparallel = 2\nrewards = "uniform"'),
+    ):  # fmt: skip
+        assert old in text
+        text = text.replace(old, new)
+    return parse_workload(text, tmp_path)
+
+
+def _tables(found: VariantDemands) -> list[np.ndarray]:
+    return [part for each in found.demands for part in (each.ops, each.pieces, each.legs)]
+
+
+def _same(a: VariantDemands, b: VariantDemands) -> bool:
+    return all(map(np.array_equal, _tables(a), _tables(b)))
+
+
+def test_candidates_keep_the_order_of_the_workload(workload: Workload) -> None:
+    planner = Planner(workload)
+    named = [
+        (number, hardware.name, planner.variants[variant].key[0], planner.variants[variant].key[2])
+        for number, hardware, variant in planner.candidates
+    ]
+    kinds = [("full", "-"), ("tree-ddr", "stage"), ("tree-ddr", "near")]
+    expected = [(gpu, *kind) for gpu in ("rtx4090", "slow") for kind in kinds]
+    assert named == [(number, *each) for number, each in enumerate(expected)]
+
+
+def test_what_uses_ddr_is_recorded_on_its_own_gpu(workload: Workload) -> None:
+    planner = Planner(workload)
+    for _, hardware, variant in planner.candidates:
+        chosen = planner.variants[variant]
+        assert chosen.profile.name == (hardware.profile.name if chosen.offloads else "rtx4090")
+    assert planner.candidates[0][2] == planner.candidates[3][2], "full retention is recorded once"
+    fast, slow = planner.demands_of(1), planner.demands_of(4)
+    assert not fast.infeasible
+    assert any(len(each.legs) for each in fast.demands), "nothing went to DDR"
+    assert not _same(fast, slow), "transfers that take long are found in flight"
+    alone = Planner(only(workload, "slow"))
+    assert _same(alone.demands_of(1), slow)
+
+
+def only(workload: Workload, gpu: str) -> Workload:
+    """The same workload with one of its GPUs only."""
+    kept = tuple(each for each in workload.hardware if each.name == gpu)
+    return replace(workload, hardware=kept)
+
+
+def test_groups_of_gpus_say_that_one_of_them_decided(workload: Workload) -> None:
+    chosen = Planner(workload).variants
+    assert cautions(workload, chosen, []) == ()
+    pair = replace(workload.hardware[0], gpus=2, name="2x rtx4090")
+    (said,) = cautions(replace(workload, hardware=(pair,)), chosen, [])
+    assert said.startswith("Policies that use DDR decided what to fetch on one GPU of each kind")

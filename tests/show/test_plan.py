@@ -1,0 +1,510 @@
+"""The page of a plan as text, and what its figures and files hold."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import pickle
+import re
+from dataclasses import replace
+
+import pytest
+
+from arborsim.core.errors import UsageError
+from arborsim.plan.course import Slice
+from arborsim.plan.results import CandidateResult, Recommendation
+from arborsim.plan.statistics import Estimate
+from arborsim.show import (
+    plan_export,
+    plan_figures,
+    plan_measures,
+    plan_pareto,
+    plan_timeline,
+)
+from arborsim.show.plan_columns import COLUMNS, definitions, shown
+from arborsim.show.plan_overview import overview
+from arborsim.show.plan_page import PlanReport, render, write_plan_page
+from arborsim.show.plan_sensitivity import sliders
+from arborsim.show.plan_table import table
+from arborsim.show.plan_words import digits, money, named, told_apart
+from tests.plan.make import small_plan
+from tests.show.plan_synthetic import plan, sensitivities
+from tests.show.test_html import EVIL, Page
+
+
+def everywhere_evil():
+    """A plan in which every text from a file is hostile."""
+    base = plan(name=EVIL)
+    rows = tuple(
+        replace(each, policy=f"{each.policy}{EVIL}", hardware=f"{each.hardware}{EVIL}",
+                reason=each.reason and EVIL)
+        for each in base.candidates
+    )  # fmt: skip
+    evil = replace(
+        base, candidates=rows, unit="searches/s", currency=EVIL, notes=(EVIL,), assumed=(EVIL,),
+        settings={EVIL: EVIL, "model": EVIL},
+        recommendation=replace(base.recommendation, text=EVIL, unknown=(EVIL,)),
+    )  # fmt: skip
+    found = [
+        replace(each, variants=tuple(
+            replace(v, result=replace(v.result, policy=EVIL, reason=EVIL)) for v in each.variants
+        ))
+        for each in sensitivities(base)
+    ]  # fmt: skip
+    return PlanReport(evil, tuple(found), EVIL)
+
+
+def data_of(page: str) -> dict:
+    """The JSON that the page's scripts read."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_same_plan_gives_the_same_bytes_and_no_address() -> None:
+    report = PlanReport(plan(), tuple(sensitivities(plan())))
+    page = render(report)
+    assert page == render(PlanReport(plan(), tuple(sensitivities(plan()))))
+    ours = page[: page.index('<script type="application/json"')]
+    assert "http" not in ours.replace("http-equiv", "")
+    assert "default-src 'none'" in ours
+
+
+def test_hostile_texts_stay_text() -> None:
+    page = Page(render(everywhere_evil()))
+    assert not page.open
+    assert page.scripts == 3
+    assert not [a for a in page.attributes if a[0] == "img" or a[1].startswith("on")]
+    assert page.text.count(EVIL) > 40
+    data = json.loads(page.data)
+    plots = [*data["pareto"]["plots"], *data["load"], *data["saturation"]]
+    stops = [stop for each in data["sliders"] for stop in each["stops"]]
+    drawn = [*(each["figure"] for each in (*plots, *stops)), data["time"], data["overview"],
+             data["memory"], data["timeline"]]  # fmt: skip
+    assert "<img" not in json.dumps(drawn)  # Plotly reads markup in labels
+
+
+def test_the_answer_comes_first_and_names_both_candidates() -> None:
+    result = plan()
+    page = render(PlanReport(result))
+    main = page[page.index("<main>") :]
+    assert main.index(result.recommendation.text[:40]) < main.index('id="pareto"')
+    for number in (result.recommendation.candidate, result.recommendation.alternative):
+        assert named(result.candidates[number]) in main[: main.index('id="pareto"')]
+    for unknown in result.recommendation.unknown:
+        assert unknown in main[: main.index('id="pareto"')]
+    assert "210 s at the 95th percentile" in main  # why a candidate is not in the table
+
+
+def test_a_plan_without_prices_or_attention_says_so() -> None:
+    page = render(PlanReport(plan(attention=False, prices=False)))
+    assert "no price given" in page
+    assert "not known: 60 % of the tokens are evicted" in page
+    titles = [each["title"] for each in data_of(page)["pareto"]["plots"]]
+    assert titles[0] == "Tokens never evicted against load"
+
+
+def test_nobody_meets_the_target() -> None:
+    base = plan()
+    lost = tuple(each for each in base.candidates if each.status != "met")
+    nobody = replace(
+        base, candidates=lost, timeline=None,
+        recommendation=Recommendation(None, "No candidate meets the target of 60 s."),
+    )  # fmt: skip
+    page = render(PlanReport(nobody))
+    data = data_of(page)
+    assert "No candidate meets the target of 60 s." in page
+    assert data["pareto"]["plots"] == []
+    assert not data["load"]
+    assert not data["sliders"]
+    assert data["time"] is None
+
+
+def test_an_interrupted_plan_says_so_and_candidates_keep_their_numbers() -> None:
+    base = plan()
+    part = replace(base, complete=False, candidates=base.candidates[3:12])
+    page = render(PlanReport(part, tuple(sensitivities(base))))
+    assert "The plan was interrupted." in page
+    assert named(base.candidates[9]) in page
+    with pytest.raises(UsageError, match="nothing to report"):
+        write_plan_page(PlanReport(replace(base, candidates=())), "unused.html")
+
+
+def test_a_path_that_cannot_be_written(tmp_path) -> None:
+    with pytest.raises(UsageError, match="cannot write the report"):
+        write_plan_page(PlanReport(plan()), tmp_path / "missing" / "plan.html")
+
+
+def test_efficient_candidates_are_those_nobody_dominates() -> None:
+    result = plan()
+    known = [measure for measure in plan_measures.measures(result) if measure is not None]
+    assert [measure.title for measure in known] == ["cost", "attention kept", "latency"]
+    best = plan_pareto.efficient(result.met(), known)
+
+    def better(a, b) -> bool:
+        """Slowly: whether a is as good as b in everything, and better in something."""
+        signs = [-1 if measure.higher else 1 for measure in known]
+        pairs = [(s * m.value(a), s * m.value(b)) for s, m in zip(signs, known, strict=True)]
+        return all(x <= y for x, y in pairs) and any(x < y for x, y in pairs)
+
+    rows = result.met()
+    assert {row.number for row in best} == {
+        row.number for row in rows if not any(better(other, row) for other in rows)
+    }
+    figure = plan_pareto.figures(result)
+    assert len(figure["efficient"]) == len(best)
+    assert figure["by"] == "cost, attention kept and latency"
+
+
+def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() -> None:
+    base = plan()
+    twin, near = base.candidates[9], base.candidates[3]
+    assert near.quality is not None
+    assert twin.at_stated is not None
+    # One candidate is told from number 9 by nothing, another one only by a hair of attention.
+    quality = replace(near.quality, attention_kept=0.9001)
+    slower = replace(
+        twin.at_stated,
+        at_percentile=replace(
+            twin.at_stated.at_percentile, value=1.0001 * twin.at_stated.at_percentile.value
+        ),
+    )
+    same = replace(twin, number=30, policy="twin")
+    hair = replace(twin, number=31, policy="hair", quality=quality, at_stated=slower)
+    result = replace(base, candidates=(*base.candidates, same, hair))
+    found = plan_pareto.figures(result)
+    texts = {text.split(": ")[0]: number for number, text in enumerate(found["efficient"], 1)}
+    both = f"{named(twin)}, {named(same)}"
+    assert both in texts
+    for plot in found["plots"]:
+        points = plot["figure"]["data"][-1]
+        labels = [label for label in points["text"] if str(texts[both]) in label.split(", ")]
+        (label,) = labels
+        assert str(texts[named(hair)]) in label.split(", ")
+        place = points["text"].index(label)
+        assert points["textposition"][place] == "top center"
+        assert named(hair) in points["customdata"][place].split("<br>")
+        numbers = [n for text in points["text"] for n in text.split(", ")]
+        assert sorted(map(int, numbers)) == list(range(1, len(found["efficient"]) + 1))
+
+
+def test_costs_are_compared_at_the_stated_load() -> None:
+    """Two machines that are busy all the time, or three that idle: the load decides."""
+    stated, free = plan(), replace(plan(), stated_load=None)
+    free = replace(free, candidates=tuple(replace(row, fleet=None) for row in free.candidates))
+    row = stated.candidates[9]
+    assert row.fleet is not None
+    assert row.at_largest is not None
+    fleet_cost = sum(row.fleet.cost_per_1000) / 2
+    assert fleet_cost > sum(row.at_largest.cost_per_1000) / 2
+    for result, cost, axis in (
+        (stated, fleet_cost, "cost of 1,000 searches at 5.9 searches/s (USD)"),
+        (free, sum(row.at_largest.cost_per_1000) / 2, "cost of 1,000 searches (USD)"),
+    ):
+        measure = plan_measures.measures(result)[0]
+        assert measure is not None
+        assert (measure.value(result.candidates[9]), measure.axis) == (pytest.approx(cost), axis)
+        bars = sliders(result, sensitivities(result))[-1]["stops"][2]
+        assert bars["figure"]["data"][0]["x"][0] == pytest.approx(cost, rel=1e-4)
+        page = render(PlanReport(result))
+        assert ("at 5.9 searches/s</th>" in page) == (result is stated)
+
+
+def test_quality_that_all_share_is_not_weighed() -> None:
+    base = plan()
+    full = replace(base, candidates=tuple(r for r in base.candidates if r.policy == "full"))
+    found = plan_pareto.figures(full)
+    assert [plot["title"] for plot in found["plots"]] == ["Latency against cost"]
+    assert found["by"] == "cost and latency"
+    unpriced = render(PlanReport(plan(prices=False)))
+    assert "ranges of prices" not in unpriced
+    assert "ranges of prices" in render(PlanReport(base))
+
+
+def test_the_table_has_a_body_per_gpu_and_plain_values() -> None:
+    result = plan()
+    columns = shown(result.met())
+    html, usage = table(result, columns, "main"), table(result, columns, "use")
+    for each in (html, usage):
+        assert each.count("<tbody>") == 3
+        assert each.count("<tr>") + each.count('<tr class="chosen">') == 1 + len(result.met())
+    assert "refused" not in [column.key for column in columns]
+    assert {column.key for column in columns} < {column.key for column in COLUMNS}
+    assert f'data-value="{result.candidates[0].largest:.9g}"' in html
+    assert html.count("★") == html.count("☆") == 1
+
+
+def test_lines_begin_with_the_recommended_candidate() -> None:
+    result = plan()
+    rows = plan_figures.with_curves(result)
+    assert [row.number for row in rows[:2]] == [9, 3]
+    (search, *_) = plan_figures.against_load(result)
+    assert search["figure"]["data"][0]["x"] == [
+        float(f"{point.load:.6g}") for point in rows[0].curve]  # fmt: skip
+    assert search["figure"]["layout"]["shapes"][0]["y0"] == 60
+    first = plan_figures.saturation(result)[0]["text"]
+    assert first.startswith("At small loads the busiest part is HBM bandwidth; from ")
+    assert "on, HBM space." in first
+
+
+def test_parts_of_the_time_add_up_to_all_of_it() -> None:
+    figure = plan_figures.time_split(plan())
+    assert figure is not None
+    bars = list(zip(*(each["x"] for each in figure["data"]), strict=True))
+    assert [sum(bar) for bar in bars] == pytest.approx([100] * len(bars))
+
+
+def test_memory_stacks_up_to_what_the_machine_holds() -> None:
+    figure = plan_timeline.memory(plan())
+    assert figure is not None
+    names = [each["name"] for each in figure["data"]]
+    assert names == ["Weights", "Workspace and reserve", "KV in HBM", "KV in host memory"]
+    assert figure["layout"]["shapes"][0]["y0"] == 80.0
+    assert len({str(each["x"]) for each in figure["data"]}) == 1  # or they would not stack
+    assert plan_timeline.memory(replace(plan(), timeline=None)) is None
+
+
+def test_rows_of_the_timeline_never_overlap() -> None:
+    line = plan().timeline
+    assert line is not None
+    rows: dict[int, list[tuple[float, float]]] = {}
+    for search, row in plan_timeline._places(line.slices).items():
+        own = [each for each in line.slices if each.search == search]
+        rows.setdefault(row, []).append((min(s.start_s for s in own), max(s.end_s for s in own)))
+    for spans in rows.values():
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(spans)))
+    assert sum(map(len, rows.values())) == 30
+
+
+def test_of_a_long_timeline_the_middle_is_shown() -> None:
+    base = plan()
+    assert base.timeline is not None
+    slices = [Slice(0.01 * i, 0.01 * i + 5, "decode", i) for i in range(8000)]
+    slices += [Slice(49.0, 49.5, "up", -1, 10**9), Slice(0.5, 1.0, "down", -1, 10**9)]
+    figure, note = plan_timeline.timeline(
+        replace(base, timeline=replace(base.timeline, slices=tuple(slices), until_s=80.0))
+    )
+    assert figure is not None
+    assert figure["layout"]["yaxis"]["ticktext"] == ["from host"]  # "to host" is over by then
+    assert figure["layout"]["xaxis"]["range"] == pytest.approx([40.0, 60.0], abs=0.01)
+    rows = [row for each in figure["data"] for row in each["y"]]
+    assert len(rows) <= 2500
+    assert (min(rows), max(rows)) == (-2, 47)
+    assert note.startswith("Shown is the time from 40.00 s to 60.")
+    assert "found no row" in note
+
+
+def test_sliders_stop_at_every_factor_and_the_curves_move() -> None:
+    result = plan()
+    made_elsewhere = pickle.loads(pickle.dumps(sensitivities(result)))  # as worker processes do
+    found = sliders(result, made_elsewhere)
+    assert [each["title"] for each in found] == [
+        "HBM size", "HBM bandwidth", "Compute", "PCIe bandwidth", "Length of searches",
+        "Price of h100"]  # fmt: skip
+    assert [len(each["stops"][0]["rows"]) for each in found] == [2, 2, 2, 2, 2, 3]
+    memory = found[0]
+    assert [stop["label"].split(" (")[0] for stop in memory["stops"]] == [
+        "× 0.5", "× 0.75", "× 1", "× 1.5", "× 2"]  # fmt: skip
+    solid = [[line for line in stop["figure"]["data"] if line.get("showlegend")]
+             for stop in memory["stops"]]  # fmt: skip
+    assert len({str(lines[0]["x"]) for lines in solid}) == 5
+    assert memory["stops"][0]["rows"][1] == ["rtx4090", "no room for keys and values", "", ""]
+    assert len({str(stop["figure"]["layout"]["xaxis"]["range"]) for stop in memory["stops"]}) == 1
+    dear, usual = found[-1]["stops"][-1], found[-1]["stops"][found[-1]["start"]]
+    assert dear["verdict"] == "The cheapest of them is rtx4090, which is not what is recommended."
+    assert usual["verdict"] != dear["verdict"]
+    assert sliders(result, []) == []
+
+
+def test_the_overview_shows_what_matters_most_on_top() -> None:
+    figure = overview(plan(), sensitivities(plan()))
+    assert figure is not None
+    assert figure["layout"]["yaxis"]["ticktext"][-1] == "Length of searches"
+    assert figure["layout"]["yaxis"]["ticktext"][0] == "PCIe bandwidth"
+    halved, doubled = figure["data"]
+    assert halved["x"][-1] == pytest.approx(100 * (2**1.3 - 1), abs=0.01)
+    assert doubled["x"][-1] == pytest.approx(100 * (2**-1.3 - 1), abs=0.01)
+
+
+def test_files_hold_every_candidate_and_load() -> None:
+    result = plan()
+    everything = rows_of(plan_export.candidates(result))
+    assert len(everything) == len(result.candidates)
+    assert float(everything[9]["largest_load"]) == result.candidates[9].largest
+    assert everything[-1]["largest_load"] == ""
+    assert everything[-1]["reason"] == result.candidates[-1].reason
+    curves = rows_of(plan_export.curves(result))
+    assert len(curves) == sum(len(row.curve) for row in result.candidates)
+    changed = rows_of(plan_export.sensitivity(sensitivities(result)))
+    assert len(changed) == 2 * 5 * 5
+    assert {row["number"] for row in changed} == {"9", "3"}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "@cell", "-2"])
+def test_no_cell_is_a_formula(text: str) -> None:
+    (row,) = rows_of(plan_export.to_csv([{"policy": text, "budget": "-"}]))
+    assert row == {"policy": f"'{text}", "budget": "-"}
+
+
+def test_a_real_plan_has_a_page() -> None:
+    page = render(PlanReport(small_plan()))
+    assert small_plan().recommendation.text in page.replace("&#x27;", "'")
+    assert len(rows_of(data_of(page)["csv"]["candidates"])) == 4
+
+
+def test_numbers_in_words() -> None:
+    assert [digits(v) for v in (0.01234, 1.2, 1234.5, 0.0, float("inf"))] == [
+        "0.0123", "1.20", "1,234", "0", "unlimited"]  # fmt: skip
+    assert money((1.5, 1.5), "EUR") == "1.50 EUR"
+    assert money((1.5, 2.0), "EUR") == "1.50 to 2.00 EUR"
+    rows = plan().candidates
+    assert told_apart(rows[2:4]) == {2: "arborkv at 0.5", 3: "arborkv at 0.25"}
+    assert told_apart([rows[2], rows[9]]) == {2: "budget 0.5, rtx4090", 9: "budget 0.25, h100"}
+    assert told_apart([rows[0], rows[6]]) == {0: "rtx4090", 6: "h100"}
+    assert told_apart(rows[:1]) == {0: "full"}
+
+
+def with_beyond(limited_by: str, meets: bool) -> CandidateResult:
+    """The recommended candidate with one point above its largest load."""
+    row = plan().candidates[9]
+    assert row.at_largest is not None
+    assert row.largest is not None
+    above = replace(row.at_largest, load=1.1 * row.largest, meets=meets)
+    return replace(row, limited_by=limited_by, curve=(row.at_largest, above))
+
+
+@pytest.mark.parametrize(
+    ("limited_by", "meets", "shape", "said"),
+    [
+        ("target", False, "x", "latency target missed"),
+        ("throughput", False, "x", "latency target missed"),
+        ("throughput", True, "triangle-up", "searches arrive faster than they end"),
+        ("run length", True, "diamond-open", "runs too short to tell"),
+        ("target", True, "square-open", "met, but a smaller load was missed"),
+    ],
+)
+def test_points_beyond_the_largest_load_say_why(
+    limited_by: str, meets: bool, shape: str, said: str
+) -> None:
+    row = with_beyond(limited_by, meets)
+    line = plan_figures.curve(row, lambda p: p.at_percentile.value, "x", 0, "searches/s")
+    assert line["marker"]["symbol"] == ["circle", shape]
+    assert [told[0] for told in line["customdata"]] == ["target met", said]
+    assert row.at_largest is not None
+    assert line["customdata"][0][2] == f"{row.at_largest.served_per_s.value:.3g}"
+    (entry,) = plan_figures.marks([row])
+    assert (entry["name"], entry["marker"]["symbol"]) == (said, shape)
+
+
+def test_what_stops_more_load_is_said_row_by_row() -> None:
+    base = plan()
+    reasons = ("target", "throughput", "run length")
+    rows = [
+        replace(
+            row, limited_by=reasons[i % 3], at_largest=replace(row.at_largest, saturated="memory")
+        )
+        for i, row in enumerate(base.candidates[:6])
+        if row.at_largest is not None
+    ]
+    columns = shown(rows)
+    html = table(replace(base, candidates=tuple(rows)), columns, "main")
+    assert html.count('data-value="HBM bandwidth"') == 4
+    assert html.count('data-value="not seen; busiest: HBM bandwidth"') == 2
+    for text in ("the latency target", "searches arriving faster than they end",
+                 "the length of the runs: it may serve more"):  # fmt: skip
+        assert html.count(f'data-value="{text}"') == 2
+    terms = definitions(columns)
+    assert "missed it" not in terms["Largest load, offered"]
+    assert {"Served at it", "Runs out first", "More load is stopped by"} <= set(terms)
+
+
+def test_loads_are_offered_and_what_was_served_stands_beside_them() -> None:
+    base = plan()
+    chosen = base.candidates[9]
+    assert chosen.at_largest is not None
+    less = replace(
+        chosen, at_largest=replace(chosen.at_largest, served_per_s=Estimate(1.25, 1.2, 1.3, 3))
+    )
+    result = replace(base, candidates=(*base.candidates[:9], less, *base.candidates[10:]))
+    page = render(PlanReport(result))
+    assert "Largest load offered to one machine" in page
+    assert "1.25 searches/s in runs of 1,000 searches, which begin empty" in page
+    assert 'data-value="1.25"' in table(result, shown(result.met()), "use")
+    axes = [plot["figure"]["layout"]["xaxis"]["title"]["text"]
+            for plot in plan_figures.against_load(result)]  # fmt: skip
+    assert set(axes) == {"load offered to one machine (searches/s)"}
+    assert "Offered to one machine" in page[page.index("Columns of the files") :]
+
+
+def test_a_cost_stands_beside_its_load() -> None:
+    result = plan()
+    chosen = result.candidates[9]
+    assert chosen.at_largest is not None
+    page = render(PlanReport(result))
+    there = f"at {digits(chosen.at_largest.load)} searches/s"
+    shown = money(chosen.at_largest.cost_per_1000, "USD")
+    assert f"<td>{shown} {there}</td>" in page
+    text = small_plan().recommendation.text
+    assert text.count("per 1,000 searches at ") == text.count("per 1,000 searches") >= 3
+
+
+def test_space_and_time_stand_together_with_what_each_means() -> None:
+    page = render(PlanReport(plan()))
+    chosen = plan().candidates[9]
+    assert chosen.at_largest is not None
+    used = chosen.at_largest.used
+    assert chosen.at_largest.saturated == "hbm"
+    assert (
+        f"HBM space ({100 * used.hbm:.0f} % held on average): searches wait for a place; "
+        f"HBM bandwidth is busy {100 * used.memory:.0f} % of the time"
+    ) in page
+
+
+def test_nothing_is_said_to_run_out_where_runs_are_too_short() -> None:
+    base = plan()
+    chosen = base.candidates[9]
+    assert chosen.at_largest is not None
+    busy = replace(chosen, at_largest=replace(chosen.at_largest, saturated="memory"))
+    share = f"HBM bandwidth (busy {100 * chosen.at_largest.used.memory:.0f} % of the time)"
+    for limit, words in (
+        ("target", share),
+        ("run length", "not seen in so short runs; busiest is HBM bandwidth ("),
+    ):
+        row = replace(busy, limited_by=limit)
+        result = replace(base, candidates=(*base.candidates[:9], row, *base.candidates[10:]))
+        page = render(PlanReport(result))
+        assert words in page
+        assert ("not seen in so short runs" in page) == (limit == "run length")
+
+
+def test_changed_assumptions_have_units() -> None:
+    rows = rows_of(plan_export.sensitivity(sensitivities(plan())))
+    units = {row["assumption"]: row["unit"] for row in rows}
+    assert units == {"HBM size": "bytes", "HBM bandwidth": "bytes/s", "Compute": "FLOP/s",
+                     "PCIe bandwidth": "bytes/s", "Length of searches": ""}  # fmt: skip
+
+
+def test_loads_that_short_runs_bound_from_below_are_called_so() -> None:
+    result = plan()
+    found = []
+    for each in sensitivities(result):
+        longest = replace(each.variants[-1].result, limited_by="run length")
+        last = replace(each.variants[-1], result=longest)
+        found.append(replace(each, variants=(*each.variants[:-1], last)))
+    stops = sliders(result, found)[0]["stops"]
+    assert stops[-1]["rows"][0][1].endswith(" searches/s or more")
+    assert stops[-2]["rows"][0][1].endswith(" searches/s")
+    figure = overview(result, found)
+    assert figure is not None
+    halved, doubled = figure["data"]
+    assert all(" × 2: at least " in text for text in doubled["customdata"])
+    assert not any("at least" in text for text in halved["customdata"])
+    note = "Loads \u201cor more\u201d are what runs of this length can show"
+    assert note in render(PlanReport(result, tuple(found)))
+    assert note not in render(PlanReport(result, tuple(sensitivities(result))))

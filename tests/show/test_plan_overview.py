@@ -1,0 +1,111 @@
+"""Changed assumptions where runs are too short to tell, and the chart that shows them together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from arborsim.plan.results import CandidateResult
+from arborsim.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
+from arborsim.show.plan_overview import End, ends, overview, overview_note
+from arborsim.show.plan_sensitivity import sliders
+from tests.show.plan_synthetic import plan, sensitivities
+
+HBM = ASSUMPTIONS[0]
+
+
+def served(load: float | None, limit: str) -> CandidateResult:
+    return replace(plan().candidates[9], largest=load, limited_by=limit)
+
+
+def changed(
+    low: tuple[float | None, str],
+    base: tuple[float, str],
+    high: tuple[float | None, str],
+    assumption: Assumption = HBM,
+) -> Sensitivity:
+    """The recommended candidate with a number halved, as it is, and doubled."""
+    pairs = zip((0.5, 1.0, 2.0), (low, base, high), strict=True)
+    variants = tuple(Variant(factor, served(*found)) for factor, found in pairs)
+    return Sensitivity(9, assumption, 80e9, variants)
+
+
+TARGET, SHORT = "target", "run length"
+
+
+@pytest.mark.parametrize(
+    ("low", "base", "high", "expected"),
+    [
+        # Everything known; even what goes the wrong way is what the runs found.
+        ((0.5, TARGET), (1.0, TARGET), (1.5, "throughput"), (("", 0.5), ("", 1.5))),
+        ((0.5, TARGET), (1.0, TARGET), (0.9, TARGET), (("", 0.5), ("", 0.9))),
+        # A short run on the changed side, on the other side, on both.
+        ((0.5, TARGET), (1.0, TARGET), (1.5, SHORT), (("", 0.5), ("at least", 1.5))),
+        ((0.5, TARGET), (1.0, SHORT), (1.5, TARGET), (("at most", 0.5), ("at most", 1.5))),
+        ((0.5, SHORT), (1.0, SHORT), (1.5, SHORT),
+         (("not told apart", 0.5), ("not told apart", 1.5))),
+        # More memory carries "at least 90 %": nobody learns anything, and it looks like less.
+        ((0.5, SHORT), (1.0, TARGET), (0.9, SHORT), (("at least", 0.5), ("not told apart", 0.9))),
+        ((1.2, TARGET), (1.0, SHORT), (1.5, TARGET), (("not told apart", 1.2), ("at most", 1.5))),
+        # Nothing is nothing.
+        ((None, ""), (1.0, SHORT), (1.5, SHORT), (("", 0.0), ("not told apart", 1.5))),
+    ],
+)  # fmt: skip
+def test_what_short_runs_say_about_a_ratio(
+    low: tuple[float | None, str],
+    base: tuple[float, str],
+    high: tuple[float | None, str],
+    expected: tuple[tuple[str, float], tuple[str, float]],
+) -> None:
+    found = ends(changed(low, base, high))
+    assert found == tuple(
+        End(factor, pytest.approx(ratio), bound)
+        for factor, (bound, ratio) in zip((0.5, 2.0), expected, strict=True)
+    )
+
+
+def test_longer_searches_are_expected_to_carry_less() -> None:
+    found = ends(changed((1.5, SHORT), (1.0, TARGET), (0.5, SHORT), LENGTH))
+    assert [end.bound for end in found] == ["at least", "at least"]
+    found = ends(changed((0.9, SHORT), (1.0, TARGET), (1.1, SHORT), LENGTH))
+    assert [end.bound for end in found] == ["not told apart"] * 2
+
+
+def test_the_chart_ranks_by_what_is_known_and_hatches_bounds() -> None:
+    bandwidth, compute = ASSUMPTIONS[1:3]
+    found = [
+        changed((0.1, SHORT), (1.0, SHORT), (9.0, SHORT)),  # nothing known, whatever its size
+        changed((0.9, TARGET), (1.0, TARGET), (1.1, TARGET), bandwidth),
+        changed((0.3, TARGET), (1.0, TARGET), (3.0, SHORT), compute),
+    ]
+    result = plan()
+    figure = overview(result, found)
+    assert figure is not None
+    assert figure["layout"]["yaxis"]["ticktext"] == ["HBM size", "Compute", "HBM bandwidth"]
+    names = {each["name"]: each for each in figure["data"]}
+    assert set(names) == {"number × 0.5", "number × 2", "number × 2, at least so much"}
+    hatched = names["number × 2, at least so much"]
+    assert hatched["marker"]["pattern"]["shape"] == "/"
+    assert (hatched["y"], hatched["x"]) == ([1], [200.0])
+    assert hatched["customdata"] == ["Compute × 2: at least 300 %"]
+    assert "pattern" not in names["number × 2"]["marker"]
+    (note,) = figure["layout"]["annotations"]
+    assert (note["text"], note["y"]) == ("not told<br>apart by runs of<br>200 searches", 0)
+    assert 0 not in [place for each in figure["data"] for place in each["y"]]
+    assert "Hatched bars are bounds" in overview_note(result, found)
+    assert "runs of 200 searches show no difference" in overview_note(result, found)
+    assert overview_note(result, found[1:2]) == ""
+
+
+def test_what_stands_at_the_unchanged_number_says_that_it_is_one_short_run() -> None:
+    result = plan()
+    (*others, price) = sliders(result, sensitivities(result))
+    for each in others:
+        notes = [stop["note"] for stop in each["stops"]]
+        assert "one run of 200 searches" in notes[each["start"]]
+        assert "3 runs of 1,000 and takes the smallest load" in notes[each["start"]]
+        assert not any(notes[: each["start"]] + notes[each["start"] + 1 :])
+    assert not any(stop["note"] for stop in price["stops"])
+    same = replace(result, runs=1, searches=150)
+    assert not any(stop["note"] for stop in sliders(same, sensitivities(same))[0]["stops"])

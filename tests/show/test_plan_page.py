@@ -1,0 +1,245 @@
+"""The page of a plan in a real browser: it draws, it reacts, it asks the network for nothing."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arborsim.show.plan_page import PlanReport, write_plan_page
+from tests.show.plan_synthetic import plan, sensitivities
+from tests.show.test_html import EVIL
+from tests.show.test_plan import everywhere_evil
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
+]
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+PLOTS = ("pareto", "load", "saturation", "overview", "moved", "memory", "timeline", "time")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.html"
+    write_plan_page(PlanReport(plan(), tuple(sensitivities(plan()))), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened(browser):
+    """Open a file; at the end nothing may have been logged or fetched."""
+    contexts, complaints = [], []
+
+    def open_page(path: Path, width: int = 1280, height: int = 900, scheme: str = "light") -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(f"request {request.url}")
+                if not request.url.startswith(("file:", "blob:", "data:")) else None)  # fmt: skip
+        page.goto(path.as_uri())
+        return page
+
+    open_page.complaints = complaints
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(autouse=True)
+def quiet(opened):
+    """No test may leave a complaint behind; pages are opened once, because they are large."""
+    yield
+    assert opened.complaints == []
+
+
+@pytest.fixture(scope="module")
+def desk(opened, report) -> Any:
+    """The page at a desk; each test sets what it looks at."""
+    return opened(report)
+
+
+def drawn_lines(page: Any) -> list[str]:
+    """Paths of the lines under the slider."""
+    return page.eval_on_selector_all(
+        "#moved .scatterlayer .js-line", "all => all.map(one => one.getAttribute('d'))"
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_it_draws_and_fits_light_and_dark(opened, report, width, height):
+    page = opened(report, width, height, "dark")
+    for scheme, ink in (("dark", "rgb(231, 235, 240)"), ("light", "rgb(27, 36, 48)")):
+        page.emulate_media(color_scheme=scheme)
+        ticks = page.locator("#time .xtick text").first
+        sync_api.expect(ticks).to_have_css("fill", ink)
+        assert page.evaluate("getComputedStyle(document.body).color") == ink
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for name in PLOTS:
+            box = page.locator(f"#{name}").bounding_box()
+            svg = page.locator(f"#{name} .main-svg").first.bounding_box()
+            assert svg["width"] <= box["width"] + 1
+    assert page.locator("#pareto .scatterlayer .trace").count() == 4
+    assert page.locator("#timeline .barlayer .point").count() > 100
+
+
+def test_a_table_fits_or_says_that_it_is_cut(opened, report):
+    wide, narrow = opened(report), opened(report, 390, 844)
+    cut = "all => all.map(one => one.scrollWidth > one.clientWidth + 1)"
+    assert not any(wide.eval_on_selector_all(".scroll", cut))
+    assert wide.locator(".scroll-hint:visible").count() == 0
+    for name in ("comparison", "usage"):
+        box, hint = narrow.locator(f".scroll:has(> #{name})"), narrow.locator(
+            f".scroll-hint:has(+ .scroll > #{name})")  # fmt: skip
+        sync_api.expect(hint).to_be_visible()
+        assert "cut" in box.get_attribute("class").split()
+        box.evaluate("one => one.scrollLeft = one.scrollWidth")
+        sync_api.expect(box).not_to_have_class(re.compile(r"\bcut\b"))
+        sync_api.expect(box).to_have_class(re.compile(r"\bmore\b"))  # rows below
+    wide.set_viewport_size({"width": 718, "height": 1000})
+    wide.emulate_media(media="print")
+    for name in ("comparison", "usage"):
+        box = wide.locator(f"#{name}").bounding_box()
+        assert box["x"] + box["width"] <= 719
+    assert wide.locator(".scroll-hint:visible").count() == 0
+
+
+def test_the_slider_moves_curves_and_numbers(desk):
+    page = desk
+    page.click("#slider-kind >> text=HBM size")
+    usual = page.inner_text("#slider-label"), page.inner_text("#slider-table"), drawn_lines(page)
+    assert usual[0] == "× 1 (80.0 GB)"
+    page.locator("#slider").fill("4")
+    assert page.inner_text("#slider-label") == "× 2 (160 GB)"
+    assert page.inner_text("#slider-table") != usual[1]
+    moved = drawn_lines(page)
+    assert len(moved) == 2 * len(usual[2])  # as it was, dotted, beside it
+    assert set(usual[2]) <= set(moved)
+    page.locator("#slider").fill("0")
+    assert "no room for keys and values" in page.inner_text("#slider-table")
+
+
+def test_the_price_decides_which_is_the_cheapest(desk):
+    page = desk
+    page.click("#slider-kind >> text=Price of h100")
+    verdict = page.inner_text("#slider-verdict")
+    assert verdict == "The cheapest of them is h100."
+    page.locator("#slider").fill("5")
+    assert page.inner_text("#slider-verdict").startswith("The cheapest of them is rtx4090")
+    assert "4.00 to 7.00 USD per hour" in page.inner_text("#slider-label")
+
+
+def test_buttons_and_pickers_choose(desk):
+    page = desk
+    axis = page.text_content("#load .ytitle")
+    page.click("#load-kind >> text=Per token")
+    assert page.text_content("#load .ytitle") != axis
+    before = page.inner_text("#saturation-text")
+    page.select_option("#saturation-cell", "full (stage) on rtx4090")
+    assert page.inner_text("#saturation-text") != before
+    page.click("#pareto-kind >> text=Latency against cost")
+    assert "time per search" in page.text_content("#pareto .ytitle")
+
+
+def test_the_data_can_be_downloaded(desk, tmp_path):
+    for name, rows in (("candidates", 21), ("curves", 96), ("sensitivity", 50)):
+        with desk.expect_download() as download:
+            desk.click(f"#download-{name}")
+        assert download.value.suggested_filename == f"arborsim-plan-{name}.csv"
+        download.value.save_as(tmp_path / name)
+        with (tmp_path / name).open(newline="") as file:
+            found = list(csv.DictReader(file))
+        assert len(found) == rows
+        assert found[0]["hardware"] in ("rtx4090", "h100")
+
+
+def test_columns_sort_within_their_gpu(desk):
+    page = desk
+    first = "#comparison tbody:nth-of-type(1) tr:not(.group) > :first-child"
+    given = page.locator(first).all_inner_texts()
+    page.click("#comparison thead th:nth-child(4) button")  # cost, ascending
+    assert page.locator(first).all_inner_texts()[0].startswith("streaming-llm")
+    for _ in range(2):
+        page.click("#comparison thead th:nth-child(4) button")
+    assert page.locator(first).all_inner_texts() == given
+
+
+def test_a_plan_with_little_to_show_has_no_empty_plots(opened, tmp_path):
+    base = plan()
+    lost = replace(
+        base, candidates=tuple(each for each in base.candidates if each.status != "met"),
+        timeline=None, recommendation=replace(base.recommendation, candidate=None,
+                                              alternative=None),
+    )  # fmt: skip
+    write_plan_page(PlanReport(lost), tmp_path / "lost.html")
+    page = opened(tmp_path / "lost.html")
+    for name in (
+        "pareto",
+        "load",
+        "saturation",
+        "sensitivity",
+        "memory",
+        "timeline",
+        "time",
+        "table",
+    ):
+        assert not page.is_visible(f"#{name}-section")
+    assert page.locator("#failures li").count() == 3
+    assert page.locator("#downloads button").count() == 1
+
+
+def test_print_is_light_and_fits_the_paper(opened, report):
+    page = opened(report, scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+    ticks = page.locator("#time .xtick text").first
+    sync_api.expect(ticks).to_have_css("fill", "rgb(27, 36, 48)")
+    for name in PLOTS:
+        assert page.locator(f"#{name} .main-svg").first.bounding_box()["width"] <= 660
+    assert not page.is_visible("#slider")
+    assert not page.is_visible("#downloads")
+
+
+def test_hostile_names_stay_text_everywhere(opened, tmp_path):
+    write_plan_page(everywhere_evil(), tmp_path / "evil.html")
+    page = opened(tmp_path / "evil.html")
+    page.locator("#slider").fill("0")
+    page.locator("#time .points path").first.hover(force=True)
+    page.locator("#pareto .points path").first.hover(force=True)
+    assert page.evaluate("window.broken") is None
+    assert page.locator("img").count() == 0
+    shown = EVIL.replace("\u2028", "")[:40]
+    for place in ("h1", "#comparison", "#slider-table", "#saturation-cell", "#time"):
+        assert shown in page.text_content(place)
+
+
+def test_points_beyond_the_target_have_a_shape_that_the_legend_explains(desk):
+    page = desk
+    page.click("#load-kind >> text=Per token")  # where the limit of searches cuts nothing off
+    assert "latency target missed" in page.text_content("#load .legend")
+    points = page.locator("#load .scatterlayer .trace").first.locator(".points path")
+    told = page.locator("#load .hoverlayer")
+    for point, verdict in ((points.first, "target met"), (points.last, "latency target missed")):
+        point.hover(force=True)
+        sync_api.expect(told).to_contain_text(verdict)
+        sync_api.expect(told).to_contain_text("offered")
+        sync_api.expect(told).to_contain_text("served")

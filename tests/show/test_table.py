@@ -1,0 +1,236 @@
+"""The terminal tables, the data frame and the JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from arborsim.run.aggregate import aggregate
+from arborsim.run.results import LeftOut, ReplayResult
+from arborsim.show.export import to_frame, to_json
+from arborsim.show.left_out import paragraph
+from arborsim.show.table import print_tables
+from tests.show.synthetic import OTHERS, POLICIES, result
+
+GOLDEN = Path(__file__).parent / "golden_80.txt"
+
+
+def printed(replay: ReplayResult, width: int, view: str = "auto") -> str:
+    out = io.StringIO()
+    print_tables(replay, Console(file=out, width=width, highlight=False, color_system=None), view)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def test_at_80_columns_as_agreed():
+    """To accept a change on purpose: write `printed(...)` to the golden file and look at it."""
+    shown = printed(result(traces=("chain-tree.parquet",), budgets=("0.25",)), 80)
+    assert shown == GOLDEN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [80, 100, 160, 200])
+@pytest.mark.parametrize("budgets", [("0.25",), ("0.1", "0.25", "65536")])
+def test_nothing_is_cut_and_no_line_is_too_long(width, budgets):
+    replay = result(traces=("a.parquet", "b.parquet", "c.parquet"), budgets=("0.25", "0.5", "0.75"))
+    renamed = dict(zip(("0.25", "0.5", "0.75"), budgets, strict=False))
+    episodes = tuple(replace(e, budget=renamed.get(e.budget, e.budget)) for e in replay.episodes)
+    shown = printed(replace(replay, episodes=episodes), width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    for name in ("streaming-llm", "hierarchy", "arborkv", *budgets):
+        assert name in shown
+
+
+def test_wide_terminals_get_one_table_per_trace():
+    assert printed(result(), 80).count("policy  ") == 2
+    assert printed(result(), 160).count("policy  ") == 1
+
+
+def test_the_longest_row_fits_80_columns():
+    """Quantised tokens add a column; a policy from a module has a long name, which folds."""
+    replay = result(budgets=("0.25",))
+    episodes = []
+    for e in replay.episodes:
+        name = "mypackage.policies.module:VeryLongPolicyName" if e.policy == "h2o" else e.policy
+        measured = replace(e.measured, quantised_tokens=123_456.0, evicted_tokens=9.9e7)
+        budget = e.budget if e.policy == "full" else "131072"
+        episodes.append(replace(e, policy=name, budget=budget, measured=measured))
+    shown = printed(replace(replay, episodes=tuple(episodes)), 80)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    assert "quan-" in shown
+
+
+MANY = {"policies": (*POLICIES, *OTHERS), "budgets": ("0.1", "0.25", "0.5"), "errors": True}
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_matrix_as_agreed(width):
+    """To accept a change on purpose: write `printed(...)` to the golden file and look at it."""
+    shown = printed(result(traces=("chain-tree.parquet",), **MANY), width)
+    assert shown == (GOLDEN.parent / f"matrix_{width}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160, 200])
+def test_the_matrix_fits_and_has_every_policy_at_every_budget(width):
+    replay = result(**MANY)
+    quantised = tuple(
+        replace(e, measured=replace(e.measured, peak_quantised_bytes=123_456_789))
+        for e in replay.episodes
+    )
+    shown = printed(replace(replay, episodes=quantised), width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert [shown.count(f"budget {b} ") for b in MANY["budgets"]] == [1, 1, 1]
+    blocks = 1 if "│" in shown else 3
+    for name in (*OTHERS, *(p for p in POLICIES if p != "full")):
+        assert sum(line.startswith(f"{name} ") for line in shown.splitlines()) == blocks
+
+
+def test_the_matrix_is_sorted_and_led_by_the_oracle():
+    replay = result(policies=("full", "random", "oracle", "h2o"), budgets=("0.25",))
+    lines = [line.split()[0] for line in printed(replay, 80, "matrix").splitlines() if line]
+    first = lines.index("oracle")
+    assert lines[first : first + 3] == ["oracle", "h2o", "random"]
+
+
+def test_what_a_budget_left_out_is_blank():
+    replay = result(policies=("full", "h2o", "random"))
+    some = [e for e in replay.episodes if (e.policy, e.budget) != ("random", "0.25")]
+    shown = printed(replace(replay, episodes=tuple(some)), 160, "matrix")
+    (line,) = (line for line in shown.splitlines() if line.startswith("random"))
+    first, second = line.split("│")[1:]
+    assert not first.strip()
+    assert second.strip()
+
+
+def test_the_gap_is_in_points_and_may_be_negative():
+    replay = result(policies=("full", "oracle", "h2o", "hierarchy"), budgets=("0.25",))
+    rows = {row.policy: row for row in aggregate(replay.episodes)}
+    assert rows["h2o"].oracle_gap == pytest.approx(0.03)
+    assert rows["hierarchy"].oracle_gap == pytest.approx(-0.03)
+    shown = printed(replay, 80)
+    assert " 3.00" in shown
+    assert "-3.00" in shown
+    assert "can beat it (below zero)" in " ".join(shown.split())
+    assert to_frame(replay).query("policy == 'h2o'")["oracle_gap"].iloc[0] == pytest.approx(0.03)
+
+
+def test_what_was_left_out_takes_a_few_lines():
+    names = [f"policy-{i:02}" for i in range(20)]
+    lacking = [LeftOut(t, n, remedy="--capture qkv") for n in names for t in ("a", "b")]
+    small = [LeftOut("a", n, "0.1", least="0.15" if n < "policy-10" else "0.3") for n in names]
+    small += [LeftOut("a", n, "0.25", least="0.3") for n in names[10:]]
+    first, second = paragraph([*lacking, *small])
+    assert first.endswith("a and b do not hold what they read; record with --capture qkv.")
+    assert all(name in first for name in names)
+    assert second.count("policy-19") == 1
+    assert "on a: at least 0.15 for policy-00" in second
+    assert " and at least 0.3 for policy-10" in second
+    assert paragraph([]) == []
+
+
+def test_nobody_is_told_to_record_what_was_imported():
+    lacks = "the source of this import lacks it"
+    own = LeftOut("log", "h2o", remedy="--capture signals", unrecorded=lacks)
+    assert paragraph([own]) == [f"Left out: h2o. log does not hold what they read; {lacks}."]
+
+
+def test_what_another_setting_would_serve_is_said():
+    own = [LeftOut(t, n, remedy="--capture qkv", instead="per=shared")
+           for n in ("snapkv", "tova") for t in ("a", "b")]  # fmt: skip
+    (line,) = paragraph([*own, LeftOut("a", "arkv", remedy="--capture qkv")])[:1]
+    assert line.endswith("--capture qkv. Without that, --set per=shared runs snapkv and tova.")
+    assert "per=shared" not in paragraph([LeftOut("a", "arkv", remedy="--capture qkv")])[0]
+
+
+def unbounded(replay: ReplayResult, *names: str) -> ReplayResult:
+    """`names` do not keep to their budgets."""
+    episodes = tuple(replace(e, bounded=e.policy not in names) for e in replay.episodes)
+    return replace(replay, episodes=episodes)
+
+
+@pytest.mark.parametrize("view", ["table", "matrix"])
+def test_who_holds_more_than_the_budget_is_marked_and_comes_last(view):
+    replay = result(policies=("full", "oracle", "h2o", "arborkv", "random"), budgets=("0.25",))
+    shown = printed(unbounded(replay, "full", "arborkv"), 80, view)
+    assert " ".join(shown.split()).count("\u2020 does not keep to the budget: see HBM peak.") == 1
+    assert shown.count("arborkv\u2020") == (1 if view == "matrix" else 2)
+    assert "full\u2020" not in shown
+    if view == "matrix":
+        lines = [line.split()[0] for line in shown.splitlines() if line]
+        first = lines.index("oracle")
+        assert lines[first : first + 4] == ["oracle", "h2o", "random", "arborkv\u2020"]
+    assert "\u2020" not in printed(replay, 80, view)
+
+
+def test_equal_shares_are_no_ranking():
+    replay = result(policies=("full", "oracle", "h2o", "epikv", "random"), traces=("a", "b"))
+    same = tuple(
+        replace(e, attention_kept=0.7) if e.policy in ("h2o", "epikv") and e.trace == "a" else e
+        for e in replay.episodes
+    )
+    said = "Same attention kept, so in no order: 2 policies on a (h2o, epikv; budget 0.25, 0.5)."
+    assert said in " ".join(printed(replace(replay, episodes=same), 80).split())
+    assert "in no order" not in printed(replay, 80)
+
+
+def test_cautions_about_single_policies_are_printed():
+    replay = replace(result(), notes=("raas: a caution.",))
+    assert "raas: a caution." in printed(replay, 80)
+    assert json.loads(to_json(replay))["notes"] == ["raas: a caution."]
+
+
+def test_names_cannot_steer_the_terminal():
+    replay = result(traces=("evil\x1b[2J[bold]name\n.parquet",), episodes=1)
+    shown = printed(replay, 80)
+    assert "\x1b" not in shown
+    assert "[bold]name" in shown
+
+
+def test_without_full_there_is_no_relative_column():
+    replay = result()
+    some = tuple(e for e in replay.episodes if e.policy != "full")
+    assert " vs " not in printed(replace(replay, episodes=some), 160)
+
+
+def test_unknown_attention_is_said():
+    replay = result()
+    unknown = tuple(replace(e, attention_kept=float("nan")) for e in replay.episodes)
+    shown = printed(replace(replay, episodes=unknown), 80)
+    assert "n/a" in shown
+    assert "trace holds no attention" in shown
+
+
+def test_nothing_replayed():
+    assert printed(ReplayResult((), (), {}, ()), 80) == "Nothing was replayed.\n"
+    assert "peak_hbm_kv_bytes" in to_frame(ReplayResult((), (), {}, ())).columns
+
+
+def test_frame_has_a_row_per_search_and_the_same_bytes_each_time(tmp_path):
+    replay = result()
+    frame = to_frame(replay)
+    assert len(frame) == len(replay.episodes)
+    first = replay.episodes[0]
+    assert frame.loc[0, "peak_hbm_kv_bytes"] == first.measured.peak_hbm_kv_bytes
+    assert frame.loc[0, "total_s"] == first.measured.time.total_s
+    to_frame(result()).to_parquet(tmp_path / "a.parquet", index=False)
+    frame.to_parquet(tmp_path / "b.parquet", index=False)
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+
+
+def test_json_is_strict_and_the_same_each_time():
+    replay = result()
+    unknown = tuple(replace(e, attention_kept=float("nan")) for e in replay.episodes)
+    text = to_json(replace(replay, episodes=unknown))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    read = json.loads(text, parse_constant=refuse)
+    assert read["episodes"][0]["attention_kept"] is None
+    assert read["rows"][0]["relative"]["peak_hbm"] == 1.0
+    assert text == to_json(replace(result(), episodes=unknown))

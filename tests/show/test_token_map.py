@@ -1,0 +1,84 @@
+"""The picture of every token's life, against a literal one taken after every event."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from arborsim.core.events import Decode
+from arborsim.policies.registry import build
+from arborsim.run.controller import Controller
+from arborsim.run.token_map import MOST_CELLS, NOT_BORN, TokenMapper, packed_runs
+from arborsim.trace.episode import Episode
+from arborsim.trace.play import play
+from arborsim.trace.reader import TraceReader
+from tests.helpers.plain_executor import PlainExecutor
+from tests.helpers.traces import make_trace
+
+SETTINGS = {"h2o": {}, "hierarchy": {"interval": "4", "recent": "6"}, "arborkv": {"margin": "2"}}
+
+
+@pytest.fixture(scope="module")
+def episode(tmp_path_factory: pytest.TempPathFactory) -> Episode:
+    path = make_trace(
+        tmp_path_factory.mktemp("t") / "x.parquet", kind="tree", prompt=12, nodes=20, block=(4, 9),
+        episodes=1,
+    )  # fmt: skip
+    needs = set().union(*(build(name).reads() for name in SETTINGS))
+    return next(iter(TraceReader(path).episodes(sorted(needs))))
+
+
+def controlled(name: str, episode: Episode, meters: list[TokenMapper]) -> Controller:
+    return Controller(
+        build(name, SETTINGS[name]), PlainExecutor(1), layers=episode.info.geometry.layers,
+        budget_tokens=int(0.8 * episode.num_tokens), vocabulary=128, meters=meters,
+    )  # fmt: skip
+
+
+def literal(name: str, episode: Episode) -> list[np.ndarray]:
+    """Tiers after each decode iteration, and after all that followed before the next one."""
+    controller, rows = controlled(name, episode, []), []
+    for event in play(episode, max_steps=1):
+        controller.handle(event)
+        tier = np.full(episode.num_tokens, NOT_BORN)
+        tier[: controller.executor.tier.shape[1]] = controller.executor.tier[0]
+        if isinstance(event, Decode):
+            rows.append(tier)
+        elif rows:
+            rows[-1] = tier
+    return rows
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_row_is_the_state_after_its_iteration(name: str, episode: Episode) -> None:
+    rows = literal(name, episode)
+    mapper = TokenMapper(episode.num_tokens, len(rows))
+    controller = controlled(name, episode, [mapper])
+    controller.run(play(episode))
+    cells = mapper.finish(controller.executor.tier)
+    assert len(rows) < MOST_CELLS
+    assert np.array_equal(mapper.iterations, np.arange(1, len(rows) + 1))
+    assert np.array_equal(cells, np.array(rows))
+    assert (cells == 4).any(), "nothing was evicted: the test shows nothing"
+
+
+def test_large_searches_shrink_to_the_commonest_tier() -> None:
+    mapper = TokenMapper(tokens=4 * MOST_CELLS, iterations=10 * MOST_CELLS)
+    assert len(mapper.first_tokens) == len(mapper.iterations) == MOST_CELLS
+    assert mapper.iterations[-1] == 10 * MOST_CELLS
+    assert (np.diff(mapper.first_tokens) == 4).all()
+    tier = np.zeros((3, 4 * MOST_CELLS), dtype=np.int8)
+    tier[:2, :3] = 4  # three of four tokens, in two of three groups
+    tier[2, 4:8] = 4  # all of four, in one group
+    mapper._now = int(mapper.iterations[0])
+    cells = mapper.finish(tier)
+    assert cells[0].tolist() == [4] + [0] * (MOST_CELLS - 1)
+
+
+def test_runs_unpack_to_the_cells() -> None:
+    rng = np.random.default_rng(0)
+    cells = np.sort(rng.integers(0, 6, (300, 50)), axis=0).astype(np.uint8)
+    runs = packed_runs(cells)
+    unpacked = np.repeat(runs & 7, runs >> 3).reshape(50, 300).T
+    assert np.array_equal(unpacked, cells)
+    assert len(runs) <= 6 * 50
