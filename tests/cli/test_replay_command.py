@@ -90,7 +90,8 @@ def test_composed_policies_and_their_parameters(
     file.write_text('name = "mine"\n[score]\nuse = "position"\n[protect]\nrecent = 4\n')
     command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.methods.h2o:H2O",
                "--budget", "0.9", "--episodes", "1", "--set", "protect.recent=7",
-               "--set", "h2o.sinks=2", "--set", "mine.protect.sinks=3", "--report", str(tmp_path / "r.html")]  # fmt: skip
+               "--set", "h2o.sinks=2", "--set", "mine.protect.sinks=3",
+               "--report", str(tmp_path / "r.html")]  # fmt: skip
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "mine" in shown
