@@ -62,18 +62,18 @@ class Admission:
         if isinstance(arrivals, Timed):
             for time_s, demand in sorted(arrivals.arrivals, key=lambda pair: pair[0]):
                 self._to_come += 1
-                state.world.at(time_s, partial(self._arrive, demand))
+                state.clock.at(time_s, partial(self._arrive, demand))
             return
         self._next_of_loop.extend(arrivals.searches)
         self._think_s = arrivals.think_s
         for _ in range(min(arrivals.clients, len(arrivals.searches))):
             self._to_come += 1
-            state.world.at(0.0, partial(self._arrive, self._next_of_loop.popleft()))
+            state.clock.at(0.0, partial(self._arrive, self._next_of_loop.popleft()))
 
     def _arrive(self, demand: int) -> None:
         state = self._state
         self._to_come -= 1
-        search = Search(len(state.searches), demand, self._demands[demand], state.world.now)
+        search = Search(len(state.searches), demand, self._demands[demand], state.clock.now)
         state.searches.append(search)
         if self._peaks[demand] > state.kv_bytes:
             self.refuse(
@@ -94,7 +94,7 @@ class Admission:
         if self._next_of_loop:
             self._to_come += 1
             arrive = partial(self._arrive, self._next_of_loop.popleft())
-            state.world.at(state.world.now + self._think_s, arrive)
+            state.clock.at(state.clock.now + self._think_s, arrive)
 
     def admit(self) -> None:
         """Give places to as many as can have one."""
@@ -162,7 +162,7 @@ class Admission:
         search.ticket, search.wanted_bytes, search.wanted_ddr_bytes = self._tickets, 0, 0
         state.resident[search.ticket] = search
         if search.admitted_s < 0:
-            search.admitted_s = state.world.now
+            search.admitted_s = state.clock.now
             search.base_bytes = self._first_need(search)
         state.hold(search.hbm_bytes)
         if key := state.prefix_of(search):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arborsim.machine.batch import Batch, IterationTime, Sums
-from arborsim.machine.commands import Command, Decode, Idle, Spend
+from arborsim.machine.clock import TOGETHER, Clock, Steps
+from arborsim.machine.commands import Command, Decode, Spend
 from arborsim.machine.cost import CostModel
 from arborsim.machine.demand import Op, SearchDemand
 from arborsim.machine.options import Arrivals, KvPool, ServingOptions, Timed
@@ -15,7 +16,6 @@ from arborsim.machine.pricing import Pricing
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.report import ServingReport, report
 from arborsim.machine.server import Server
-from arborsim.machine.world import TOGETHER, HeapWorld
 from arborsim.trace.schema import Geometry
 
 _UNLIMITED = 1 << 62
@@ -133,58 +133,54 @@ def play_closed_form(
     `watch` is called after each command with the server, the command and when it began; what has
     not happened when it returns True never does.
     """
-    world = HeapWorld()
-    time = IterationTime(pricing)
-    server = Server(demands, peaks, pricing, options, kv_bytes, world, Batch())
+    clock = Clock()
+    server = Server(demands, peaks, pricing, options, kv_bytes, clock, Batch())
     server.expect(arrivals)
-    world.spend(0.0)
-    for command in server.loop():
-        before = world.now
-        if isinstance(command, Decode):
-            _decode(server, world, time, command)
-        else:
-            _pass(server, world, command)
-        if watch is not None and watch(server, command, before):
-            break
+    clock.env.run(until=clock.env.process(_serve(server, IterationTime(pricing), watch)))
     return server
 
 
-def _pass(server: Server, world: HeapWorld, command: Spend | Idle) -> None:
-    """Time without an iteration."""
-    before = world.now
-    if isinstance(command, Spend):
-        world.spend(command.seconds)
-    else:
-        world.skip()
-    server.state.spent(world.now - before)
+def _serve(server: Server, time: IterationTime, watch: Watch | None) -> Steps:
+    """The server's process: let time pass as its rules say."""
+    clock = server.state.clock
+    yield from clock.settle()
+    for command in server.loop():
+        before = clock.now
+        if isinstance(command, Decode):
+            yield from _decode(server, time, command)
+        else:
+            yield from clock.spend(command.seconds) if isinstance(command, Spend) else clock.skip()
+            server.state.spent(clock.now - before)
+        if watch is not None and watch(server, command, before):
+            break
 
 
-def _decode(server: Server, world: HeapWorld, time: IterationTime, command: Decode) -> None:
+def _decode(server: Server, time: IterationTime, command: Decode) -> Steps:
     """Iterations up to the end of a piece, or those in which the next event lies."""
-    batch = server.state.batch
-    sums = batch.sums
+    state, clock = server.state, server.state.clock
+    sums = state.batch.sums
     most = command.most
-    while sums.streamed_bytes and world.up.free_s > world.now:  # what streams waits for a free link
-        waited_s = world.up.free_s - world.now
-        world.spend(waited_s)
-        server.state.spent(waited_s)
-        server.state.tally.busy.exposed_s += waited_s
+    while sums.streamed_bytes and clock.up.free_s > clock.now:  # what streams waits for a free link
+        waited_s = clock.up.free_s - clock.now
+        yield from clock.spend(waited_s)
+        state.spent(waited_s)
+        state.tally.busy.exposed_s += waited_s
         most = 1  # somebody may be able to join the next iteration
-    time.stream_floor_s = server.state.stream_floor_s
+    time.stream_floor_s = state.stream_floor_s
     extra = command.extra
     if extra.sequences:
         k, span = 1, time.one(sums, extra)
     else:
-        k = min(most, batch.next_end())
-        if k > 1 and world.next_s < float("inf"):
-            slack_s = TOGETHER * world.next_s
-            k = _iterations_until(time, sums, k, world.next_s - world.now - slack_s)
+        k = min(most, state.batch.next_end())
+        next_s = clock.next_s
+        if k > 1 and next_s < float("inf"):
+            k = _iterations_until(time, sums, k, next_s - clock.now - TOGETHER * next_s)
         span = time.span(sums, k)
-    server.state.passing(k)
+    state.passing(k)
     if sums.streamed_bytes:
-        world.up.free_s = world.now + span.seconds
-    world.spend(span.seconds)
-    server.state.passed(span, k)
+        clock.up.free_s = clock.now + span.seconds
+    yield from clock.spend(span.seconds)
+    state.passed(span, k)
 
 
 def _iterations_until(time: IterationTime, sums: Sums, most: int, seconds: float) -> int:

@@ -109,7 +109,7 @@ class Eviction:
         state = self._state
         done: list[bool] = []
         seconds = state.transfer_s(size_bytes, up=False)
-        state.world.down.send(size_bytes, seconds, lambda: done.append(True))
+        state.clock.down.send(size_bytes, seconds, lambda: done.append(True))
         while not done:
             yield Idle()
 
@@ -137,13 +137,13 @@ class Eviction:
             state.host.add(restore.ddr_bytes)
             search.ddr_bytes, restore.ddr_bytes = restore.ddr_bytes, 0
             seconds = state.transfer_s(search.ddr_bytes, up=False)
-            state.world.down.send(search.ddr_bytes, seconds, _nothing)
+            state.clock.down.send(search.ddr_bytes, seconds, _nothing)
         if restore.swapped_bytes:
             search.parked = True
             if search.swapping != search.epoch:  # else something else has woken it
                 search.swapping, size = search.epoch, restore.swapped_bytes
                 ended = partial(self._swapped_in, search, search.epoch)
-                state.world.up.send(size, state.transfer_s(size, up=True), ended)
+                state.clock.up.send(size, state.transfer_s(size, up=True), ended)
             return False
         search.restore = None
         return True

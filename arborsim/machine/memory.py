@@ -1,46 +1,9 @@
-"""Memory of the engine: levels over time, and the host's DDR and NVMe."""
+"""The host's memory: DDR, NVMe below it, and the copies of shared prefixes."""
 
 from __future__ import annotations
 
+from arborsim.machine.clock import Clock, Level
 from arborsim.machine.prefixes import Prefix, Shelf
-from arborsim.machine.world import World
-
-
-class Level:
-    """A number of bytes over time.
-
-    Attributes
-    ----------
-    value, peak : int
-    entered, left : int
-        All that was ever added and taken.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.value = 0
-        self.peak = 0
-        self.entered = 0
-        self.left = 0
-        self._world = world
-        self._since = 0.0
-        self._byte_s = 0.0
-
-    def add(self, delta: int) -> None:
-        if not delta:
-            return
-        now = self._world.now
-        self._byte_s += self.value * (now - self._since)
-        self._since = now
-        self.value += delta
-        if delta > 0:
-            self.entered += delta
-            self.peak = max(self.peak, self.value)
-        else:
-            self.left -= delta
-
-    def byte_s(self) -> float:
-        """The integral up to now."""
-        return self._byte_s + self.value * (self._world.now - self._since)
 
 
 class Host:
@@ -52,7 +15,7 @@ class Host:
 
     Parameters
     ----------
-    world : World
+    clock : Clock
     ddr_bytes, nvme_bytes : int
     copies_bytes : int
         DDR for copies of prefixes, at most.
@@ -69,13 +32,13 @@ class Host:
 
     def __init__(
         self,
-        world: World,
+        clock: Clock,
         ddr_bytes: int,
         nvme_bytes: int,
         copies_bytes: int = 0,
         block_tokens: int = 1,
     ) -> None:
-        self.level = Level(world)
+        self.level = Level(clock)
         self.ddr_bytes = ddr_bytes
         self.nvme_bytes = nvme_bytes
         self.copies = Shelf(block_tokens)

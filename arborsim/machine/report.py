@@ -97,8 +97,8 @@ class ServingReport:
 def report(server: Server, pool: KvPool) -> ServingReport:
     """Of a server whose run has ended."""
     state = server.state
-    tally, world, host = state.tally, state.world, state.host
-    total_s = world.now
+    tally, clock, host = state.tally, state.clock, state.host
+    total_s = clock.now
 
     def share(seconds: float, capacity: float = 1.0) -> float:
         return seconds / (total_s * capacity) if total_s else 0.0
@@ -109,8 +109,8 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         memory=share(tally.memory_s),
         hbm=share(tally.decoding_byte_s + state.hbm.byte_s(), state.kv_bytes),
         host=share(host.level.byte_s(), host.ddr_bytes + host.nvme_bytes),
-        pcie_down=share(world.down.busy_s),
-        pcie_up=share(world.up.busy_s),
+        pcie_down=share(clock.down.busy_s),
+        pcie_up=share(clock.up.busy_s),
     )
     return ServingReport(
         tuple(_outcome(search) for search in state.searches),
@@ -122,8 +122,8 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         pool,
         tally.peak_hbm_bytes,
         host.level.peak,
-        world.down.carried_bytes,
-        world.up.carried_bytes,
+        clock.down.carried_bytes,
+        clock.up.carried_bytes,
         tally.busy,
         used,
         tally.first_s,

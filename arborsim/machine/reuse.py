@@ -46,7 +46,7 @@ class Reuse:
             size = prefix.bytes_of(there) - prefix.bytes_of(prefix.filled)
             ended = partial(self._loaded, prefix, prefix.load)
             # A copy that gives way to a search meanwhile is still read to its end.
-            state.world.up.send(size, state.transfer_s(size, up=True), ended)
+            state.clock.up.send(size, state.transfer_s(size, up=True), ended)
         prefix.load.waiting.append(search)
         search.parked = True
         return False
@@ -83,7 +83,7 @@ class Reuse:
         if size:
             copy = state.host.copies[key]
             copy.writes += 1
-            state.world.down.send(size, state.transfer_s(size, up=False), partial(_copied, copy))
+            state.clock.down.send(size, state.transfer_s(size, up=False), partial(_copied, copy))
 
 
 def _copied(copy: Prefix) -> None:

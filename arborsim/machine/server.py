@@ -29,6 +29,7 @@ from functools import partial
 
 from arborsim.machine.admission import Admission
 from arborsim.machine.batch import Batch
+from arborsim.machine.clock import Clock
 from arborsim.machine.commands import Commands, Decode, Idle, Spend, Tries
 from arborsim.machine.demand import Op
 from arborsim.machine.eviction import Eviction
@@ -38,7 +39,6 @@ from arborsim.machine.pricing import Pricing
 from arborsim.machine.reuse import Reuse
 from arborsim.machine.search import Search
 from arborsim.machine.state import State
-from arborsim.machine.world import World
 
 _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 
@@ -55,7 +55,7 @@ class Server:
     options : ServingOptions
     kv_bytes : int
         HBM for keys and values.
-    world : World
+    clock : Clock
     batch : Batch
 
     Attributes
@@ -70,10 +70,10 @@ class Server:
         pricing: Pricing,
         options: ServingOptions,
         kv_bytes: int,
-        world: World,
+        clock: Clock,
         batch: Batch,
     ) -> None:
-        self.state = State(pricing, options, kv_bytes, world, batch)
+        self.state = State(pricing, options, kv_bytes, clock, batch)
         self._admission = Admission(self.state, demands, peaks)
         self._reuse = Reuse(self.state)
         self._eviction = Eviction(self.state, self._admission, self._reuse)
@@ -210,7 +210,7 @@ class Server:
 
     def _end(self, search: Search) -> None:
         state = self.state
-        search.finish_s = state.world.now
+        search.finish_s = state.clock.now
         state.release(search)
         state.host.add(-search.ddr_bytes)
         search.ended = True
@@ -234,7 +234,7 @@ class Server:
         if not leg.bytes:
             ended()
             return
-        link = state.world.up if leg.up else state.world.down
+        link = state.clock.up if leg.up else state.clock.down
         link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up), ended)
 
     def _leg_ended(self, search: Search, chain: int) -> None:

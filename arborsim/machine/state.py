@@ -6,14 +6,14 @@ import bisect
 from collections import deque
 
 from arborsim.machine.batch import Batch, Span
-from arborsim.machine.memory import Host, Level
+from arborsim.machine.clock import Clock, Level
+from arborsim.machine.memory import Host
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.prefixes import Prefixes
 from arborsim.machine.priced import Piece
 from arborsim.machine.pricing import Pricing
 from arborsim.machine.search import Restore, Search
 from arborsim.machine.tally import Tally
-from arborsim.machine.world import World
 
 
 class State:
@@ -25,7 +25,7 @@ class State:
     options : ServingOptions
     kv_bytes : int
         HBM for keys and values.
-    world : World
+    clock : Clock
     batch : Batch
 
     Attributes
@@ -46,25 +46,25 @@ class State:
     """
 
     def __init__(
-        self, pricing: Pricing, options: ServingOptions, kv_bytes: int, world: World, batch: Batch
+        self, pricing: Pricing, options: ServingOptions, kv_bytes: int, clock: Clock, batch: Batch
     ) -> None:
         self.pricing = pricing
         self.options = options
         self.kv_bytes = kv_bytes
-        self.world = world
+        self.clock = clock
         self.batch = batch
         self.searches: list[Search] = []
         self.ready: deque[Search] = deque()
         self.prefilling: deque[Search] = deque()
         self.resident: dict[int, Search] = {}
-        self.hbm = Level(world)
+        self.hbm = Level(clock)
         block = options.prefix_block_tokens
         self.host = Host(
-            world, pricing.cost.profile.ddr_bytes, options.nvme_bytes,
+            clock, pricing.cost.profile.ddr_bytes, options.nvme_bytes,
             options.prefix_host_bytes, block,
         )  # fmt: skip
         self.prefixes = Prefixes(block, self.host)
-        self.tally = Tally(world, options.series_points)
+        self.tally = Tally(clock, options.series_points)
         self.decoding_bytes = 0
         self.stream_floor_s = 0.0
         self._returning: list[tuple[int, Search]] = []  # by order of arrival
@@ -141,7 +141,7 @@ class State:
         search.generated += piece.iterations * piece.sequences
         self.hbm.add(search.base_bytes)
         if search.first_token_s < 0:
-            search.first_token_s = self.world.now
+            search.first_token_s = self.clock.now
         search.at += 1
 
     def _held(self, search: Search, piece: Piece, done: int) -> int:
@@ -222,8 +222,8 @@ class State:
     def passed(self, span: Span, k: int) -> None:
         """The driver has let `k` iterations pass."""
         self.tally.iterations(span, k, self.batch.sums)
-        self.world.up.carried_bytes += k * self.batch.sums.streamed_bytes
-        self.world.up.busy_s += k * self.batch.sums.link
+        self.clock.up.carried_bytes += k * self.batch.sums.streamed_bytes
+        self.clock.up.busy_s += k * self.batch.sums.link
         self.batch.advance(k)
         self.tally.sample(self.used_bytes, self.host.level.value, len(self.batch))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from arborsim.machine.batch import Span, Sums
+from arborsim.machine.clock import Clock
 from arborsim.machine.demand import Op
-from arborsim.machine.world import World
 
 _CAUSE = {
     Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.DECIDE: "policy_s",
@@ -85,7 +85,7 @@ class Tally:
         When memory, or the number of searches, first kept somebody waiting.
     """
 
-    def __init__(self, world: World, points: int) -> None:
+    def __init__(self, clock: Clock, points: int) -> None:
         self.busy = BusySeconds()
         self.prefixes = PrefixTokens()
         self.flops_s = 0.0
@@ -97,7 +97,7 @@ class Tally:
         self.events = 0
         self.preemptions = 0
         self.first_s: dict[str, float] = {}
-        self._world = world
+        self._clock = clock
         self._points = points
         self._samples: list[tuple[float, int, int, int]] = []
         self._stride = 1
@@ -137,14 +137,14 @@ class Tally:
     def first(self, what: str) -> None:
         """Something keeps somebody waiting now."""
         if what not in self.first_s:
-            self.first_s[what] = self._world.now
+            self.first_s[what] = self._clock.now
 
     def sample(self, hbm_bytes: int, host_bytes: int, decoding: int) -> None:
         """Note the state; of too many notes every other one goes."""
         self.events += 1
         if self.events % self._stride:
             return
-        self._samples.append((self._world.now, hbm_bytes, host_bytes, decoding))
+        self._samples.append((self._clock.now, hbm_bytes, host_bytes, decoding))
         if len(self._samples) >= 2 * self._points:
             self._samples = self._samples[1::2]
             self._stride *= 2

@@ -159,7 +159,7 @@ class Bench:
             """Two thirds of the searches have ended; from the first third on it counts."""
             arrived = len(server.state.searches)
             if arrived >= 2 * clients and not since:
-                since.append((server.state.world.now, server.state.tally.tokens))
+                since.append((server.state.clock.now, server.state.tally.tokens))
             return arrived >= 3 * clients
 
         report = self.engine.run(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from arborsim.machine.clock import Link
 from arborsim.machine.commands import Command, Decode, Spend
 from arborsim.machine.demand import Op
 from arborsim.machine.server import Server
-from arborsim.machine.world import HeapLink, Link
 from arborsim.plan.course import Slice, Timeline
 from arborsim.plan.plan import Planner
 from arborsim.plan.results import CandidateResult
@@ -70,7 +70,7 @@ class Recorder:
         if self.full_s is not None:
             return False
         state = server.state
-        self._now = now = state.world.now
+        self._now = now = state.clock.now
         if isinstance(command, Decode):
             self._decoded(server, command, began_s)
         else:
@@ -78,8 +78,8 @@ class Recorder:
             if isinstance(command, Spend) and now > began_s:
                 kind = _KINDS[Op(command.op)]
                 self.slices.append(Slice(began_s, now, kind, command.search))
-        self._transferred("down", state.world.down)
-        self._transferred("up", state.world.up)
+        self._transferred("down", state.clock.down)
+        self._transferred("up", state.clock.up)
         self._placed(server)
         if len(self.slices) >= MOST_SLICES:
             self.full_s = now
@@ -123,7 +123,6 @@ class Recorder:
 
     def _transferred(self, name: str, link: Link) -> None:
         """What was sent meanwhile; several transfers in a row are one slice."""
-        assert isinstance(link, HeapLink), "the closed-form engine's"
         carried, busy_s = self._links[name]
         if link.carried_bytes > carried and link.busy_s > busy_s:
             end = max(link.free_s, self._now) if name == "up" else link.free_s

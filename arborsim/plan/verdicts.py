@@ -40,7 +40,7 @@ class Verdicts:
     def __call__(self, server: Server, command: Command, began_s: float) -> bool:
         searches = server.state.searches
         known = min(len(searches), self._count)
-        while self._judged < known and self._judge(searches[self._judged], server.state.world.now):
+        while self._judged < known and self._judge(searches[self._judged], server.state.clock.now):
             self._judged += 1
         if self._allowed is not None and self._missed > self._allowed:
             self.given_up = True

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from arborsim.machine.commands import Decode
 from arborsim.machine.engine import ServingEngine
-from arborsim.machine.literal import play_event_by_event
 from arborsim.machine.options import Arrivals, ClosedLoop, ServingOptions, Timed
 from arborsim.machine.policy_seconds import PolicySeconds
 from arborsim.machine.report import ServingReport
 from arborsim.machine.server import Server
 from arborsim.machine.state import State
+from tests.serving.literal import play_event_by_event
 from tests.serving.make import random_demand
 from tests.simulator.bench import GEOMETRY, KV, profile
 
@@ -143,8 +143,8 @@ class CheckedServer:
 
     def check(self, server: State) -> None:
         self.checks += 1
-        assert server.world.now >= self.latest_s
-        self.latest_s = server.world.now
+        assert server.clock.now >= self.latest_s
+        self.latest_s = server.clock.now
         resident = [search for search in server.searches if search.resident]
         held = sum(search.hbm_bytes for search in resident if search.key not in server.batch)
         held += sum(search.extra_bytes for search in resident if search.key in server.batch)

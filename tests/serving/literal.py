@@ -12,56 +12,41 @@ from typing import Any
 import simpy
 
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
+from arborsim.machine.clock import TOGETHER, Callback, Clock, Link, Steps
 from arborsim.machine.commands import Decode, Spend
 from arborsim.machine.options import Arrivals, ServingOptions
 from arborsim.machine.priced import NOTHING, Extra, Piece, PricedDemand
 from arborsim.machine.pricing import Pricing
-from arborsim.machine.replay_engine import Steps
 from arborsim.machine.server import Server
-from arborsim.machine.world import TOGETHER, Callback
 
 
-class EventLink:
+class EventLink(Link):
     """One direction of PCIe as a SimPy resource: whoever asks first is served first."""
 
-    def __init__(self, env: simpy.Environment) -> None:
-        self.busy_s = 0.0
-        self.carried_bytes = 0
-        self.place = simpy.Resource(env, capacity=1)
-        self._env = env
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.place = simpy.Resource(clock.env, capacity=1)
 
     def send(self, size_bytes: int, seconds: float, done: Callback) -> None:
         """Ask for a transfer; `done` is called when it has ended."""
         self.busy_s += seconds
         self.carried_bytes += size_bytes
-        self._env.process(self._carry(seconds, done, self.place.request()))
+        self._clock.env.process(self._carry(seconds, done, self.place.request()))
 
     def _carry(self, seconds: float, done: Callback, turn: Any) -> Steps:
         yield turn
-        yield self._env.timeout(seconds)
+        yield self._clock.env.timeout(seconds)
         self.place.release(turn)
         done()
 
 
-class EventWorld:
-    """Time that SimPy keeps."""
+class EventClock(Clock):
+    """A clock whose links are SimPy resources."""
 
     def __init__(self) -> None:
-        self.env = simpy.Environment()
-        self.down = EventLink(self.env)
-        self.up = EventLink(self.env)
-
-    @property
-    def now(self) -> float:
-        return float(self.env.now)
-
-    def at(self, time_s: float, call: Callback) -> None:
-        """Call at that time."""
-        self.env.process(self._later(time_s, call))
-
-    def _later(self, time_s: float, call: Callback) -> Steps:
-        yield self.env.timeout(max(0.0, time_s - self.now))
-        call()
+        super().__init__()
+        self.down: EventLink = EventLink(self)
+        self.up: EventLink = EventLink(self)
 
 
 class LiteralBatch(Batch):
@@ -138,51 +123,49 @@ def play_event_by_event(
     arrivals: Arrivals,
 ) -> Server:
     """Let searches arrive and be served, one event at a time."""
-    world = EventWorld()
-    server = Server(demands, peaks, pricing, options, kv_bytes, world, LiteralBatch())
+    clock = EventClock()
+    server = Server(demands, peaks, pricing, options, kv_bytes, clock, LiteralBatch())
     server.expect(arrivals)
-    world.env.run(until=world.env.process(_serve(server, world, LiteralTime(pricing))))
+    clock.env.run(until=clock.env.process(_serve(server, clock, LiteralTime(pricing))))
     return server
 
 
-def _serve(server: Server, world: EventWorld, time: LiteralTime) -> Steps:
+def _serve(server: Server, clock: EventClock, time: LiteralTime) -> Steps:
     """Carry out the server's commands; what happens at the same time happens before."""
-    env = world.env
-    yield from _settle(env)
+    yield from _settle(clock.env)
     for command in server.loop():
         if isinstance(command, Decode):
-            yield from _iterate(server, world, time, command)
+            yield from _iterate(server, clock, time, command)
             continue
-        before = world.now
+        before = clock.now
         if isinstance(command, Spend):
-            yield env.timeout(command.seconds)
+            yield clock.env.timeout(command.seconds)
         else:
-            env_next = env.peek()
-            assert env_next < float("inf"), "somebody waits for what will never happen"
-            yield env.timeout(env_next - env.now)
-        yield from _settle(env)
-        server.state.spent(world.now - before)
+            assert clock.next_s < float("inf"), "waiting for what will never happen"
+            yield clock.env.timeout(clock.next_s - clock.now)
+        yield from _settle(clock.env)
+        server.state.spent(clock.now - before)
 
 
-def _iterate(server: Server, world: EventWorld, time: LiteralTime, command: Decode) -> Steps:
-    env, sums = world.env, server.state.batch.sums
+def _iterate(server: Server, clock: EventClock, time: LiteralTime, command: Decode) -> Steps:
+    env, sums = clock.env, server.state.batch.sums
     turn = None
     if sums.streamed_bytes:
-        before = world.now
-        place = world.up.place
+        before = clock.now
+        place = clock.up.place
         while place.count or place.queue:
             yield env.timeout(max(0.0, env.peek() - env.now))
             yield from _settle(env)
         turn = place.request()
         yield turn
-        server.state.spent(world.now - before)
-        server.state.tally.busy.exposed_s += world.now - before
+        server.state.spent(clock.now - before)
+        server.state.tally.busy.exposed_s += clock.now - before
     time.stream_floor_s = server.state.stream_floor_s
     span = time.one(sums, command.extra)
     server.state.passing(1)
     yield env.timeout(span.seconds)
     if turn is not None:
-        world.up.place.release(turn)
+        clock.up.place.release(turn)
     yield from _settle(env)
     server.state.passed(span, 1)
 

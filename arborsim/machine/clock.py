@@ -1,0 +1,132 @@
+"""The clock: a SimPy environment, the two directions of the link, and levels of memory over time.
+
+The server is a process of the environment; arrivals and transfers are its events.  A link serves
+whoever asks first, and every transfer is priced when it is asked for: its queue is known, so the
+link keeps the moment from which it is free and a transfer is one timeout.  `simpy.Resource` would
+say the same with three events per transfer, two of them at the present moment, which would cut the
+server's stretches of iterations for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import simpy
+
+Callback = Callable[[], None]
+#: What a process of the environment waits for.
+Steps = Generator[simpy.Event, Any, None]
+
+#: Moments whose relative difference is smaller happen together: it may be rounding alone.
+TOGETHER = 1e-12
+
+
+class Clock:
+    """Time, and what happens in it.
+
+    Attributes
+    ----------
+    env : simpy.Environment
+    down, up : Link
+        PCIe to the host, and from it.
+    """
+
+    def __init__(self) -> None:
+        self.env = simpy.Environment()
+        self.down = Link(self)
+        self.up = Link(self)
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began; in a callback, the time of its event."""
+        return float(self.env.now)
+
+    @property
+    def next_s(self) -> float:
+        """When the next event is; infinite if there is none."""
+        return float(self.env.peek())
+
+    def at(self, time_s: float, call: Callback) -> None:
+        """Call at that time."""
+        timeout = self.env.timeout(max(0.0, time_s - self.env.now))
+        timeout.callbacks.append(lambda _: call())
+
+    def spend(self, seconds: float) -> Steps:
+        """Let time pass in a process, with the events that lie in it."""
+        yield self.env.timeout(seconds)
+        yield from self.settle()
+
+    def skip(self) -> Steps:
+        """Let time pass up to the next event, in a process."""
+        assert self.next_s < float("inf"), "waiting for something that will never happen"
+        yield from self.spend(max(0.0, self.next_s - self.now))
+
+    def settle(self) -> Steps:
+        """Let everything else that happens now happen first."""
+        env = self.env
+        while env.peek() <= env.now * (1.0 + TOGETHER):
+            yield env.timeout(max(0.0, env.peek() - env.now))
+
+
+class Link:
+    """One direction of PCIe: one transfer at a time, first come, first served.
+
+    Attributes
+    ----------
+    busy_s : float
+        Time spent on transfers.
+    carried_bytes : int
+    free_s : float
+        When all that was asked for so far has been carried.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.busy_s = 0.0
+        self.carried_bytes = 0
+        self.free_s = 0.0
+        self._clock = clock
+
+    def send(self, size_bytes: int, seconds: float, done: Callback) -> None:
+        """Ask for a transfer; `done` is called when it has ended."""
+        self.free_s = max(self._clock.now, self.free_s) + seconds
+        self.busy_s += seconds
+        self.carried_bytes += size_bytes
+        self._clock.at(self.free_s, done)
+
+
+class Level:
+    """A number of bytes over time.
+
+    Attributes
+    ----------
+    value, peak : int
+    entered, left : int
+        All that was ever added and taken.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.value = 0
+        self.peak = 0
+        self.entered = 0
+        self.left = 0
+        self._clock = clock
+        self._since = 0.0
+        self._byte_s = 0.0
+
+    def add(self, delta: int) -> None:
+        if not delta:
+            return
+        now = self._clock.now
+        self._byte_s += self.value * (now - self._since)
+        self._since = now
+        self.value += delta
+        if delta > 0:
+            self.entered += delta
+            self.peak = max(self.peak, self.value)
+        else:
+            self.left -= delta
+
+    def byte_s(self) -> float:
+        """The integral up to now."""
+        return self._byte_s + self.value * (self._clock.now - self._since)
