@@ -24,8 +24,9 @@ from typing import Any
 from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import get_backend
-from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import build
+from arborsim.run.episode import Cell
 
 LINES = 32
 PROMPT = 5 * LINES + 4  # tokens of a chain program with so many lines
@@ -42,8 +43,8 @@ class Arm:
     budget: str
     settings: dict[str, str] = field(default_factory=dict)
 
-    def cell(self) -> LiveCell:
-        return LiveCell(build(self.policy, self.settings), Budget.parse(self.budget))
+    def cell(self) -> Cell:
+        return Cell(build(self.policy, self.settings), Budget.parse(self.budget))
 
 
 @dataclass(frozen=True)
@@ -165,12 +166,12 @@ class Collector:
                 self.lengths[row["episode"]] = row["full_tokens"]
         self._file = path.open("a")
 
-    def cells(self, arms: tuple[Arm, ...]) -> tuple[LiveCell, ...]:
+    def cells(self, arms: tuple[Arm, ...]) -> tuple[Cell, ...]:
         self._cells = tuple(arm.cell() for arm in arms)
         return self._cells
 
     @property
-    def request_cells(self) -> tuple[LiveCell, ...]:
+    def request_cells(self) -> tuple[Cell, ...]:
         return self._cells
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
@@ -179,13 +180,13 @@ class Collector:
                     "arms": [asdict(arm) for arm in self.arms]}  # fmt: skip
             self._file.write(json.dumps(head) + "\n")
 
-    def wants(self, episode: int, cell: LiveCell) -> bool:
+    def wants(self, episode: int, cell: Cell) -> bool:
         return (episode, self._index[id(cell)]) not in self.done
 
     def full_tokens(self, episode: int) -> int:
         return self.lengths.get(episode, 0)
 
-    def take(self, cell: LiveCell, result: LiveResult) -> None:
+    def take(self, cell: Cell, result: LiveResult) -> None:
         m = result.measured
         row = {
             "episode": result.episode, "arm": self._index[id(cell)], "correct": result.correct,
@@ -246,14 +247,14 @@ def run(name: str, episodes: int, batch: int, out: Path) -> None:
 class _Watch:
     """Hands the results of one cell on."""
 
-    def __init__(self, collector: Collector, cell: LiveCell) -> None:
+    def __init__(self, collector: Collector, cell: Cell) -> None:
         self._collector, self._cell = collector, cell
         self.right = self.judged = self.infeasible = 0
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
         self._collector.began(facts, episodes)
 
-    def wants(self, episode: int, cell: LiveCell) -> bool:
+    def wants(self, episode: int, cell: Cell) -> bool:
         return self._collector.wants(episode, self._cell)
 
     def full_tokens(self, episode: int) -> int:

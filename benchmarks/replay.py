@@ -37,9 +37,10 @@ from arborsim.core.errors import ArborsimError
 from arborsim.core.observations import Signal
 from arborsim.core.settings import settings_of
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.run.replay import Machine, Replay
+from arborsim.run.replay import Replay
 from arborsim.trace.schema import PER_LAYER
 
 BUDGET = "2048"

@@ -37,7 +37,8 @@ from arborsim.cli.options import build_policies, policy_settings
 from arborsim.cli.search_setup import cells_of
 from arborsim.live.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.run.episode import Cell, Machine
+from arborsim.machine.machine import Machine
+from arborsim.run.episode import Cell
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture
 

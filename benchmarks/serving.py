@@ -30,9 +30,9 @@ from arborsim.core.budget import Budget
 from arborsim.machine.demand import SearchDemand
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.machine.options import ClosedLoop, ServingOptions
 from arborsim.policies.registry import build
-from arborsim.run.episode import Machine
 from arborsim.run.record import record_demands
 
 TRACES = Path(__file__).parents[1] / "traces"

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from arborsim.core.errors import BudgetInfeasible, PlanError
 from arborsim.core.events import Decode, Event, TokenRun
 from arborsim.core.tiers import Tier
+from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Plan, RunPlan
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
 from arborsim.run.controller import Controller
-from arborsim.run.episode import foresee, num_groups
+from arborsim.run.episode import foresee
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader

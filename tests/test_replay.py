@@ -15,11 +15,12 @@ from arborsim.core.budget import Budget
 from arborsim.core.errors import ArborsimError, MissingSignal
 from arborsim.core.observations import Signal
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.machine.policy_seconds import PolicySeconds
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.run.aggregate import aggregate
-from arborsim.run.replay import Machine, Replay
+from arborsim.run.replay import Replay
 from arborsim.run.results import EpisodeResult, ReplayResult
 from arborsim.show.export import to_json
 from arborsim.trace.reader import TraceReader

@@ -13,8 +13,9 @@ from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.machine.config import with_kv_dtype
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.replay import Machine, Replay
+from arborsim.run.replay import Replay
 from arborsim.run.results import ReplayResult
 from arborsim.show.left_out import paragraph
 from tests.helpers.traces import make_trace

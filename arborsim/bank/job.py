@@ -28,7 +28,8 @@ from arborsim.core.errors import (
 )
 from arborsim.core.observations import Signal
 from arborsim.core.workers import in_order
-from arborsim.run.episode import Cell, Machine
+from arborsim.machine.machine import Machine
+from arborsim.run.episode import Cell
 from arborsim.trace.columns import floats_of
 from arborsim.trace.reader import TraceReader
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.measurements import Measurements
+from arborsim.core.tree import ThoughtTree
 from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.machine import Machine
 from arborsim.run.controller import Controller
-from arborsim.run.episode import Cell, Machine, foresee
-from arborsim.run.meters import AttentionKept
+from arborsim.run.episode import Cell, Quality, Watch, play_episode
 from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
-from arborsim.trace.schema import Geometry
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def simulate(
     cell: Cell,
     machine: Machine,
     quality: bool,
-    watch: Callable[[Event, Controller], None] | None = None,
+    watch: Watch | None = None,
 ) -> Simulated:
     """Replay one episode under one policy and budget.
 
@@ -63,35 +61,25 @@ def simulate(
     quality : bool
         Measure the attention kept; the episode then holds attention.
     watch : callable, optional
-        Called before each event is handled.
+        See `arborsim.run.episode.Watch`.
 
     Raises
     ------
     BudgetInfeasible
     """
-    geometry = episode.info.geometry
-    budget_tokens = cell.budget.in_tokens(episode.num_tokens)
-    kept = AttentionKept() if quality else None
     executor = machine.executor(cell.policy, episode.info)
-    assert isinstance(executor, SimulatedExecutor)
-    controller = Controller(
-        cell.policy,
-        executor,
-        budget_tokens=budget_tokens,
-        layers=geometry.layers,
-        vocabulary=geometry.vocab,
-        meters=[kept] if kept else [],
+    gauge = _ByteSeconds(executor, machine.charged(episode.info).kv_bytes_per_token)
+
+    def watched(events: Iterable[Event], controller: Controller) -> Iterable[Event]:
+        return gauge.watch(watch(events, controller) if watch else events, controller)
+
+    played = play_episode(
+        episode, cell, executor, quality=Quality(attention_kept=quality), watch=watched
     )
-    gauge = _ByteSeconds(controller, executor, machine.geometry or geometry)
-    for event in play(foresee(cell.policy, episode, budget_tokens)):
-        if watch:
-            watch(event, controller)
-        controller.handle(event)
-        gauge.take(event)
     return Simulated(
-        executor.measurements(),
-        budget_tokens,
-        kept.share if kept else math.nan,
+        played.measured,
+        played.budget_tokens,
+        played.attention_kept,
         gauge.hbm.total,
         gauge.peak_held_bytes,
         gauge.held.total,
@@ -114,21 +102,24 @@ class _Integral:
 class _ByteSeconds:
     """Follows the bytes in HBM, and those of what the search has not given up."""
 
-    def __init__(
-        self, controller: Controller, executor: SimulatedExecutor, geometry: Geometry
-    ) -> None:
-        self._tree, self._executor = controller.tree, executor
-        self._per_token = int(geometry.kv_bytes_per_token)
+    def __init__(self, executor: SimulatedExecutor, kv_bytes_per_token: float) -> None:
+        self._executor = executor
+        self._per_token = int(kv_bytes_per_token)
         self._tokens = 0
         self.hbm, self.held = _Integral(), _Integral()
         self.peak_held_bytes = 0
 
-    def take(self, event: Event) -> None:
+    def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
+        for event in events:
+            yield event
+            self._take(event, controller.tree)
+
+    def _take(self, event: Event, tree: ThoughtTree) -> None:
         match event:
             case Prefill(run) | Decode(run):
                 self._tokens += run.num_tokens
             case Prune(node):
-                self._tokens -= self._tree.num_node_tokens(node)
+                self._tokens -= tree.num_node_tokens(node)
         held = self._tokens * self._per_token
         self.peak_held_bytes = max(self.peak_held_bytes, held)
         time_s, executor = self._executor.clock(), self._executor

@@ -18,8 +18,9 @@ from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.core.settings import default_of, settings_of
 from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build, find
-from arborsim.run.replay import Machine, Replay
+from arborsim.run.replay import Replay
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 

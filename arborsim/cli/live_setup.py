@@ -13,8 +13,8 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.run.aggregate import ANY, BASELINE, ORACLE
 
 if TYPE_CHECKING:
-    from arborsim.live.request import LiveCell
-    from arborsim.run.episode import Machine
+    from arborsim.machine.machine import Machine
+    from arborsim.run.episode import Cell
 
 #: How what is in DDR can be read.
 RECALLS = ("stage", "stream", "near", "ondemand")
@@ -79,7 +79,7 @@ def split_settings(
 
 def make_cells(
     policies: Sequence[str], budgets: Sequence[str], settings: Sequence[str], *, full: bool
-) -> tuple[LiveCell, ...]:
+) -> tuple[Cell, ...]:
     """Every policy under every budget; those that know no budget once.
 
     Parameters
@@ -90,8 +90,8 @@ def make_cells(
     from arborsim.cli.options import build_policies, chosen_names, names, policy_settings
     from arborsim.core.budget import Budget
     from arborsim.core.observations import Signal
-    from arborsim.live.request import LiveCell
     from arborsim.policies.registry import build
+    from arborsim.run.episode import Cell
 
     chosen = chosen_names(",".join(policies))
     if "all" in names(",".join(policies)):
@@ -109,8 +109,8 @@ def make_cells(
     if not shares:
         raise UsageError("--budget names no budget")
     whole = Budget(ANY, share=1.0)
-    free = [LiveCell(policy, whole) for policy in made if not policy.uses_budget]
-    bound = [LiveCell(p, budget) for budget in shares for p in made if p.uses_budget]
+    free = [Cell(policy, whole) for policy in made if not policy.uses_budget]
+    bound = [Cell(p, budget) for budget in shares for p in made if p.uses_budget]
     return (*free, *bound)
 
 
@@ -125,7 +125,7 @@ def make_machine(
         An option of the other kind of run.
     """
     from arborsim.machine.lookup import load_profile
-    from arborsim.run.episode import Machine
+    from arborsim.machine.machine import Machine
 
     if recall not in RECALLS:
         raise UnknownName("recall mode", recall, RECALLS)

@@ -13,7 +13,7 @@ from arborsim.run.notes import MACHINE
 if TYPE_CHECKING:
     from arborsim.bank.results import SearchResult
     from arborsim.core.geometry import Geometry
-    from arborsim.run.episode import Machine
+    from arborsim.machine.machine import Machine
 
 RECALLS = ("stage", "stream", "near", "ondemand")
 

@@ -98,7 +98,8 @@ def replay(
     from arborsim.core.budget import Budget
     from arborsim.core.errors import UnknownName
     from arborsim.machine.lookup import load_profile
-    from arborsim.run.replay import Machine, Replay
+    from arborsim.machine.machine import Machine
+    from arborsim.run.replay import Replay
     from arborsim.show.export import to_frame, to_json
     from arborsim.show.table import VIEWS, print_tables
 

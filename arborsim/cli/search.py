@@ -173,7 +173,7 @@ def search(
     from arborsim.cli.options import names
     from arborsim.cli.search_report import check_report, page_of
     from arborsim.machine.lookup import load_profile
-    from arborsim.run.episode import Machine
+    from arborsim.machine.machine import Machine
 
     check_recall(recall)
     setup.check_out(out, bank)

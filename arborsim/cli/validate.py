@@ -93,7 +93,7 @@ def validate(
     from arborsim.cli.validate_run import run
     from arborsim.live.request import LiveRequest
     from arborsim.machine.lookup import load_profile
-    from arborsim.run.episode import Machine
+    from arborsim.machine.machine import Machine
 
     if recall not in _SIMULATED_RECALLS:
         raise UnknownName("recall mode", recall, _SIMULATED_RECALLS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from arborsim.live.log import LiveLog
-from arborsim.live.request import LiveCell, LiveFacts, LiveResult
+from arborsim.live.request import LiveFacts, LiveResult
+from arborsim.run.episode import Cell
 
 Key = tuple[int, str, str]
 
@@ -47,7 +48,7 @@ class Collector:
         if self._log is not None:
             self._log.began(facts, episodes)
 
-    def wants(self, episode: int, cell: LiveCell) -> bool:
+    def wants(self, episode: int, cell: Cell) -> bool:
         return (episode, cell.policy.name, cell.budget.text) not in self._results
 
     def full_tokens(self, episode: int) -> int:

@@ -6,22 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from arborsim.core.budget import Budget
 from arborsim.core.measurements import Measurements
 from arborsim.live.backends import LayerChoice, SearchRequest
-from arborsim.policies.base import Policy
-from arborsim.run.episode import Machine
-
-
-@dataclass(frozen=True)
-class LiveCell:
-    """One policy under one budget.
-
-    A share is of the tokens that the same search has under full retention, which is run first.
-    """
-
-    policy: Policy
-    budget: Budget
+from arborsim.machine.machine import Machine
+from arborsim.run.episode import Cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +18,9 @@ class LiveRequest(SearchRequest):
 
     Attributes
     ----------
-    cells : tuple of LiveCell
+    cells : tuple of Cell
+        A share of a budget is of the tokens that the same search has under full retention, which
+        is run first.
     recall : {"stage", "stream", "near", "ondemand"}
         How tokens in DDR take part in attention.
     overlap : bool
@@ -54,7 +44,7 @@ class LiveRequest(SearchRequest):
         layers are captured.
     """
 
-    cells: tuple[LiveCell, ...]
+    cells: tuple[Cell, ...]
     recall: str = "stage"
     overlap: bool = True
     page_tokens: int = 16
@@ -141,7 +131,7 @@ class LiveWatch(Protocol):
     def began(self, facts: LiveFacts, episodes: int) -> None:
         """The model is loaded; so many problems will be searched."""
 
-    def wants(self, episode: int, cell: LiveCell) -> bool:
+    def wants(self, episode: int, cell: Cell) -> bool:
         """Whether this result is still missing (a resumed run has some)."""
 
     def full_tokens(self, episode: int) -> int:

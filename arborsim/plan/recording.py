@@ -10,9 +10,9 @@ from pathlib import Path
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
+from arborsim.machine.machine import Machine, unsuited
 from arborsim.plan.demands import Recorded, Variant, VariantDemands, drawn
 from arborsim.plan.workload import Workload
-from arborsim.run.episode import Machine, unsuited
 from arborsim.run.meters import AttentionKept
 from arborsim.run.record import record_demand
 from arborsim.trace.episode import Episode

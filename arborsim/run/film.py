@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -25,8 +25,13 @@ class TreeFilm:
     def __init__(self) -> None:
         self._frames: list[Frame] = []
 
-    def take(self, event: Event, controller: Controller) -> None:
-        """A frame after `event` was handled, if it is one of those that are filmed."""
+    def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
+        """Pass `events` on, and take a frame after each of those that are filmed."""
+        for event in events:
+            yield event
+            self._take(event, controller)
+
+    def _take(self, event: Event, controller: Controller) -> None:
         match event:
             case Transition(turned, _):
                 more = " ..." if len(turned) > 4 else ""

@@ -8,11 +8,11 @@ from pathlib import Path
 from arborsim.core.budget import Budget
 from arborsim.core.measurements import Measurements
 from arborsim.machine.demand import DemandInfo, SearchDemand
+from arborsim.machine.machine import Machine, num_groups
 from arborsim.policies.base import Policy
-from arborsim.run.controller import Controller, Meter
-from arborsim.run.episode import Machine, foresee, num_groups
+from arborsim.run.controller import Meter
+from arborsim.run.episode import Cell, play_episode
 from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 
@@ -67,35 +67,16 @@ def record_demand(
     """The demand of one episode, and what its replay measured on an idle machine."""
     from arborsim.machine.recording import RecordingExecutor
 
-    recorded = episode.info
-    geometry = machine.geometry or recorded.geometry
-    groups = num_groups(policy, recorded)
-    executor = RecordingExecutor(
-        geometry,
-        machine.profile,
-        groups=groups,
-        page_tokens=machine.page_tokens,
-        recall=machine.recall,
-        policy=policy.name,
-        fused=policy.fused,
-        tree_attention=machine.tree_attention,
-        prefix_tokens=prefix_tokens,
+    executor = machine.executor(
+        policy, episode.info, RecordingExecutor, prefix_tokens=prefix_tokens
     )
-    budget_tokens = budget.in_tokens(episode.num_tokens)
-    controller = Controller(
-        policy,
-        executor,
-        budget_tokens=budget_tokens,
-        layers=recorded.geometry.layers,
-        vocabulary=recorded.geometry.vocab,
-        meters=meters,
-    )
-    controller.run(play(foresee(policy, episode, budget_tokens)))
-    executor.finish()
+    assert isinstance(executor, RecordingExecutor)
+    played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
+    geometry, groups = machine.charged(episode.info), num_groups(policy, episode.info)
     verdicts = episode.correct[episode.kind == Kind.ANSWER]
     info = DemandInfo(
         trace, episode.index, policy.name, budget.text, machine.recall, geometry.name,
         geometry.kv_bytes_per_token, groups, policy.fused, prefix, prefix_tokens,
         int(verdicts[-1]) if len(verdicts) else -1,
     )  # fmt: skip
-    return executor.demand(info), executor.measurements()
+    return executor.demand(info), played.measured

@@ -12,24 +12,33 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from arborsim.core.budget import Budget
-from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.workers import in_order
+from arborsim.machine.machine import Machine, unsuited
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
 from arborsim.run.aggregate import ANY, ORACLE, at_budget
-from arborsim.run.episode import Cell, Machine, Outcome, Unit, num_groups, play_unit, unsuited
+from arborsim.run.episode import Cell, Played, Quality, play_episode
+from arborsim.run.film import TreeFilm, node_records
 from arborsim.run.fit import does_not_fit
 from arborsim.run.notes import assumed_policy_time
-from arborsim.run.results import EpisodeResult, LeftOut, ReplayResult
+from arborsim.run.results import EpisodeResult, LeftOut, ReplayResult, TreePicture
+from arborsim.run.token_map import TokenMap, TokenMapper
 from arborsim.signals.refresh import LastAttended
+from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader, recording_options
-from arborsim.trace.schema import VECTORS
+from arborsim.trace.schema import Kind
 
-__all__ = ["Cell", "Machine", "Replay", "num_groups"]
+if TYPE_CHECKING:
+    from arborsim.machine.terms import Term
+
+__all__ = ["Cell", "Machine", "Replay"]
 
 
 @dataclass
@@ -183,11 +192,8 @@ class Replay:
         """One per episode; cells that turned out to be infeasible meanwhile are not in it."""
         for reader in readers:
             name, cells = self._name(reader), self.cells(reader)
-            kept = self.quality and reader.has(Signal.ATTENTION)
-            error = self.quality and all(reader.has(signal) for signal in VECTORS)
-            needs = set().union(*(cell.policy.reads() for cell in cells))
-            needs |= {Signal.ATTENTION} if kept else set()
-            needs |= set(VECTORS) if error else set()
+            quality = Quality.of(reader) if self.quality else Quality()
+            needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
             chosen = self.chosen(reader)
             for episode in chosen:
                 yield Unit(
@@ -197,8 +203,7 @@ class Replay:
                     tuple(c for c in cells if _key(name, c) not in infeasible),
                     tuple(sorted(needs)),
                     self.machine,
-                    attention_kept=kept,
-                    output_error=error,
+                    quality,
                     pictures=self.pictures and episode == chosen.start,
                 )
 
@@ -213,6 +218,118 @@ class Replay:
             _key(outcome.trace, cell),
             LeftOut(outcome.trace, cell.policy.name, cell.budget.text, "", remedy[0], located),
         )
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One episode of a trace, and what to replay it under.
+
+    Attributes
+    ----------
+    name : str
+        What the trace is called in results.
+    trace : Path
+    episode : int
+    cells : tuple of Cell
+    needs : tuple of Signal
+        What to read from the trace: for policies, and for quality.
+    machine : Machine
+    quality : Quality
+    pictures : bool
+        Take pictures for the report.
+    """
+
+    name: str
+    trace: Path
+    episode: int
+    cells: tuple[Cell, ...]
+    needs: tuple[Signal, ...]
+    machine: Machine
+    quality: Quality
+    pictures: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one cell: a result (with pictures if asked for), or an infeasible budget.
+
+    `rows` and `tokens` are those of the episode.
+    """
+
+    trace: str
+    episode: int
+    rows: int
+    tokens: int
+    cell: Cell
+    result: EpisodeResult | None = None
+    picture: TreePicture | None = None
+    token_map: TokenMap | None = None
+    infeasible: BudgetInfeasible | None = None
+
+
+def play_unit(unit: Unit, advance: Callable[[str, int], None] | None = None) -> list[Outcome]:
+    """Replay the unit's episode under each of its cells, in their order.
+
+    Parameters
+    ----------
+    unit : Unit
+    advance : callable, optional
+        Called with what was done and its number of rows, after each cell.
+    """
+    reader = TraceReader(unit.trace)
+    (episode,) = reader.episodes(unit.needs, start=unit.episode, stop=unit.episode + 1)
+    outcomes = []
+    for cell in unit.cells:
+        nothing = Outcome(unit.name, episode.index, episode.num_rows, episode.num_tokens, cell)
+        try:
+            outcomes.append(_play(unit, episode, nothing))
+        except BudgetInfeasible as error:
+            outcomes.append(replace(nothing, infeasible=error))
+        if advance:
+            advance(f"{unit.name} {cell.policy.name}", episode.num_rows)
+    return outcomes
+
+
+def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
+    """Fill in the outcome of its cell."""
+    cell = outcome.cell
+    executor = unit.machine.executor(cell.policy, episode.info)
+    if not unit.pictures:
+        played = play_episode(episode, cell, executor, quality=unit.quality)
+        return replace(outcome, result=_result(unit, episode, cell, played, executor.terms()))
+    iterations = len(np.unique(episode.iteration[episode.kind == Kind.TOKEN]))
+    mapper, film = TokenMapper(episode.num_tokens, iterations), TreeFilm()
+    played = play_episode(
+        episode, cell, executor, quality=unit.quality, meters=[mapper], watch=film.watch
+    )
+    nodes = node_records(played.controller.tree)
+    where = (cell.policy.name, cell.budget.text, unit.name, episode.index)
+    return replace(
+        outcome,
+        result=_result(unit, episode, cell, played, executor.terms()),
+        picture=TreePicture(*where, nodes, film.frames(len(nodes))),
+        token_map=TokenMap(
+            *where, mapper.first_tokens, mapper.iterations, mapper.finish(executor.tier)
+        ),
+    )
+
+
+def _result(
+    unit: Unit, episode: Episode, cell: Cell, played: Played, terms: tuple[Term, ...]
+) -> EpisodeResult:
+    return EpisodeResult(
+        unit.name,
+        episode.index,
+        cell.policy.name,
+        cell.budget.text,
+        played.budget_tokens,
+        played.measured,
+        played.attention_kept,
+        unit.machine.charged(episode.info).kv_bytes_per_token,
+        played.output_error,
+        cell.policy.bounded,
+        terms,
+    )
 
 
 def _key(trace: str, cell: Cell) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -116,8 +117,14 @@ class SearchFilm:
         self.picked = np.unique(np.linspace(0, last, count).round().astype(int))
         self._due = 0
 
-    def watch(self, event: Event, controller: Controller) -> None:
-        """Take what is over before `event`: a moment ends when the next step begins."""
+    def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
+        """Pass `events` on, and take what is over before each: a moment ends when the next step
+        begins."""
+        for event in events:
+            self._take(event, controller)
+            yield event
+
+    def _take(self, event: Event, controller: Controller) -> None:
         if isinstance(event, Boundary | Prefill):
             return
         over = isinstance(event, Answer)

@@ -9,15 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible
-from arborsim.core.observations import Signal
-from arborsim.live.request import LiveCell
-from arborsim.run.controller import Controller, Meter
-from arborsim.run.episode import Machine
-from arborsim.run.meters import AttentionKept, MoveLog
-from arborsim.run.output_error import OutputError
-from arborsim.trace.play import play
+from arborsim.machine.machine import Machine
+from arborsim.run.episode import Cell, Quality, play_episode
+from arborsim.run.meters import MoveLog
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import VECTORS
 from arborsim.validate.agreement import Course
 
 
@@ -42,9 +37,9 @@ class Replayed:
 
 
 def replay_cells(
-    trace: Path, cells: Sequence[LiveCell], budgets: Sequence[int], machine: Machine
+    trace: Path, cells: Sequence[Cell], machine: Machine
 ) -> tuple[Course, list[Replayed]]:
-    """Replay the one episode of `trace` under each cell with its budget in tokens.
+    """Replay the one episode of `trace` under each cell.
 
     Raises
     ------
@@ -52,32 +47,19 @@ def replay_cells(
         A policy reads what the trace does not hold.
     """
     reader = TraceReader(trace)
-    kept, error = reader.has(Signal.ATTENTION), all(reader.has(signal) for signal in VECTORS)
-    needs = set().union(*(cell.policy.reads() for cell in cells))
-    needs |= ({Signal.ATTENTION} if kept else set()) | (set(VECTORS) if error else set())
+    quality = Quality.of(reader)
+    needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
     (episode,) = reader.episodes(tuple(sorted(needs)), who="the replay")
     columns = {"kind": episode.kind, "iteration": episode.iteration, "node": episode.node}
     token = np.full(episode.num_rows, -1, dtype=np.int32)
     token[episode.token_rows] = episode.token
     found = []
-    for cell, budget_tokens in zip(cells, budgets, strict=True):
-        log = MoveLog()
-        quality = AttentionKept() if kept else None, OutputError() if error else None
-        meters: list[Meter] = [log, *(meter for meter in quality if meter is not None)]
-        controller = Controller(
-            cell.policy,
-            machine.executor(cell.policy, reader.info),
-            budget_tokens=budget_tokens,
-            layers=reader.info.geometry.layers,
-            vocabulary=reader.info.geometry.vocab,
-            meters=meters,
-        )
+    for cell in cells:
+        log, executor = MoveLog(), machine.executor(cell.policy, reader.info)
         try:
-            controller.run(play(episode))
+            played = play_episode(episode, cell, executor, quality=quality, meters=[log])
         except BudgetInfeasible as problem:
             found.append(Replayed(log.rows, infeasible=str(problem)))
             continue
-        share = quality[0].share if quality[0] else float("nan")
-        wrong = quality[1].error if quality[1] else float("nan")
-        found.append(Replayed(log.rows, share, wrong))
+        found.append(Replayed(log.rows, played.attention_kept, played.output_error))
     return Course.of({**columns, "token": token}), found

@@ -19,8 +19,9 @@ from arborsim.cli.app import main
 from arborsim.core.budget import Budget
 from arborsim.core.observations import Signal
 from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell, Machine
+from arborsim.run.episode import Cell
 from arborsim.search import Leaf, make_search
 from arborsim.trace.schema import Capture
 from arborsim_torch.recorder import EpisodeRecorder

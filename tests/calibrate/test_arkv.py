@@ -20,8 +20,9 @@ from arborsim.calibrate.arkv import (
 from arborsim.core.budget import Budget
 from arborsim.core.errors import MissingSignal, UsageError
 from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.replay import Machine, Replay
+from arborsim.run.replay import Replay
 from tests.helpers.traces import make_trace
 
 VECTORS = Path(__file__).parents[2] / "traces" / "chain-vectors.parquet"

@@ -7,10 +7,11 @@ import numpy as np
 from arborsim.core.events import Event, TokenRun
 from arborsim.core.measurements import Measurements
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller
-from arborsim.run.episode import foresee, num_groups
+from arborsim.run.episode import foresee
 from arborsim.run.meters import MoveLog
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play

@@ -16,10 +16,11 @@ from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.live.collect import Collector
 from arborsim.live.log import LiveLog, from_json, to_json
-from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import build
+from arborsim.run.episode import Cell
 
-CELLS = (LiveCell(build("full"), Budget.parse("1")), LiveCell(build("h2o"), Budget.parse("0.5")))
+CELLS = (Cell(build("full"), Budget.parse("1")), Cell(build("h2o"), Budget.parse("0.5")))
 REQUEST = LiveRequest(model="chain", cells=CELLS, episodes=2)
 FACTS = LiveFacts("m", "chain", "cpu", "float32", 10, 4, False, {"torch": "2"})
 

@@ -11,10 +11,11 @@ import pytest
 
 from arborsim.core.budget import Budget
 from arborsim.live.backends import get_backend
-from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import available, build
-from arborsim.run.episode import Machine
+from arborsim.run.episode import Cell
 from arborsim.run.meters import MoveLog
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
@@ -32,7 +33,7 @@ class Collect:
     def began(self, facts: LiveFacts, episodes: int) -> None:
         self.facts = facts
 
-    def wants(self, episode: int, cell: LiveCell) -> bool:
+    def wants(self, episode: int, cell: Cell) -> bool:
         return True
 
     def full_tokens(self, episode: int) -> int:
@@ -56,7 +57,7 @@ def test_plans_equal_those_of_the_replay(
     tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, budget: str
 ) -> None:
     logs: dict[tuple[int, str], MoveLog] = defaultdict(MoveLog)
-    cells = tuple(LiveCell(build(name), Budget.parse(budget)) for name in NAMES)
+    cells = tuple(Cell(build(name), Budget.parse(budget)) for name in NAMES)
     request = LiveRequest(
         model=model, search=search, search_options=options, cells=cells, episodes=2,
         temperature=0.7, shadow=True, machine=Machine(load_profile("h100")),

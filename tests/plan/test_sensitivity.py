@@ -14,6 +14,7 @@ from arborsim.core.budget import Budget
 from arborsim.machine.demand import Op, SearchDemand
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.plan.curves import SHARES, load_curve
 from arborsim.plan.distributions import Fixed
 from arborsim.plan.evaluate import evaluate
@@ -30,7 +31,6 @@ from arborsim.plan.sensitivity import (
 )
 from arborsim.plan.stretch import stretched
 from arborsim.policies.registry import build
-from arborsim.run.episode import Machine
 from arborsim.run.record import record_demands
 from tests.plan.make import small_plan, small_workload
 from tests.serving.make import chain, random_demand

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
 from arborsim.core.fields import located
+from arborsim.machine.machine import Machine
 from arborsim.machine.options import ServingOptions
 from arborsim.plan.arrivals import ClosedLoop, Poisson, Recorded
 from arborsim.plan.distributions import Fixed, Uniform
@@ -25,7 +26,7 @@ from arborsim.plan.workload_file import (
     read_workload,
     workload_of,
 )
-from arborsim.run.replay import Machine, Replay
+from arborsim.run.replay import Replay
 from arborsim.show.describe import describe
 from arborsim.trace.reader import TraceReader
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.observations import Signal
+from arborsim.machine.machine import num_groups
 from arborsim.policies.base import Policy
 from arborsim.policies.methods.epikv import EpiKV
 from arborsim.policies.methods.full import Full
@@ -21,7 +22,6 @@ from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
 from arborsim.policies.methods.random import Random
 from arborsim.policies.methods.streaming_llm import StreamingLLM
-from arborsim.run.replay import num_groups
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all

@@ -16,12 +16,12 @@ from arborsim.core.errors import UsageError
 from arborsim.machine.demand import DemandInfo, Op, SearchDemand
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.machine.notes import Notes
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.pieces import FIXED, LINEAR, cut, iterations, joined
 from arborsim.machine.recording import RecordingExecutor
 from arborsim.policies.registry import build
-from arborsim.run.episode import Machine
 from arborsim.run.record import record_demand, record_demands
 from arborsim.trace.reader import TraceReader
 from tests.serving.make import chain, random_demand

@@ -12,8 +12,9 @@ from arborsim.bank.simulate import simulate
 from arborsim.core.budget import Budget
 from arborsim.core.tiers import Tier
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell, Machine
+from arborsim.run.episode import Cell
 from arborsim.search import make_search
 from arborsim.show.search_film import NEVER, SearchFilm, moments_of
 from tests.bank.banks import made_bank, random_bank

@@ -14,8 +14,9 @@ from arborsim.bank.job import SearchJob, open_bank, read_bank
 from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell, Machine
+from arborsim.run.episode import Cell
 from arborsim.search import make_search
 from arborsim.show import search_thoughts, search_trees
 from arborsim.show.search_thoughts import MOST_TEXT, drawn_nodes, fate

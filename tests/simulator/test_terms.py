@@ -15,9 +15,10 @@ from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.iterations import PAGE_TOKENS, PAGES_TOP, RECALLS
 from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
 from arborsim.machine.terms import TERMS, Term, Terms, total
 from arborsim.policies.registry import build
-from arborsim.run.replay import Machine, Replay
+from arborsim.run.replay import Replay
 from arborsim.show.explain import explained
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile

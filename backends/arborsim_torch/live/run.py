@@ -15,9 +15,10 @@ import transformers
 import arborsim
 from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
-from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult, LiveWatch
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult, LiveWatch
 from arborsim.policies.methods.full import Full
 from arborsim.run.controller import Meter
+from arborsim.run.episode import Cell
 from arborsim.search import make_search
 from arborsim_torch.decoder import PREFILL_BLOCK
 from arborsim_torch.live.drive import drive
@@ -26,7 +27,7 @@ from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.plan import DENSE_UP_TO, Plan
 
 #: Of an episode and a cell: meters for its controller.
-MetersOf = Callable[[int, LiveCell], Sequence[Meter]]
+MetersOf = Callable[[int, Cell], Sequence[Meter]]
 _SPARSE_TOP = 256
 _BIG_MODEL_BLOCK = 1024  # prompt tokens per forward pass of a model that fills a GPU
 
@@ -123,7 +124,7 @@ class LiveRun:
             then += [_Task(number, cell) for cell in wanted if cell not in full]
             shares = any(cell.budget.share is not None for cell in wanted if cell not in full)
             if shares and not full and not lengths[number]:
-                first.append(_Task(number, LiveCell(Full(), Budget.parse("1")), silent=True))
+                first.append(_Task(number, Cell(Full(), Budget.parse("1")), silent=True))
         for tasks in (first, then):
             self._run(tasks, lengths)
 
@@ -194,7 +195,7 @@ class _Task:
     """One problem under one cell; a silent one is run for its length alone."""
 
     number: int
-    cell: LiveCell
+    cell: Cell
     silent: bool = False
     budget_tokens: int = 0
     begun_s: float = 0.0

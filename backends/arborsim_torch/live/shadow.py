@@ -17,9 +17,10 @@ from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
 from arborsim.live.backends import RecordRequest, SearchRequest
-from arborsim.live.request import LiveCell, LiveRequest, LiveResult, LiveWatch
+from arborsim.live.request import LiveRequest, LiveResult, LiveWatch
 from arborsim.policies.base import NEVER
 from arborsim.run.controller import Controller
+from arborsim.run.episode import Cell
 from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import ALL_SIGNALS
@@ -130,7 +131,7 @@ class ShadowRun:
             self.watch.finished(result)
         return episode
 
-    def _onlooker(self, problem: Problem, cell: LiveCell, full_tokens: int) -> Onlooker:
+    def _onlooker(self, problem: Problem, cell: Cell, full_tokens: int) -> Onlooker:
         assert self.request.machine is not None
         return Onlooker(
             make_controller(

@@ -15,12 +15,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
+from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.live.backends import LayerChoice, RecordRequest
-from arborsim.live.request import LiveCell, LiveFacts, LiveRequest, LiveResult
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.live.watch import ValidationWatch
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.policies.base import Policy
+from arborsim.run.episode import Cell
 from arborsim.run.meters import MoveLog
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
@@ -98,8 +100,12 @@ class ValidationRun:
         with TemporaryDirectory(prefix="arborsim-") as folder:
             trace = Path(folder) / "shadow.parquet"
             shadows = self._shadow(number, trace)
-            budgets = [shadow.result.budget_tokens for shadow in shadows]
-            course, replayed = replay_cells(trace, cells, budgets, self.machine)
+            # Budgets in tokens: shares were of the search that the shadow run made first.
+            played = [
+                Cell(cell.policy, Budget(cell.budget.text, tokens=shadow.result.budget_tokens))
+                for cell, shadow in zip(cells, shadows, strict=True)
+            ]
+            course, replayed = replay_cells(trace, played, self.machine)
         checks = []
         for cell, shadow, replay in zip(cells, shadows, replayed, strict=True):
             check = _parity(shadow, replay)
@@ -111,7 +117,7 @@ class ValidationRun:
         watch = _Collect(self.watch)
         logs: dict[tuple[str, str], MoveLog] = {}
 
-        def meters(episode: int, cell: LiveCell) -> Sequence[MoveLog]:
+        def meters(episode: int, cell: Cell) -> Sequence[MoveLog]:
             return (logs.setdefault((cell.policy.name, cell.budget.text), MoveLog()),)
 
         alone = replace(self.request, shadow=True, trace=trace, first=number, episodes=1)
@@ -120,14 +126,14 @@ class ValidationRun:
         return [_Shadow(r, logs[r.policy, r.budget].rows) for r in watch.results]
 
     def _live(
-        self, check: CellCheck, cell: LiveCell, course: Course, shadow_moves: np.ndarray
+        self, check: CellCheck, cell: Cell, course: Course, shadow_moves: np.ndarray
     ) -> CellCheck:
         """Search under a policy that really removes tokens, and compare."""
         request, number = self.request, check.episode
         made: list[Beside] = []
 
         def beside(live: LiveExecutor, mover: Mover) -> Beside:
-            made.append(Beside(live, self._simulated(cell.policy, mover), lambda: held(mover)))
+            made.append(Beside(live, self._simulated(cell.policy), lambda: held(mover)))
             return made[0]
 
         label = f"{cell.policy.name} {cell.budget.text}"
@@ -163,17 +169,12 @@ class ValidationRun:
             jaccard=tuple(alike.jaccard.round(4).tolist()),
         )
 
-    def _simulated(self, policy: Policy, mover: Mover) -> SimulatedExecutor:
+    def _simulated(self, policy: Policy) -> SimulatedExecutor:
         """The machine that the live one is compared with; it accounts for single tokens."""
-        return SimulatedExecutor(
-            self.info.geometry,
-            self.machine.profile,
-            groups=mover.cache.layout.groups,
-            recall=self.request.recall,
-            overlap=self.request.overlap,
-            policy=policy.name,
-            fused=policy.fused,
+        machine = replace(
+            self.machine, recall=self.request.recall, overlap=self.request.overlap, page_tokens=1
         )
+        return machine.executor(policy, self.info)
 
 
 def held(mover: Mover) -> Held:
@@ -208,7 +209,7 @@ class _Collect:
     def began(self, facts: LiveFacts, episodes: int) -> None:
         pass
 
-    def wants(self, episode: int, cell: LiveCell) -> bool:
+    def wants(self, episode: int, cell: Cell) -> bool:
         return True
 
     def full_tokens(self, episode: int) -> int:
