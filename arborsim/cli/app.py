@@ -1,28 +1,17 @@
-"""The `arborsim` command: registers the commands and turns every error into one line."""
+"""The `arborsim` command: loads the command that is run, and turns every error into one line."""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 import typer
 import typer.core
 
 from arborsim import __version__
-from arborsim.cli.calibrate import calibrate
-from arborsim.cli.generate import generate
-from arborsim.cli.hardware import hardware
-from arborsim.cli.import_ import import_
-from arborsim.cli.inspect import inspect
-from arborsim.cli.live import live
-from arborsim.cli.models import models
-from arborsim.cli.plan import plan
-from arborsim.cli.policies import policies
-from arborsim.cli.record import record
-from arborsim.cli.replay import replay
-from arborsim.cli.search import search
-from arborsim.cli.validate import validate
+from arborsim.cli.command import PanelCommand
 from arborsim.core.errors import ArborsimError
 
 # Typer may use the click package or a copy of its own; this is whichever it raises.
@@ -30,9 +19,36 @@ ClickException: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
+#: What the list of commands says of each; `arborsim.cli.NAME` holds it.
+COMMANDS = {
+    "replay": "Replay traces under KV-cache policies.",
+    "search": "Run search algorithms on a bank of recorded thoughts.",
+    "plan": "Find the load GPUs, policies and budgets carry, and its cost.",
+    "record": "Run searches on a live model and record them.",
+    "live": "Search live under KV-cache policies that really remove tokens.",
+    "validate": "Search live and simulated side by side, and compare.",
+    "inspect": "Show what a trace holds: origin, sizes, signals.",
+    "generate": "Make a trace of searches drawn from distributions of lengths.",
+    "policies": "List the policies, or explain one: method, source, settings.",
+    "hardware": "List the GPUs and hosts, or explain one, number by number.",
+    "models": "List the models, or explain one: bytes per token, weights, room.",
+    "calibrate": "Find settings of policies by measuring, or a machine's speed.",
+    "import": "Make a trace of a recording in another format.",
+}
 
-class _Commands(typer.core.TyperGroup):
-    """The commands; Ctrl-C in one that does not take care of it is said, not passed in silence."""
+
+class Commands(typer.core.TyperGroup):
+    """The commands: each is imported when it is run, or asked for its help or completions."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {
+            name: typer.core.TyperCommand(name, short_help=said) for name, said in COMMANDS.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name and listed else None, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -41,32 +57,24 @@ class _Commands(typer.core.TyperGroup):
             raise typer.Abort from None
 
 
+def load(name: str) -> Any:
+    """The command called `name`, or the group of that name, as Typer runs it."""
+    attribute = "import_" if name == "import" else name
+    found = getattr(import_module(f"arborsim.cli.{attribute}"), attribute)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name, cls=PanelCommand)(found)
+        found = alone
+    return typer.main.get_command(found)
+
+
 app = typer.Typer(
     name="arborsim",
-    cls=_Commands,
+    cls=Commands,
     help="What a KV-cache policy costs, and what it breaks, when a language model searches.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help needs no rich, whose import doubles the start-up time
 )
-# Click cuts the first line of a docstring where the list of commands has no room for it.
-app.command()(replay)
-app.command()(search)
-app.command(short_help="Find the load GPUs, policies and budgets carry, and its cost.")(plan)
-app.command()(record)
-app.command(short_help="Search live under KV-cache policies that really remove tokens.")(live)
-app.command(short_help="Search live and simulated side by side, and compare.")(validate)
-app.command(short_help="Show what a trace holds: origin, sizes, signals.")(inspect)
-app.command(short_help="Make a trace of searches drawn from distributions of lengths.")(generate)
-app.command(short_help="List the policies, or explain one: method, source, settings.")(policies)
-app.command(short_help="List the GPUs and hosts, or explain one, number by number.")(hardware)
-app.command(short_help="List the models, or explain one: bytes per token, weights, room.")(models)
-app.add_typer(
-    calibrate,
-    name="calibrate",
-    short_help="Find settings of policies by measuring, or a machine's speed.",
-)
-app.add_typer(import_, name="import", short_help="Make a trace of a recording in another format.")
 
 
 def _version(shown: bool) -> None:
@@ -99,16 +107,15 @@ def main(arguments: list[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except ArborsimError as error:
         return _fail(str(error))
-    except typer.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except ClickException as error:
+        said = error.format_message()  # type: ignore[attr-defined]
         if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: its help
-            print(error.format_message())  # type: ignore[attr-defined]
+            print(said)
             return 0
-        return _fail(f"{error.format_message()} (--help shows the options)")  # type: ignore[attr-defined]
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    except BrokenPipeError:  # `arborsim ... | head`: nobody reads on, which is no error
+        return _fail(f"{said} (--help shows the options)")
+    except BrokenPipeError:  # `arborsim ... | head` has read enough, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a full disk, a file that was taken away meanwhile

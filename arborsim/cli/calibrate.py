@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 calibrate = typer.Typer(
     help="Find hyper-parameters of policies, or what a machine can do, by measuring.",
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
 )

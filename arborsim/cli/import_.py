@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 import_ = typer.Typer(
     help="Make a trace of a recording in another format (structure and lengths).",
+    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
 )

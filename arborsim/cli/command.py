@@ -1,0 +1,87 @@
+"""Commands whose options are dataclasses, and help with a section for each panel of options.
+
+Typer reads one parameter per option.  Options that several commands share, or that become one
+request, are fields of a frozen dataclass here::
+
+    @dataclass(frozen=True)
+    class MachineOptions:
+        gpu: Annotated[str, typer.Option(help="GPU profile.", rich_help_panel=MACHINE)] = "h100"
+
+    @command
+    def replay(traces: Traces, machine: MachineOptions = MachineOptions(gpu="h200")) -> None: ...
+
+`command` writes the fields out into the signature that Typer sees, and puts what was given back
+into the dataclass.  The instance that is a parameter's default holds the defaults of its options.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import field, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+import typer.core
+
+T = TypeVar("T")
+#: The panel that help shows last: what hardly anyone needs.
+EXPERT = "Expert"
+
+
+def several(*values: str) -> Any:
+    """The default of a field that can be given several times."""
+    return field(default_factory=lambda: list(values))
+
+
+def command(function: Callable[..., T]) -> Callable[..., T]:
+    """A command whose dataclass parameters are groups of options, for Typer to read."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    groups = {p.name: hints[p.name] for p in parameters if is_dataclass(hints[p.name])}
+    options = [option for p in parameters for option in _options(p, hints[p.name])]
+
+    @functools.wraps(function)
+    def run(**given: Any) -> T:
+        filled = {
+            name: kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+            for name, kind in groups.items()
+        }
+        return function(**given, **filled)
+
+    made: Any = run
+    made.__signature__ = inspect.Signature(options)
+    made.__annotations__ = {option.name: option.annotation for option in options}
+    return run
+
+
+def _options(parameter: inspect.Parameter, kind: Any) -> Iterator[inspect.Parameter]:
+    """A parameter as Typer is to see it: itself, or one for each field of a dataclass."""
+    if not is_dataclass(kind):
+        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+        return
+    hints = get_type_hints(kind, include_extras=True)
+    for each in fields(kind):
+        default = getattr(parameter.default, each.name)
+        yield inspect.Parameter(
+            each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name]
+        )
+
+
+class PanelCommand(typer.core.TyperCommand):
+    """A command whose plain help has a section per ``rich_help_panel``.
+
+    Typer itself shows panels through rich only, whose import doubles the time that help takes.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if shown := parameter.get_help_record(ctx):
+                kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panel = getattr(parameter, "rich_help_panel", None) or kind
+                panels.setdefault(panel, []).append(shown)
+        for panel in sorted(panels, key=lambda name: name == EXPERT):
+            if panels[panel]:
+                with formatter.section(panel):
+                    formatter.write_dl(panels[panel])
