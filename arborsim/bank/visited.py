@@ -10,10 +10,8 @@ import numpy as np
 from arborsim.bank.walk import Step, Walk
 from arborsim.core.observations import AttentionRows, DenseRows, SparseRows
 from arborsim.trace.episode import Episode
-from arborsim.trace.layer_rows import LayerRows
-from arborsim.trace.paths import paths_of
 from arborsim.trace.schema import Kind
-from arborsim.trace.vectors import VectorRows
+from arborsim.trace.vectors import LayerRows, TokenPaths, VectorRows
 
 _NO_ROW = -1
 
@@ -230,5 +228,5 @@ def _head_rows(old: Episode, new: Episode, token: np.ndarray) -> VectorRows | No
     """Rows that are computed from queries and keys, over the new paths."""
     if not isinstance(old.head_attention, VectorRows) or new.keys is None:
         return None
-    paths = paths_of(new.token_rows, new.node, new.parent)
+    paths = TokenPaths(new.token_rows, new.node, new.parent)
     return VectorRows(old.head_attention.queries[token], new.keys, new.position, paths)

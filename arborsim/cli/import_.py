@@ -62,7 +62,7 @@ def tot(
 ) -> None:
     """Log of the tree-of-thoughts program (JSON): states, proposals, values, verdicts."""
     from arborsim.trace.importers.sources import read_list
-    from arborsim.trace.importers.tot import TotLog
+    from arborsim.trace.importers.trees import TotLog
     from arborsim.trace.importers.write import Description, check_out
 
     if not 0 < tokens_per_character <= 100:
@@ -90,12 +90,12 @@ def deft(
     model: ModelOption = "llama-3.1-8b",
 ) -> None:
     """DeFT's reasoning trees (JSON): tokens per node."""
-    from arborsim.trace.importers.deft import search_of
     from arborsim.trace.importers.sources import read_list
+    from arborsim.trace.importers.trees import deft_search
     from arborsim.trace.importers.write import NO_ENDS, Description, check_out
 
     check_out(out, overwrite)
-    contents = read_list(log, search_of, limit)
+    contents = read_list(log, deft_search, limit)
     about = Description("deft", "reasoning trees", "level by level", "the source's", {}, NO_ENDS)
     _write(log, out, contents, about, on_damage, overwrite, model)
 
@@ -148,13 +148,16 @@ def _requests(
     overwrite: bool,
     model: str,
 ) -> None:
-    from arborsim.trace.importers.requests import FORMATS, Request, shared_prefix_tokens
-    from arborsim.trace.importers.sources import read_lines
+    from arborsim.trace.importers.requests import (
+        FORMATS,
+        Request,
+        read_requests,
+        shared_prefix_tokens,
+    )
     from arborsim.trace.importers.write import NO_ENDS, Description, check_out
 
     check_out(out, overwrite)
-    request_of, block_tokens = FORMATS[name]
-    contents = read_lines(log, request_of, limit, header=name == "azure")
+    contents, block_tokens = read_requests(log, name, limit), FORMATS[name].block_tokens
     extra = {"prefix_block_tokens": block_tokens, **NO_ENDS}
     about = Description(name, "requests", "linear", "the source's", {}, extra)
     _write(log, out, contents, about, on_damage, overwrite, model)

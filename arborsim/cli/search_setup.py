@@ -124,7 +124,7 @@ class Chosen:
         from arborsim.bank.job import open_bank, require_embeddings, uses_embeddings
         from arborsim.run.results import LeftOut
         from arborsim.show.left_out import paragraph
-        from arborsim.trace.reader import recording_options
+        from arborsim.trace.schema import recording_options
 
         reader = open_bank(bank)
         arms, policies, lacking, unserved = [], [], [], []

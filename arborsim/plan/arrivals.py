@@ -17,8 +17,7 @@ import numpy as np
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.plan.streams import Stream, stream
 from arborsim.trace.columns import floats_of
-from arborsim.trace.importers.requests import FORMATS, Request
-from arborsim.trace.importers.sources import read_lines
+from arborsim.trace.importers.requests import FORMATS, Request, read_requests
 from arborsim.trace.importers.write import refuse_damage
 from arborsim.trace.reader import TraceReader
 
@@ -213,7 +212,7 @@ def _moments(path: Path, format: str) -> np.ndarray:
         return _of_trace(TraceReader(path))
     if format not in FORMATS:
         raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
-    contents = read_lines(path, FORMATS[format][0], header=format == "azure")
+    contents = read_requests(path, format)
     refuse_damage(path, contents)
     found = [request.arrival_s for request in contents.searches if isinstance(request, Request)]
     return np.asarray(found)

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.trace.importers.damage import MOST_TOKENS
+from arborsim.trace.importers.sources import MOST_TOKENS
 
 
 class Counts(Protocol):

@@ -18,10 +18,14 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.plan.distributions import Counts, Fixed, check_range
 from arborsim.plan.streams import Stream, stream
-from arborsim.trace.importers.damage import MOST_TOKENS
-from arborsim.trace.importers.sources import Contents
-from arborsim.trace.importers.thoughts import Answer, Batch, Search, Thought
-from arborsim.trace.importers.write import write_trace
+from arborsim.trace.importers.sources import MOST_TOKENS, Contents
+from arborsim.trace.importers.write import (
+    FinalAnswer,
+    Thought,
+    ThoughtBatch,
+    WrittenSearch,
+    write_trace,
+)
 from arborsim.trace.schema import Capture, Geometry, TraceInfo
 
 #: Most thoughts of one level: more is a tree that nothing prunes.
@@ -113,7 +117,7 @@ class TreeSpec:
         }
 
 
-def generate_search(spec: TreeSpec, seed: int, number: int) -> Search:
+def generate_search(spec: TreeSpec, seed: int, number: int) -> WrittenSearch:
     """Search `number` of a seed: the same however many are drawn.
 
     Raises
@@ -124,7 +128,7 @@ def generate_search(spec: TreeSpec, seed: int, number: int) -> Search:
     rng = stream(seed, Stream.SEARCHES, number)
     prompt = int(spec.prompt_tokens.draw(rng, 1)[0])
     batches, answer = _Tree(spec, rng, prompt).grow()
-    return Search(prompt, batches, answer=answer)
+    return WrittenSearch(prompt, batches, answer=answer)
 
 
 class _Tree:
@@ -132,13 +136,13 @@ class _Tree:
 
     def __init__(self, spec: TreeSpec, rng: np.random.Generator, prompt_tokens: int) -> None:
         self._spec, self._rng = spec, rng
-        self._batches: list[Batch] = []
+        self._batches: list[ThoughtBatch] = []
         self._tokens = prompt_tokens
         self._count = 1  # blocks so far, the prompt included
         self._finished: list[int] = []
         self._rewards: dict[int, float] = {}
 
-    def grow(self) -> tuple[list[Batch], Answer]:
+    def grow(self) -> tuple[list[ThoughtBatch], FinalAnswer]:
         depth = int(self._spec.depth.draw(self._rng, 1)[0])
         frontier = np.zeros(1, dtype=np.int64)
         for level in range(depth):
@@ -177,7 +181,9 @@ class _Tree:
         width = self._spec.parallel or len(thoughts)
         for start in range(0, len(thoughts), width):
             complete = start + width >= len(thoughts)
-            self._batches.append(Batch(thoughts[start : start + width], pruned if complete else ()))
+            self._batches.append(
+                ThoughtBatch(thoughts[start : start + width], pruned if complete else ())
+            )
 
     def _pruned(self, nodes: np.ndarray, rewards: np.ndarray, level: int) -> np.ndarray:
         share = _share(self._spec.pruned, level)
@@ -200,14 +206,14 @@ class _Tree:
             return nearest
         return int(whole + self._rng.random())
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> FinalAnswer:
         spec, rng = self._spec, self._rng
         if spec.rewards:
             node = max(self._finished, key=self._rewards.__getitem__)
         else:
             node = self._finished[int(rng.integers(len(self._finished)))]
         correct = -1 if spec.solved is None else int(rng.random() < spec.solved)
-        return Answer(node, correct)
+        return FinalAnswer(node, correct)
 
 
 def _too_large(level: int, what: str) -> UsageError:

@@ -12,8 +12,8 @@ from arborsim.core.observations import Signal
 from arborsim.plan.distributions import parse_counts
 from arborsim.plan.generate import TreeSpec, generated_info
 from arborsim.plan.workload import Generated, MixEntry, PolicyChoice
-from arborsim.trace.reader import TraceReader, recording_options
-from arborsim.trace.schema import Geometry
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Geometry, recording_options
 
 _KEYS = ("name", "weight", "shared_prompt_tokens", "trace", "generated")
 _COUNTS = ("prompt_tokens", "thought_tokens", "depth", "branching", "first")

@@ -32,8 +32,8 @@ from arborsim.run.results import EpisodeResult, LeftOut, ReplayResult, TreePictu
 from arborsim.run.token_map import TokenMap, TokenMapper
 from arborsim.signals.refresh import LastAttended
 from arborsim.trace.episode import Episode
-from arborsim.trace.reader import TraceReader, recording_options
-from arborsim.trace.schema import Kind
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind, recording_options
 
 if TYPE_CHECKING:
     from arborsim.machine.terms import Term

@@ -12,8 +12,8 @@ import numpy as np
 from arborsim.core.observations import Signal
 from arborsim.core.statistics import clopper_pearson
 from arborsim.trace.episode import Episode
-from arborsim.trace.reader import TraceReader, recording_options
-from arborsim.trace.schema import End, Kind, TraceInfo
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import End, Kind, TraceInfo, recording_options
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Between Arrow columns and NumPy arrays, without a Python step per row.
+"""Between NumPy arrays, Arrow columns and Parquet, without a Python step per row.
 
-`encode` makes the table of one episode from whatever a recorder has at hand; the `*_of` functions
-read columns back as views of Arrow's buffers wherever the layout allows it.
+`encode` makes the table of one episode from whatever a recorder has at hand, and `parquet_writer`
+stores it; the `*_of` functions read columns back, as views of Arrow's buffers where they can.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from arborsim.core.errors import UsageError
 from arborsim.trace.schema import ENDS, KINDS, Kind, TraceInfo, arrow_schema
@@ -22,6 +23,11 @@ REQUIRED = ("kind", "iteration", "node", "parent", "depth", "position", "token",
 # Written as null where negative: -1 stands for "none" in memory, but must not look like a value
 # to other tools that open the file.  (-1 in `parent` is a value: the root's parent.)
 _NEGATIVE_IS_NULL = {"position", "token", "correct"}
+#: Few labels, many rows.
+_DICTIONARY = ["kind", "end", "answer"]
+#: Counters, whose differences need a bit or none.  The other integers repeat in patterns that zstd
+#: finds by itself, and that differences hide (`attention_index`: a fifth more).
+_RISING = {"seq", "iteration", "node", "position", "prefix_blocks"}
 
 
 def encode(
@@ -189,6 +195,40 @@ def _encode_lists(field: pa.Field, values: Any, rows: int, is_token: np.ndarray)
         lengths, null = all_lengths, all_null
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return lists(flat, offsets, null)
+
+
+def parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    """A Parquet writer with the encodings of a trace.
+
+    Counters are stored as differences.  Byte-stream-split puts the bytes of equal significance
+    together, which lets zstd find the redundancy of float16 signals.  Page checksums let a reader
+    notice damage.
+    """
+    return pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        use_dictionary=_DICTIONARY,
+        column_encoding=_encodings(schema),
+        write_page_checksum=True,
+    )
+
+
+def _encodings(schema: pa.Schema) -> dict[str, str]:
+    """Parquet's encoding by column (``list.list.element`` for a list's values).
+
+    Columns that are not named are stored plainly, or with a dictionary.
+    """
+    found: dict[str, str] = {}
+    for field in schema:
+        path, kind = field.name, field.type
+        while pa.types.is_list(kind):
+            path, kind = f"{path}.list.element", kind.value_type
+        if pa.types.is_floating(kind):
+            found[path] = "BYTE_STREAM_SPLIT"
+        elif field.name in _RISING:
+            found[path] = "DELTA_BINARY_PACKED"
+    return found
 
 
 def integers_of(column: pa.ChunkedArray) -> np.ndarray:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from arborsim.core.observations import AttentionRows, DenseRows, Signal, SparseRows
 from arborsim.trace.columns import (
@@ -19,22 +19,14 @@ from arborsim.trace.columns import (
     strings_of,
 )
 from arborsim.trace.episode import Episode
-from arborsim.trace.layer_rows import layer_rows_of
-from arborsim.trace.layout import ROW_COLUMNS
-from arborsim.trace.paths import paths_of
-from arborsim.trace.schema import LATER, PER_LAYER, Kind, TraceInfo
-from arborsim.trace.validate import validate
-from arborsim.trace.validate_attention import check_attention
-from arborsim.trace.vectors import VectorRows, vectors_of
-from arborsim.trace.where import Where
+from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
+from arborsim.trace.validate import Where, check_attention, check_layer_rows, validate
+from arborsim.trace.vectors import LayerRows, TokenPaths, VectorRows
 
 _NEVER_NULL = ("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth")
-
-
-def check_table(table: pa.Table, info: TraceInfo, path: Path, index: int) -> None:
-    """Refuse an episode that a reader would refuse, before it is written; as `decode_episode`."""
-    layers = "attention_layers" in table.column_names
-    decode_episode(table, info, str(path), index, attention_layers=layers)
+_AS_THEY_ARE = (
+    "kind", "iteration", "node", "parent", "depth", "time_s", "entropy", "reward", "correct",
+)  # fmt: skip
 
 
 def decode_episode(
@@ -45,7 +37,6 @@ def decode_episode(
     needs: frozenset[Signal] | None = None,
     text: bool = False,
     embedding: bool = False,
-    attention_layers: bool = False,
 ) -> Episode:
     """One validated episode from the columns that `columns_for` names.
 
@@ -59,7 +50,7 @@ def decode_episode(
         Episode number.
     needs : set of Signal, optional
         The observations to decode; all that the table holds by default.
-    text, embedding, attention_layers : bool
+    text, embedding : bool
         Also decode these columns.
 
     Raises
@@ -67,51 +58,66 @@ def decode_episode(
     TraceError
     """
     where = Where(file, index)
+    needs = _present(table) if needs is None else needs
     if table.num_rows == 0:
         raise where.error("it has no rows")
     try:
-        episode = _decode(table, info, where, needs, text, embedding)
+        episode = _structure(table, info, where, text)
     except UnicodeDecodeError as error:  # Arrow does not look into strings when it reads them
         raise where.error(f"a text is not UTF-8 ({error.reason})") from error
-    if not (attention_layers or Signal.LAYER_ATTENTION in (needs or ())):
-        return episode
-    rows = layer_rows_of(
-        table["attention_layers"], info.attention_layer_ids, episode.token_rows, episode.position,
-        where,
-    )  # fmt: skip
-    return replace(episode, attention_layers=rows)
+    # Structure first: a wrong kind or position would make the signals look wrong.
+    validate(episode, where)
+    found: dict[str, Any] = {}
+    if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
+        attention = _attention(table, episode, where)
+        check_attention(attention, episode.position, episode.token_rows, where)
+        if isinstance(attention, DenseRows):
+            attention = attention.widened()
+        found["attention"] = attention
+    if embedding:
+        found["embedding_rows"], found["embedding"] = _embeddings(table, where)
+    found["per_layer"] = {
+        signal: _per_layer(table, signal, episode, where)
+        for signal in (*PER_LAYER, Signal.KEY_SKETCH)
+        if signal in needs
+    }
+    found |= _captured(table, episode, needs, where)
+    if Signal.LAYER_ATTENTION in needs:
+        found["attention_layers"] = _layer_rows(table, episode, where)
+    return replace(episode, **found)
 
 
-def _decode(
-    table: pa.Table,
-    info: TraceInfo,
-    where: Where,
-    needs: frozenset[Signal] | None,
-    text: bool,
-    embedding: bool,
-) -> Episode:
-    needs = _present(table) if needs is None else needs
+def _present(table: pa.Table) -> frozenset[Signal]:
+    """The token signals for which the table has values, but for vectors."""
+    names = set(table.column_names)
+    found = {
+        signal
+        for signal in PER_LAYER
+        if signal.value in names and table[signal.value].null_count < table.num_rows
+    }
+    if names & {"attention", "attention_value"}:
+        found.add(Signal.ATTENTION)
+    if "attention_layers" in names:
+        found.add(Signal.LAYER_ATTENTION)
+    return frozenset(found)
+
+
+def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Episode:
+    """The episode without signals, its row numbers checked."""
     names = set(table.column_names) - ({"end"} if not info.knows_ends else set())
-    later = {name for name in LATER if name not in names}
-    row = {name: _row_column(table, name, where) for name in ROW_COLUMNS if name not in later}
+    absent = LATER - names
+    row = {name: _row_column(table, name, where) for name in ROW_COLUMNS if name not in absent}
     wrong = row["episode"] != where.episode
     where.check(wrong, lambda r: f"is of episode {row['episode'][r]}: a row group holds one")
     wrong = row["seq"] != np.arange(table.num_rows)
     where.check(wrong, lambda r: f"seq is {row['seq'][r]}, expected {r}")
     where.check(row["kind"] < 0, lambda r: "unknown kind of row")
     token_rows = np.flatnonzero((row["kind"] == Kind.PREFILL) | (row["kind"] == Kind.TOKEN))
-    bare = Episode(
+    values: dict[str, Any] = {name: row[name] for name in _AS_THEY_ARE}
+    return Episode(
         index=where.episode,
         info=info,
-        kind=row["kind"],
-        iteration=row["iteration"],
-        node=row["node"],
-        parent=row["parent"],
-        depth=row["depth"],
-        time_s=row["time_s"],
-        entropy=row["entropy"],
-        reward=row["reward"],
-        correct=row["correct"],
+        **values,
         token_rows=token_rows,
         token=row["token"][token_rows],
         position=row["position"][token_rows],
@@ -121,42 +127,6 @@ def _decode(
         end=row.get("end"),
         answer=strings_of(table["answer"]) if text and "answer" in names else None,
     )
-    # Structure first: a wrong kind or position would make the signals look wrong.
-    validate(bare, where)
-    attention = None
-    if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
-        attention = _attention(table, token_rows, bare.position, where)
-        check_attention(attention, bare.position, token_rows, where)
-        attention = attention.widened() if isinstance(attention, DenseRows) else attention
-    vectors = _embeddings(table, where) if embedding else (None, None)
-    per_layer = {
-        signal: _per_layer(table, signal, token_rows, info, where)
-        for signal in PER_LAYER
-        if signal in needs
-    }
-    if Signal.KEY_SKETCH in needs:
-        per_layer[Signal.KEY_SKETCH] = _sketch(table, token_rows, where)
-    return replace(
-        bare,
-        attention=attention,
-        per_layer=per_layer,
-        **_captured(table, bare, needs, where),
-        embedding_rows=vectors[0],
-        embedding=vectors[1],
-    )
-
-
-def _present(table: pa.Table) -> frozenset[Signal]:
-    """The token signals for which the table has values."""
-    names = set(table.column_names)
-    found = {
-        signal
-        for signal in PER_LAYER
-        if signal.value in names and table[signal.value].null_count < table.num_rows
-    }
-    if names & {"attention", "attention_value"}:
-        found.add(Signal.ATTENTION)
-    return frozenset(found)
 
 
 def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
@@ -180,23 +150,23 @@ def _token_lists(
     return values, np.append(offsets[token_rows], offsets[-1])
 
 
-def _per_layer(
-    table: pa.Table, signal: Signal, token_rows: np.ndarray, info: TraceInfo, where: Where
-) -> np.ndarray:
-    values, offsets = _token_lists(table, signal.value, token_rows, where)
-    layers = info.geometry.layers
+def _per_layer(table: pa.Table, signal: Signal, episode: Episode, where: Where) -> np.ndarray:
+    """Float16 ``[tokens, layers]``, or ``[tokens, sketch size]`` of the key sketch."""
+    values, offsets = _token_lists(table, signal.value, episode.token_rows, where)
     lengths = np.diff(offsets)
+    sketch, layers = signal is Signal.KEY_SKETCH, episode.info.geometry.layers
+    width = int(lengths[0]) if sketch else layers
+    expected = f"the first one had {width}" if sketch else f"but the model has {layers} layers"
     where.check(
-        lengths != layers,
-        lambda t: f"{signal.value} has {lengths[t]} values, but the model has {layers} layers",
-        token_rows,
+        (lengths != width) | (lengths == 0),
+        lambda t: f"{signal.value} has {lengths[t]} values, {expected}",
+        episode.token_rows,
     )
-    return values.reshape(len(token_rows), layers)
+    return values.reshape(episode.num_tokens, -1)
 
 
-def _attention(
-    table: pa.Table, token_rows: np.ndarray, position: np.ndarray, where: Where
-) -> AttentionRows:
+def _attention(table: pa.Table, episode: Episode, where: Where) -> AttentionRows:
+    token_rows = episode.token_rows
     if "attention" in table.column_names:
         return DenseRows(*_token_lists(table, "attention", token_rows, where))
     index, offsets = _token_lists(table, "attention_index", token_rows, where)
@@ -207,40 +177,68 @@ def _attention(
         token_rows,
     )
     rest = floats_of(table["attention_rest"])[token_rows]
-    return SparseRows(index, value, offsets, rest, position.astype(np.int64) + 1)
+    return SparseRows(index, value, offsets, rest, episode.position.astype(np.int64) + 1)
 
 
-def _sketch(table: pa.Table, token_rows: np.ndarray, where: Where) -> np.ndarray:
-    """Key sketches, float16 ``[tokens, size]``."""
-    values, offsets = _token_lists(table, "key_sketch", token_rows, where)
-    lengths = np.diff(offsets)
+def _layer_rows(table: pa.Table, episode: Episode, where: Where) -> LayerRows:
+    """The column ``attention_layers``: per row of the episode a list of lists."""
+    column, token_rows, position = table["attention_layers"], episode.token_rows, episode.position
+    layers = episode.info.attention_layer_ids
+    per_token = 2 * len(layers)
+    counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
+    expected = np.zeros(len(counts), dtype=np.int64)
+    expected[token_rows] = per_token
     where.check(
-        (lengths != lengths[0]) | (lengths == 0),
-        lambda t: f"key_sketch has {lengths[t]} values, the first one had {lengths[0]}",
-        token_rows,
+        counts != expected,
+        lambda r: f"attention_layers has {counts[r]} lists, expected {expected[r]}",
     )
-    return values.reshape(len(token_rows), -1)
+    values, bounds = lists_of(pc.list_flatten(column))
+    lengths, rows = np.diff(bounds), np.repeat(token_rows, per_token)
+    where.check(
+        lengths != np.repeat(position + 1, per_token),
+        lambda i: (
+            f"attention_layers has a list of {lengths[i]} values, expected "
+            f"{position[i // per_token] + 1} (one per position on the path)"
+        ),
+        rows,
+    )
+    check_layer_rows(values, bounds, rows, where)
+    return LayerRows(layers, values, bounds[::per_token])
 
 
 def _captured(
     table: pa.Table, episode: Episode, needs: frozenset[Signal], where: Where
 ) -> dict[str, Any]:
     """The vectors of the captured layers that are asked for, as fields of an `Episode`."""
-
-    def read(name: str) -> np.ndarray:
-        return vectors_of(table, name, episode.token_rows, episode.info, where)
-
     found: dict[str, Any] = {}
     if needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
-        found["keys"] = read("keys")
+        found["keys"] = _vectors(table, "keys", episode, where)
     if Signal.VALUES in needs:
-        found["values"] = read("values")
+        found["values"] = _vectors(table, "values", episode, where)
     if Signal.HEAD_ATTENTION in needs:
-        paths = paths_of(episode.token_rows, episode.node, episode.parent)
-        found["head_attention"] = VectorRows(
-            read("queries"), found["keys"], episode.position, paths
-        )
+        queries = _vectors(table, "queries", episode, where)
+        paths = TokenPaths(episode.token_rows, episode.node, episode.parent)
+        found["head_attention"] = VectorRows(queries, found["keys"], episode.position, paths)
     return found
+
+
+def _vectors(table: pa.Table, name: str, episode: Episode, where: Where) -> np.ndarray:
+    """Float16 ``[tokens, captured layers, heads or KV heads, head_dim]``, all of it finite."""
+    g, token_rows = episode.info.geometry, episode.token_rows
+    heads = g.heads if name == "queries" else g.kv_heads
+    shape = (len(episode.info.qkv_layers), heads, g.head_dim)
+    values, offsets = lists_of(table[name])
+    lengths = np.diff(offsets)[token_rows]
+    width = int(np.prod(shape))
+    where.check(
+        lengths != width,
+        lambda t: f"{name} has {lengths[t]} values, expected {width}",
+        token_rows,
+    )
+    vectors = values.reshape(len(token_rows), *shape)
+    broken = ~np.isfinite(vectors).all(axis=(1, 2, 3))
+    where.check(broken, lambda t: f"{name} holds a value that is not finite", token_rows)
+    return vectors
 
 
 def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:

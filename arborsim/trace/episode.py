@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.core.observations import AttentionRows, HeadRows, Observations, Signal
-from arborsim.trace.layer_rows import LayerRows
 from arborsim.trace.schema import TraceInfo
+from arborsim.trace.vectors import LayerRows
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
-"""Read a trace one episode at a time, and only the columns that are asked for."""
+"""Read a trace one episode at a time, and only the columns that are asked for.
+
+A trace is a Parquet file, or the directory of an unfinished recording with one small Parquet file
+per whole episode.  Whatever is wrong with either becomes one line that says what to do.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,17 +18,22 @@ from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import Episode
-from arborsim.trace.layout import check_columns, columns_for
-from arborsim.trace.opening import make_one, must_exist, one_line, open_parquet_file
-from arborsim.trace.parts import part_files
 from arborsim.trace.schema import (
     FORMAT_VERSION,
+    LATER,
     METADATA_KEY,
-    VECTORS,
     VERSION_KEY,
-    Capture,
     TraceInfo,
+    arrow_schema,
+    columns_for,
+    recording_options,
+    signal_column,
 )
+
+_MAGIC = b"PAR1"
+_MAKE_ONE = "make a trace with 'arborsim record', or use one of those in traces/"
+_PARTS_SUFFIX = ".parts"
+_PART = re.compile(r"episode-(\d{6,})\.parquet")
 
 
 class TraceReader:
@@ -52,13 +62,13 @@ class TraceReader:
         if self.path.is_dir():
             files = part_files(self.path)
         else:
-            must_exist(self.path)
+            _must_exist(self.path)
             files = [self.path]
-        first = open_parquet_file(files[0], self.path)
+        first = _open(files[0], self.path)
         schema = first.schema_arrow
         self.info = _info_of(schema, self.path)
         self.columns = tuple(schema.names)
-        check_columns(schema, self.info, str(self.path))
+        _check_columns(schema, self.info, str(self.path))
         self._open_file: tuple[Path, pq.ParquetFile] = (files[0], first)
         # Where each episode lies: its file, and the row group in it.
         self._places = (
@@ -149,7 +159,6 @@ class TraceReader:
         start: int = 0,
         stop: int | None = None,
         who: str = "this run",
-        attention_layers: bool = False,
     ) -> Iterator[Episode]:
         """Yield episodes ``start`` to ``stop``, each validated; memory holds one at a time.
 
@@ -164,14 +173,11 @@ class TraceReader:
             Episode numbers; all by default.
         who : str
             Who needs the observations, for the message.
-        attention_layers : bool
-            Also decode the rows of single layers (`LayerRows`).
 
         Raises
         ------
         MissingSignal
-            `needs` names what the trace does not hold, or there are no embeddings or no rows of
-            single layers.
+            `needs` names what the trace does not hold, or there are no embeddings.
         TraceError
             The episode is damaged.
         """
@@ -179,24 +185,16 @@ class TraceReader:
         if start < 0 or (stop is not None and stop < start):
             raise UsageError(f"episodes {start} to {stop} make no range")
         self.require(wanted, who)
-        if attention_layers and not (
-            self.info.attention_layer_ids and "attention_layers" in self.columns
-        ):
-            raise MissingSignal(
-                f"{who} reads attention_layers, which {self.path} does not hold: "
-                "record it with --attention-layers"
-            )
         if embedding and "embedding" not in self.columns:
             raise MissingSignal(
                 f"{who} reads embeddings, which {self.path} does not hold: record it with "
                 "--capture signals, or as a bank with --bank"
             )
-        extra = {"text": text, "embedding": embedding, "attention_layers": attention_layers}
-        names = [n for n in columns_for(wanted, self.info, **extra) if n in self.columns]
+        names = [n for n in columns_for(wanted, self.info, text, embedding) if n in self.columns]
         last = self.num_episodes if stop is None else min(stop, self.num_episodes)
         for index in range(start, last):
             table = self.table(index, names)
-            yield decode_episode(table, self.info, str(self.path), index, wanted, **extra)
+            yield decode_episode(table, self.info, str(self.path), index, wanted, text, embedding)
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
         """One episode as it is stored, not validated; all columns by default.
@@ -212,13 +210,13 @@ class TraceReader:
             return file.read_row_group(group, columns=names)
         except (pa.ArrowException, OSError, MemoryError) as error:
             raise TraceError(
-                f"{self.path}: episode {index}: its data are damaged ({one_line(error)}); "
+                f"{self.path}: episode {index}: its data are damaged ({_one_line(error)}); "
                 "copy the file again, or record it again"
             ) from error
 
     def _file(self, path: Path) -> pq.ParquetFile:
         if self._open_file[0] != path:
-            file = open_parquet_file(path, self.path)
+            file = _open(path, self.path)
             if not file.schema_arrow.equals(self._open_file[1].schema_arrow):
                 raise TraceError(
                     f"{path}: its columns differ from those of the other episodes; record it again"
@@ -229,31 +227,92 @@ class TraceReader:
         return self._open_file[1]
 
 
-def signal_column(signal: Signal, info: TraceInfo) -> str:
-    """The column that tells whether a trace holds `signal`."""
-    if signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
-        return "attention_value" if info.attention == "sparse" else "attention"
-    return signal.value
+def _open(path: Path, shown: Path) -> pq.ParquetFile:
+    """Open a Parquet file; whatever is wrong with it becomes a one-line `TraceError`."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            file.seek(max(size - 4, 0))
+            tail = file.read(4)
+    except OSError as error:
+        raise TraceError(f"{shown}: cannot be read ({error.strerror})") from error
+    if head != _MAGIC:
+        raise TraceError(f"{shown}: this is not a Parquet file, and so no trace; {_MAKE_ONE}")
+    if tail != _MAGIC or size < 12:
+        raise TraceError(
+            f"{shown}: the file is truncated: it ends after {size} bytes without a footer; "
+            "copy it again, or record it again"
+        )
+    try:
+        opened = pq.ParquetFile(path, page_checksum_verification=True)
+        opened.schema_arrow.names  # noqa: B018 - names that are no text fail only when read
+        return opened
+    except (pa.ArrowException, OSError, MemoryError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{shown}: the file is damaged ({_one_line(error)}); copy it again, or record it again"
+        ) from error
 
 
-def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
-    """The options of ``arborsim record`` that would supply these observations."""
-    options: list[str] = []
-    for signal in missing:
-        if signal is Signal.REWARD:
-            options.append("a --search that scores its blocks (any but linear)")
-        elif signal in VECTORS:
-            options.append("--capture qkv --qkv-layers all")
-        elif signal is Signal.LAYER_ATTENTION:
-            options.append("--attention-layers all")
-        else:
-            if info.capture is Capture.TREE:
-                options.append("--capture signals")
-            elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
-                options.append("--attention dense or --attention sparse")
-            else:
-                options.append("--capture signals by this version of arborsim")
-    return list(dict.fromkeys(options))
+def _one_line(error: BaseException) -> str:
+    """An error of a library below, on one line and without its tail of hints."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _must_exist(path: Path) -> None:
+    """Raise a `TraceError` that says what is there instead, if anything."""
+    if path.exists():
+        return
+    parts = parts_directory(path)
+    if not parts.is_dir():
+        raise TraceError(f"{path}: no such file; {_MAKE_ONE}")
+    if not any(is_part(entry) for entry in parts.iterdir()):
+        raise TraceError(
+            f"{path}: the recording was interrupted before its first whole episode; "
+            "resume it, or record it again"
+        )
+    raise TraceError(
+        f"{path}: the recording was interrupted after {len(part_files(parts))} whole episodes: "
+        f"read {parts}, or resume the recording"
+    )
+
+
+def parts_directory(path: Path) -> Path:
+    """Where the episodes of a running or interrupted recording of `path` lie."""
+    return path.with_name(path.name + _PARTS_SUFFIX)
+
+
+def is_part(file: Path) -> bool:
+    return _PART.fullmatch(file.name) is not None
+
+
+def part_files(directory: Path) -> list[Path]:
+    """The episodes in a parts directory, in order.
+
+    Raises
+    ------
+    TraceError
+        There are none, or one is missing.
+    """
+    found = {
+        int(match[1]): entry
+        for entry in directory.iterdir()
+        if (match := _PART.fullmatch(entry.name))
+    }
+    if not found:
+        raise TraceError(
+            f"{directory}: this directory holds no recorded episodes; give a trace file, or the "
+            f"{_PARTS_SUFFIX} directory of an interrupted recording"
+        )
+    for number in range(len(found)):
+        if number not in found:
+            raise TraceError(
+                f"{directory}: episode {number} is missing, although later ones are there; "
+                "record it again"
+            )
+    return [found[number] for number in range(len(found))]
 
 
 def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
@@ -261,7 +320,7 @@ def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
     stored = schema.metadata or {}
     if METADATA_KEY not in stored or VERSION_KEY not in stored:
         raise TraceError(
-            f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {make_one()}"
+            f"{path}: a Parquet file, but no trace: it has no arborsim metadata; {_MAKE_ONE}"
         )
     version = stored[VERSION_KEY].decode("ascii", "replace")
     if not version.isdecimal() or not 1 <= int(version) <= FORMAT_VERSION:
@@ -275,5 +334,42 @@ def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
         raise TraceError(f"{path}: {' '.join(str(error).split())}") from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
-            f"{path}: the trace's metadata cannot be read ({one_line(error)}); record it again"
+            f"{path}: the trace's metadata cannot be read ({_one_line(error)}); record it again"
         ) from error
+
+
+def _check_columns(schema: pa.Schema, info: TraceInfo, file: str) -> None:
+    """Are all columns of this capture level there, with the right types?
+
+    Raises
+    ------
+    TraceError
+    """
+    expected = arrow_schema(info)
+    missing = [name for name in expected.names if name not in {*schema.names, *LATER}]
+    if missing:
+        raise TraceError(
+            f"{file}: column {', '.join(missing)} is missing, which a trace with capture level "
+            f"'{info.capture}' has; record it again"
+        )
+    for field in expected:
+        if field.name in LATER and field.name not in schema.names:
+            continue
+        if len(schema.get_all_field_indices(field.name)) != 1:
+            raise TraceError(f"{file}: column {field.name} is there twice; record it again")
+        found = schema.field(field.name).type
+        if not _same_type(field.type, found):
+            raise TraceError(
+                f"{file}: column {field.name} has type {found} instead of {field.type}; "
+                "write it with TraceWriter"
+            )
+
+
+def _same_type(expected: pa.DataType, found: pa.DataType) -> bool:
+    if pa.types.is_dictionary(expected):
+        # The width of the indices is the reader's choice, and plain strings say the same.
+        found = found.value_type if pa.types.is_dictionary(found) else found
+        expected = expected.value_type
+    if pa.types.is_list(expected) and pa.types.is_list(found):
+        return _same_type(expected.value_type, found.value_type)  # the item's name is free
+    return bool(expected.equals(found))

@@ -1,4 +1,4 @@
-"""Trace format v1: columns, units and file metadata.
+"""Trace format v1: columns, units, file metadata, and the columns that hold each observation.
 
 One file is one trace.  A row is one event in time order, a row group is one episode (one search
 over one prompt), so a reader streams one episode at a time.  `TraceInfo` is stored as JSON under
@@ -8,6 +8,7 @@ the key ``arborsim.trace`` of the Parquet schema metadata.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -43,7 +44,7 @@ KINDS: tuple[str, ...] = tuple(kind.label for kind in Kind)
 
 
 class End(IntEnum):
-    """How a thought ended, before duplicates are told apart.  Stored as a string; NONE as null."""
+    """How a thought ended, whether or not it repeats another.  Stored as a string; NONE as null."""
 
     NONE = 0  # it can be continued
     FINISHED = 1  # the reasoning ends here, it holds an answer
@@ -137,10 +138,6 @@ class TraceInfo:
         if "source_format" in self.extra:
             return "the source of this import lacks it"
         return "drawn searches have none" if self.extra.get("generated") else ""
-
-    @property
-    def stores_embeddings(self) -> bool:
-        return self.embeddings or self.capture is not Capture.TREE
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "geometry": self.geometry.to_dict()}, sort_keys=True)
@@ -267,6 +264,12 @@ PER_LAYER: tuple[Signal, ...] = (
     Signal.VALUE_NORM,
 )
 
+#: Columns that are read whatever is asked for.
+ROW_COLUMNS = (
+    "episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth",
+    "position", "token", "entropy", "reward", "correct", "end",
+)  # fmt: skip
+
 #: Columns that recorders of version 0.1 did not write: a trace may lack them.
 LATER: frozenset[str] = frozenset({"key_norm", "value_norm", "end", "answer"})
 
@@ -289,3 +292,54 @@ def arrow_schema(info: TraceInfo) -> pa.Schema:
         columns += QKV
     metadata = {VERSION_KEY: str(FORMAT_VERSION).encode(), METADATA_KEY: info.to_json().encode()}
     return pa.schema(columns, metadata=metadata)
+
+
+def columns_for(
+    needs: frozenset[Signal],
+    info: TraceInfo,
+    text: bool = False,
+    embedding: bool = False,
+) -> list[str]:
+    """The columns to read for these observations; traces made before may lack some of `LATER`."""
+    names = list(ROW_COLUMNS)
+    names += [signal.value for signal in (*PER_LAYER, Signal.KEY_SKETCH) if signal in needs]
+    if Signal.HEAD_ATTENTION in needs:
+        names += ["queries"]
+    if needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
+        names += ["keys"]
+    if Signal.VALUES in needs:
+        names += ["values"]
+    if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
+        sparse = ("attention_index", "attention_value", "attention_rest")
+        names += sparse if info.attention == "sparse" else ("attention",)
+    if Signal.LAYER_ATTENTION in needs:
+        names += ["attention_layers"]
+    names += ["text", "answer"] if text else []
+    return names + (["embedding"] if embedding else [])
+
+
+def signal_column(signal: Signal, info: TraceInfo) -> str:
+    """The column that tells whether a trace holds `signal`."""
+    if signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
+        return "attention_value" if info.attention == "sparse" else "attention"
+    return signal.value
+
+
+def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
+    """The options of ``arborsim record`` that would supply these observations."""
+    options: list[str] = []
+    for signal in missing:
+        if signal is Signal.REWARD:
+            options.append("a --search that scores its blocks (any but linear)")
+        elif signal in VECTORS:
+            options.append("--capture qkv --qkv-layers all")
+        elif signal is Signal.LAYER_ATTENTION:
+            options.append("--attention-layers all")
+        else:
+            if info.capture is Capture.TREE:
+                options.append("--capture signals")
+            elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
+                options.append("--attention dense or --attention sparse")
+            else:
+                options.append("--capture signals by this version of arborsim")
+    return list(dict.fromkeys(options))

@@ -7,11 +7,53 @@ is wrong with it in one line.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
+from arborsim.core.errors import TraceError
+from arborsim.core.observations import AttentionRows, DenseRows, SparseRows
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import ENDS, KINDS, End, Kind
-from arborsim.trace.where import Where
+
+# float16 rounds each weight by up to 0.05 %, and flushes the smallest to zero.
+_SUM_LOW, _SUM_HIGH = 0.9, 1.1
+_HIGH_F16 = int(np.float16(_SUM_HIGH).view(np.uint16))
+
+#: All row sums are checked up to this many values; beyond, those of evenly spaced rows.
+SUM_CHECK_VALUES = 1 << 17
+
+
+@dataclass(frozen=True)
+class Where:
+    """The place that error messages name."""
+
+    file: str
+    episode: int
+
+    def error(self, what: str, row: int | None = None) -> TraceError:
+        at = f"episode {self.episode}" + ("" if row is None else f", row {row}")
+        return TraceError(
+            f"{self.file}: {at}: {what}; the file is damaged or was written by a broken recorder"
+        )
+
+    def check(
+        self, wrong: np.ndarray, what: Callable[[int], str], rows: np.ndarray | None = None
+    ) -> None:
+        """Raise for the first true entry of `wrong`.
+
+        Parameters
+        ----------
+        wrong : bool ``[n]``
+        what : callable
+            Makes the message from the entry's index.
+        rows : int ``[n]``, optional
+            Row of each entry, if they are not rows themselves.
+        """
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            raise self.error(what(first), first if rows is None else int(rows[first]))
 
 
 def validate(episode: Episode, where: Where) -> None:
@@ -234,3 +276,134 @@ def _check_ends(episode: Episode, where: Where, first_row: np.ndarray) -> None:
     if episode.answer is not None:
         answers = np.fromiter((a is not None for a in episode.answer), bool, len(end))
         where.check(answers & (end != End.FINISHED), lambda r: "an answer, but no finished thought")
+
+
+def check_attention(
+    attention: AttentionRows,
+    position: np.ndarray,
+    token_rows: np.ndarray,
+    where: Where,
+) -> None:
+    """Rows have the right lengths, hold finite weights, and sum to about 1.
+
+    Parameters
+    ----------
+    attention : DenseRows or SparseRows
+        One row per token.
+    position, token_rows : int ``[tokens]``
+    where : Where
+    """
+    if isinstance(attention, SparseRows):
+        _check_sparse(attention, token_rows, where)
+        values, offsets, rest = attention.value, attention.offsets, attention.rest
+    else:
+        assert isinstance(attention, DenseRows)
+        values, offsets, rest = attention.values, attention.offsets, None
+        lengths = np.diff(offsets)
+        where.check(
+            lengths != position + 1,
+            lambda t: (
+                f"attention has {lengths[t]} values, expected {position[t] + 1} "
+                "(one per position on the path)"
+            ),
+            token_rows,
+        )
+    _check_weights(values, offsets, token_rows, where)
+    _check_sums(values, offsets, rest, token_rows, where)
+
+
+def _check_sparse(attention: SparseRows, token_rows: np.ndarray, where: Where) -> None:
+    index, offsets, lengths = attention.index, attention.offsets, attention.lengths
+    falls = np.empty(len(index), dtype=bool)
+    falls[:1] = False
+    np.less_equal(index[1:], index[:-1], out=falls[1:])
+    held = np.flatnonzero(np.diff(offsets))
+    falls[offsets[held]] = False  # the first of a row may be below the last of the row before
+    first, last = index[offsets[held]], index[offsets[held + 1] - 1]
+    if falls.any() or (first < 0).any() or (last >= lengths[held]).any():
+        row = np.repeat(np.arange(len(lengths)), np.diff(offsets))
+        beyond = (index < 0) | (index >= lengths[row])
+        where.check(
+            beyond,
+            lambda i: f"attention_index {index[i]} lies beyond the token's own position",
+            token_rows[row],
+        )
+        where.check(
+            falls,
+            lambda i: f"attention_index {index[i]} is not above the one before it",
+            token_rows[row],
+        )
+    rest = attention.rest
+    where.check(
+        ~((rest >= 0) & (rest <= _SUM_HIGH)),
+        lambda t: f"attention_rest is {rest[t]:.6g}, not a probability",
+        token_rows,
+    )
+
+
+def _check_weights(
+    values: np.ndarray, offsets: np.ndarray, token_rows: np.ndarray, where: Where
+) -> None:
+    # As an unsigned integer, a float16 above this one is greater, infinite, NaN or negative: one
+    # integer maximum over the array, at the speed of memory, sees all of it.
+    if len(values) == 0 or values.view(np.uint16).max() <= _HIGH_F16:
+        return
+    wrong = ~((values >= 0) & (values <= np.float16(_SUM_HIGH)))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        token = int(np.searchsorted(offsets, first, side="right")) - 1
+        raise where.error(
+            f"attention is {values[first]} at entry {first - int(offsets[token])}, "
+            "not a probability",
+            int(token_rows[token]),
+        )
+
+
+def _check_sums(
+    values: np.ndarray,
+    offsets: np.ndarray,
+    rest: np.ndarray | None,
+    token_rows: np.ndarray,
+    where: Where,
+) -> None:
+    step = max(1, -(-len(values) // SUM_CHECK_VALUES))
+    tested = np.arange(0, len(offsets) - 1, step)
+    if step == 1:
+        running = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+        sums = running[offsets[1:]] - running[offsets[:-1]]
+    else:
+        bounds = zip(offsets[tested].tolist(), offsets[tested + 1].tolist(), strict=True)
+        sums = np.array([values[a:b].sum(dtype=np.float32) for a, b in bounds], dtype=np.float64)
+    if rest is not None:
+        sums = sums + rest[tested]
+    where.check(
+        ~((sums >= _SUM_LOW) & (sums <= _SUM_HIGH)),
+        lambda t: f"attention sums to {sums[t]:.4g} instead of 1",
+        token_rows[tested],
+    )
+
+
+def check_layer_rows(
+    values: np.ndarray, bounds: np.ndarray, rows: np.ndarray, where: Where
+) -> None:
+    """Rows of single layers hold probabilities, and means sum to about 1; NaN may be anywhere.
+
+    Parameters
+    ----------
+    values : float16 ``[sum of lengths]``
+    bounds : int64 ``[lists + 1]``
+        Lists are by turns the mean and the variance over a layer's heads.
+    rows : int ``[lists]``
+    where : Where
+    """
+    wrong = (values < 0) | (values > np.float16(_SUM_HIGH))  # false for NaN
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        row = rows[np.searchsorted(bounds, first, side="right") - 1]
+        raise where.error(f"attention_layers holds {values[first]}, not a probability", int(row))
+    sums = np.add.reduceat(values, bounds[:-1], dtype=np.float32)[::2]
+    where.check(
+        (sums < _SUM_LOW) | (sums > _SUM_HIGH),
+        lambda i: f"a mean row of attention_layers sums to {sums[i]:.4g} instead of 1",
+        rows[::2],
+    )

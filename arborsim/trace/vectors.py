@@ -1,4 +1,4 @@
-"""Queries, keys and values of the captured layers, and the attention they make.
+"""Attention rows of single heads and layers, and the paths that they run along.
 
 The `qkv` capture level stores vectors instead of one attention row per head, which would be heads
 times larger.  Rows are computed when a policy or a meter asks for them, once per token: all
@@ -7,47 +7,50 @@ policies of a replay share them as long as they fit into `_KEPT_BYTES`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
-
-from arborsim.trace.columns import lists_of
-from arborsim.trace.paths import TokenPaths
-from arborsim.trace.schema import TraceInfo
-from arborsim.trace.where import Where
 
 _KEPT_BYTES = 1 << 28  # rows that are kept for the next policy (256 MiB)
+_KEPT_PATHS = 64
 
 
-def vectors_of(
-    table: pa.Table, name: str, token_rows: np.ndarray, info: TraceInfo, where: Where
-) -> np.ndarray:
-    """One of the columns ``queries``, ``keys``, ``values``.
+class TokenPaths:
+    """Which tokens lie at positions 0 .. p of the path of each token of a search.
 
-    Returns
-    -------
-    float16 ``[tokens, captured layers, heads or KV heads, head_dim]``
-
-    Raises
-    ------
-    TraceError
-        A row has the wrong number of values, or one that is not a number.
+    Parameters
+    ----------
+    token_rows : int64 ``[tokens]``
+        Rows that hold a token (`Episode.token_rows`).
+    node, parent : int32 ``[rows]``
     """
-    g = info.geometry
-    shape = (len(info.qkv_layers), g.heads if name == "queries" else g.kv_heads, g.head_dim)
-    values, offsets = lists_of(table[name])
-    lengths = np.diff(offsets)[token_rows]
-    width = int(np.prod(shape))
-    where.check(
-        lengths != width,
-        lambda t: f"{name} has {lengths[t]} values, expected {width}",
-        token_rows,
-    )
-    vectors = values.reshape(len(token_rows), *shape)
-    broken = ~np.isfinite(vectors).all(axis=(1, 2, 3))
-    where.check(broken, lambda t: f"{name} holds a value that is not finite", token_rows)
-    return vectors
+
+    def __init__(self, token_rows: np.ndarray, node: np.ndarray, parent: np.ndarray) -> None:
+        self._node = node[token_rows]
+        self._parent = np.full(int(node.max()) + 1, -1, dtype=np.int64)
+        self._parent[node] = parent
+        order = np.argsort(self._node, kind="stable")
+        bounds = np.searchsorted(self._node[order], np.arange(len(self._parent) + 1))
+        self._own = [order[a:b] for a, b in pairwise(bounds.tolist())]
+        self._paths: dict[int, np.ndarray] = {}  # the newest `_KEPT_PATHS`
+
+    def of(self, token: int, length: int) -> np.ndarray:
+        """Ids of the tokens at positions ``0 .. length - 1`` of the path that ends in `token`."""
+        node = int(self._node[token])
+        if node not in self._paths:
+            if len(self._paths) == _KEPT_PATHS:
+                del self._paths[next(iter(self._paths))]
+            self._paths[node] = self._path(node)
+        return self._paths[node][:length]
+
+    def _path(self, node: int) -> np.ndarray:
+        parts = []
+        while node >= 0:
+            parts.append(self._own[node])
+            node = int(self._parent[node])
+        return np.concatenate(parts[::-1])
 
 
 def scaled(query: np.ndarray) -> np.ndarray:
@@ -172,3 +175,41 @@ class ShiftedRows:
 
     def __getitem__(self, tokens: slice) -> ShiftedRows:
         return ShiftedRows(self._rows, self._start + (tokens.start or 0))
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """Attention of some layers, each on its own; one entry per token.
+
+    Parameters
+    ----------
+    layers : tuple of int
+        The captured layers, as in `TraceInfo.attention_layer_ids`.
+    values : float16 ``[sum over tokens of layers x 2 x (position + 1)]``
+    offsets : int64 ``[tokens + 1]``
+
+    Notes
+    -----
+    float16 has no steps below 6e-8: where the heads' standard deviation is less than 1.7e-4 (in a
+    row of a thousand positions most are), the variance is stored as 0.  Rows are NaN where the
+    layer's softmax was; the mean over layers in `Episode.attention` leaves such layers out.
+    """
+
+    layers: tuple[int, ...]
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, tokens: slice) -> LayerRows:
+        start, stop, _ = tokens.indices(len(self))
+        return LayerRows(self.layers, self.values, self.offsets[start : stop + 1])
+
+    def of(self, token: int) -> np.ndarray:
+        """One token's rows, float16 ``[layers, 2, position + 1]``: a view.
+
+        The second axis is the mean over the query heads, then their population variance.
+        """
+        own = self.values[self.offsets[token] : self.offsets[token + 1]]
+        return own.reshape(len(self.layers), 2, -1)

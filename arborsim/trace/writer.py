@@ -1,17 +1,20 @@
-"""Record a trace, one episode at a time, so that an interruption loses at most the running one.
+"""Write a trace: while it is recorded, one episode at a time, or all at once.
 
-While recording, every episode is a complete Parquet file of its own in ``<path>.parts/``.  Closing
-merges the parts into ``<path>``, one row group per episode, and removes them.  If the process is
-killed, the parts stay: `TraceReader` reads the directory as it is, and ``resume=True`` goes on.
-It also goes on from a closed file, whose row groups become parts again; the file itself stays until
-the longer one replaces it, so whenever the process is killed, no episode is lost.
+While recording (`TraceWriter`), every episode is a complete Parquet file of its own in
+``<path>.parts/``.  Closing merges the parts into ``<path>``, one row group per episode, and removes
+them.  If the process is killed, the parts stay: `TraceReader` reads the directory as it is, and
+``resume=True`` goes on.  It also goes on from a closed file, whose row groups become parts again;
+the file itself stays until the longer one replaces it, so whenever the process is killed, no
+episode is lost.  `WholeTraceWriter` is for searches that are all at hand.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,17 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from arborsim.core.errors import UsageError
-from arborsim.trace.columns import encode
-from arborsim.trace.decode import check_table
-from arborsim.trace.encodings import open_parquet
-from arborsim.trace.parts import (
-    part_name,
-    parts_directory,
-    remove_parts,
-    remove_scrap,
-    scrap_directory,
-)
-from arborsim.trace.reader import TraceReader
+from arborsim.trace.columns import encode, parquet_writer
+from arborsim.trace.decode import decode_episode
+from arborsim.trace.reader import TraceReader, is_part, parts_directory
 from arborsim.trace.schema import TraceInfo, arrow_schema
 
 # What may differ between the two halves of a resumed recording: where and how it ran, not what.
@@ -87,9 +82,10 @@ class TraceWriter:
             raise UsageError(
                 f"{self.path} exists: choose another --out, or --overwrite or --resume"
             )
-        remove_scrap(self._parts)
-        if overwrite and self._parts.is_dir():
-            remove_parts(self._parts)
+        self._scrap = self._parts.with_name(self._parts.name + ".tmp")  # never half of the parts
+        self._remove_scrap()
+        if overwrite:
+            self._remove_parts()
         if self._parts.is_dir():
             self._continue_after_parts(resume)
         self._unsplit = False  # whether the episodes so far are in `path`, not in parts
@@ -160,25 +156,24 @@ class TraceWriter:
             raise UsageError(f"{self.path} is closed")
         table = encode(columns, self.info, self.num_episodes)
         if self._check:
-            check_table(table, self.info, self.path, self.num_episodes)
+            decode_episode(table, self.info, str(self.path), self.num_episodes)
         if self._unsplit:
             self._split()
-        _write_part(table, self._parts / part_name(self.num_episodes))
+        _write_part(table, self._parts, self.num_episodes)
         self.num_episodes += 1
 
     def _split(self) -> None:
         """Make parts of the file's episodes: all of them appear at once."""
-        remove_scrap(self._parts)
-        made = scrap_directory(self._parts)
+        self._remove_scrap()
         earlier = TraceReader(self.path)
         try:
-            made.mkdir()
+            self._scrap.mkdir()
             for episode in range(self.num_episodes):
-                _write_part(earlier.table(episode), made / part_name(episode))
+                _write_part(earlier.table(episode), self._scrap, episode)
             self._parts.rmdir()
-            made.rename(self._parts)
+            self._scrap.rename(self._parts)
         except OSError as error:
-            raise UsageError(f"cannot write {made}: {error.strerror or error}") from error
+            raise UsageError(f"cannot write {self._scrap}: {error.strerror or error}") from error
         self._unsplit = False
 
     def update_timing(self, timing: Mapping[str, float]) -> None:
@@ -192,22 +187,18 @@ class TraceWriter:
         self._closed = True
         if self.num_episodes and not self._unsplit:
             self._merge()
-        remove_scrap(self._parts)
-        if self._parts.is_dir():
-            remove_parts(self._parts)
+        self._remove_scrap()
+        self._remove_parts()
 
     def _merge(self) -> None:
         whole = self.path.with_name(self.path.name + ".tmp")
         schema = arrow_schema(self.info)
         try:
-            with whole.open("wb") as file:
-                with open_parquet(file, schema) as writer:
-                    parts = TraceReader(self._parts)
-                    for episode in range(parts.num_episodes):
-                        table = parts.table(episode).replace_schema_metadata(schema.metadata)
-                        writer.write_table(table, row_group_size=table.num_rows)
-                file.flush()
-                os.fsync(file.fileno())
+            with _parquet_on_disk(whole, schema) as parquet:
+                parts = TraceReader(self._parts)
+                for episode in range(parts.num_episodes):
+                    table = parts.table(episode).replace_schema_metadata(schema.metadata)
+                    parquet.write_table(table, row_group_size=table.num_rows)
             os.replace(whole, self.path)
         except BaseException as error:
             # The parts are still whole: the recording can be merged later with resume.
@@ -217,6 +208,19 @@ class TraceWriter:
                 reason = error.strerror or error
                 raise UsageError(f"cannot write {self.path}: {reason}") from error
             raise
+
+    def _remove_parts(self) -> None:
+        """Delete the parts, all at once: a process killed in the middle leaves only scrap."""
+        if self._parts.is_dir():
+            _refuse_strange(self._parts)
+            self._remove_scrap()
+            shutil.rmtree(self._parts.rename(self._scrap))
+
+    def _remove_scrap(self) -> None:
+        """Delete what a killed process left of making or deleting the parts."""
+        if self._scrap.is_dir():
+            _refuse_strange(self._scrap)
+            shutil.rmtree(self._scrap)
 
     def __enter__(self) -> Self:
         return self
@@ -236,16 +240,73 @@ class TraceWriter:
             error.add_note(f"and the episodes could not be merged ({second}): see {self._parts}")
 
 
-def _write_part(table: pa.Table, part: Path) -> None:
+class WholeTraceWriter:
+    """Writes a trace straight into the file, with nothing to resume; a context manager.
+
+    Parameters
+    ----------
+    path : Path
+        The file to make; it is no trace before the writer is left, and stays if it is left by an
+        exception: give a name that is moved into place afterwards.
+    info : TraceInfo
+
+    Raises
+    ------
+    OSError
+        The disk cannot be written.
+    """
+
+    def __init__(self, path: Path, info: TraceInfo) -> None:
+        self.path = path
+        self.info = info
+        self.num_episodes = 0
+        self._schema = arrow_schema(info)
+        self._file = _parquet_on_disk(path, self._schema)
+
+    def write_episode(self, columns: Mapping[str, Any]) -> None:
+        """Store one whole episode, checked as a reader would check it; as `TraceWriter`'s."""
+        table = encode(columns, self.info, self.num_episodes, self._schema)
+        decode_episode(table, self.info, str(self.path), self.num_episodes)
+        self._parquet.write_table(table, row_group_size=table.num_rows)
+        self.num_episodes += 1
+
+    def __enter__(self) -> Self:
+        self._parquet = self._file.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.__exit__(kind, error, trace)
+
+
+@contextmanager
+def _parquet_on_disk(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """A Parquet file that is safe on disk when the context is left without an error."""
+    with path.open("wb") as file:
+        with parquet_writer(file, schema) as parquet:
+            yield parquet
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_part(table: pa.Table, directory: Path, episode: int) -> None:
     """One episode as a file of its own, which appears whole and on disk."""
+    part = directory / f"episode-{episode:06d}.parquet"
     scrap = part.with_suffix(".tmp")
     try:
-        with scrap.open("wb") as file:
-            with open_parquet(file, table.schema) as writer:
-                writer.write_table(table, row_group_size=table.num_rows)
-            file.flush()
-            os.fsync(file.fileno())
+        with _parquet_on_disk(scrap, table.schema) as parquet:
+            parquet.write_table(table, row_group_size=table.num_rows)
         os.replace(scrap, part)
     except OSError as error:
         scrap.unlink(missing_ok=True)
         raise UsageError(f"cannot write {part}: {error.strerror or error}") from error
+
+
+def _refuse_strange(directory: Path) -> None:
+    strange = [e.name for e in directory.iterdir() if not is_part(e) and e.suffix != ".tmp"]
+    if strange:
+        raise UsageError(f"{directory} holds files that are no episodes ({strange[0]}): move them")

@@ -18,8 +18,8 @@ from arborsim.core.observations import (
     SparseRows,
 )
 from arborsim.trace.columns import lists
-from arborsim.trace.layer_rows import LayerRows
 from arborsim.trace.schema import PER_LAYER
+from arborsim.trace.vectors import LayerRows
 
 _F16 = np.float16
 

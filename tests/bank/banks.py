@@ -13,8 +13,7 @@ from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Capture, Kind, TraceInfo
-from arborsim.trace.validate import validate
-from arborsim.trace.where import Where
+from arborsim.trace.validate import Where, validate
 from tests.helpers.traces import EMBEDDING_SIZE, Rows, make_info, random_trace_columns
 
 

@@ -198,8 +198,10 @@ def test_vectors_and_rows_of_layers_are_carried_along() -> None:
         3, capture="qkv", attention="sparse", qkv_layers=(0, 2), attention_layer_ids=(1,)
     )
     columns = random_trace_columns(np.random.default_rng(8), info, nodes=16)
-    needs = {Signal.ATTENTION, Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES}
-    wanted = {"needs": frozenset(needs), "embedding": True, "attention_layers": True}
+    needs = {
+        Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES
+    }  # fmt: skip
+    wanted = {"needs": frozenset(needs), "embedding": True}
     old = episode_of(columns, info, **wanted)
     done = walk(make_search("tot-bfs", keep=2, children=2), Bank.of(old))
     new = visited(done, old)

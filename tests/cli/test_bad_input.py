@@ -13,7 +13,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.cli.options import check_output
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
-from arborsim.trace.whole import WholeTraceWriter
+from arborsim.trace.writer import WholeTraceWriter
 from tests.helpers.traces import make_trace
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.whole import WholeTraceWriter
+from arborsim.trace.writer import WholeTraceWriter
 from tests.trace.import_helpers import deft_tree, tot_problem
 
 BROKEN = {"incompleted": True, "prompt": "x", "data": {}}
@@ -158,7 +158,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_trace(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("arborsim.trace.whole.os.fsync", full)
+    monkeypatch.setattr("arborsim.trace.writer.os.fsync", full)
     assert main(shlex.split("import deft deft.json there.parquet --overwrite")) == 2
     error = capsys.readouterr().err
     assert "cannot write there.parquet: No space left on device" in error

@@ -52,7 +52,7 @@ def write(path: Path, columns: dict[str, Any], layers: tuple[int, ...], **info: 
 
 def read(path: Path, columns: dict[str, Any], layers: tuple[int, ...], **info: Any) -> Episode:
     reader = write(path, columns, layers, **info)
-    return next(iter(reader.episodes({Signal.ATTENTION}, attention_layers=True)))
+    return next(iter(reader.episodes({Signal.ATTENTION, Signal.LAYER_ATTENTION})))
 
 
 def paths_of(episode: Episode) -> list[list[int]]:
@@ -145,7 +145,7 @@ def test_record_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["record", *options.split(), "--out", str(out)]) == 0
     reader = TraceReader(out)
     assert reader.info.attention_layer_ids == (1, 4)
-    episode = next(iter(reader.episodes(attention_layers=True)))
+    episode = next(iter(reader.episodes([Signal.LAYER_ATTENTION])))
     assert episode.attention_layers is not None
     assert episode.attention_layers.of(3).shape == (2, 2, 4)
     assert next(iter(reader.episodes())).attention_layers is None
@@ -223,7 +223,7 @@ def test_damaged_rows_are_found(message: str, good: dict[str, Any], tmp_path: Pa
         writer.write_episode(columns)
     reader = TraceReader(path)
     with pytest.raises(TraceError, match=message):
-        list(reader.episodes(attention_layers=True))
+        list(reader.episodes([Signal.LAYER_ATTENTION]))
     assert len(list(reader.episodes())) == 1  # who does not read them does not mind
 
 
@@ -241,7 +241,7 @@ def test_missing_columns(good: dict[str, Any], tmp_path: Path) -> None:
     without = {name: values for name, values in good.items() if name != "attention_layers"}
     reader = write(tmp_path / "t.parquet", without, ())
     with pytest.raises(MissingSignal, match="record it with --attention-layers"):
-        next(reader.episodes(attention_layers=True))
+        next(reader.episodes([Signal.LAYER_ATTENTION]))
     with pytest.raises(TraceError, match="has 0 lists, expected 2"):
         write(tmp_path / "u.parquet", without, (1,))
     with pytest.raises(UsageError, match="attention_layers is not part of"):

@@ -12,8 +12,7 @@ from arborsim.plan.cautions import cautions, short_prompts
 from arborsim.plan.plan import Planner
 from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import MixEntry, Workload
-from arborsim.trace.importers.requests import FORMATS
-from arborsim.trace.importers.sources import read_lines
+from arborsim.trace.importers.requests import read_requests
 from tests.plan.make import small_plan, small_workload
 from tests.trace.import_helpers import imported
 
@@ -72,7 +71,7 @@ def test_prefixes_of_a_log_that_are_not_modelled_are_named(
     log, trace = tmp_path / "log.jsonl", tmp_path / "log.parquet"
     request = {"timestamp": 1, "input_length": 1030, "output_length": 3, "hash_ids": [7, 8, 9]}
     log.write_text(2 * (json.dumps(request) + "\n"))
-    imported(log, read_lines(log, FORMATS["mooncake"][0]), trace, prefix_block_tokens=block)
+    imported(log, read_requests(log, "mooncake"), trace, prefix_block_tokens=block)
     workload = _serving(small_workload(), prefix_sharing=sharing)
     workload = replace(workload, mix=(MixEntry("log", 1.0, trace, shared),))
     assert cautions(workload, [], []) == said

@@ -20,7 +20,7 @@ from arborsim.machine.lookup import load_geometry
 from arborsim.plan.distributions import Empirical, Fixed, LogNormal, Uniform
 from arborsim.plan.generate import TreeSpec, generate_search, write_generated
 from arborsim.show.describe import accuracy, describe
-from arborsim.trace.importers.thoughts import Search
+from arborsim.trace.importers.write import WrittenSearch
 from arborsim.trace.reader import TraceReader
 
 GEOMETRY = load_geometry("llama-3.1-8b")
@@ -28,11 +28,11 @@ SIGNIFICANCE = 1e-3
 SMALL = TreeSpec(Fixed(5), Uniform(1, 9), depth=Fixed(4), branching=Fixed(2))
 
 
-def searches(spec: TreeSpec, count: int, seed: int = 0) -> list[Search]:
+def searches(spec: TreeSpec, count: int, seed: int = 0) -> list[WrittenSearch]:
     return [generate_search(spec, seed, number) for number in range(count)]
 
 
-def level_sizes(search: Search) -> list[int]:
+def level_sizes(search: WrittenSearch) -> list[int]:
     """Thoughts per level, from the parents alone."""
     depth = [0]
     for batch in search.batches:
@@ -40,7 +40,7 @@ def level_sizes(search: Search) -> list[int]:
     return np.bincount(depth)[1:].tolist()
 
 
-def expanded(search: Search) -> set[int]:
+def expanded(search: WrittenSearch) -> set[int]:
     return {thought.parent for batch in search.batches for thought in batch.thoughts}
 
 

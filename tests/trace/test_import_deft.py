@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.trace.episode import Episode
-from arborsim.trace.importers.damage import Damage
-from arborsim.trace.importers.deft import search_of
-from arborsim.trace.importers.sources import read_list
+from arborsim.trace.importers.sources import Damage, read_list
+from arborsim.trace.importers.trees import deft_search
 from arborsim.trace.schema import Kind
 from tests.trace.import_helpers import (
     Change,
@@ -57,7 +56,7 @@ def test_the_tree_is_the_sources(
     folder = tmp_path_factory.mktemp("deft")
     source = folder / "trees.json"
     source.write_text(json.dumps([item]))
-    reader = imported(source, read_list(source, search_of), folder / "out.parquet")
+    reader = imported(source, read_list(source, deft_search), folder / "out.parquet")
     episode = next(reader.episodes(text=True))
     assert shape_of(episode) == shape_in_source(item)
     assert episode.text is not None
@@ -124,11 +123,11 @@ DAMAGE = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_named(case: str) -> None:
     item = small()
-    assert search_of(item).num_tokens == 12
+    assert deft_search(item).num_tokens == 12
     apply, named = DAMAGE[case]
     apply(item)
     with pytest.raises(Damage, match=re.escape(named)):
-        search_of(item)
+        deft_search(item)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +138,8 @@ def test_real_trees(name: str, limit: int, damaged: list[str], tmp_path: Path) -
     source = recording(name)
     everything = json.loads(source.read_text())
     assert len(everything) == 100
-    assert len(read_list(source, search_of).searches) == 100 - len(damaged)
-    contents = read_list(source, search_of, limit)
+    assert len(read_list(source, deft_search).searches) == 100 - len(damaged)
+    contents = read_list(source, deft_search, limit)
     assert [item.place for item in contents.damaged] == damaged
     reader = imported(source, contents, tmp_path / "out.parquet")
     items = [item for item in everything[:limit] if not item["incompleted"]]

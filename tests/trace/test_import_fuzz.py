@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from arborsim.machine.lookup import load_geometry
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
-from arborsim.trace.importers.damage import Damage
-from arborsim.trace.importers.deft import search_of
 from arborsim.trace.importers.requests import FORMATS
-from arborsim.trace.importers.sources import Importable
-from arborsim.trace.importers.tot import TotLog
+from arborsim.trace.importers.sources import Damage, Importable
+from arborsim.trace.importers.trees import TotLog, deft_search
 from arborsim.trace.schema import TraceInfo
 from tests.trace.import_helpers import deft_tree, tot_problem
 
@@ -72,7 +70,7 @@ def test_tree_of_thoughts_logs(seed: int, data: st.DataObject) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 99), data=st.data())
 def test_trees(seed: int, data: st.DataObject) -> None:
-    search_or_damage(search_of, damage(deft_tree(seed, 6), data))
+    search_or_damage(deft_search, damage(deft_tree(seed, 6), data))
 
 
 @settings(max_examples=60)

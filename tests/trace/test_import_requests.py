@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.errors import TraceError, UsageError
-from arborsim.trace.importers.damage import Damage
-from arborsim.trace.importers.requests import FORMATS, Request, shared_prefix_tokens
-from arborsim.trace.importers.sources import read_lines
+from arborsim.trace.importers.requests import FORMATS, Request, read_requests, shared_prefix_tokens
+from arborsim.trace.importers.sources import Damage
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import KINDS
 from tests.trace.import_helpers import imported, recording, tokens_of
@@ -35,7 +34,7 @@ def table_of(reader: TraceReader, episode: int) -> pa.Table:
 def test_one_request_row_by_row(tmp_path: Path) -> None:
     source = tmp_path / "log.jsonl"
     source.write_text(line(input_length=2, output_length=2, hash_ids=[5], turn=1) + "\n\n")
-    contents = read_lines(source, FORMATS["mooncake"][0])
+    contents = read_requests(source, "mooncake")
     reader = imported(source, contents, tmp_path / "out.parquet", prefix_block_tokens=512)
     table = table_of(reader, 0).to_pydict()
     assert table["kind"] == ["prefill"] * 2 + ["transition"] + ["token"] * 2 + ["boundary"]
@@ -49,7 +48,7 @@ def test_one_request_row_by_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("format", "arrival_s"), [("mooncake", 61.5), ("bailian", 61500.0)])
 def test_the_unit_of_time_is_the_formats(format: str, arrival_s: float) -> None:
-    request_of, block_tokens = FORMATS[format]
+    request_of, block_tokens, _ = FORMATS[format]
     blocks = -(-1030 // block_tokens)
     request = request_of(line(hash_ids=list(range(blocks)), chat_id=4, parent_chat_id=-1))
     assert isinstance(request, Request)
@@ -61,7 +60,7 @@ def test_azure_in_both_of_its_spellings(tmp_path: Path) -> None:
     source = tmp_path / "log.csv"
     body = "2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50+00:00,10,0\r\n"
     source.write_text("\ufeff" + AZURE.replace("\n", "\r\n") + body)
-    contents = read_lines(source, FORMATS["azure"][0], header=True)
+    contents = read_requests(source, "azure")
     first, second = contents.searches
     assert isinstance(first, Request)
     assert isinstance(second, Request)
@@ -105,7 +104,7 @@ def test_what_is_logged_is_what_the_trace_holds(
         for t, n, m, ids in given_requests
     ]
     source.write_text("\n".join(lines))
-    contents = read_lines(source, FORMATS["bailian"][0])
+    contents = read_requests(source, "bailian")
     reader = imported(source, contents, folder / "out.parquet", prefix_block_tokens=16)
     for episode, (t, n, m, ids) in zip(reader.episodes(), given_requests, strict=True):
         assert tokens_of(episode) == ({0: n, 1: m} if m else {0: n})
@@ -186,13 +185,13 @@ def test_a_csv_of_other_columns_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "log.csv"
     source.write_text("time,tokens\n1,2\n")
     with pytest.raises(UsageError, match="line 1: expected the header TIMESTAMP"):
-        read_lines(source, FORMATS["azure"][0], header=True)
+        read_requests(source, "azure")
 
 
 def test_null_tokens_are_damage_where_ids_are_known(tmp_path: Path) -> None:
     source = tmp_path / "log.jsonl"
     source.write_text(line())
-    contents = read_lines(source, FORMATS["mooncake"][0])
+    contents = read_requests(source, "mooncake")
     reader = imported(source, contents, tmp_path / "out.parquet", prefix_block_tokens=512)
     assert next(reader.episodes()).num_tokens == 1033
     reader.info.extra["token_ids"] = "known"
@@ -202,11 +201,11 @@ def test_null_tokens_are_damage_where_ids_are_known(tmp_path: Path) -> None:
 
 def test_mooncakes_conversations(tmp_path: Path) -> None:
     source = recording("mooncake-conversation.jsonl")
-    request_of, block_tokens = FORMATS["mooncake"]
-    everything = read_lines(source, request_of)
+    block_tokens = FORMATS["mooncake"].block_tokens
+    everything = read_requests(source, "mooncake")
     assert (len(everything.searches), everything.damaged) == (12031, ())
     assert sum(search.num_tokens for search in everything.searches) == 144793823 + 4122048
-    first = read_lines(source, request_of, limit=20)
+    first = read_requests(source, "mooncake", limit=20)
     reader = imported(source, first, tmp_path / "out.parquet", prefix_block_tokens=block_tokens)
     logged = [json.loads(text) for text in source.read_text().split("\n")[:20]]
     assert reader.num_episodes == 20

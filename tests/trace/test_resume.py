@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from arborsim.core.errors import UsageError
+from arborsim.core.observations import Signal
 from arborsim.trace import writer as writer_module
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.writer import TraceWriter
@@ -56,7 +57,7 @@ def check(path: Path, episodes: int) -> TraceReader:
     assert reader.num_episodes == episodes
     for episode in range(episodes):
         assert reader.table(episode).equals(expected.table(episode))
-    list(reader.episodes(attention_layers=True))
+    list(reader.episodes([Signal.LAYER_ATTENTION]))
     whole.unlink()
     return reader
 

@@ -11,13 +11,12 @@ import pytest
 
 from arborsim.core.errors import TraceError
 from arborsim.core.observations import DenseRows, Signal
-from arborsim.trace import validate_attention
+from arborsim.trace import validate
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
-from arborsim.trace.validate_attention import check_attention
-from arborsim.trace.where import Where
+from arborsim.trace.validate import Where, check_attention
 from tests.helpers.traces import Rows, make_info, sparse_columns
 
 P, T, TURN, END, PRUNE, ANSWER = Kind
@@ -307,16 +306,16 @@ def test_the_prompt_itself_may_go_on_before_any_transition(tmp_path):
     read(write(tmp_path / "t.parquet", columns))
 
 
-def test_long_attention_is_checked_on_a_sample_and_on_demand_throughout(monkeypatch):
-    monkeypatch.setattr(validate_attention, "SUM_CHECK_VALUES", 30)
+def test_long_attention_is_checked_on_a_sample(monkeypatch):
     rows = [np.full(p + 1, 1 / (p + 1), dtype=np.float16) for p in range(20)]
     rows[13] = rows[13] / 2
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     dense = DenseRows(np.concatenate(rows), offsets)
     position, where = np.arange(20), Where("t", 0)
-    check_attention(dense, position, position, where)  # every seventh row: 0, 7, 14
     with pytest.raises(TraceError, match=r"row 13: attention sums to 0\.4999 instead of 1"):
-        check_attention(dense, position, position, where, all_sums=True)
+        check_attention(dense, position, position, where)
+    monkeypatch.setattr(validate, "SUM_CHECK_VALUES", 30)
+    check_attention(dense, position, position, where)  # every seventh row: 0, 7, 14
     rows[14] = rows[14] / 2
     with pytest.raises(TraceError, match="row 14"):
         check_attention(DenseRows(np.concatenate(rows), offsets), position, position, where)

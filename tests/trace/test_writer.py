@@ -21,8 +21,7 @@ from arborsim.show.describe import column_sizes
 from arborsim.trace.columns import lists
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
-from arborsim.trace.whole import WholeTraceWriter
-from arborsim.trace.writer import TraceWriter
+from arborsim.trace.writer import TraceWriter, WholeTraceWriter
 from tests.helpers.traces import make_info, make_trace, random_trace_columns
 
 INFO = make_info(layers=2)

@@ -15,14 +15,23 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from arborsim.trace.columns import lists
-from arborsim.trace.importers.damage import Damage, array, field, finite, whole
-from arborsim.trace.importers.thoughts import Batch, Search, Thought
+from arborsim.trace.importers.sources import (
+    Contents,
+    Damage,
+    array,
+    field,
+    finite,
+    read_lines,
+    whole,
+)
+from arborsim.trace.importers.write import Thought, ThoughtBatch, WrittenSearch
 
 _AZURE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d|Z)?")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -53,10 +62,10 @@ class Request:
     def num_tokens(self) -> int:
         return self.search().num_tokens
 
-    def search(self) -> Search:
+    def search(self) -> WrittenSearch:
         """The request as a search without branches; an answer without tokens is no block."""
-        batches = [Batch([Thought(0, self.answer_tokens)])] if self.answer_tokens else []
-        return Search(self.prompt_tokens, batches)
+        batches = [ThoughtBatch([Thought(0, self.answer_tokens)])] if self.answer_tokens else []
+        return WrittenSearch(self.prompt_tokens, batches)
 
     def columns(self) -> dict[str, Any]:
         """Columns of an episode; what belongs to the request stands in its first row."""
@@ -183,9 +192,28 @@ def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
     return saved
 
 
-#: By format: how a line becomes a request, and the tokens of a prefix block.
-FORMATS: dict[str, tuple[Callable[[str], Request], int]] = {
-    "mooncake": (JsonLines(1000.0, 512).request_of, 512),
-    "bailian": (JsonLines(1.0, 16).request_of, 16),
-    "azure": (azure_request, 0),
+class Format(NamedTuple):
+    """How a line becomes a request, tokens of a prefix block (0: none), and the header, if any."""
+
+    request_of: Callable[[str], Request]
+    block_tokens: int
+    header: str = ""
+
+
+FORMATS = {
+    "mooncake": Format(JsonLines(1000.0, 512).request_of, 512),
+    "bailian": Format(JsonLines(1.0, 16).request_of, 16),
+    "azure": Format(azure_request, 0, ",".join(AZURE_COLUMNS)),
 }
+
+
+def read_requests(path: Path, format: str, limit: int = 0) -> Contents:
+    """The requests of a log in one of `FORMATS`; only the first `limit`, if that is not 0.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or has another header.
+    """
+    made = FORMATS[format]
+    return read_lines(path, made.request_of, limit, made.header)

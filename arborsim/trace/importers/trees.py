@@ -1,9 +1,15 @@
-"""Logs of the tree-of-thoughts code (breadth first), such as GPT-4's on the Game of 24.
+"""Logs of tree searches: those of the tree-of-thoughts program, and DeFT's reasoning trees.
 
-Source: Yao et al. (2023, "Tree of Thoughts"), whose program writes a JSON list of problems.  A
-problem has `steps`; a step has the states `ys` it began with, all proposals `new_ys` (each a state
-and what was added to it), their `values`, and the selection `select_new_ys`; `infos` holds the
-verdict `r` on each of the final `ys`.
+*Tree of thoughts* (breadth first), such as GPT-4's log of the Game of 24: Yao et al. (2023, "Tree
+of Thoughts"), whose program writes a JSON list of problems.  A problem has `steps`; a step has the
+states `ys` it began with, all proposals `new_ys` (each a state and what was added to it), their
+`values`, and the selection `select_new_ys`; `infos` holds the verdict `r` on each of the final
+`ys`.
+
+*DeFT*: Yao et al. (2025, "DeFT: Decoding with Flash Tree-attention"), whose data is a JSON list
+of trees ``{"incompleted", "prompt", "data": {id: {"id", "value", "start", "end", "children"}}}``:
+`value` is a node's number of tokens, `start` and `end` its first and last position counted from
+the end of the prompt, and node 0 the prompt.
 """
 
 from __future__ import annotations
@@ -12,8 +18,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arborsim.trace.importers.damage import Damage, array, field, finite, text, whole
-from arborsim.trace.importers.thoughts import Answer, Batch, Search, Thought
+from arborsim.trace.importers.sources import Damage, array, field, finite, text, whole
+from arborsim.trace.importers.write import FinalAnswer, Thought, ThoughtBatch, WrittenSearch
 from arborsim.trace.schema import End
 
 #: Three votes of at most 20 ("sure"), as the program's value prompt scores them.
@@ -46,7 +52,7 @@ class TotLog:
         """Tokens of a text; at least one."""
         return max(1, round(len(written) * self.tokens_per_character))
 
-    def search_of(self, item: Any) -> Search:
+    def search_of(self, item: Any) -> WrittenSearch:
         """One problem: each step is a batch of proposals, after which the unselected are given up.
 
         The answer is right if any of the final states is (for b = 5: any of 5); its leaf is the
@@ -76,11 +82,11 @@ class TotLog:
             kept = {node for _, node in states}
             pruned = [node for node in range(count, count + len(thoughts)) if node not in kept]
             count += len(thoughts)
-            batches.append(Batch(thoughts, pruned))
+            batches.append(ThoughtBatch(thoughts, pruned))
         batches[-1] = _finish(batches[-1], proposals)
         answer = _judge(item, states, batches, count)
         prompt_tokens = self.prompt_tokens or self.tokens(problem)
-        return Search(prompt_tokens, batches, problem, answer)
+        return WrittenSearch(prompt_tokens, batches, problem, answer)
 
     def _thoughts(
         self, step: Any, states: list[tuple[str, int]], at: str
@@ -122,13 +128,13 @@ def _selected(
     return states
 
 
-def _finish(last: Batch, proposals: list[str]) -> Batch:
+def _finish(last: ThoughtBatch, proposals: list[str]) -> ThoughtBatch:
     """The last step's thoughts, each with its answer if its state ends in one."""
     finished = [
         replace(thought, end=End.FINISHED, answer=_answer(state))
         for thought, state in zip(last.thoughts, proposals, strict=True)
     ]
-    return Batch(finished, last.pruned)
+    return ThoughtBatch(finished, last.pruned)
 
 
 def _answer(state: str) -> str | None:
@@ -138,8 +144,8 @@ def _answer(state: str) -> str | None:
 
 
 def _judge(
-    item: Any, states: list[tuple[str, int]], batches: list[Batch], count: int
-) -> Answer | None:
+    item: Any, states: list[tuple[str, int]], batches: list[ThoughtBatch], count: int
+) -> FinalAnswer | None:
     """The answer; the verdicts on final states are put beside their thoughts."""
     if _texts(item, "ys", "the end") != [state for state, _ in states]:
         raise Damage("the final ys are not what the last step selected")
@@ -154,6 +160,85 @@ def _judge(
     for (_, node), verdict in zip(states, verdicts, strict=True):
         old = last[node - first]
         last[node - first] = replace(old, correct=verdict)
-    batches[-1] = Batch(last, batches[-1].pruned)
+    batches[-1] = ThoughtBatch(last, batches[-1].pruned)
     best = verdicts.index(max(verdicts))
-    return Answer(states[best][1], max(verdicts), states[best][0])
+    return FinalAnswer(states[best][1], max(verdicts), states[best][0])
+
+
+def deft_search(item: Any) -> WrittenSearch:
+    """A tree as a level-synchronous search: all nodes of a level are written side by side.
+
+    Nodes without children are given up once their level is complete, unless it is the last one:
+    the search went on elsewhere and never came back.
+
+    Raises
+    ------
+    Damage
+        The tree is incomplete, names nodes that do not exist, or its positions contradict its
+        lengths.
+    """
+    data = field(item, "data")
+    if not isinstance(data, dict):
+        raise Damage("data is not an object of nodes")
+    if field(item, "incompleted") is not False:
+        raise Damage(f"the tree is marked incomplete and has {len(data)} nodes")
+    prompt = text(item["prompt"], "prompt") if item.get("prompt") is not None else None
+    if "0" not in data:
+        raise Damage("the tree has no node 0, the prompt")
+    children = {name: _node_children(name, node, data) for name, node in data.items()}
+    tokens = {name: _node_tokens(name, node) for name, node in data.items()}
+    return WrittenSearch(tokens["0"], _levels(data, children, tokens), prompt)
+
+
+def _node_children(name: str, node: Any, data: dict[str, Any]) -> list[str]:
+    if str(whole(field(node, "id"), f"node {name:.20}: id")) != name:
+        raise Damage(f"node {name:.20} has id {node['id']}")
+    found = []
+    for child in array(field(node, "children"), f"node {name}: children"):
+        number = str(whole(child, f"node {name}: a child"))
+        if number not in data:
+            raise Damage(f"node {name} names child {number}, which does not exist")
+        found.append(number)
+    return found
+
+
+def _node_tokens(name: str, node: Any) -> int:
+    tokens = whole(field(node, "value"), f"node {name}: value", low=1)
+    start, end = (
+        whole(field(node, key), f"node {name}: {key}", low=-(1 << 31)) for key in ("start", "end")
+    )
+    if end - start + 1 != tokens:
+        raise Damage(f"node {name} has {tokens} tokens, but goes from {start} to {end}")
+    return tokens
+
+
+def _levels(
+    data: dict[str, Any], children: dict[str, list[str]], tokens: dict[str, int]
+) -> list[ThoughtBatch]:
+    number = {"0": 0}
+    if data["0"]["end"] != 0:
+        raise Damage(f"the prompt ends at {data['0']['end']} instead of 0")
+    level, batches = ["0"], []
+    while True:
+        pairs = [(up, name) for up in level for name in children[up]]
+        if not pairs:
+            break
+        for up, name in pairs:
+            if name in number:
+                raise Damage(f"node {name} is reached twice: this is no tree")
+            number[name] = len(number)
+            if data[name]["start"] != data[up]["end"] + 1:
+                raise Damage(
+                    f"node {name} starts at {data[name]['start']}, but node {up} above it ends at "
+                    f"{data[up]['end']}"
+                )
+        level = [name for _, name in pairs]
+        ended = [name for name in level if not children[name]]
+        pruned = [number[name] for name in ended] if len(ended) < len(level) else []
+        batches.append(
+            ThoughtBatch([Thought(number[up], tokens[name]) for up, name in pairs], pruned)
+        )
+    lost = [name for name in data if name not in number]
+    if lost:
+        raise Damage(f"node {lost[0]} is no descendant of node 0")
+    return batches
