@@ -204,7 +204,7 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
 
     log = PlanLog(path, planner.workload)
     if resume:
-        planner.finished.update(log.read())
+        planner.finished.update(log.resume())
     elif path.exists():
         raise UsageError(
             f"{path} holds an interrupted plan: go on with it by --resume, or delete it"
@@ -226,6 +226,8 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
             path.unlink(missing_ok=True)
             typer.echo("arborsim: interrupted before any candidate was finished", err=True)
         return None
+    finally:
+        log.close()
     path.unlink(missing_ok=True)
     return result
 

@@ -207,7 +207,7 @@ def write(results: Sequence[SearchResult], out: Path) -> None:
 
     import pandas as pd
 
-    from arborsim.core.records import strict
+    from arborsim.core.documents import strict
 
     rows = [result.flat() for result in results]
     if out.suffix == ".json":

@@ -1,19 +1,396 @@
-"""Records as JSON: what every result file and log is made of."""
+"""Records: TOML and JSON to frozen dataclasses, every value checked by the field's annotation.
+
+::
+
+    @dataclass(frozen=True)
+    class Target:
+        percentile: Annotated[float, Meta(gt=0, lt=100)]
+        search: Duration | None = None
+
+    target = read_toml(Target, Path("target.toml"))   # or convert(Target, table, "[target]")
+    text = to_toml(target)                            # or to_json: `arborsim.core.documents`
+
+The annotations of a record are its rules: types, ``msgspec.Meta`` for ranges and lengths, Literals
+and enums for words, records for tables, and `parsed` for what is written in another form.  Whatever
+breaks a rule is a `UsageError` of one line: the file, the table and key, the rule, the value.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta, inspect
+
+from arborsim.core.errors import ArborsimError, UnknownName, UsageError
+
+Record = TypeVar("Record")
+MOST_SEED = (1 << 63) - 1
+_DURATION = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(ms|s|min|h)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
-def strict(value: Any) -> Any:
-    """`value` with NumPy scalars as Python numbers, and what JSON cannot say as None."""
-    if isinstance(value, dict):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    if hasattr(value, "tolist"):
-        return strict(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def read_toml(kind: type[Record], path: Path) -> Record:
+    """The record in a TOML file.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, is not TOML, or breaks a rule of `kind`; the message begins with
+        the path.
+    """
+    return from_toml(kind, read_text(path), str(path))
+
+
+def from_toml(kind: type[Record], text: str, origin: str) -> Record:
+    """The record that a TOML text describes; `origin` names it in messages."""
+    table = parse_toml(text, origin)
+    with located(origin):
+        return convert(kind, table)
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file's text, or a `UsageError` that says why it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: cannot be read: it is not UTF-8 text") from None
+
+
+def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    """The table of a TOML text, or a `UsageError` that names its origin."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
+        raise UsageError(f"{origin} is not valid TOML: {error}") from None
+
+
+def convert(kind: type[Record], value: object, place: str = "", *, finite: bool = True) -> Record:
+    """A record, or anything else that can be annotated, from plain values.
+
+    Parameters
+    ----------
+    kind : type
+        A dataclass.  Fields without a default must be given.
+    value : object
+        As `tomllib` or `json` gives it.
+    place : str
+        Its name in messages, e.g. ``"[target]"``; empty for the file itself.
+    finite : bool
+        Refuse NaN and infinite numbers.
+
+    Raises
+    ------
+    UsageError
+        A key is unknown (the nearest known ones are named) or missing, or a value is of another
+        type or out of range.
+    """
+    made: Record = _Reader(finite).build(_rules(kind), value, place)
+    return made
+
+
+def given_values(kind: type[Any], value: object, place: str = "") -> dict[str, Any]:
+    """The fields that a table gives, checked like those of `convert`; any may be missing.
+
+    For records that replace some numbers of another one.
+    """
+    rules = _rules(kind)
+    assert isinstance(rules, inspect.DataclassType)
+    return _Reader(True).given(rules, value, place)
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Put `place` in front of the message of a user's error, which becomes one line."""
+    try:
+        yield
+    except ArborsimError as error:
+        said = " ".join(str(error).split())  # quoted keys can hold line breaks
+        raise UsageError(f"{place}: {said}" if place else said) from None
+
+
+def check_ranges(record: Any, where: str) -> None:
+    """Refuse a record that was made in Python with a number outside of its declared range.
+
+    For ``__post_init__``; `where` names the record in the message.
+    """
+    rules = _rules(type(record))
+    assert isinstance(rules, inspect.DataclassType)
+    for entry in rules.fields:
+        rule = entry.type.type if isinstance(entry.type, inspect.Metadata) else entry.type
+        value = getattr(record, entry.name)
+        if isinstance(rule, inspect.IntType | inspect.FloatType) and (
+            limit := _broken(rule, value)
+        ):
+            raise UsageError(f"{where}: {entry.name} must be {limit}, not {value!r:.40}")
+
+
+def parsed(parse: Callable[[Any], Any]) -> Meta:
+    """How a value is made of what stands in the file: ``Annotated[float, parsed(duration)]``.
+
+    `parse` raises `ValueError` with the rule ("must be a time"), to which the codec adds the place
+    and the value, or a `UsageError` that says everything but the place.
+    """
+    return Meta(extra={"parse": parse})
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be a text")
+    return value.strip()
+
+
+def _whole(value: object) -> object:
+    integral = isinstance(value, float) and value.is_integer()
+    return int(value) if integral else value  # type: ignore[call-overload]
+
+
+def _duration_s(value: object) -> float:
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        shown = f"{value:g} s" if is_number(value) else "90 s"
+        raise ValueError(f'must be a time with its unit, such as "{shown}" or "50 ms"')
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if not 0 < seconds < math.inf:
+        raise ValueError("must be above 0 and finite")
+    return seconds
+
+
+#: A text with something in it, without space around it.
+Text = Annotated[str, parsed(_text)]
+#: A whole number that may be written as ``80e9``.
+Whole = Annotated[int, parsed(_whole)]
+#: A time above 0 with its unit, in seconds: ``"90 s"``, ``"50 ms"``, ``"2 min"``.
+Duration = Annotated[float, parsed(_duration_s)]
+Seed = Annotated[int, Meta(ge=0, le=MOST_SEED)]
+
+
+def is_number(value: object) -> bool:
+    """Neither a truth value nor NaN nor infinite, all of which TOML can say."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _rules(kind: Any) -> inspect.Type:
+    return _cached_rules(kind)
+
+
+@cache
+def _cached_rules(kind: Any) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+class _Reader:
+    """Builds values by the rules of their annotations; `at` is the place and key in messages."""
+
+    def __init__(self, finite: bool) -> None:
+        self._finite = finite
+
+    def build(self, rule: inspect.Type, value: Any, at: str) -> Any:
+        match rule:
+            case inspect.Metadata():
+                return self._parsed(rule, value, at)
+            case inspect.UnionType():
+                return self._one_of(rule, value, at)
+            case inspect.DataclassType():
+                return self._record(rule, value, at)
+            case inspect.DictType():
+                return self._table(rule, value, at)
+            case inspect.ListType() | inspect.VarTupleType() | inspect.TupleType():
+                return self._list(rule, value, at)
+            case inspect.IntType() | inspect.FloatType():
+                return self._number(rule, value, at)
+            case inspect.LiteralType() | inspect.EnumType():
+                return _word(rule, value, at)
+            case inspect.AnyType():
+                return value
+        _check_kind(rule, value, at)
+        return value
+
+    def given(self, rule: inspect.DataclassType, value: Any, place: str) -> dict[str, Any]:
+        """The fields of a record that a table gives."""
+        _check_kind(rule, value, place)
+        known = {entry.name: entry.type for entry in rule.fields}
+        for key in value:
+            if key not in known:
+                raise UnknownName(f"key of {place}" if place else "key or table", str(key), known)
+        return {
+            key: self.build(known[key], each, _inside(known[key], place, key))
+            for key, each in value.items()
+        }
+
+    def _record(self, rule: inspect.DataclassType, value: Any, place: str) -> Any:
+        values = self.given(rule, value, place)
+        missing = [e.name for e in rule.fields if e.required and e.name not in values]
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            raise UsageError(f"{place} {', '.join(missing)} {verb} missing".strip())
+        with located(place):
+            return rule.cls(**values)
+
+    def _parsed(self, rule: inspect.Metadata, value: Any, at: str) -> Any:
+        parse = (rule.extra or {}).get("parse")
+        if parse is None:
+            return self.build(rule.type, value, at)
+        try:
+            made = parse(value)
+        except ValueError as error:
+            raise _wrong(at, str(error), value) from None
+        except ArborsimError as error:
+            raise UsageError(f"{at}: {error}") from None
+        whole = isinstance(rule.type, inspect.DataclassType | inspect.CustomType)
+        return made if whole else self.build(rule.type, made, at)
+
+    def _one_of(self, rule: inspect.UnionType, value: Any, at: str) -> Any:
+        options = [each for each in rule.types if not isinstance(each, inspect.NoneType)]
+        if value is None and len(options) < len(rule.types):
+            return None
+        if len(options) == 1:
+            return self.build(options[0], value, at)
+        for option in options:
+            if _fits(option, value):
+                return self.build(option, value, at)
+        raise _wrong(at, f"must be {_in_words(rule)}", value)
+
+    def _table(self, rule: inspect.DictType, value: Any, at: str) -> dict[str, Any]:
+        _check_kind(rule, value, at)
+        inner = rule.value_type
+        return {str(k): self.build(inner, each, _inside(inner, at, str(k)))
+                for k, each in value.items()}  # fmt: skip
+
+    def _list(self, rule: Any, value: Any, at: str) -> Any:
+        _check_kind(rule, value, at)
+        if isinstance(rule, inspect.TupleType):
+            kinds = list(rule.item_types)
+            if len(kinds) != len(value):
+                raise _wrong(at, f"must be {_in_words(rule)}", value)
+        else:
+            kinds = [rule.item_type] * len(value)
+            if len(value) < (rule.min_length or 0):
+                raise UsageError(f"{at} is empty: name at least one")
+        found = [
+            self.build(kind, each, _item(kind, at, number))
+            for number, (kind, each) in enumerate(zip(kinds, value, strict=True), 1)
+        ]
+        return found if isinstance(rule, inspect.ListType) else tuple(found)
+
+    def _number(self, rule: inspect.IntType | inspect.FloatType, value: Any, at: str) -> Any:
+        _check_kind(rule, value, at)
+        if isinstance(rule, inspect.FloatType) and not is_number(value):
+            if not self._finite and isinstance(value, float):
+                return value
+            raise _wrong(at, "must be a finite number", value)
+        if limit := _broken(rule, value):
+            raise _wrong(at, f"must be {limit}", value)
+        return float(value) if isinstance(rule, inspect.FloatType) else value
+
+
+def _check_kind(rule: inspect.Type, value: object, at: str) -> None:
+    if not _fits(rule, value):
+        raise _wrong(at, f"must be {_in_words(rule)}", value)
+
+
+def _wrong(at: str, rule: str, value: object) -> UsageError:
+    return UsageError(f"{at} {rule}, not {value!r:.40}".strip())
+
+
+def _inside(rule: inspect.Type, place: str, key: str) -> str:
+    """What messages call a key: ``[table]`` and ``[table.key]`` if it is a table."""
+    if not _is_table(rule):
+        return f"{place} {key}".strip()
+    if not place:
+        return f"[{key}]"
+    plain = place.startswith("[") and place.endswith("]") and not place.startswith("[[")
+    return f"{place[:-1]}.{key}]" if plain else f"{place} {key}"
+
+
+def _item(rule: inspect.Type, at: str, number: int) -> str:
+    return f"[[{at}]] {number}" if _is_table(rule) else f"{at}, item {number},"
+
+
+def _is_table(rule: inspect.Type) -> bool:
+    if isinstance(rule, inspect.UnionType):
+        return any(map(_is_table, rule.types))
+    return isinstance(rule, inspect.DataclassType | inspect.DictType)
+
+
+def _broken(rule: inspect.IntType | inspect.FloatType, value: Any) -> str:
+    """The limits that a number breaks, in words; "" if it breaks none."""
+    limits = {
+        f"above {rule.gt}": rule.gt is None or value > rule.gt,
+        f"at least {rule.ge}": rule.ge is None or value >= rule.ge,
+        f"below {rule.lt}": rule.lt is None or value < rule.lt,
+        f"at most {rule.le}": rule.le is None or value <= rule.le,
+    }
+    return " and ".join(limit for limit, holds in limits.items() if not holds)
+
+
+def _word(rule: inspect.LiteralType | inspect.EnumType, value: Any, at: str) -> Any:
+    """One of the known words."""
+    if isinstance(rule, inspect.LiteralType):
+        known: dict[Any, Any] = {each: each for each in rule.values}
+    else:
+        known = {each.value: each for each in rule.cls}
+    if isinstance(value, bool | int | float | str) and value in known:
+        return known[value]
+    if not isinstance(value, str):
+        raise _wrong(at, f"must be one of {', '.join(map(str, known))}", value)
+    with located(at):
+        raise UnknownName(at.split()[-1].replace("_", " "), value, map(str, known))
+
+
+#: What a value of each type is to Python, and what messages call it.
+_KINDS: dict[type[inspect.Type], tuple[Any, str]] = {
+    inspect.NoneType: (type(None), "nothing"),
+    inspect.BoolType: (bool, "true or false"),
+    inspect.IntType: (int, "a whole number"),
+    inspect.FloatType: (int | float, "a number"),
+    inspect.StrType: (str, "a text"),
+    inspect.DictType: (dict, "a table"),
+    inspect.DataclassType: (dict, "a table"),
+    inspect.ListType: (list | tuple, "a list"),
+    inspect.VarTupleType: (list | tuple, "a list"),
+    inspect.TupleType: (list | tuple, "a list"),
+}
+
+
+def _fits(rule: inspect.Type, value: Any) -> bool:
+    """Whether a value is of the type, whatever it holds."""
+    if isinstance(rule, inspect.Metadata):
+        return "parse" in (rule.extra or {}) or _fits(rule.type, value)
+    if isinstance(rule, inspect.CustomType):
+        return isinstance(value, rule.cls)
+    if type(rule) not in _KINDS:
+        return True
+    kind = _KINDS[type(rule)][0]
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _in_words(rule: inspect.Type) -> str:
+    """What a value of the type is called."""
+    match rule:
+        case inspect.Metadata():
+            return _in_words(rule.type)
+        case inspect.UnionType():
+            options = (each for each in rule.types if not isinstance(each, inspect.NoneType))
+            return " or ".join(dict.fromkeys(map(_in_words, options)))
+        case inspect.TupleType():
+            return f"a list of {len(rule.item_types)} values"
+        case inspect.ListType() | inspect.VarTupleType():
+            article, _, one = _in_words(rule.item_type).partition(" ")
+            return f"a list of {one}s" if article == "a" else "a list"
+        case inspect.CustomType():
+            return f"a {rule.cls.__name__}"
+    return _KINDS[type(rule)][1] if type(rule) in _KINDS else "something else"

@@ -36,7 +36,7 @@ class Collector:
         self.episodes = 0
         self._log = log
         self._results: dict[Key, LiveResult] = {}
-        self._keep(log.results if log else ())
+        self._keep(log.records if log else ())
 
     @property
     def results(self) -> tuple[LiveResult, ...]:

@@ -7,8 +7,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arborsim.core.documents import strict
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.records import strict
 from arborsim.plan.results import CandidateResult, PlanResult
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from arborsim.core.documents import strict
 from arborsim.core.measurements import Measurements, TimeSplit
-from arborsim.core.records import strict
 from arborsim.run.aggregate import aggregate, oracles
 from arborsim.run.results import EpisodeResult, ReplayResult
 

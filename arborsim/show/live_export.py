@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from arborsim.core.documents import strict
 from arborsim.core.measurements import TimeSplit
-from arborsim.core.records import strict
 from arborsim.live.log import describe
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.show.live_rows import LiveReport, LiveRow, cautions, live_rows

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from arborsim.core.records import strict
+from arborsim.core.documents import strict
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.budget import Budget
+from arborsim.core.documents import plain
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
+from arborsim.core.records import convert
 from arborsim.live.collect import Collector
-from arborsim.live.log import LiveLog, from_json, to_json
+from arborsim.live.log import LiveLog
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
@@ -47,7 +49,7 @@ def written(path: Path, *results: LiveResult) -> Path:
 def test_results_come_back_as_they_were(tmp_path: Path) -> None:
     results = [result(), result(0, "h2o", "0.5", correct=None, infeasible="too small")]
     path = written(tmp_path / "log", *results)
-    assert LiveLog(path, REQUEST, resume=True).results == results
+    assert LiveLog(path, REQUEST, resume=True).records == results
     assert len(path.read_bytes().splitlines()) == 3
 
 
@@ -62,19 +64,19 @@ numbers = st.floats(0, 1e9, allow_nan=False)
     )
 )  # fmt: skip
 def test_any_result_survives_json(given: LiveResult) -> None:
-    assert from_json(LiveResult, json.loads(json.dumps(to_json(given)))) == given
+    assert convert(LiveResult, json.loads(json.dumps(plain(given)))) == given
 
 
-def test_a_long_series_is_thinned_but_keeps_its_peak() -> None:
+def test_a_long_series_is_thinned_but_keeps_its_peak(tmp_path: Path) -> None:
     peak = [1] * 5000
     peak[3210] = 77
     times = [i / 7 for i in range(5000)]
     series = MemorySeries(times, peak, [0] * 5000, [0] * 5000, [0] * 5000)
-    stored = to_json(replace(result(), measured=Measurements(series=series)))
-    kept = stored["measured"]["series"]
-    assert len(kept["time_s"]) <= 602
-    assert max(kept["hbm_kv_bytes"]) == 77
-    assert kept["time_s"][-1] == pytest.approx(4999 / 7)
+    path = written(tmp_path / "log", replace(result(), measured=Measurements(series=series)))
+    kept = LiveLog(path, REQUEST, resume=True).records[0].measured.series
+    assert len(kept.time_s) <= 602
+    assert max(kept.hbm_kv_bytes) == 77
+    assert kept.time_s[-1] == pytest.approx(4999 / 7)
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])
@@ -83,7 +85,7 @@ def test_a_line_that_was_being_written_is_dropped(tmp_path: Path, cut: int) -> N
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     log = LiveLog(path, REQUEST, resume=True)
-    assert [r.episode for r in log.results] == [0]
+    assert [r.episode for r in log.records] == [0]
     watch = Collector(log)
     watch.began(FACTS, 2)
     assert not watch.wants(0, CELLS[0])
@@ -107,24 +109,28 @@ def test_a_log_whose_first_line_was_being_written_begins_anew(tmp_path: Path) ->
 
 def test_what_is_handed_over_twice_is_kept_once(tmp_path: Path) -> None:
     path = written(tmp_path / "log", result(0), result(0, tokens=99))
-    assert [r.tokens for r in LiveLog(path, REQUEST, resume=True).results] == [7]
+    assert [r.tokens for r in LiveLog(path, REQUEST, resume=True).records] == [7]
+
+
+def changed(**other: Any) -> str:
+    return json.dumps({**plain(result(1)), **other})
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b"{", "line 3: no JSON"),
-        (b"[]", "line 3: no JSON object"),
-        (b"{}", "line 3:"),
-        (json.dumps({**to_json(result(1)), "tokens": "7"}).encode(), 'line 3: tokens is "7"'),
-        (json.dumps({**to_json(result(1)), "tokens": True}).encode(), "line 3: tokens is true"),
-        (json.dumps({**to_json(result(1)), "more": 1}).encode(), "line 3: more is unknown"),
-        (json.dumps({**to_json(result(1)), "measured": 1}).encode(), "measured. is no object"),
+        ("{", "line 3: no JSON"),
+        ("[]", "line 3: must be a table, not []"),
+        ("{}", "line 3:"),
+        (changed(tokens="7"), "line 3: tokens must be a whole number, not '7'"),
+        (changed(tokens=True), "line 3: tokens must be a whole number, not True"),
+        (changed(more=1), "line 3: unknown key or table 'more'"),
+        (changed(measured=1), "line 3: [measured] must be a table, not 1"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, line: bytes, says: str) -> None:
+def test_a_damaged_line_is_named(tmp_path: Path, line: str, says: str) -> None:
     path = written(tmp_path / "log", result(0))
-    path.write_bytes(path.read_bytes() + line + b"\n")
+    path.write_bytes(path.read_bytes() + f"{line}\n".encode())
     with pytest.raises(UsageError, match="the log is damaged") as raised:
         LiveLog(path, REQUEST, resume=True)
     assert says in str(raised.value)

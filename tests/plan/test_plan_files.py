@@ -22,48 +22,56 @@ from arborsim.plan.timeline import timeline
 from tests.plan.make import small_plan, small_workload
 
 
+def _log(path: Path, *changes: tuple[str, str]) -> PlanLog:
+    return PlanLog(path, small_workload(*changes))
+
+
 def test_a_log_gives_back_what_was_written(tmp_path: Path) -> None:
-    log = PlanLog(tmp_path / "log", small_workload())
+    log = _log(tmp_path / "log")
     first, *others = small_plan().candidates
     log.write([first])
     for each in others:
         log.add(each)
-    assert log.read() == {each.number: each for each in small_plan().candidates}
+    found = _log(log.path).resume()
+    assert repr(found) == repr({each.number: each for each in small_plan().candidates})
 
 
-def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    log = PlanLog(tmp_path / "log", small_workload())
+def test_a_torn_line_is_left_out_and_written_again(tmp_path: Path) -> None:
+    log = _log(tmp_path / "log")
     log.write(small_plan().candidates)
-    text = log.path.read_text()
-    log.path.write_text(text[: -len(text.splitlines()[-1]) // 2])
-    assert list(log.read()) == [0, 1, 2]
+    whole = log.path.read_text()
+    log.path.write_text(whole[: -len(whole.splitlines()[-1]) // 2])
+    again = _log(log.path)
+    assert list(again.resume()) == [0, 1, 2]
+    again.write(small_plan().candidates)
+    assert log.path.read_text() == whole
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda lines: ["{}", *lines[1:]], "was not left by an interrupted plan"),
-        (lambda lines: [lines[0], "[]"], "line 2: this is no CandidateResult"),
-        (lambda lines: [lines[0], lines[1].replace('"gpus": 1,', '"gpus": "1",')], "gpus is"),
-        (lambda lines: [lines[0], "nonsense"], "line 2"),
-        (lambda lines: [lines[0].replace('"version": 1', '"version": 0')], "another workload"),
+        (lambda lines: ["{}", *lines[1:]], "not a log of format arborsim-plan"),
+        (lambda lines: [lines[0], "[]"], r"line 2: must be a table, not \[\]"),
+        (lambda lines: [lines[0], lines[1].replace('"gpus":1,', '"gpus":"1",')], "gpus must be"),
+        (lambda lines: [lines[0], "nonsense"], "line 2: no JSON"),
+        (lambda lines: [lines[0].replace('"version":1', '"version":0')], "not a log of format"),
     ],
 )
 def test_damaged_logs_are_refused(tmp_path: Path, change: Any, said: str) -> None:
-    log = PlanLog(tmp_path / "log", small_workload())
+    log = _log(tmp_path / "log")
     log.write(small_plan().candidates)
     log.path.write_text("\n".join(change(log.path.read_text().splitlines())) + "\n")
     with pytest.raises(UsageError, match=said):
-        log.read()
+        _log(log.path).resume()
 
 
 def test_a_log_of_another_workload_is_refused(tmp_path: Path) -> None:
-    PlanLog(tmp_path / "log", small_workload()).write(small_plan().candidates)
-    other = small_workload(("depth = 3", "depth = 2"))
+    _log(tmp_path / "log").write(small_plan().candidates)
+    other = ("depth = 3", "depth = 2")
     with pytest.raises(UsageError, match="another workload"):
-        PlanLog(tmp_path / "log", other).read()
+        _log(tmp_path / "log", other).resume()
     with pytest.raises(UsageError, match="there is no"):
-        PlanLog(tmp_path / "nothing", other).read()
+        _log(tmp_path / "nothing", other).resume()
 
 
 def test_tables_hold_every_candidate_with_its_figures(tmp_path: Path) -> None:
