@@ -29,16 +29,17 @@ from typing import Any
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import scipy
 
 from arborsim.search import ROOT, Leaf, make_search
 from arborsim.search.base import best_first
-from arborsim.search.cost_model import Cost, CostTree, cost_tree, keep_by_program, objective
+from arborsim.search.cost_model import Cost, CostTree, cost_tree, keep_best
 from arborsim.search.ets import similar
 from arborsim.search.rebase import rebase_weights
-from arborsim.search.reduction import keep_best
+from tests.search.ets_program import keep_by_program, objective
 
 WIDTH = 256
 DEPTH = 10

@@ -9,8 +9,7 @@ from typing import Any
 from arborsim.bank.arms import Arm, arms_of, chosen_algorithms, split_settings
 from arborsim.core.errors import UsageError
 from arborsim.search import Search, search_options
-from arborsim.search.dense import Dense
-from arborsim.search.shared import SharedTree
+from arborsim.search.growing import Dense, SharedTree
 
 BATCH = 256  #: thoughts that are drawn at once
 
@@ -22,7 +21,7 @@ class Recipe:
     Attributes
     ----------
     children : tuple of int
-        Children per node at depth 0, 1, ...; see `arborsim.search.dense.Dense`.
+        Children per node at depth 0, 1, ...; see `arborsim.search.growing.Dense`.
     depth : int
         0: as many levels as `children` has entries.
     arms : tuple of Arm

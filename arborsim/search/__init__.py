@@ -1,4 +1,4 @@
-"""Search algorithms over a tree of thoughts: one small file each, by name.
+"""Search algorithms over a tree of thoughts, by name: one file per family.
 
 >>> search = make_search("tot-bfs", keep=5, children=8)
 
@@ -9,34 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.search.base import ROOT, Expansion, Leaf, Search
-from arborsim.search.beam import Beam4, BeamSqrt
-from arborsim.search.best_of_n import BestOfN
-from arborsim.search.dpts import Dpts
-from arborsim.search.dvts import Dvts4, DvtsSqrt
-from arborsim.search.ets import Ets
-from arborsim.search.ets_kv import EtsKv
-from arborsim.search.linear import Linear
-from arborsim.search.mcts import Mcts
-from arborsim.search.rebase import Rebase
-from arborsim.search.self_consistency import SelfConsistency
-from arborsim.search.tot_bfs import TotBfs
-from arborsim.search.tot_dfs import TotDfs
-from arborsim.search.weighted_vote import WeightedVote
 
 __all__ = ["ROOT", "Expansion", "Leaf", "Search", "make_search", "search_names", "search_options"]
 
-_SEARCHES: Mapping[str, type] = {
-    kind.name: kind
-    for kind in (
-        Linear, BestOfN, SelfConsistency, WeightedVote,
-        Beam4, BeamSqrt, Dvts4, DvtsSqrt, Rebase, Ets, EtsKv,
-        TotBfs, TotDfs, Dpts, Mcts,
-    )
-}  # fmt: skip
+#: Where each search is; a module is imported when one of its searches is asked for.
+_SEARCHES: Mapping[str, str] = {
+    "linear": "chains:Linear",
+    "best-of-n": "chains:BestOfN",
+    "self-consistency": "chains:SelfConsistency",
+    "weighted-vote": "chains:WeightedVote",
+    "beam-4": "levels:Beam4",
+    "beam-sqrt": "levels:BeamSqrt",
+    "dvts-4": "levels:Dvts4",
+    "dvts-sqrt": "levels:DvtsSqrt",
+    "rebase": "rebase:Rebase",
+    "ets": "ets:Ets",
+    "ets-kv": "ets:EtsKv",
+    "tot-bfs": "tot:TotBfs",
+    "tot-dfs": "tot:TotDfs",
+    "dpts": "dpts:Dpts",
+    "mcts": "mcts:Mcts",
+}
 
 
 def search_names() -> list[str]:
@@ -51,9 +49,7 @@ def search_options(name: str) -> dict[str, Any]:
     ------
     UnknownName
     """
-    if name not in _SEARCHES:
-        raise UnknownName("search", name, _SEARCHES)
-    return {f.name: f.default for f in fields(_SEARCHES[name]) if f.init}
+    return {f.name: f.default for f in fields(_find(name)) if f.init}
 
 
 def make_search(name: str, **options: Any) -> Search:
@@ -79,5 +75,13 @@ def make_search(name: str, **options: Any) -> Search:
                 f"{name}: {key} must be {'an integer' if kind is int else 'a number'}, "
                 f"not {given!r}"
             ) from None
-    search: Search = _SEARCHES[name](**typed)
+    search: Search = _find(name)(**typed)
     return search
+
+
+def _find(name: str) -> type:
+    if name not in _SEARCHES:
+        raise UnknownName("search", name, _SEARCHES)
+    module, _, kind = _SEARCHES[name].partition(":")
+    found: type = getattr(import_module(f"{__name__}.{module}"), kind)
+    return found

@@ -1,4 +1,4 @@
-"""The contract between a search algorithm and whatever grows its tree.
+"""The contract between a search algorithm and what grows its tree.
 
 A *driver* owns the tree: a live model that decodes thoughts, or a recorded bank that hands them
 out.  It shows the search every node that is complete and not given up (the *frontier*, in order of
@@ -17,7 +17,7 @@ search knows no tokens, no model and no clock, so the same object drives both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -49,7 +49,7 @@ class Leaf:
     embedding : float ndarray ``[size]`` or None
         Mean last hidden state of the block.
     answer : str or None
-        Text of the answer, if it is finished and somebody can read one: equal texts vote together.
+        Text of the answer, if it is finished and can be read: equal texts vote together.
     twin : int or None
         The first complete sibling that says the same; the node itself or None if there is none.
     """
@@ -141,6 +141,32 @@ def best_answer(frontier: Sequence[Leaf]) -> tuple[int, ...]:
         if leaves:
             return (best_first(leaves)[0].node,)
     return (ROOT,)
+
+
+def majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    """The answer that most leaves gave, whatever their scores (Wang et al. 2022)."""
+    return _elect(frontier, lambda leaf: 1.0)
+
+
+def weighted_majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    """The answer with the highest sum of final scores; an unknown score weighs nothing."""
+    return _elect(frontier, reward)
+
+
+def _elect(frontier: Sequence[Leaf], weight: Callable[[Leaf], float]) -> tuple[int, ...]:
+    """The best leaf of the heaviest class of equal answers; ties go to the one given first.
+
+    A leaf without an answer's text (a bank that recorded none) is a class of its own.
+    """
+    classes: dict[str | int, list[Leaf]] = {}
+    for leaf in frontier:
+        if leaf.finished:
+            classes.setdefault(leaf.node if leaf.answer is None else leaf.answer, []).append(leaf)
+    if not classes:
+        return best_answer(frontier)
+    # Exact sums: the order in which leaves completed must not break a tie.
+    winner = max(classes.values(), key=lambda leaves: math.fsum(map(weight, leaves)))
+    return (best_first(winner)[0].node,)
 
 
 def hopeless(frontier: Sequence[Leaf], kept: Iterable[int]) -> tuple[int, ...]:

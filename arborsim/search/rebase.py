@@ -18,7 +18,7 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.search.base import Leaf, value
-from arborsim.search.level import LevelSearch
+from arborsim.search.levels import LevelSearch
 
 
 @dataclass

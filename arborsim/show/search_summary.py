@@ -12,10 +12,9 @@ from arborsim.bank.sweep import MARGIN, Paired, paired
 from arborsim.core.units import quantity, scale_for
 from arborsim.run.aggregate import at_budget
 from arborsim.search import make_search
-from arborsim.search.independent import IndependentSamples
-from arborsim.search.level import LevelSearch
-from arborsim.search.linear import Linear
-from arborsim.search.tot_bfs import TotBfs
+from arborsim.search.chains import IndependentSamples, Linear
+from arborsim.search.levels import LevelSearch
+from arborsim.search.tot import TotBfs
 from arborsim.show.search_figures import reference
 
 #: Searches whose selections show all that they hold: by levels, or of chains.  The others come back

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Leaf, make_search
-from arborsim.search.base import best_first
+from arborsim.search.base import best_first, majority, weighted_majority
 from arborsim.search.rebase import rebase_weights
-from arborsim.search.vote import majority, weighted_majority
 from tests.search.bank import Bank, drive
 from tests.search.literal import printed
 

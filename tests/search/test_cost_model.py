@@ -20,14 +20,13 @@ from arborsim.search.cost_model import (
     CostTree,
     Program,
     cost_tree,
-    keep_by_program,
+    keep_best,
     keep_by_tree,
-    objective,
 )
 from arborsim.search.ets import similar
 from arborsim.search.rebase import rebase_weights
-from arborsim.search.reduction import keep_best
 from tests.search.bank import Bank, drive
+from tests.search.ets_program import keep_by_program, objective
 from tests.search.literal import printed
 
 ROOT_LEAF = Leaf(ROOT, -1, 0, math.nan)

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from arborsim.bank import Bank, walk
 from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Leaf, Search, make_search, search_names
-from arborsim.search.dense import Dense
-from arborsim.search.shared import SharedTree
+from arborsim.search.growing import Dense, SharedTree
 from arborsim.trace.schema import End
 
 
