@@ -110,7 +110,7 @@ def plan(
     simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
     recommends one. Ctrl-C keeps what is done; exit code 130.
     """
-    from arborsim.plan.accuracy import read_accuracies
+    from arborsim.plan.log import read_accuracies
     from arborsim.plan.plan import Planner
     from arborsim.plan.recommend import Demanded
 
@@ -263,8 +263,7 @@ def _show(
                 f"--perfetto: {result.candidates[chosen].name} carries no load; choose another by "
                 "--candidate"
             )
-        from arborsim.plan.perfetto import write_perfetto
-        from arborsim.plan.timeline import timeline
+        from arborsim.plan.timeline import timeline, write_perfetto
 
         write_perfetto(timeline(planner, result.candidates[chosen]), perfetto)
         typer.echo(f"wrote {perfetto}", err=json)

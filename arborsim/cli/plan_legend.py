@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from arborsim.plan.recommend import load_of
 from arborsim.plan.results import PlanResult
-from arborsim.plan.wording import load_of
 
 #: Why there is no larger load, where it is not the target.
 MARKS = {"throughput": "=", "run length": "+"}

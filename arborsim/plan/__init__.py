@@ -2,7 +2,7 @@
 
 A workload (`arborsim.plan.workload`) names a mix of searches, how they arrive, a model, the
 candidates, a target and prices.  The searches of the mix are recorded traces, or drawn from stated
-distributions (`arborsim.plan.generate`); which of them arrives next (`arborsim.plan.mix`)
+distributions (`arborsim.plan.generate`); which of them arrives next (`arborsim.plan.arrivals`)
 and when (`arborsim.plan.arrivals`) depends on the seed alone, so every candidate serves the
 same searches at the same moments.
 """

@@ -1,4 +1,9 @@
-"""When searches arrive: Poisson, as a log of requests recorded it, or as clients come back.
+"""Which searches arrive, and when.
+
+Which: episodes of a mix of traces, drawn by weight.  When: Poisson, as a log of requests recorded
+it, or as clients come back.  Both depend on the seed, on nothing that a candidate could change:
+every candidate serves the same searches at the same moments (common random numbers), and what
+separates two candidates is not which searches they happened to get.
 
 A process is asked for its arrivals at a load, because a planner looks for the largest load that
 meets a target.  With the same seed another load moves arrivals closer together or further apart and
@@ -8,18 +13,80 @@ leaves their pattern as it is: results differ by the load, not by luck.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.plan.streams import Stream, stream
 from arborsim.trace.columns import floats_of
 from arborsim.trace.importers.requests import FORMATS, Request, read_requests
 from arborsim.trace.importers.write import refuse_damage
 from arborsim.trace.reader import TraceReader
+
+
+class Stream(IntEnum):
+    """What is drawn; the numbers are part of every result and stay as they are."""
+
+    SEARCHES = 0  # lengths and trees of generated searches
+    MIX = 1  # which search arrives
+    ARRIVALS = 2  # when it arrives
+
+
+def stream(seed: int, purpose: Stream, number: int = 0) -> np.random.Generator:
+    """The generator for one purpose, and for one item (`number`) of it."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), number))
+    return np.random.default_rng(sequence)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Searches in the order of their arrival.
+
+    Attributes
+    ----------
+    entry : int64 ``[n]``
+        Which trace of the mix.
+    episode : int64 ``[n]``
+        Which of its episodes.
+    """
+
+    entry: np.ndarray
+    episode: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.entry)
+
+    def distinct(self) -> list[tuple[int, int]]:
+        """Each (entry, episode) that occurs, once, sorted: what must be replayed."""
+        return sorted(set(zip(self.entry.tolist(), self.episode.tolist(), strict=True)))
+
+
+def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed: int) -> Draws:
+    """Draw `count` searches, each independently: a trace by weight, then any of its episodes.
+
+    Fewer draws are the beginning of more: a longer run goes on where a shorter one ended.
+
+    Parameters
+    ----------
+    weights : sequence of float
+        One per trace, above 0; only their ratios count.
+    episodes : sequence of int
+        Episodes of each trace, at least 1.
+    count : int
+    seed : int
+    """
+    draws = stream(seed, Stream.MIX).random((count, 2))
+    edges = np.cumsum(np.asarray(weights, dtype=np.float64))
+    entry = np.searchsorted(edges[:-1] / edges[-1], draws[:, 0], side="right")
+    sizes = np.asarray(episodes, dtype=np.int64)[entry]
+    # A product of a number below 1 can round up to the size itself.
+    episode = np.minimum((draws[:, 1] * sizes).astype(np.int64), sizes - 1)
+    return Draws(entry, episode)
+
 
 TRACE = "trace"  #: The format of a trace's column `arrival_s`, beside those of `FORMATS`.
 
@@ -136,7 +203,7 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class ClosedLoop:
+class ClientLoop:
     """Clients that wait for an answer before they ask again; the load is their number.
 
     Attributes
@@ -155,10 +222,10 @@ class ClosedLoop:
     def stated(self) -> float | None:
         return self.clients
 
-    def with_load(self, load: float) -> ClosedLoop:
+    def with_load(self, load: float) -> ClientLoop:
         if load != int(load):
             raise UsageError(f"a load of {load:g} clients is no whole number")
-        return ClosedLoop(int(_positive(load)), self.think_s)
+        return ClientLoop(int(_positive(load)), self.think_s)
 
     def at(self, load: float, count: int, seed: int) -> Clients:
         return Clients(max(1, round(load)), self.think_s)

@@ -8,16 +8,27 @@ the machine: policies that use DDR are recorded once per GPU and host.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from arborsim.core.budget import Budget
-from arborsim.machine.demand import SearchDemand
+from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.observations import Signal
+from arborsim.machine.demand import LEG_COLUMNS, Op, SearchDemand
+from arborsim.machine.machine import Machine, unsuited
+from arborsim.machine.pieces import LINEAR, PIECE_COLUMNS
 from arborsim.machine.profile import HardwareProfile
-from arborsim.plan.mix import Draws
+from arborsim.plan.arrivals import Draws
 from arborsim.plan.results import Quality
 from arborsim.plan.workload import Candidate, PolicyChoice, Workload
+from arborsim.run.meters import AttentionKept
+from arborsim.run.record import record_demand
+from arborsim.trace.episode import Episode
+from arborsim.trace.reader import TraceReader
 
 NO_BUDGET = Budget("-", share=1.0)
 
@@ -140,3 +151,221 @@ def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
     for seed in workload.seeds():
         found.update(workload.draws(seed).distinct())
     return tuple(sorted(found))
+
+
+_CHUNK = 8  # episodes that a process takes at a time
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Episodes of one trace to record under one variant, in a process of its own.
+
+    Attributes
+    ----------
+    variant, order : int
+        Number of `how`, and of the unit among the variant's.
+    how : Variant
+    entry : int
+    episodes : tuple of int
+    trace : Path
+    shared_tokens : int
+        Beginning of the prompts that the entry's searches have in common.
+    machine : Machine
+    """
+
+    variant: int
+    order: int
+    how: Variant
+    entry: int
+    episodes: tuple[int, ...]
+    trace: Path
+    shared_tokens: int
+    machine: Machine
+
+
+def record_unit(unit: Unit) -> list[Recorded] | str:
+    """Record the unit's searches, or say why its variant cannot keep one of them."""
+    policy = unit.how.policy.policy
+    assert unit.machine.geometry is not None
+    if why := unsuited(policy, unit.machine.geometry):
+        return why
+    reader = TraceReader(unit.trace)
+    attention = reader.has(Signal.ATTENTION)
+    reads = tuple(sorted(policy.reads() | ({Signal.ATTENTION} if attention else set())))
+    found = []
+    for number in unit.episodes:
+        (episode,) = reader.episodes(reads, start=number, stop=number + 1)
+        try:
+            found.append(_record(unit, episode, attention))
+        except (BudgetInfeasible, UsageError) as error:
+            return f"{reader.path.name}, episode {number}: {error}"
+    return found
+
+
+def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
+    policy, shared = unit.how.policy.policy, unit.shared_tokens
+    meter = AttentionKept() if attention else None
+    demand, measured = record_demand(
+        episode, policy, unit.how.budget, unit.machine, f"mix {unit.entry}" if shared else "",
+        shared, unit.trace.name, [meter] if meter else [],
+    )  # fmt: skip
+    if demand.prompt_tokens < shared:  # only prompts that are as short have all of it in common
+        short = demand.prompt_tokens
+        info = replace(demand.info, prefix=f"mix {unit.entry}, {short}", prefix_tokens=short)
+        demand = replace(demand, info=info)
+    tokens = measured.prompt_tokens + measured.generated_tokens
+    return Recorded(
+        demand,
+        meter.share if meter else math.nan,
+        measured.peak_hbm_kv_tokens / tokens,
+        measured.evicted_tokens / tokens,
+        measured.quantised_tokens / tokens,
+        measured.offloaded_tokens / tokens,
+        measured.rehydrated_tokens / tokens,
+    )
+
+
+def units_of(
+    workload: Workload, number: int, variant: Variant, traces: Sequence[Path]
+) -> list[Unit]:
+    """What must be recorded for a variant, a few searches at a time.
+
+    Parameters
+    ----------
+    workload : Workload
+    number : int
+        The variant's.
+    variant : Variant
+    traces : sequence of Path
+        One per entry of the mix (`Workload.write_traces`).
+    """
+    places = drawn(workload)
+    machine = Machine(
+        variant.profile,
+        workload.geometry,
+        variant.recall,
+        workload.page_tokens,
+        workload.tree_attention,
+    )
+    found: list[Unit] = []
+    for entry, kind in enumerate(workload.mix):
+        episodes = [episode for other, episode in places if other == entry]
+        for first in range(0, len(episodes), _CHUNK):
+            part = tuple(episodes[first : first + _CHUNK])
+            shared = kind.shared_prompt_tokens
+            found.append(
+                Unit(number, len(found), variant, entry, part, traces[entry], shared, machine)
+            )
+    return found
+
+
+class Recording:
+    """A variant's units, handed out one by one, and put together again.
+
+    Parameters
+    ----------
+    variant : Variant
+    units : sequence of Unit
+    places : tuple of (int, int)
+    """
+
+    def __init__(
+        self, variant: Variant, units: Sequence[Unit], places: tuple[tuple[int, int], ...]
+    ) -> None:
+        self._variant = variant
+        self._left = deque(units)
+        self._places = places
+        self._under_way = 0
+        self._found: dict[int, list[Recorded]] = {}
+        self._infeasible: dict[int, str] = {}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is nothing more to record: nothing is left, or a search is infeasible."""
+        return not self._left or bool(self._infeasible)
+
+    def next_unit(self) -> Unit:
+        """Another one to record."""
+        self._under_way += 1
+        return self._left.popleft()
+
+    def add(self, unit: Unit, result: list[Recorded] | str) -> None:
+        self._under_way -= 1
+        if isinstance(result, str):
+            self._infeasible[unit.order] = result
+        else:
+            self._found[unit.order] = result
+
+    @property
+    def complete(self) -> bool:
+        return not self._under_way and self.exhausted
+
+    def together(self) -> VariantDemands:
+        """All of it; the reason is that of the first unit that has one, whoever was faster."""
+        if self._infeasible:
+            reason = self._infeasible[min(self._infeasible)]
+            return VariantDemands(self._variant, self._places, (), reason)
+        ordered = [each for order in sorted(self._found) for each in self._found[order]]
+        return VariantDemands(self._variant, self._places, tuple(ordered))
+
+
+def record_variant(workload: Workload, variant: Variant, traces: Sequence[Path]) -> VariantDemands:
+    """The demands of a workload's searches under one variant."""
+    recording = Recording(variant, units_of(workload, 0, variant, traces), drawn(workload))
+    while not recording.exhausted:
+        unit = recording.next_unit()
+        recording.add(unit, record_unit(unit))
+    return recording.together()
+
+
+_ITERATIONS = PIECE_COLUMNS.index("iterations")
+#: How many numbers of each phase grow with the length of a search.
+_SCALED = {
+    Op.PREFILL: (1,), Op.DECIDE: (1,), Op.COPY: (1,), Op.RECOMPUTE: (1, 2), Op.HOLD: (1,),
+    Op.LEVEL: (1, 2, 3),
+}  # fmt: skip
+
+
+def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
+    """The same search with every thought, and the prompt, `factor` times as long.
+
+    Each run of iterations becomes so much longer and begins with so many more tokens; what an
+    iteration adds stays.  Branches, prunings and everything moved or dropped keep their place and
+    their share of the search, which is what a budget that is a share of the search asks for.  Not
+    exact for a policy that keeps a fixed number of tokens, or a model with sliding windows.
+
+    Parameters
+    ----------
+    demand : SearchDemand
+    factor : float
+        Above 0.
+    """
+    if factor == 1:
+        return demand
+    pieces, ops, legs = demand.pieces.copy(), demand.ops.copy(), demand.legs.copy()
+    decodes = np.flatnonzero(ops[:, 0] == Op.DECODE)
+    order = ops[decodes, 1]
+    # Rounding the running sums, so that searches of many short runs keep their whole length.
+    ends = np.rint(factor * np.cumsum(pieces[order, _ITERATIONS])).astype(np.int64)
+    pieces[order, _ITERATIONS] = np.diff(ends, prepend=0)
+    for name in ("streamed_bytes", "remote_bytes"):
+        _multiply(pieces, [PIECE_COLUMNS.index(name)], factor)
+    for name in LINEAR:
+        first, growth = (PIECE_COLUMNS.index(each) for each in (name, f"{name}_growth"))
+        # What the first iteration adds is in `first` already, and is not multiplied.
+        before = np.maximum(pieces[:, first] - pieces[:, growth], 0)
+        added = pieces[:, first] - before
+        pieces[:, first] = np.rint(factor * before) + added
+    for kind, columns in _SCALED.items():
+        rows = ops[:, 0] == kind
+        ops[rows] = _multiply(ops[rows], columns, factor)
+    _multiply(legs, range(LEG_COLUMNS.index("bytes"), len(LEG_COLUMNS)), factor)
+    emptied = decodes[pieces[order, _ITERATIONS] == 0]
+    info = replace(demand.info, prefix_tokens=round(factor * demand.info.prefix_tokens))
+    return SearchDemand(info, np.delete(ops, emptied, axis=0), pieces, legs)
+
+
+def _multiply(table: np.ndarray, columns: Iterable[int], factor: float) -> np.ndarray:
+    for column in columns:
+        table[:, column] = np.rint(factor * table[:, column])
+    return table

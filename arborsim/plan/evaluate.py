@@ -2,28 +2,190 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.alone import (
-    served_alone,
-    too_large,
-    too_many_refused,
-    too_slow_alone,
-    weights_too_large,
-)
+from arborsim.machine.cost import CostModel
+from arborsim.machine.demand import Op, SearchDemand
+from arborsim.machine.options import ClosedLoop
+from arborsim.machine.pricing import Piece, PricedDemand, Pricing
+from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import Variant, VariantDemands, drawn
 from arborsim.plan.largest import LargestLoad
-from arborsim.plan.results import INFEASIBLE, MISSED, UNFIT, CandidateResult
+from arborsim.plan.load_point import LoadPoint, summed_up
+from arborsim.plan.results import INFEASIBLE, MISSED, UNFIT, Alone, CandidateResult
 from arborsim.plan.runs import Bench
 from arborsim.plan.statistics import Estimate, solved_share
 from arborsim.plan.workload import Hardware, Workload
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
+
+#: Terms that hide behind others, or behind each other; what is not hidden adds up.
+HIDDEN = "hidden behind others"
+_PHASES = {
+    Op.PREFILL: "prefill", Op.RECOMPUTE: "recomputing evicted tokens", Op.DECIDE: "policy",
+    Op.TURN: "policy", Op.COPY: "policy",
+}  # fmt: skip
+
+
+def cost_terms(priced: PricedDemand, pricing: Pricing, alone_s: float) -> Mapping[str, float]:
+    """Seconds of each cost term of one search; they add up to `alone_s`.
+
+    Reading memory and computing hide behind each other (a roofline), and streaming and attention on
+    the CPU behind both: what is hidden is the last term, and negative.
+
+    Parameters
+    ----------
+    priced : PricedDemand
+    pricing : Pricing
+        Of the same machine.
+    alone_s : float
+        What the search takes by itself.
+    """
+    terms: dict[str, float] = defaultdict(float)
+    for op, seconds in zip(priced.ops, priced.seconds, strict=True):
+        if op[0] in _PHASES:
+            terms[_PHASES[Op(op[0])]] += seconds
+        elif op[0] == Op.DECODE:
+            _add_piece(terms, priced.pieces[op[1]], pricing)
+    for chain in priced.chains:
+        for leg in chain:
+            name = "transfers to HBM" if leg.up else "transfers to DDR"
+            terms[name] += pricing.transfer_s(leg.bytes, leg.up)
+    terms[HIDDEN] = alone_s - sum(terms.values())
+    return dict(terms)
+
+
+def _add_piece(terms: dict[str, float], piece: Piece, pricing: Pricing) -> None:
+    n = piece.iterations
+
+    def total(pair: tuple[float, float]) -> float:
+        return n * pair[0] + pair[1] * (n * (n - 1) / 2)
+
+    layers_s = pricing.eager_layers_s if piece.eager else pricing.layers_s
+    terms["decode: arithmetic"] += total(piece.flops_s)
+    terms["decode: reading weights"] += n * pricing.weights_s(piece.sequences)
+    terms["decode: reading keys and values"] += total(piece.kv_s)
+    terms["decode: dequantising"] += total(piece.dequantise_s)
+    terms["decode: overhead of layers"] += n * layers_s
+    terms["decode: overhead of iterations"] += n * pricing.step_s
+    terms["decode: overhead of sequences"] += n * piece.sequences * pricing.sequence_s
+    terms["decode: streaming from DDR"] += n * piece.stream_s
+    terms["decode: work of the CPU"] += n * piece.near_s
+    terms["policy"] += total(piece.policy_s)
+
+
+def weights_too_large(workload: Workload, hardware: Hardware) -> str:
+    """Why the model's weights alone leave no memory, which needs no search to know; "" if not."""
+    geometry, gpus = workload.geometry, hardware.gpus
+    usable = gpus * hardware.profile.usable_hbm_bytes
+    if geometry.weight_bytes < usable:
+        return ""
+    return (
+        f"{geometry.name} does not fit: its weights take {geometry.weight_bytes / 1e9:.2f} GB, and "
+        f"{usable / 1e9:.2f} GB are usable; take larger or more GPUs"
+    )
+
+
+def too_large(workload: Workload, hardware: Hardware, found: VariantDemands) -> str:
+    """What the model and the smallest search need, against what the GPUs have."""
+    geometry = workload.geometry
+    options = replace(workload.serving, tensor_parallel=hardware.gpus)
+    pricing = Pricing(CostModel(hardware.profile, geometry), options)
+    workspace = hardware.gpus * pricing.workspace_bytes(found.demands, options.prefill_chunk)
+    least, usable = (
+        _least_kv_bytes(found.demands),
+        hardware.gpus * hardware.profile.usable_hbm_bytes,
+    )
+    return (
+        f"{geometry.name} does not fit: {geometry.weight_bytes / 1e9:.2f} GB of weights + "
+        f"{workspace / 1e9:.2f} GB of activations + at least {least / 1e9:.2f} GB of keys and "
+        f"values for one search, and {usable / 1e9:.2f} GB are usable; take larger or more GPUs"
+    )
+
+
+def _least_kv_bytes(demands: list[SearchDemand]) -> int:
+    """HBM for keys and values of the search that needs the least."""
+
+    def peak(demand: SearchDemand) -> int:
+        last = demand.column("iterations") - 1
+        held = demand.column("hbm_bytes") + last * demand.column("hbm_bytes_growth")
+        return int(held.max(initial=0))
+
+    return min((peak(demand) for demand in demands), default=0)
+
+
+def too_many_refused(workload: Workload, bench: Bench) -> str:
+    """Why too many searches can never be served; "" if enough can."""
+    engine = bench.engine
+    ddr_bytes = engine.pricing.cost.profile.ddr_bytes + workload.serving.nvme_bytes
+    hbm = np.array([each.peak_hbm_bytes for each in engine.alone])
+    ddr = np.array([priced.source.peak_ddr_bytes for priced in engine.demands])
+    refused = (hbm > engine.kv_bytes) | (ddr > ddr_bytes)
+    worst = max(int(refused[drawn[workload.warm_up :]].sum()) for drawn in bench.drawn.values())
+    if worst <= bench.allowed:
+        return ""
+    share = worst / (workload.searches - workload.warm_up)
+    what, most, room = ("HBM", hbm.max(), engine.kv_bytes)
+    if hbm.max() <= engine.kv_bytes:
+        what, most, room = "DDR", ddr.max(), ddr_bytes
+    return (
+        f"{share:.1%} of the searches never fit: the largest needs {most / 1e9:.2f} GB of {what} "
+        f"for its keys and values, and there are {room / 1e9:.2f} GB; a smaller budget or more "
+        "memory would serve them"
+    )
+
+
+def served_alone(workload: Workload, bench: Bench) -> tuple[Alone, bool]:
+    """Searches one after the other, and whether enough of them are within the limits."""
+    engine, target = bench.engine, workload.target
+    report = engine.run(ClosedLoop(1, tuple(range(len(engine.demands)))))
+    drawn = np.concatenate([each[workload.warm_up :] for each in bench.drawn.values()])
+    weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
+    served = np.array([not s.refused for s in report.searches])
+    latency = np.array([each.seconds for each in engine.alone])
+    token = np.array([s.per_token_s for s in report.searches])
+    within = served & (latency <= (np.inf if target.search_s is None else target.search_s))
+    within &= token <= (np.inf if target.token_s is None else target.token_s)
+    terms: dict[str, float] = {}
+    for weight, priced, seconds in zip(weights, engine.demands, latency, strict=True):
+        for name, value in cost_terms(priced, engine.pricing, float(seconds)).items():
+            terms[name] = terms.get(name, 0.0) + float(weight * value)
+
+    def mean(values: list[float]) -> float:
+        return float(weights @ np.array(values, dtype=np.float64))
+
+    sources = [priced.source for priced in engine.demands]
+    alone = Alone(
+        mean([each.seconds for each in engine.alone]),
+        mean([each.peak_hbm_bytes for each in engine.alone]),
+        mean([each.peak_ddr_bytes for each in sources]),
+        mean([each.prompt_tokens for each in sources]),
+        mean([each.generated_tokens for each in sources]),
+        float(np.percentile(latency[drawn], target.percentile)),
+        float(np.percentile(token[drawn], target.percentile)),
+        terms,
+    )
+    return alone, float(weights @ within) >= target.percentile / 100 - 1e-9
+
+
+def too_slow_alone(workload: Workload, alone: Alone) -> str:
+    """By how much the target is missed, and what would be met."""
+    target, missed = workload.target, []
+    if target.search_s is not None and alone.at_percentile_s > target.search_s:
+        missed.append(f"{alone.at_percentile_s:.3g} s per search, not {target.search_s:.3g} s")
+    if target.token_s is not None and alone.token_at_percentile_s > target.token_s:
+        missed.append(
+            f"{1e3 * alone.token_at_percentile_s:.3g} ms per token, not "
+            f"{1e3 * target.token_s:.3g} ms"
+        )
+    what = " and ".join(missed) or "a search that meets one limit misses the other"
+    return f"even alone on the machine, {target.percentile:g}% of the searches take up to {what}"
 
 
 def evaluate(
@@ -113,3 +275,41 @@ def _share_solved(
         judged[entry] += verdict >= 0
         right[entry] += verdict == 1
     return solved_share([entry.weight for entry in workload.mix], right, judged)
+
+
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
+
+
+def load_curve(
+    workload: Workload,
+    hardware: Hardware,
+    found: VariantDemands,
+    result: CandidateResult,
+    shares: Sequence[float] = SHARES,
+) -> tuple[LoadPoint, ...]:
+    """Figures at shares of the largest load, rising; nothing for a candidate that has none.
+
+    Parameters
+    ----------
+    workload : Workload
+    hardware : Hardware
+    found : VariantDemands
+        What `result` was evaluated from.
+    result : CandidateResult
+        Has the figures at its largest load, which are not computed again.
+    shares : sequence of float
+        Above 0; whole clients of a closed loop, each number once.
+    """
+    if result.largest is None or result.at_largest is None:
+        return ()
+    bench, share = Bench(workload, hardware, found), solved(workload, found)
+    loads = {factor * result.largest for factor in shares}
+    if isinstance(workload.arrivals, ClientLoop):
+        loads = {float(max(1, round(load))) for load in loads}
+    rank, price = workload.target.percentile, hardware.price_per_hour
+    points = [result.at_largest]
+    for load in sorted(loads - {result.largest}):
+        runs = [bench.run(load, seed) for seed in workload.seeds()]
+        kept = [run for run in runs if run is not None]
+        points.append(summed_up(load, kept, rank, price, share))
+    return tuple(sorted(points, key=lambda point: point.load))

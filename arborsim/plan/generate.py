@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.plan.arrivals import Stream, stream
 from arborsim.plan.distributions import Counts, Fixed, check_range
-from arborsim.plan.streams import Stream, stream
 from arborsim.trace.importers.sources import MOST_TOKENS, Contents
 from arborsim.trace.importers.write import (
     FinalAnswer,

@@ -13,15 +13,22 @@ from arborsim.core.errors import UsageError
 from arborsim.core.schedule import unfold
 from arborsim.machine.demand import SearchDemand
 from arborsim.machine.profile import HardwareProfile
-from arborsim.plan.alone import weights_too_large
-from arborsim.plan.cautions import cautions, short_prompts
-from arborsim.plan.demands import Recorded, VariantDemands, drawn, variant_of, variants
-from arborsim.plan.evaluate import evaluate, recorded_solved, unfit
-from arborsim.plan.fleets import fleet_for
-from arborsim.plan.provenance import assumed_numbers, settings_of
+from arborsim.plan.demands import (
+    Recorded,
+    Recording,
+    Unit,
+    VariantDemands,
+    drawn,
+    record_unit,
+    record_variant,
+    units_of,
+    variant_of,
+    variants,
+)
+from arborsim.plan.evaluate import evaluate, recorded_solved, unfit, weights_too_large
+from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
 from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.recording import Recording, Unit, record_unit, record_variant, units_of
-from arborsim.plan.results import CandidateResult, PlanResult, Recommendation
+from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for
 from arborsim.plan.statistics import Estimate, cost_per_solved
 from arborsim.plan.workload import Hardware, Workload
 

@@ -14,17 +14,131 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.plan.fleets import machines_for
-from arborsim.plan.load_point import LoadPoint
+from arborsim.plan.load_point import TIME, LoadPoint
 from arborsim.plan.results import (
     MET,
+    MISSED,
+    UNFIT,
     CandidateResult,
     PlanResult,
     Recommendation,
+    machines_for,
 )
 from arborsim.plan.statistics import mean_interval
-from arborsim.plan.unmet import nobody
-from arborsim.plan.wording import cost_at, limits_of, load_of, money, named, resource
+
+_RESOURCES = {
+    "hbm": "HBM space", "host": "host memory", "searches": "allowed searches",
+    "compute": "compute", "memory": "HBM bandwidth", "pcie_down": "PCIe to the host",
+    "pcie_up": "PCIe from the host",
+}  # fmt: skip
+
+
+def money(cost: tuple[float, float] | None, currency: str) -> str:
+    """A price or a range of prices, with as many digits as they need."""
+    if cost is None:
+        return "an unknown price"
+    low, high = (f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in cost)
+    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
+
+
+def named(candidate: CandidateResult) -> str:
+    """All that tells a candidate from the others, in a sentence."""
+    budget = "" if candidate.budget == "-" else f" at a budget of {candidate.budget}"
+    recall = "" if candidate.recall == "-" else f" (recall {candidate.recall})"
+    return f"{candidate.policy}{budget}{recall} on {candidate.hardware}"
+
+
+def load_of(load: float, plan: PlanResult) -> str:
+    """``"1.25 searches/s"``, ``"12 clients"``."""
+    return f"{load:.3g} {plan.unit}" if plan.unit != "clients" else f"{load:.0f} clients"
+
+
+def limits_of(plan: PlanResult) -> str:
+    """The target's limits: ``"60 s and 100 ms per token"``."""
+    limits = []
+    if plan.search_limit_s is not None:
+        limits.append(f"{plan.search_limit_s:.4g} s")
+    if plan.token_limit_s is not None:
+        limits.append(f"{1e3 * plan.token_limit_s:.4g} ms per token")
+    return " and ".join(limits)
+
+
+def cost_at(cost: tuple[float, float] | None, load: float, plan: PlanResult) -> str:
+    """A cost means nothing without the load that the machines' hours are divided by."""
+    return f"{money(cost, plan.currency)} per 1,000 searches at {load_of(load, plan)}"
+
+
+def resource(point: LoadPoint, limited_by: str) -> str:
+    """What runs out, with its share; a share of space is none of time, so both are told apart.
+
+    Where only the length of the runs is in the way of more load, time has not run out.
+    """
+    name, used = point.saturated, point.used
+    busiest = max(TIME, key=lambda other: float(getattr(used, other)))
+    time = f"{_RESOURCES[busiest]} is busy {getattr(used, busiest):.0%} of the time"
+    if name in TIME and limited_by == "run length":
+        return f"busiest is {_RESOURCES[name]} ({getattr(used, name):.0%} of the time)"
+    first = f"what runs out first is {_RESOURCES[name]}"
+    if name in TIME:
+        return f"{first} (busy {getattr(used, name):.0%} of the time)"
+    held = ""
+    if name != "searches":
+        held = f" (on average {getattr(used, name):.0%} held, but full at peaks)"
+    return (
+        f"{first}{held}, which limits how many searches have a place; {time}, which "
+        "limits how fast these go on"
+    )
+
+
+def nobody(plan: PlanResult) -> str:
+    """By how much the best one misses the target, and what would help: three short lines."""
+    missed = [each for each in plan.candidates if each.status == MISSED and each.alone]
+    if missed:
+        best = min(missed, key=lambda each: (_excess(each, plan), each.number))
+        return (
+            f"No candidate meets {limits_of(plan)} for {plan.percentile:g}% of the searches. "
+            f"Nearest: {best.name}, {_missed_by(best, plan)}."
+        )
+    unfit = [each for each in plan.candidates if each.status == UNFIT]
+    first = unfit[0] if unfit else plan.candidates[0] if plan.candidates else None
+    if first is None:
+        return "No candidate was finished."
+    return f"No candidate can serve these searches; {first.name}: {first.reason}"
+
+
+def _missed_by(best: CandidateResult, plan: PlanResult) -> str:
+    """How many times the limits even a search alone takes, and which limits it would meet."""
+    alone = best.alone
+    assert alone is not None
+    over, enough = [], []
+    for value, limit, unit, key in (
+        (alone.at_percentile_s, plan.search_limit_s, "s", "search"),
+        (alone.token_at_percentile_s, plan.token_limit_s, "ms", "token"),
+    ):
+        if limit is not None and value > limit:
+            scale = 1e3 if unit == "ms" else 1.0
+            over.append(f"{scale * value:.3g} {unit} per {key} ({value / limit:.3g}x)")
+            enough.append(f'{key} = "{_up(scale * value)} {unit}"')
+    if not over:
+        return "which meets it alone, but not beside others. Relax the target or take faster GPUs"
+    return f"alone {', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
+
+
+def _excess(candidate: CandidateResult, plan: PlanResult) -> float:
+    assert candidate.alone is not None
+    return max(
+        candidate.alone.at_percentile_s / (plan.search_limit_s or math.inf),
+        candidate.alone.token_at_percentile_s / (plan.token_limit_s or math.inf),
+    )
+
+
+def _up(value: float) -> str:
+    """Two digits, rounded up."""
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / unit) * unit:g}"
+
 
 _SAME = 0.005  # costs closer than this are about the same
 _FEWEST_RUNS = 3  # that tell something about their spread

@@ -6,13 +6,63 @@ None, or NaN inside an `Estimate`.  Every record holds plain values and can be p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from arborsim.machine.options import KvPool
-from arborsim.plan.course import Timeline
+from arborsim.machine.tally import ServingSeries
 from arborsim.plan.load_point import LoadPoint
 from arborsim.plan.statistics import Estimate
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Something that the machine did, or a search went through.
+
+    Attributes
+    ----------
+    start_s, end_s : float
+    kind : str
+        waiting, prefill, recompute, policy, decode (a search takes part in iterations), swap (a
+        search has lost its place), down, up (PCIe).
+    search : int
+        Number in order of arrival; -1 for what concerns the whole batch.
+    amount : int
+        Tokens or bytes; sequences for decode.
+    """
+
+    start_s: float
+    end_s: float
+    kind: str
+    search: int
+    amount: int = 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The course of one run on one machine.
+
+    Attributes
+    ----------
+    candidate : int
+    load : float
+    seed : int
+    until_s : float
+        What comes later is left out.
+    slices : tuple of Slice
+        By start.
+    series : ServingSeries
+        Memory and batch over the whole run.
+    """
+
+    candidate: int
+    load: float
+    seed: int
+    until_s: float
+    slices: tuple[Slice, ...]
+    series: ServingSeries
+
 
 #: What `CandidateResult.status` may be.
 MET = "met"  # some load meets the target
@@ -252,3 +302,22 @@ class PlanResult:
     def met(self) -> list[CandidateResult]:
         """Candidates that some load meets the target with."""
         return [each for each in self.candidates if each.status == MET]
+
+
+def machines_for(load: float, largest_load: float) -> int:
+    """How many machines share a load so that none has more than the largest."""
+    return max(1, math.ceil(load / largest_load - 1e-9))
+
+
+def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
+    """Machines for a load, each with an equal part of it."""
+    if load is None or candidate.largest is None or candidate.at_largest is None:
+        return None
+    machines = machines_for(load, candidate.largest)
+    price = candidate.price_per_hour
+    hourly = None if price is None else (machines * price[0], machines * price[1])
+    cost = candidate.at_largest.cost_per_1000
+    if cost is not None:  # machines that are less busy cost the same, by the hour
+        idle = machines * candidate.largest / load
+        cost = (idle * cost[0], idle * cost[1])
+    return Fleet(load, machines, machines * candidate.gpus, hourly, cost)

@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 
 from arborsim.machine.demand import SearchDemand
 from arborsim.machine.profile import HardwareProfile
-from arborsim.plan.curves import load_curve
-from arborsim.plan.demands import VariantDemands
-from arborsim.plan.evaluate import evaluate
-from arborsim.plan.fleets import fleet_for
-from arborsim.plan.results import CandidateResult, PlanResult
-from arborsim.plan.stretch import stretched
+from arborsim.plan.demands import VariantDemands, stretched
+from arborsim.plan.evaluate import evaluate, load_curve
+from arborsim.plan.results import CandidateResult, PlanResult, fleet_for
 from arborsim.plan.workload import Hardware, Workload
 
 MOST_SEARCHES = 200  # per run

@@ -13,9 +13,8 @@ from arborsim.core.errors import UsageError
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.prices import Prices
 from arborsim.machine.profile import HardwareProfile
-from arborsim.plan.arrivals import Arrivals
+from arborsim.plan.arrivals import Arrivals, Draws, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated
-from arborsim.plan.mix import Draws, draw_mix
 from arborsim.policies.base import Policy
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry

@@ -17,7 +17,7 @@ from arborsim.core.fields import MOST_SEED, Section, located
 from arborsim.machine.config import KV_DTYPES, with_kv_dtype
 from arborsim.machine.lookup import load_geometry
 from arborsim.machine.recording import RECORDED_RECALLS
-from arborsim.plan.arrivals import TRACE, Arrivals, ClosedLoop, Poisson, read_arrivals
+from arborsim.plan.arrivals import TRACE, Arrivals, ClientLoop, Poisson, read_arrivals
 from arborsim.plan.candidates import (
     KEYS,
     layers_of,
@@ -184,7 +184,7 @@ def _arrivals(raw: Any, base: Path) -> Arrivals:
         return Poisson(rate)
     if kind == "closed-loop":
         clients = section.whole("clients", 1) if "clients" in section else None
-        return ClosedLoop(clients, section.number("think_s", 0) if "think_s" in section else 0.0)
+        return ClientLoop(clients, section.number("think_s", 0) if "think_s" in section else 0.0)
     scale = section.number("scale", above=0) if "scale" in section else 1.0
     formats = (*FORMATS, TRACE)
     format = section.choice("format", "format", formats) if "format" in section else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from arborsim.core.units import quantity
-from arborsim.plan.limits import TIME
+from arborsim.plan.load_point import TIME
 from arborsim.plan.results import CandidateResult, PlanResult
 from arborsim.show.plan_columns import RUNS_OUT, STOPPED_BY
 from arborsim.show.plan_words import (

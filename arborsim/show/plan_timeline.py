@@ -10,8 +10,7 @@ import numpy as np
 
 from arborsim.core.units import Scale, quantity, scale_for
 from arborsim.machine.options import KvPool
-from arborsim.plan.course import Slice, Timeline
-from arborsim.plan.results import PlanResult
+from arborsim.plan.results import PlanResult, Slice, Timeline
 from arborsim.show.figures import Figure, packed
 from arborsim.show.plan_figures import level, said
 from arborsim.show.plan_words import numbered

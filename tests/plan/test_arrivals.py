@@ -13,7 +13,7 @@ from scipy import stats
 
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
-from arborsim.plan.arrivals import Clients, ClosedLoop, Poisson, Recorded, read_arrivals
+from arborsim.plan.arrivals import ClientLoop, Clients, Poisson, Recorded, read_arrivals
 from tests.trace.import_helpers import recording
 
 SIGNIFICANCE = 1e-3
@@ -100,7 +100,7 @@ def test_bursts_stay_bursts_at_any_load() -> None:
 
 
 def test_a_closed_loop_is_its_clients() -> None:
-    loop = ClosedLoop(8, think_s=2.5)
+    loop = ClientLoop(8, think_s=2.5)
     assert loop.stated == 8
     assert loop.at(3.0, 100, 0) == Clients(3, 2.5)
     assert loop.at(0.2, 100, 0) == Clients(1, 2.5)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.plan.cautions import cautions, short_prompts
 from arborsim.plan.plan import Planner
+from arborsim.plan.provenance import cautions, short_prompts
 from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import MixEntry, Workload
 from arborsim.trace.importers.requests import read_requests

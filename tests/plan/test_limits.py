@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 
 from arborsim.machine.report import Utilisation
-from arborsim.plan.limits import mean_shares, runs_out, used_shares
+from arborsim.plan.load_point import mean_shares, runs_out, used_shares
 from arborsim.plan.plan import Planner
+from arborsim.plan.recommend import resource
 from arborsim.plan.runs import Bench, Run
-from arborsim.plan.wording import resource
 from tests.plan.make import small_plan, small_workload
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from arborsim.plan.mix import draw_mix
+from arborsim.plan.arrivals import draw_mix
 
 SIGNIFICANCE = 1e-3
 weights_and_sizes = st.lists(

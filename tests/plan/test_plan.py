@@ -13,13 +13,11 @@ import pytest
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_profile
 from arborsim.plan.arrivals import Recorded
-from arborsim.plan.demands import variants
+from arborsim.plan.demands import record_variant, variants
 from arborsim.plan.evaluate import evaluate
-from arborsim.plan.fleets import fleet_for
 from arborsim.plan.plan import Planner
 from arborsim.plan.recommend import Demanded, recommend
-from arborsim.plan.recording import record_variant
-from arborsim.plan.results import INFEASIBLE, MET, MISSED, UNFIT
+from arborsim.plan.results import INFEASIBLE, MET, MISSED, UNFIT, fleet_for
 from arborsim.plan.runs import Bench
 from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import Workload

@@ -14,11 +14,9 @@ import pytest
 
 from arborsim.core.errors import UsageError
 from arborsim.plan import export
-from arborsim.plan.accuracy import read_accuracies
-from arborsim.plan.log import PlanLog
-from arborsim.plan.perfetto import trace_events, write_perfetto
+from arborsim.plan.log import PlanLog, read_accuracies
 from arborsim.plan.plan import Planner
-from arborsim.plan.timeline import timeline
+from arborsim.plan.timeline import timeline, trace_events, write_perfetto
 from tests.plan.make import small_plan, small_workload
 
 

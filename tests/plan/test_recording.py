@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.plan.cautions import cautions
 from arborsim.plan.demands import VariantDemands
 from arborsim.plan.plan import Planner
+from arborsim.plan.provenance import cautions
 from arborsim.plan.workload import Workload
 from arborsim.plan.workload_file import parse_workload
 from tests.plan.make import SMALL

@@ -15,9 +15,9 @@ from arborsim.machine.demand import Op, SearchDemand
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.plan.curves import SHARES, load_curve
+from arborsim.plan.demands import stretched
 from arborsim.plan.distributions import Fixed
-from arborsim.plan.evaluate import evaluate
+from arborsim.plan.evaluate import SHARES, evaluate, load_curve
 from arborsim.plan.generate import TreeSpec, write_generated
 from arborsim.plan.plan import Planner
 from arborsim.plan.results import MET, UNFIT, CandidateResult
@@ -29,7 +29,6 @@ from arborsim.plan.sensitivity import (
     sensitivities,
     server,
 )
-from arborsim.plan.stretch import stretched
 from arborsim.policies.registry import build
 from arborsim.run.record import record_demands
 from tests.plan.make import small_plan, small_workload

@@ -16,7 +16,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.fields import located
 from arborsim.machine.machine import Machine
 from arborsim.machine.options import ServingOptions
-from arborsim.plan.arrivals import ClosedLoop, Poisson, Recorded
+from arborsim.plan.arrivals import ClientLoop, Poisson, Recorded
 from arborsim.plan.distributions import Fixed, Uniform
 from arborsim.plan.generate import generate_search
 from arborsim.plan.workload import Generated, Workload
@@ -226,8 +226,8 @@ def test_arrivals_of_each_kind(tmp_path: Path) -> None:
     recorded = arrivals('kind = "recorded"\nfile = "log.csv"\nscale = 4')
     assert recorded == Recorded((0.0, 2.0), 4.0)
     assert recorded.stated == 2.0
-    assert arrivals('kind = "closed-loop"\nclients = 7') == ClosedLoop(7, 0.0)
-    assert arrivals('kind = "closed-loop"\nthink_s = 1.5') == ClosedLoop(None, 1.5)
+    assert arrivals('kind = "closed-loop"\nclients = 7') == ClientLoop(7, 0.0)
+    assert arrivals('kind = "closed-loop"\nthink_s = 1.5') == ClientLoop(None, 1.5)
 
 
 @pytest.mark.parametrize(

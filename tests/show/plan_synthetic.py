@@ -10,8 +10,6 @@ import numpy as np
 from arborsim.machine.options import KvPool
 from arborsim.machine.report import Utilisation
 from arborsim.machine.tally import BusySeconds, PrefixTokens, ServingSeries
-from arborsim.plan.course import Slice, Timeline
-from arborsim.plan.fleets import fleet_for
 from arborsim.plan.load_point import LoadPoint, Percentiles
 from arborsim.plan.results import (
     INFEASIBLE,
@@ -23,6 +21,9 @@ from arborsim.plan.results import (
     PlanResult,
     Quality,
     Recommendation,
+    Slice,
+    Timeline,
+    fleet_for,
 )
 from arborsim.plan.sensitivity import ASSUMPTIONS, FACTORS, Sensitivity, Variant
 from arborsim.plan.statistics import Estimate

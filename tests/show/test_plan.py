@@ -13,8 +13,7 @@ from dataclasses import replace
 import pytest
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.course import Slice
-from arborsim.plan.results import CandidateResult, Recommendation
+from arborsim.plan.results import CandidateResult, Recommendation, Slice
 from arborsim.plan.statistics import Estimate
 from arborsim.show import (
     plan_export,
