@@ -7,8 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from arborsim.core.units import scale_for
-from arborsim.plan.load_point import LoadPoint
-from arborsim.plan.results import CandidateResult
+from arborsim.plan.results import CandidateResult, LoadPoint
 from arborsim.show.terminal import plain
 
 

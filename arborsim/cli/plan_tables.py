@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from arborsim.cli.plan_legend import MARKS, legend
-from arborsim.plan.load_point import LoadPoint
 from arborsim.plan.recommend import limits_of
-from arborsim.plan.results import MISSED, CandidateResult, PlanResult
+from arborsim.plan.results import MISSED, CandidateResult, LoadPoint, PlanResult
 from arborsim.show.plan_words import headline, shared_prefixes
 from arborsim.show.terminal import plain
 

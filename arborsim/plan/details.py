@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from arborsim.core.workers import in_order
 from arborsim.plan.demands import VariantDemands
 from arborsim.plan.evaluate import load_curve
-from arborsim.plan.load_point import LoadPoint
 from arborsim.plan.plan import Planner
-from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.plan.sensitivity import (
     ASSUMPTIONS,
     Assumption,

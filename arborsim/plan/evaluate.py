@@ -17,8 +17,8 @@ from arborsim.machine.pricing import Piece, PricedDemand, Pricing
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import Variant, VariantDemands, drawn
 from arborsim.plan.largest import LargestLoad
-from arborsim.plan.load_point import LoadPoint, summed_up
-from arborsim.plan.results import INFEASIBLE, MISSED, UNFIT, Alone, CandidateResult
+from arborsim.plan.load_point import summed_up
+from arborsim.plan.results import INFEASIBLE, MISSED, UNFIT, Alone, CandidateResult, LoadPoint
 from arborsim.plan.runs import Bench
 from arborsim.plan.statistics import Estimate, solved_share
 from arborsim.plan.workload import Hardware, Workload

@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from arborsim.plan.arrivals import ClientLoop
-from arborsim.plan.load_point import LoadPoint, summed_up
-from arborsim.plan.results import MET, MISSED, CandidateResult, machines_for
+from arborsim.plan.load_point import summed_up
+from arborsim.plan.results import MET, MISSED, CandidateResult, LoadPoint, machines_for
 from arborsim.plan.runs import MOST_AT_ONCE, Bench, Run
 from arborsim.plan.statistics import Estimate, rate_interval
 from arborsim.plan.workload import Workload

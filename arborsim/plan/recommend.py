@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.plan.load_point import TIME, LoadPoint
+from arborsim.plan.load_point import TIME
 from arborsim.plan.results import (
     MET,
     MISSED,
     UNFIT,
     CandidateResult,
+    LoadPoint,
     PlanResult,
     Recommendation,
     machines_for,

@@ -1,4 +1,4 @@
-"""What one machine does over time, at the largest load of a candidate; and as a file for Perfetto."""
+"""What one machine does over time, at a candidate's largest load; and as a file for Perfetto."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arborsim.core.units import Scale, scale_for
-from arborsim.plan.load_point import LoadPoint
-from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.plan.statistics import Estimate
 from arborsim.show.plan_words import middle, plain_scale
 

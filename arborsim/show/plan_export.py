@@ -11,8 +11,7 @@ from typing import Any
 
 from arborsim.machine.report import Utilisation
 from arborsim.machine.tally import BusySeconds, PrefixTokens
-from arborsim.plan.load_point import LoadPoint, Percentiles
-from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, Percentiles, PlanResult
 from arborsim.plan.sensitivity import Sensitivity
 from arborsim.plan.statistics import Estimate
 

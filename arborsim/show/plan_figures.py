@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from arborsim.plan.load_point import LoadPoint
-from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.plan.sensitivity import compared_cost
 from arborsim.show.figures import Figure, label
 from arborsim.show.plan_words import (

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 
 from arborsim.core.units import Scale
-from arborsim.plan.load_point import TIME, LoadPoint
+from arborsim.plan.load_point import TIME
 from arborsim.plan.recommend import load_of
-from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 
 #: Names of `LoadPoint.saturated`.
 SATURATED = {

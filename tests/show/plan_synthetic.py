@@ -10,7 +10,6 @@ import numpy as np
 from arborsim.machine.options import KvPool
 from arborsim.machine.report import Utilisation
 from arborsim.machine.tally import BusySeconds, PrefixTokens, ServingSeries
-from arborsim.plan.load_point import LoadPoint, Percentiles
 from arborsim.plan.results import (
     INFEASIBLE,
     MET,
@@ -18,6 +17,8 @@ from arborsim.plan.results import (
     UNFIT,
     Alone,
     CandidateResult,
+    LoadPoint,
+    Percentiles,
     PlanResult,
     Quality,
     Recommendation,
