@@ -34,11 +34,11 @@ from arborsim.bank.recipe import Recipe
 from arborsim.bank.results import SearchResult
 from arborsim.bank.walk import walk
 from arborsim.cli.options import build_policies, policy_settings
-from arborsim.cli.search_setup import cells_of
+from arborsim.core.budget import Budget
 from arborsim.live.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.run.episode import Cell
+from arborsim.run.episode import Cell, cells_of
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Capture
 
@@ -182,13 +182,13 @@ def run(name: str, folder: Path, out: Path) -> None:
     groups["others"] = [a for a in arms if a.width not in bank.widths or a.swept]
     for what, group in groups.items():
         if group:
-            cells = cells_of(build_policies(policy_settings([FULL], ())), ["1"])
+            cells = cells_of(build_policies(policy_settings([FULL], ())), [Budget.parse("1")])
             found, cpu_s[what] = _timed(bank, path, group, cells, machine)
             results += found
     if bank.policies:
         group = [a for a in arms if a.algorithm in bank.managed and a.width == bank.widths[0]]
         policies = build_policies(policy_settings(bank.policies, bank.settings))
-        cells = cells_of(policies, bank.budgets)
+        cells = cells_of(policies, [Budget.parse(text) for text in bank.budgets])
         found, cpu_s["policies"] = _timed(
             bank, path, [a for a in group if not a.swept], cells, machine
         )

@@ -5,7 +5,7 @@ request, are fields of a frozen dataclass here::
 
     @dataclass(frozen=True)
     class MachineOptions:
-        gpu: Annotated[str, typer.Option(help="GPU profile.", rich_help_panel=MACHINE)] = "h100"
+        gpu: Annotated[str, typer.Option(help="GPU profile.")] = "h100"
 
     @command
     def replay(traces: Traces, machine: MachineOptions = MachineOptions(gpu="h200")) -> None: ...
@@ -22,11 +22,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
+import typer
 import typer.core
 
 T = TypeVar("T")
-#: The panel that help shows last: what hardly anyone needs.
-EXPERT = "Expert"
+
+
+def panel(name: str) -> Callable[..., Any]:
+    """`typer.Option` for options that help shows in a panel of their own."""
+    return functools.partial(typer.Option, rich_help_panel=name)
 
 
 def several(*values: str) -> Any:
@@ -81,7 +85,7 @@ class PanelCommand(typer.core.TyperCommand):
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = getattr(parameter, "rich_help_panel", None) or kind
                 panels.setdefault(panel, []).append(shown)
-        for panel in sorted(panels, key=lambda name: name == EXPERT):
+        for panel in sorted(panels, key=lambda name: name == "Expert"):
             if panels[panel]:
                 with formatter.section(panel):
                     formatter.write_dl(panels[panel])

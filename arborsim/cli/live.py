@@ -40,7 +40,7 @@ def live(
     policy: Annotated[
         list[str],
         typer.Option(help="Policies by comma, or 'all'; repeatable.", rich_help_panel=_POLICY),
-    ] = ["full"],  # noqa: B006 (typer copies defaults)
+    ] = ["full"],
     budget: Annotated[
         list[str],
         typer.Option(
@@ -48,7 +48,7 @@ def live(
             "repeatable.",
             rich_help_panel=_POLICY,
         ),
-    ] = ["0.5"],  # noqa: B006
+    ] = ["0.5"],
     full: Annotated[
         bool, typer.Option(help="Also run full retention, to compare.", rich_help_panel=_POLICY)
     ] = True,
@@ -98,7 +98,7 @@ def live(
             "repeatable.",
             rich_help_panel=SEARCH,
         ),
-    ] = [],  # noqa: B006
+    ] = [],
     temperature: Annotated[
         float | None,
         typer.Option(

@@ -156,9 +156,9 @@ def check_files(out: Path | None, trace: Path | None, report: Path | None, **giv
     paths = {"--out": out, "--trace": trace, "--report": report}
     seen: dict[Path, str] = {}
     for option, path in paths.items():
-        check_output(path, option)
         if path is None:
             continue
+        check_output(path, option)
         if path.resolve() in seen:
             raise UsageError(f"{option} {path}: {seen[path.resolve()]} names the same file")
         seen[path.resolve()] = option

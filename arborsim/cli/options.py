@@ -1,34 +1,280 @@
-"""Options that several commands share, and how their text becomes objects."""
+"""Options that several commands share: groups that become requests, and completion of names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import glob
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from arborsim.core.errors import UsageError
+import typer
+
+from arborsim.cli.command import panel, several
+from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
+    from arborsim.core.budget import Budget
+    from arborsim.core.geometry import Geometry
+    from arborsim.machine.machine import Machine
     from arborsim.policies.base import Policy
 
+machine_option, run_option, output_option = panel("Machine"), panel("Run"), panel("Output")
+expert_option = panel("Expert")  # what is hardly ever needed; help shows it last
+RECALLS = ("stage", "stream", "near", "ondemand")
+#: Who knows the names that can complete an option.
+NAMES = {
+    "policy": "arborsim.policies.registry:available",
+    "algorithm": "arborsim.search:search_names",
+    "gpu": "arborsim.machine.lookup:profile_names",
+    "host": "arborsim.machine.lookup:host_names",
+    "model": "arborsim.machine.lookup:geometry_names",
+    "calibration": "arborsim.calibrate.load:shipped",
+}
 
-def names(text: str) -> list[str]:
-    """``"a, b,c"`` as names, without repetitions."""
-    found = [name.strip() for name in text.split(",") if name.strip()]
-    return list(dict.fromkeys(found))
+
+def completing(kind: str) -> Callable[[str], list[str]]:
+    """Completes the last name of ``a,b,c``; who knows the names is imported when it is asked."""
+
+    def complete(incomplete: str) -> list[str]:
+        module, _, attribute = NAMES[kind].partition(":")
+        before, comma, last = incomplete.rpartition(",")
+        known = getattr(import_module(module), attribute)()
+        return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
+
+    return complete
 
 
-def chosen_names(text: str) -> list[str]:
-    """The policies of ``--policy``; ``"all"`` is every one, beside which files may stand."""
-    from arborsim.policies.registry import available
+def complete_trace(incomplete: str) -> list[str]:
+    """Parquet files, and folders to look for them in."""
+    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    return [
+        path + "/" * os.path.isdir(path)
+        for path in found
+        if path.endswith(".parquet") or os.path.isdir(path)
+    ]
 
-    chosen = names(text)
-    if "all" in chosen:
-        others = [name for name in chosen if name != "all" and name not in available()]
-        chosen = [*available(), *others]
-    if not chosen:
-        raise UsageError("--policy names no policy")
-    return chosen
+
+Traces = Annotated[
+    list[Path],
+    typer.Argument(help="Trace files.", show_default=False, autocompletion=complete_trace),
+]
+Json = Annotated[bool, output_option("--json", help="Print JSON instead of tables.")]
+Calibrations = Annotated[
+    list[str],
+    typer.Option(
+        help="Settings of policies from a calibration: a file or name; repeatable.",
+        autocompletion=completing("calibration"),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """Policies with their settings, and the budgets that they run under."""
+
+    policy: Annotated[
+        list[str],
+        typer.Option(
+            help="Policies by comma, or 'all'; repeatable.", autocompletion=completing("policy")
+        ),
+    ] = several("full")
+    budget: Annotated[
+        list[str],
+        typer.Option(
+            help="Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable."
+        ),
+    ] = several("0.5")
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set", help="name=value, or NAME.name=value for one policy or search; repeatable."
+        ),
+    ] = several()
+
+    @property
+    def every(self) -> bool:
+        """Whether all policies were asked for; one that cannot run is then left out."""
+        return "all" in names(self.policy)
+
+    def names(self, *, oracle: bool = True) -> list[str]:
+        """The chosen policies; ``all`` is every one, with which files may stand.
+
+        Parameters
+        ----------
+        oracle : bool
+            Whether ``all`` includes the offline optimum.
+        """
+        from arborsim.policies.registry import available
+        from arborsim.run.aggregate import ORACLE
+
+        chosen = names(self.policy)
+        if "all" in chosen:
+            every = [name for name in available() if oracle or name != ORACLE]
+            chosen = [*every, *(n for n in chosen if n != "all" and n not in available())]
+        if not chosen:
+            raise UsageError("--policy names no policy")
+        return chosen
+
+    def budgets(self) -> list[Budget]:
+        """The budgets, at least one."""
+        from arborsim.core.budget import Budget
+
+        found = [Budget.parse(text) for text in names(self.budget)]
+        if not found:
+            raise UsageError("--budget names no budget")
+        return found
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """The machine and model that are charged for."""
+
+    gpu: Annotated[
+        str,
+        machine_option(
+            help="GPU profile: a name or a TOML file.", autocompletion=completing("gpu")
+        ),
+    ] = "h100"
+    host: Annotated[
+        str,
+        machine_option(
+            help="Host to put the GPU into: a name or file.", autocompletion=completing("host")
+        ),
+    ] = ""
+    model: Annotated[
+        str,
+        machine_option(
+            help="Model to charge bytes and seconds for: a name or config.json "
+            "[default: recorded].",
+            autocompletion=completing("model"),
+        ),
+    ] = ""
+    kv_dtype: Annotated[
+        str, machine_option(help="Type of its cache: fp8, bf16, ... [default: the model's].")
+    ] = ""
+    recall: Annotated[
+        str, machine_option(help="How DDR tokens are read: stage, stream, near or ondemand.")
+    ] = "stage"
+    page_size: Annotated[int, machine_option(help="Tokens per KV page.", min=1)] = 1
+    tree_attention: Annotated[
+        bool, machine_option(help="Read ancestors that branches share once per batch.")
+    ] = True
+
+    def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
+        """The machine; `more` are fields of `Machine` that these options do not set.
+
+        Raises
+        ------
+        UnknownName, UsageError
+            There is no such machine, model, type or recall mode, or ``--kv-dtype`` stands alone
+            and the traces were recorded on several models.
+        """
+        from arborsim.machine.lookup import load_profile
+        from arborsim.machine.machine import Machine
+
+        check_recall(self.recall)
+        return Machine(
+            load_profile(self.gpu, self.host or None),
+            self._geometry(traces),
+            self.recall,
+            self.page_size,
+            self.tree_attention,
+            **more,
+        )
+
+    def _geometry(self, traces: Sequence[Path]) -> Geometry | None:
+        """None for the recorded model, as it was recorded."""
+        from arborsim.machine.config import with_kv_dtype
+        from arborsim.machine.lookup import load_geometry
+        from arborsim.trace.reader import TraceReader
+
+        geometry = load_geometry(self.model) if self.model else None
+        if not self.kv_dtype:
+            return geometry
+        recorded = list(dict.fromkeys(TraceReader(path).info.geometry for path in traces))
+        if geometry is None and len(recorded) != 1:
+            raise UsageError("--kv-dtype: the traces were recorded on several models; give --model")
+        return with_kv_dtype(geometry or recorded[0], self.kv_dtype)
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Which recorded searches are replayed, and by how many processes."""
+
+    quality: Annotated[
+        bool, typer.Option(help="Measure attention kept, where it was recorded (a large column).")
+    ] = True
+    first: Annotated[int, run_option(help="Number of the first episode.", min=0)] = 0
+    episodes: Annotated[int, run_option(help="Episodes per trace.", min=0, show_default="all")] = 0
+    jobs: Annotated[
+        int,
+        run_option(
+            "--workers", "--jobs", help="Processes that share the episodes; same results.", min=1
+        ),
+    ] = 1
+    skip_infeasible: Annotated[
+        bool,
+        expert_option(
+            "--skip-infeasible", help="Leave out a policy whose budget is too small for a search."
+        ),
+    ] = False
+
+    def fields(self) -> dict[str, Any]:
+        """As the fields of `Replay` and `SearchJob`."""
+        return {
+            "quality": self.quality,
+            "first": self.first,
+            "count": self.episodes or None,
+            "workers": self.jobs,
+            "skip_infeasible": self.skip_infeasible,
+        }
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Files to write."""
+
+    out: Annotated[Path | None, output_option(help="Write results to this file.")] = None
+    report: Annotated[Path | None, output_option(help="Write a self-contained HTML page.")] = None
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that were asked for, by option."""
+        given = {f"--{each.name}": getattr(self, each.name) for each in fields(self)}
+        return {option: path for option, path in given.items() if isinstance(path, Path)}
+
+    def check(self, *inputs: Path) -> None:
+        """Refuse, before the work, what cannot be written or would overwrite another file."""
+        given = {path.resolve() for path in inputs}
+        for option, path in self.files.items():
+            check_output(path, option)
+            if path.resolve() in given:
+                raise UsageError(
+                    f"{option} {path}: that file was given already; choose another name"
+                )
+            given.add(path.resolve())
+
+
+def names(text: str | Sequence[str]) -> list[str]:
+    """``"a, b,c"``, or several of these, as names without repetitions."""
+    whole = text if isinstance(text, str) else ",".join(text)
+    return list(dict.fromkeys(name.strip() for name in whole.split(",") if name.strip()))
+
+
+def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
+    """Refuse a way to read DDR tokens that is none."""
+    if recall not in known:
+        raise UnknownName("recall mode", recall, known)
+
+
+def command_line() -> str:
+    """The command that is running, for the metadata of what it makes."""
+    return shlex.join(["arborsim", *sys.argv[1:]])
 
 
 def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -91,20 +337,22 @@ def build_policies(settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:
     return list(policies.values())
 
 
-def check_output(path: Path | None, what: str) -> None:
+def check_output(path: Path, option: str) -> None:
     """Refuse an output path that cannot be written, before the work is done."""
-    if path is None:
-        return
     if path.is_dir():
-        raise UsageError(f"{what}: {path} is a directory")
+        raise UsageError(f"{option}: {path} is a directory")
     if not path.parent.is_dir():
-        raise UsageError(f"{what}: there is no directory {path.parent}")
+        raise UsageError(f"{option}: there is no directory {path.parent}")
     # Asking for permissions would not do: read-only disks and special folders refuse all the same.
     there = path.exists()
     try:
         with path.open("ab"):
             pass
     except OSError as error:
-        raise UsageError(f"{what}: cannot write {path}: {error.strerror}") from None
+        raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from None
     if not there:
         path.unlink()
+
+
+def chosen_names(text: str) -> list[str]:
+    return PolicyOptions(policy=[text]).names()

@@ -27,7 +27,7 @@ def plan(
     gpu: Annotated[
         list[str],
         typer.Option(help="In place of the workload's GPUs: names or TOML files; repeatable."),
-    ] = [],  # noqa: B006 (typer copies defaults)
+    ] = [],
     load: Annotated[
         float | None,
         typer.Option(help="Size a fleet for this load [default: the workload's]."),
@@ -44,11 +44,11 @@ def plan(
             help="Settings of policies from a calibration: a file or name; the workload's own win; "
             "repeatable. Numbers of the machine: --gpu FILE."
         ),
-    ] = [],  # noqa: B006
+    ] = [],
     accuracy: Annotated[
         list[Path],
         typer.Option(help="Log of arborsim live: how many answers are right; repeatable."),
-    ] = [],  # noqa: B006
+    ] = [],
     min_accuracy: Annotated[
         float | None,
         typer.Option(min=0.0, max=1.0, help="Recommend policies that are right at least so often."),
@@ -185,11 +185,12 @@ def _check_outputs(
 
     given = {workload.resolve()}
     for path, option in ((out, "--out"), (perfetto, "--perfetto"), (report, "--report")):
+        if path is None:
+            continue
         check_output(path, option)
-        if path is not None and path.resolve() in given:
+        if path.resolve() in given:
             raise UsageError(f"{option} {path}: that file was given already; choose another name")
-        if path is not None:
-            given.add(path.resolve())
+        given.add(path.resolve())
     if out is not None:
         check_format(out)
 

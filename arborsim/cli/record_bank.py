@@ -33,7 +33,7 @@ def recipe_of(
     """
     from arborsim.bank.recipe import BATCH, Recipe, recipe_for
     from arborsim.cli.options import names
-    from arborsim.cli.search_setup import widths_of
+    from arborsim.cli.search import widths_of
 
     given = {"--children": children, "--depth": depth, "--for": searches, "--width": width,
              "--batch": batch}  # fmt: skip

@@ -2,179 +2,120 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.core.errors import UsageError
-from arborsim.run.aggregate import BASELINE, ORACLE
+from arborsim.cli.command import command
+from arborsim.cli.options import (
+    Calibrations,
+    JobOptions,
+    Json,
+    MachineOptions,
+    OutputOptions,
+    PolicyOptions,
+    Traces,
+    build_policies,
+    expert_option,
+    output_option,
+    policy_settings,
+)
+from arborsim.cli.progress import PatientProgress, interruptible
+from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from arborsim.policies.base import Policy
-    from arborsim.run.replay import Replay
-    from arborsim.trace.reader import TraceReader
+    from arborsim.run.results import ReplayResult
 
 
+@dataclass(frozen=True)
+class ReplayOutput(OutputOptions):
+    """What to print and to write."""
+
+    out: Annotated[Path | None, output_option(help="Write results to this Parquet file.")] = None
+    view: Annotated[
+        str, output_option(help="table (all figures), matrix (a line per policy) or auto.")
+    ] = "auto"
+    explain: Annotated[
+        bool, output_option("--explain", help="Also print every term of each policy's time.")
+    ] = False
+    json: Json = False
+
+    def check(self, *inputs: Path) -> None:
+        from arborsim.show.table import VIEWS
+
+        if self.view not in VIEWS:
+            raise UnknownName("view", self.view, VIEWS)
+        if self.explain and self.json:
+            raise UsageError("--explain prints tables: leave --json out")
+        super().check(*inputs)
+
+
+@command
 def replay(
-    traces: Annotated[list[Path], typer.Argument(help="Trace files.", show_default=False)],
-    policy: Annotated[
-        list[str],
-        typer.Option(help="Policies by comma, or 'all'; repeatable. `full` is added to compare."),
-    ] = ["full"],  # noqa: B006 (typer copies defaults)
-    budget: Annotated[
-        list[str],
-        typer.Option(help="Tokens (2048) or share of the full peak (0.25), by comma; repeatable."),
-    ] = ["0.5"],  # noqa: B006
-    gpu: Annotated[str, typer.Option(help="GPU profile: a name or a TOML file.")] = "h100",
-    host: Annotated[str, typer.Option(help="Host to put the GPU into: a name or file.")] = "",
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model to charge bytes and seconds for: a name or config.json [default: recorded]."
-        ),
-    ] = "",
-    kv_dtype: Annotated[
-        str, typer.Option(help="Type of its cache: fp8, bf16, ... [default: the model's].")
-    ] = "",
-    recall: Annotated[
-        str, typer.Option(help="How DDR tokens are read: stage, stream, near or ondemand.")
-    ] = "stage",
-    page_size: Annotated[int, typer.Option(help="Tokens per KV page.", min=1)] = 1,
-    tree_attention: Annotated[
-        bool, typer.Option(help="Read ancestors that branches share once per batch.")
-    ] = True,
-    set_: Annotated[
-        list[str], typer.Option("--set", help="name=value or policy.name=value; repeatable.")
-    ] = [],  # noqa: B006
-    calibration: Annotated[
-        list[str], typer.Option(help="Settings from a calibration: a file or name; repeatable.")
-    ] = [],  # noqa: B006
-    first: Annotated[int, typer.Option(help="First episode.", min=0)] = 0,
-    episodes: Annotated[int, typer.Option(help="Episodes per trace [default: all].", min=0)] = 0,
-    quality: Annotated[
-        bool, typer.Option(help="Measure attention kept (reads the largest column).")
-    ] = True,
-    skip_infeasible: Annotated[
-        bool,
-        typer.Option(
-            "--skip-infeasible", help="Leave out a policy whose budget is too small for a trace."
-        ),
-    ] = False,
+    traces: Traces,
+    policies: PolicyOptions = PolicyOptions(),
+    calibration: Calibrations = [],
     oracle: Annotated[
         bool, typer.Option(help="Also replay the offline optimum, and show the gap to it.")
     ] = True,
-    workers: Annotated[
-        int, typer.Option(help="Processes that share the episodes; same results.", min=1)
-    ] = 1,
+    job: JobOptions = JobOptions(),
+    machine: MachineOptions = MachineOptions(),
     event_by_event: Annotated[
-        bool, typer.Option(help="One simulated event per decode iteration (slow check).")
+        bool, expert_option(help="One simulated event per decode iteration (slow check).")
     ] = False,
     keep_matrices: Annotated[
         bool,
-        typer.Option(
+        expert_option(
             "--keep-matrices",
             help="A prefill that needs attention matrices holds all layers' (output_attentions).",
         ),
     ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Also print every term of each policy's time.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write results to this Parquet file.")] = None,
-    view: Annotated[
-        str, typer.Option(help="table (all figures), matrix (a line per policy) or auto.")
-    ] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write a self-contained HTML page.")] = None,
+    output: ReplayOutput = ReplayOutput(),
 ) -> None:
     """Replay traces under KV-cache policies.
 
     Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
-    the share of attention kept, all against full retention.
+    the share of attention kept, all against full retention (policy `full`, which is added).
     """
-    from arborsim.cli.machine import check_recall, geometry_of
-    from arborsim.cli.options import build_policies, chosen_names, names, policy_settings
-    from arborsim.cli.progress import PatientProgress
-    from arborsim.core.budget import Budget
-    from arborsim.core.errors import UnknownName
-    from arborsim.machine.lookup import load_profile
-    from arborsim.machine.machine import Machine
+    from arborsim.run.aggregate import ORACLE
     from arborsim.run.replay import Replay
-    from arborsim.show.export import to_frame, to_json
-    from arborsim.show.table import VIEWS, print_tables
+    from arborsim.show.provenance import replay_settings
 
-    check_recall(recall)
-    if view not in VIEWS:
-        raise UnknownName("view", view, VIEWS)
-    if explain and json:
-        raise UsageError("--explain prints tables: leave --json out")
-    _check_outputs(traces, out, report)
-    chosen = chosen_names(",".join(policy))
-    every = "all" in names(",".join(policy))
-    if every and not oracle:
-        chosen = [name for name in chosen if name != ORACLE]
-    optional = set(chosen) if every else {ORACLE} - set(chosen)
-    settings = policy_settings(chosen, set_)
-    if calibration:
-        settings = _calibrated(settings, calibration, traces)
-    policies = _with_references(build_policies(settings), traces, bound=oracle and quality)
-    budgets = [Budget.parse(text) for text in names(",".join(budget))]
-    if not budgets:
-        raise UsageError("--budget names no budget")
-    machine = Machine(
-        load_profile(gpu, host or None),
-        geometry_of(model, kv_dtype, traces),
-        recall,
-        page_size,
-        tree_attention,
-        event_by_event,
-        explain,
-        keep_matrices,
-    )
-    job = Replay(
+    output.check(*traces)
+    chosen = policies.names(oracle=oracle)
+    settings = _calibrated(policy_settings(chosen, policies.set_), calibration, traces)
+    made = build_policies(settings)
+    request = Replay(
         traces,
-        policies,
-        budgets,
-        machine,
-        quality=quality,
-        first=first,
-        count=episodes or None,
-        pictures=report is not None,
-        optional=frozenset(optional),
-        skip_infeasible=skip_infeasible,
-        workers=workers,
+        [*_references(made, traces, bound=oracle and job.quality), *made],
+        policies.budgets(),
+        machine.machine(
+            traces,
+            event_by_event=event_by_event,
+            explain=output.explain,
+            keep_matrices=keep_matrices,
+        ),
+        pictures=output.report is not None,
+        optional=frozenset(chosen if policies.every else {ORACLE} - set(chosen)),
+        **job.fields(),
     )
-    readers = job.open()
-    job.settings = _settings(job, readers)
-    try:
-        with PatientProgress(job.work(readers)) as progress:
-            result = job.run(progress.advance)
-    except KeyboardInterrupt:
-        typer.echo("arborsim: interrupted; nothing was written", err=True)
-        raise typer.Exit(130) from None
-    if out is not None:
-        to_frame(result).to_parquet(out, index=False)
-    if report is not None:
-        from arborsim.show.html import write_report
-
-        write_report(result, report)
-    if json:
-        typer.echo(to_json(result))
-        return
-    print_tables(result, view=view)
-    if explain:
-        from arborsim.show.explain import print_terms
-
-        print_terms(result.episodes)
-    for path in (out, report):
-        if path is not None:
-            typer.echo(f"wrote {path}")
+    readers = request.open()
+    request.settings = replay_settings(request, readers)
+    with interruptible(), PatientProgress(request.work(readers)) as progress:
+        result = request.run(progress.advance)
+    _show(result, output)
 
 
 def _calibrated(
     settings: dict[str, dict[str, str]], calibrations: list[str], traces: list[Path]
 ) -> dict[str, dict[str, str]]:
     """Settings from calibrations, where the user has not set others."""
+    if not calibrations:
+        return settings
     from arborsim.calibrate.load import apply, read_calibration
     from arborsim.trace.reader import TraceReader
 
@@ -182,62 +123,38 @@ def _calibrated(
     return apply(settings, [read_calibration(name) for name in calibrations], layers)
 
 
-def _with_references(policies: list[Policy], traces: list[Path], bound: bool) -> list[Policy]:
-    """Full retention leads, to compare with; the oracle follows if a trace can serve it."""
+def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iterator[Policy]:
+    """Full retention, then the oracle if it is wanted and a trace can serve it."""
     from arborsim.core.observations import Signal
     from arborsim.policies.registry import build
+    from arborsim.run.aggregate import BASELINE, ORACLE
     from arborsim.trace.reader import TraceReader
 
     names = {policy.name for policy in policies}
-    first = [] if BASELINE in names else [build(BASELINE)]
+    if BASELINE not in names:
+        yield build(BASELINE)
     wanted = bound and ORACLE not in names
     if wanted and any(TraceReader(path).has(Signal.ATTENTION) for path in traces):
-        first.append(build(ORACLE))
-    return [*first, *policies]
+        yield build(ORACLE)
 
 
-def _check_outputs(traces: list[Path], out: Path | None, report: Path | None) -> None:
-    """Outputs can be written, and overwrite neither a trace nor each other."""
-    from arborsim.cli.options import check_output
+def _show(result: ReplayResult, output: ReplayOutput) -> None:
+    """Write and print what was asked for."""
+    from arborsim.show.explain import print_terms
+    from arborsim.show.export import to_frame, to_json
+    from arborsim.show.table import print_tables
 
-    check_output(out, "--out")
-    check_output(report, "--report")
-    given = {path.resolve() for path in traces}
-    for path, option in ((out, "--out"), (report, "--report")):
-        if path is not None and path.resolve() in given:
-            raise UsageError(f"{option} {path}: that file was given already; choose another name")
-        if path is not None:
-            given.add(path.resolve())
+    if output.out is not None:
+        to_frame(result).to_parquet(output.out, index=False)
+    if output.report is not None:
+        from arborsim.show.html import write_report
 
-
-def _settings(job: Replay, readers: list[TraceReader]) -> dict[str, str]:
-    """Everything that determines the result, for the report's appendix."""
-    import hashlib
-    from importlib.metadata import version
-
-    from arborsim import __version__
-    from arborsim.cli.machine import machine_settings
-    from arborsim.policies.registry import values_of
-
-    settings = {
-        **machine_settings(job.machine, [reader.info.geometry for reader in readers]),
-        "attention matrices held": "of all layers" if job.machine.keep_matrices else "of one layer",
-        "versions": ", ".join(
-            [f"arborsim {__version__}"]
-            + [f"{name} {version(name)}" for name in ("numpy", "pyarrow", "simpy")]
-        ),
-    }
-    for reader in readers:
-        info = reader.info
-        digest = hashlib.sha256()
-        with reader.path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-        settings[f"trace {reader.path.name}"] = (
-            f"{info.task}, {info.search}, recorded on {info.model} (seed {info.seed}), "
-            f"sha256 {digest.hexdigest()[:16]}"
-        )
-    for policy in job.policies:
-        values = ", ".join(f"{key} {value}" for key, value in values_of(policy).items())
-        settings[f"policy {policy.name}"] = values or "no parameters"
-    return settings
+        write_report(result, output.report)
+    if output.json:
+        typer.echo(to_json(result))
+        return
+    print_tables(result, view=output.view)
+    if output.explain:
+        print_terms(result.episodes)
+    for path in output.files.values():
+        typer.echo(f"wrote {path}")

@@ -2,225 +2,302 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.core.errors import UsageError
-from arborsim.search import search_names
+from arborsim.cli.command import command, panel, several
+from arborsim.cli.options import (
+    JobOptions,
+    MachineOptions,
+    OutputOptions,
+    PolicyOptions,
+    build_policies,
+    complete_trace,
+    completing,
+    names,
+    output_option,
+    policy_settings,
+)
+from arborsim.cli.progress import PatientProgress
+from arborsim.core.errors import MissingSignal, UnknownName, UsageError
+from arborsim.search import search_names, search_options
 
 if TYPE_CHECKING:
+    from arborsim.bank.arms import Arm, Sweep
     from arborsim.bank.job import SearchJob
-    from arborsim.cli.search_report import Page
+    from arborsim.bank.results import SearchResult
+    from arborsim.machine.machine import Machine
+    from arborsim.policies.base import Policy
+    from arborsim.show.search_trees import ProblemTrees
+    from arborsim.trace.reader import TraceReader
 
-_SEARCH = "Searches"
-_MACHINE = "Policies and machine"
-_OUTPUT = "Output"
+#: The forms of ``--out``, by ending.
+FORMS = (".parquet", ".csv", ".json")
+_INTERRUPTED = "The run was interrupted: some problems are missing, and no trees are shown."
+_NO_TREES = "Drawing the trees was interrupted: none is shown."
+searches_option = panel("Searches")
 
 
+@dataclass(frozen=True)
+class SearchOptions:
+    """The searches that walk the bank."""
+
+    algorithm: Annotated[
+        list[str],
+        searches_option(
+            help=f"By comma, or 'all'; repeatable: {', '.join(search_names())}.",
+            autocompletion=completing("algorithm"),
+        ),
+    ] = several("rebase,ets")
+    width: Annotated[
+        str,
+        searches_option(
+            help="Thoughts that run together at first, by comma: N chains, beams or slots; "
+            "tot-bfs keeps 5 states, each gets width // 5 children."
+        ),
+    ] = "16"
+    sweep: Annotated[
+        str,
+        searches_option(
+            help="One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that "
+            "ETS's paper would take."
+        ),
+    ] = ""
+    keep_duplicates: Annotated[
+        bool,
+        searches_option("--keep-duplicates", help="Go on with thoughts that repeat a sibling."),
+    ] = False
+
+    @property
+    def every(self) -> bool:
+        """Whether all were asked for; one that cannot run is then left out."""
+        return "all" in names(self.algorithm)
+
+    def arms(self, given: Iterable[str]) -> tuple[list[Arm], list[str], list[str]]:
+        """The searches, the settings that are left for policies, and what is left out and why.
+
+        Raises
+        ------
+        UnknownName, UsageError
+            For what cannot be meant.
+        """
+        from arborsim.bank.arms import REFERENCE, Sweep, chosen_algorithms, split_settings
+        from arborsim.bank.sweep import OPTION
+
+        widths = widths_of(self.width)
+        chosen = chosen_algorithms(names(self.algorithm))
+        swept = Sweep.parse(self.sweep, chosen) if self.sweep else None
+        if swept is not None and swept.option == OPTION and REFERENCE not in chosen:
+            chosen = [REFERENCE, *chosen]  # what the values are compared with
+        options, rest = split_settings(chosen, given)
+        found: dict[Arm, None] = {}
+        left_out: list[str] = []
+        for width in widths:
+            for algorithm in chosen:
+                try:
+                    found.update(dict.fromkeys(_arms(algorithm, width, options[algorithm], swept)))
+                except UsageError as error:
+                    if not self.every:
+                        raise
+                    left_out.append(f"left out: {error}")
+        return sorted(found, key=lambda arm: arm.width), rest, left_out
+
+
+@dataclass(frozen=True)
+class SearchOutput(OutputOptions):
+    """Files to write."""
+
+    out: Annotated[
+        Path | None, output_option(help="Write a row per search to a .parquet, .csv or .json file.")
+    ] = None
+    trees: Annotated[
+        str,
+        output_option(
+            help="Problems whose trees the page shows, by comma.",
+            show_default="the first that all searches solve, that some do and that none does",
+        ),
+    ] = ""
+
+    def check(self, *inputs: Path) -> None:
+        if self.out is not None and self.out.suffix not in FORMS:
+            raise UsageError(f"--out {self.out}: its name must end in {', '.join(FORMS)}")
+        if self.trees and self.report is None:
+            raise UsageError(f"--trees {self.trees}: also give --report, the page that shows them")
+        super().check(*inputs)
+
+    def problems(self, chosen: range) -> list[int]:
+        """The problems of ``--trees``, which must be among those that are searched."""
+        found = []
+        for part in names(self.trees):
+            if not part.isdecimal():
+                raise UsageError(f"--trees {part}: expected numbers of problems, by comma")
+            if int(part) not in chosen:
+                raise UsageError(
+                    f"--trees {part}: searched are problems {chosen.start} to {chosen.stop - 1}"
+                )
+            found.append(int(part))
+        return found
+
+
+@command
 def search(
     bank: Annotated[
         Path,
         typer.Argument(
-            help="A trace with thoughts for several searches (record --bank).", show_default=False
+            help="A trace with thoughts for several searches (record --bank).",
+            show_default=False,
+            autocompletion=complete_trace,
         ),
     ],
-    algorithm: Annotated[
-        list[str],
-        typer.Option(
-            help=f"By comma, or 'all'; repeatable: {', '.join(search_names())}.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = ["rebase,ets"],  # noqa: B006 (typer copies defaults)
-    width: Annotated[
-        str,
-        typer.Option(
-            help="Thoughts that run together at first, by comma: N chains, beams or slots; "
-            "tot-bfs keeps 5 states, each gets width // 5 children.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = "16",
-    set_: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            help="name=value of searches (or ets.lambda_b=1.5 of one) or policies; repeatable.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = [],  # noqa: B006
-    sweep: Annotated[
-        str,
-        typer.Option(
-            help="One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that "
-            "ETS's paper would take.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = "",
-    keep_duplicates: Annotated[
-        bool,
-        typer.Option(
-            "--keep-duplicates",
-            help="Go on with thoughts that repeat a sibling.",
-            rich_help_panel=_SEARCH,
-        ),
-    ] = False,
-    first: Annotated[int, typer.Option(help="First problem.", min=0)] = 0,
-    episodes: Annotated[int, typer.Option(help="Problems [default: all].", min=0)] = 0,
-    policy: Annotated[
-        list[str],
-        typer.Option(help="Policies by comma, or 'all'; repeatable.", rich_help_panel=_MACHINE),
-    ] = ["full"],  # noqa: B006
-    budget: Annotated[
-        list[str],
-        typer.Option(
-            help="Tokens (2048) or share of each search's own tokens (0.25), by comma.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = ["0.5"],  # noqa: B006
-    gpu: Annotated[
-        str,
-        typer.Option(help="GPU profile: a name or a TOML file.", rich_help_panel=_MACHINE),
-    ] = "h100",
-    host: Annotated[
-        str,
-        typer.Option(help="Host to put the GPU into: a name or file.", rich_help_panel=_MACHINE),
-    ] = "",
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Model to charge bytes and seconds for: a name or config.json "
-            "[default: recorded].",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = "",
-    kv_dtype: Annotated[
-        str,
-        typer.Option(
-            help="Type of its cache: fp8, bf16, ... [default: the model's].",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = "",
-    recall: Annotated[
-        str,
-        typer.Option(
-            help="How DDR tokens are read: stage, stream, near or ondemand.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = "stage",
-    page_size: Annotated[
-        int, typer.Option(help="Tokens per KV page.", min=1, rich_help_panel=_MACHINE)
-    ] = 1,
-    tree_attention: Annotated[
-        bool,
-        typer.Option(
-            help="Read ancestors that branches share once per batch.", rich_help_panel=_MACHINE
-        ),
-    ] = True,
-    quality: Annotated[
-        bool,
-        typer.Option(
-            help="Measure attention kept, where the bank holds attention.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = True,
-    skip_infeasible: Annotated[
-        bool,
-        typer.Option(
-            "--skip-infeasible",
-            help="Leave out what a budget is too small for.",
-            rich_help_panel=_MACHINE,
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write a row per search to a .parquet, .csv or .json file.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Write a self-contained HTML page.", rich_help_panel=_OUTPUT),
-    ] = None,
-    trees: Annotated[
-        str,
-        typer.Option(
-            help="Problems whose trees the page shows, by comma [default: the first that all "
-            "searches solve, that some do and that none does].",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = "",
-    jobs: Annotated[
-        int,
-        typer.Option(
-            "--jobs",
-            "--workers",
-            min=1,
-            help="Processes that share the problems; same results.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = 1,
+    searches: SearchOptions = SearchOptions(),
+    policies: PolicyOptions = PolicyOptions(),
+    machine: MachineOptions = MachineOptions(),
+    job: JobOptions = JobOptions(),
+    output: SearchOutput = SearchOutput(),
 ) -> int:
     """Run search algorithms on a bank of recorded thoughts.
 
     Each walks the same thoughts, as it would have met them live, and is then replayed on a
     simulated GPU.  Shows accuracy, KV size, memory, model calls, tokens and time, against REBASE.
     """
-    from arborsim.bank.job import SearchJob
-    from arborsim.cli import search_setup as setup
-    from arborsim.cli.machine import check_recall, geometry_of
-    from arborsim.cli.options import names
-    from arborsim.cli.search_report import check_report, page_of
-    from arborsim.machine.lookup import load_profile
-    from arborsim.machine.machine import Machine
+    from arborsim.bank.job import SearchJob, open_bank
+    from arborsim.run.episode import cells_of
 
-    check_recall(recall)
-    setup.check_out(out, bank)
-    check_report(report, bank, out)
-    page = page_of(report, trees)
-    algorithms = names(",".join(algorithm))
-    chosen = setup.Chosen.of(algorithms, setup.widths_of(width), ",".join(policy), set_, sweep)
-    machine = Machine(
-        load_profile(gpu, host or None), geometry_of(model, kv_dtype, [bank]), recall, page_size,
-        tree_attention,
-    )  # fmt: skip
-    if machine.geometry:
-        setup.check_fits(machine.profile, machine.geometry)
-    arms, policies, left_out = chosen.serve(bank)
-    cells = setup.cells_of(policies, names(",".join(budget)))
+    output.check(bank)
+    asked, rest, left_out = searches.arms(policies.set_)
+    chosen = policies.names()
+    _must_be_known(rest, [arm.algorithm for arm in asked], chosen)
+    made = build_policies(policy_settings(chosen, rest))
+    simulated = machine.machine([bank])
+    _check_fits(simulated)
+    reader = open_bank(bank)
+    arms, lacking = _served(reader, asked, optional=searches.every)
+    kept, unserved = _kept(reader, made, optional=policies.every)
+    left_out = list(dict.fromkeys((*left_out, *lacking, *unserved)))
+    cells = cells_of(kept, policies.budgets())
     if not arms or not cells:
         raise UsageError(f"nothing is left to run: {'; '.join(left_out)}")
-    job = SearchJob(
-        bank,
-        arms,
-        cells,
-        machine,
-        quality=quality,
-        dedupe=not keep_duplicates,
-        first=first,
-        count=episodes or None,
-        skip_infeasible=skip_infeasible,
-        workers=jobs,
-    )
-    return _run(job, left_out, out, page)
+    dedupe = not searches.keep_duplicates
+    request = SearchJob(bank, arms, cells, simulated, dedupe=dedupe, **job.fields())
+    return _run(request, left_out, output)
 
 
-def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | None) -> int:
+def widths_of(text: str) -> list[int]:
+    """``"16,64"`` as numbers of 1 or more."""
+    found = []
+    for part in names(text):
+        if not part.isdecimal() or int(part) < 1:
+            raise UsageError(f"--width {part}: expected whole numbers of 1 or more, by comma")
+        found.append(int(part))
+    if not found:
+        raise UsageError("--width names no width")
+    return list(dict.fromkeys(found))
+
+
+def _arms(algorithm: str, width: int, given: dict[str, str], swept: Sweep | None) -> list[Arm]:
+    """A search at one width, once for each value of a sweep of one of its options."""
+    from arborsim.bank.arms import arms_of
+
+    if swept is None or swept.option not in search_options(algorithm):
+        return arms_of(algorithm, [width], given)
+    return [
+        arm
+        for value in swept.values
+        for arm in arms_of(
+            algorithm, [width], {**given, swept.option: value}, f"{swept.option}={value}"
+        )
+    ]
+
+
+def _must_be_known(rest: Iterable[str], algorithms: Sequence[str], policies: Sequence[str]) -> None:
+    """Refuse a setting that no chosen search or policy has."""
+    from arborsim.policies.registry import available, find, parameters
+
+    known = {name for a in algorithms for name in search_options(a)}
+    own = {name for policy in policies for name in parameters(find(policy))}
+    for setting in rest:
+        key = setting.partition("=")[0]
+        head = key.partition(".")[0]
+        if key not in own and head not in available() and head not in policies:
+            raise UnknownName("setting of the chosen searches and policies", key, known | own)
+
+
+def _check_fits(machine: Machine) -> None:
+    """Refuse a model whose weights alone exceed the GPU."""
+    geometry, profile = machine.geometry, machine.profile
+    if geometry is not None and geometry.weight_bytes > profile.usable_hbm_bytes:
+        raise UsageError(
+            f"--model {geometry.name}: its weights are {geometry.weight_bytes / 1e9:.1f} GB, and "
+            f"{profile.name} has {profile.usable_hbm_bytes / 1e9:.1f} GB that can be used: choose "
+            "a larger --gpu or a smaller --model"
+        )
+
+
+def _served(
+    reader: TraceReader, arms: Iterable[Arm], *, optional: bool
+) -> tuple[list[Arm], list[str]]:
+    """The searches that the bank can serve, and why the others are left out.
+
+    Raises
+    ------
+    MissingSignal
+        One that is not optional reads what the bank lacks.
+    """
+    from arborsim.bank.job import require_embeddings, uses_embeddings
+
+    served, lacking = [], []
+    for arm in arms:
+        try:
+            if uses_embeddings(arm):
+                require_embeddings(reader, arm)
+            served.append(arm)
+        except MissingSignal as error:
+            if not optional:
+                raise
+            lacking.append(f"left out: {error}")
+    return served, lacking
+
+
+def _kept(
+    reader: TraceReader, policies: Iterable[Policy], *, optional: bool
+) -> tuple[list[Policy], list[str]]:
+    """The policies that the bank can serve, and why the others are left out."""
+    from arborsim.run.results import LeftOut
+    from arborsim.show.left_out import paragraph
+    from arborsim.trace.schema import recording_options
+
+    kept, unserved = [], []
+    for policy in policies:
+        missing = [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
+        if not missing:
+            kept.append(policy)
+            continue
+        if not optional:
+            reader.require(policy.reads(), f"policy {policy.name}")
+        remedy = " ".join(recording_options(missing, reader.info))
+        unrecorded = reader.info.unrecorded
+        unserved.append(
+            LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=unrecorded)
+        )
+    return kept, paragraph(unserved)
+
+
+def _run(job: SearchJob, left_out: list[str], output: SearchOutput) -> int:
     """Run with a bar, print and write; Ctrl-C keeps the problems that are done."""
     from rich.console import Console
 
     from arborsim.bank.results import rows_of
     from arborsim.bank.sweep import verdicts
-    from arborsim.cli import search_setup as setup
-    from arborsim.cli.machine import machine_notes
-    from arborsim.cli.progress import PatientProgress
+    from arborsim.show.provenance import search_heading, search_notes
     from arborsim.show.search_table import print_searches
     from arborsim.show.terminal import plain
 
     reader = job.open()
-    if page:
-        page.check(job.chosen(reader))
+    shown = output.problems(job.chosen(reader))
     interrupted = False
     try:
         with PatientProgress(job.work(reader)) as progress:
@@ -228,19 +305,84 @@ def _run(job: SearchJob, left_out: list[str], out: Path | None, page: Page | Non
     except KeyboardInterrupt:
         interrupted = True
     results, left_out = job.ordered(), [*left_out, *job.notes()]
-    print_searches(rows_of(results), setup.heading(job, reader, results))
+    print_searches(rows_of(results), search_heading(job, reader, results))
     console = Console(highlight=False)
-    for line in (*verdicts(results), *machine_notes(job.machine, results), *left_out):
+    for line in (*verdicts(results), *search_notes(job.machine, results), *left_out):
         console.print(plain(line), markup=False)
-    if out is not None and (results or not interrupted):
-        setup.write(results, out)
-        typer.echo(f"wrote {out}")
-    if page and results:
-        interrupted = not page.write(job, reader, results, left_out, interrupted)
-        typer.echo(f"wrote {page.path}")
+    if output.out is not None and (results or not interrupted):
+        _write(results, output.out)
+        typer.echo(f"wrote {output.out}")
+    if output.report is not None and results:
+        trees = None if interrupted else _film(job, results, shown)
+        missing = _INTERRUPTED if interrupted else "" if trees is not None else _NO_TREES
+        _write_page(job, reader, left_out, output.report, trees or [], missing)
+        interrupted = trees is None
+        typer.echo(f"wrote {output.report}")
     if interrupted:
-        done = len({r.episode for r in results})
-        of = len(job.chosen(reader))
+        done, of = len({r.episode for r in results}), len(job.chosen(reader))
         typer.echo(f"arborsim: interrupted: {done} of {of} problems are in the results", err=True)
-        return 130
-    return 0
+    return 130 if interrupted else 0
+
+
+def _write(results: Sequence[SearchResult], out: Path) -> None:
+    """One row per search: the same results give the same bytes."""
+    import json
+
+    import pandas as pd
+
+    from arborsim.core.documents import strict
+
+    rows = [result.flat() for result in results]
+    if out.suffix == ".json":
+        document = strict(rows)
+        out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        return
+    frame = pd.DataFrame(rows)
+    if rows:
+        frame["correct"] = frame["correct"].astype("boolean")
+    if out.suffix == ".csv":
+        frame.to_csv(out, index=False, lineterminator="\n")
+    else:
+        frame.to_parquet(out, index=False)
+
+
+def _film(
+    job: SearchJob, results: Sequence[SearchResult], shown: list[int]
+) -> list[ProblemTrees] | None:
+    """The trees of a few problems; None after Ctrl-C: the results are there, and worth a page."""
+    from arborsim.show.search_trees import chosen_problems, take_trees
+
+    problems = chosen_problems(results, shown)
+    work = len(problems) * len(job.arms) * len(job.cells)
+    try:
+        with PatientProgress(work) as progress:
+            return take_trees(job, problems, progress.advance)
+    except KeyboardInterrupt:
+        return None
+
+
+def _write_page(
+    job: SearchJob,
+    reader: TraceReader,
+    left_out: Sequence[str],
+    path: Path,
+    trees: Sequence[ProblemTrees],
+    missing: str,
+) -> None:
+    """The page of `results`; it says what an interruption left out."""
+    from arborsim.bank.sweep import verdicts
+    from arborsim.show.provenance import search_heading, search_notes, search_settings
+    from arborsim.show.search_page import SearchReport, write_search_page
+
+    profile, results = job.machine.profile, job.ordered()
+    report = SearchReport(
+        f"{search_heading(job, reader, results)}.",
+        tuple(results),
+        tuple(trees),
+        search_settings(job, reader),
+        tuple(f"{name} {getattr(profile, name)}" for name in profile.assumed()),
+        tuple(line.removeprefix("left out: ") for line in left_out),
+        tuple(verdicts(results)),
+        (*search_notes(job.machine, results), *filter(None, [missing])),
+    )
+    write_search_page(report, path)

@@ -32,11 +32,11 @@ def validate(
     policy: Annotated[
         list[str],
         typer.Option(help="Policies by comma, or 'all'; repeatable; `full` is added to compare."),
-    ] = ["all"],  # noqa: B006 (typer copies defaults)
+    ] = ["all"],
     budget: Annotated[
         list[str],
         typer.Option(help="Tokens or share of the search under full retention; repeatable."),
-    ] = ["0.5,0.7"],  # noqa: B006
+    ] = ["0.5,0.7"],
     search: Annotated[
         str,
         typer.Option(help=", ".join(search_names()) + " [default: linear; game24: tot-bfs]."),
@@ -44,7 +44,7 @@ def validate(
     set_: Annotated[
         list[str],
         typer.Option("--set", help="name=value of the search or of policies; repeatable."),
-    ] = [],  # noqa: B006
+    ] = [],
     episodes: Annotated[
         int, typer.Option(help="Problems; accuracies can be ranked from 40 on.", min=1)
     ] = 4,

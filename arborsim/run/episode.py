@@ -7,7 +7,7 @@ each with the executor and the meters that it needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
+from arborsim.run.aggregate import ANY
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import AttentionKept
 from arborsim.run.output_error import OutputError
@@ -35,6 +36,12 @@ class Cell:
 
     policy: Policy
     budget: Budget
+
+
+def cells_of(policies: Sequence[Policy], budgets: Sequence[Budget]) -> list[Cell]:
+    """Every policy under every budget; first those that know no budget, once."""
+    free = [Cell(p, Budget(ANY, share=1.0)) for p in policies if not p.uses_budget]
+    return free + [Cell(p, budget) for budget in budgets for p in policies if p.uses_budget]
 
 
 @dataclass(frozen=True)

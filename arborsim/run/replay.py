@@ -23,8 +23,8 @@ from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
-from arborsim.run.aggregate import ANY, ORACLE, at_budget
-from arborsim.run.episode import Cell, Played, Quality, play_episode
+from arborsim.run.aggregate import ORACLE, at_budget
+from arborsim.run.episode import Cell, Played, Quality, cells_of, play_episode
 from arborsim.run.film import TreeFilm, node_records
 from arborsim.run.fit import does_not_fit
 from arborsim.run.notes import assumed_policy_time
@@ -111,13 +111,7 @@ class Replay:
         served = [
             p for p in self.policies if not _missing(p, reader) and not self._unsuited(p, reader)
         ]
-        always = Budget(ANY, share=1.0)
-        return [Cell(policy, always) for policy in served if not policy.uses_budget] + [
-            Cell(policy, budget)
-            for budget in self.budgets
-            for policy in served
-            if policy.uses_budget
-        ]
+        return cells_of(served, self.budgets)
 
     def _unsuited(self, policy: Policy, reader: TraceReader) -> str:
         return unsuited(policy, self.machine.geometry or reader.info.geometry)

@@ -1,0 +1,189 @@
+"""Where figures come from, in words: machine, model, recordings, policies, searches, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim import __version__
+from arborsim.policies.registry import values_of
+from arborsim.run.aggregate import BASELINE, at_budget
+from arborsim.run.fit import does_not_fit
+from arborsim.run.notes import MACHINE, assumed_policy_time
+
+if TYPE_CHECKING:
+    from arborsim.bank.job import SearchJob
+    from arborsim.bank.results import SearchResult
+    from arborsim.core.geometry import Geometry
+    from arborsim.machine.machine import Machine
+    from arborsim.policies.base import Policy
+    from arborsim.run.replay import Replay
+    from arborsim.trace.reader import TraceReader
+
+#: Options of a search that follow from the width.
+_WIDTHS = ("width", "n", "children")
+
+
+def machine_line(machine: Machine, recorded: Sequence[Geometry]) -> str:
+    """GPU, host, model and type of its cache, in a line.
+
+    Parameters
+    ----------
+    machine : Machine
+    recorded : sequence of Geometry
+        Of the traces; charged for where the machine names no other.
+    """
+    charged = _charged(machine, recorded)
+    models = "model" if len(charged) == 1 else "models"
+    named = " and ".join(
+        f"{_name(geometry)}, {_bits(geometry)} KV ({geometry.kv_bytes_per_token:,} B/token)"
+        for geometry in charged
+    )
+    as_recorded = "" if machine.geometry else "recorded "
+    gpu = machine.profile.name.partition("+")[0]  # h100+ddr5-2tb: see hardware.host.attach
+    return f"GPU {gpu}, {_host(machine)} host; {as_recorded}{models} {named}"
+
+
+def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str, str]:
+    """What the appendix of a page says of the machine and the model."""
+    charged = _charged(machine, recorded)
+    as_recorded = "" if machine.geometry else " (as recorded)"
+    return {
+        MACHINE: machine_line(machine, recorded),
+        "GPU": machine.profile.name,
+        "host": _host(machine),
+        "model geometry": ", ".join(geometry.name + as_recorded for geometry in charged),
+        "KV type": ", ".join(dict.fromkeys(map(_bits, charged))),
+        "KV bytes per token": ", ".join(f"{each.kv_bytes_per_token:,}" for each in charged),
+        "recall of DDR tokens": machine.recall,
+        "tokens per page": str(machine.page_tokens),
+        "tree attention": "on" if machine.tree_attention else "off",
+    }
+
+
+def replay_settings(job: Replay, readers: Sequence[TraceReader]) -> dict[str, str]:
+    """Everything that determines the results of a replay."""
+    found = {
+        **machine_settings(job.machine, [reader.info.geometry for reader in readers]),
+        "attention matrices held": "of all layers" if job.machine.keep_matrices else "of one layer",
+        "versions": _versions("numpy", "pyarrow", "simpy"),
+    }
+    for reader in readers:
+        info = reader.info
+        found[f"trace {reader.path.name}"] = (
+            f"{info.task}, {info.search}, recorded on {info.model} (seed {info.seed}), "
+            f"sha256 {_digest(reader.path)}"
+        )
+    return {**found, **dict(_policies(job.policies))}
+
+
+def search_settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
+    """Everything that determines the results of searches on a bank."""
+    info, problems = reader.info, job.chosen(reader)
+    recipe = ", ".join(f"{key} {_shown(value)}" for key, value in info.search_parameters.items())
+    found = {
+        "bank": f"{reader.path.name}, sha256 {_digest(reader.path)}",
+        "recorded": f"{info.task} on {info.model}, seed {info.seed}; {info.search}"
+        + (f" ({recipe})" if recipe else ""),
+        "problems": f"{len(problems)}, from {problems.start} to {problems.stop - 1}",
+        **_searches(job),
+        "repeated thoughts": "dead, where the search does not count them"
+        if job.dedupe
+        else "go on as others do",
+        **machine_settings(job.machine, [info.geometry]),
+        **dict(_policies(cell.policy for cell in job.cells)),
+    }
+    budgets = dict.fromkeys(cell.budget.text for cell in job.cells if cell.policy.uses_budget)
+    if budgets:
+        found["budgets"] = ", ".join(budgets)
+    return {**found, "versions": _versions("numpy", "pyarrow", "scipy")}
+
+
+def search_heading(job: SearchJob, reader: TraceReader, results: Sequence[SearchResult]) -> str:
+    """Which searches ran on what, in a line."""
+    problems = len({result.episode for result in results})
+    return (
+        f"{job.trace.name}: {problems} problem{'' if problems == 1 else 's'} of "
+        f"{reader.info.task}, simulated on {machine_line(job.machine, [reader.info.geometry])}"
+    )
+
+
+def search_notes(machine: Machine, results: Sequence[SearchResult]) -> list[str]:
+    """What to know about figures of searches on a bank: assumed times, and what does not fit."""
+    timed = (r.policy for r in results if r.simulated.measured.time.policy_s)
+    runs = (
+        (
+            r.trace,
+            f"{r.label} at width {r.width}"
+            + ("" if r.policy == BASELINE else f" under {at_budget(r.policy, r.budget)}"),
+            r.simulated.measured,
+        )
+        for r in results
+    )
+    return [
+        *assumed_policy_time(timed, machine.profile),
+        *does_not_fit(runs, machine.profile.name),
+    ]
+
+
+def _searches(job: SearchJob) -> dict[str, str]:
+    """Widths and options of each search."""
+    found = {}
+    for label in dict.fromkeys(arm.label for arm in job.arms):
+        arms = [arm for arm in job.arms if arm.label == label]
+        search: Any = arms[0].make()
+        options = [
+            f"{each.name} {_shown(getattr(search, each.name))}"
+            for each in fields(search)
+            if each.init and each.name not in _WIDTHS
+        ]
+        widths = ", ".join(str(arm.width) for arm in arms)
+        found[f"search {label}"] = "; ".join([f"width {widths}", ", ".join(options)]).rstrip("; ")
+    return found
+
+
+def _policies(policies: Iterable[Policy]) -> Iterator[tuple[str, str]]:
+    for policy in policies:
+        values = ", ".join(f"{key} {value}" for key, value in values_of(policy).items())
+        yield f"policy {policy.name}", values or "no parameters"
+
+
+def _versions(*libraries: str) -> str:
+    named = [f"{name} {version(name)}" for name in libraries]
+    return ", ".join([f"arborsim {__version__}", *named])
+
+
+def _digest(path: Path) -> str:
+    """Of the file, or of all files of a recording that was broken off."""
+    digest = hashlib.sha256()
+    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
+        with each.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()[:16]
+
+
+def _charged(machine: Machine, recorded: Sequence[Geometry]) -> list[Geometry]:
+    """The models that bytes and seconds are those of, each once."""
+    return [machine.geometry] if machine.geometry else list(dict.fromkeys(recorded))
+
+
+def _host(machine: Machine) -> str:
+    return machine.profile.name.partition("+")[2] or "default"
+
+
+def _name(geometry: Geometry) -> str:
+    return re.sub(r", \w+ KV$", "", geometry.name)  # see hardware.config.with_kv_dtype
+
+
+def _bits(geometry: Geometry) -> str:
+    return f"{8 * geometry.kv_bytes_per_element}-bit"
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
