@@ -1,0 +1,228 @@
+"""What the structure of the package is: sizes, imports, and how much code one replay runs through.
+
+``python benchmarks/structure.py [--out FILE]`` prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "arborsim"
+REPLAY = (
+    "replay", "traces/chain-linear.parquet", "--policy", "h2o", "--episodes", "1",
+)  # fmt: skip
+PLAN = ("plan", "tests/golden/generated.toml")
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules by dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """Modules that a module imports, each with when: `load`, `run` (in a function) or `typing`."""
+
+    def walk(node: ast.AST, when: str) -> Iterator[tuple[str, str]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, when) for alias in child.names if alias.name in known)
+            elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
+                for alias in child.names:
+                    inner = f"{child.module}.{alias.name}"
+                    name = inner if inner in known else child.module
+                    if name in known:
+                        yield name, when
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                yield from ((name, "typing") for name, _ in walk(child, when))
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from walk(child, "run" if when == "load" else when)
+            else:
+                yield from walk(child, when)
+
+    yield from walk(ast.parse(path.read_text()), "load")
+
+
+def part(name: str) -> str:
+    """The top-level package, or module, that a module is in."""
+    return name.split(".")[1] if "." in name else "arborsim"
+
+
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node, largest first."""
+
+    def reached(start: str) -> set[str]:
+        seen, waiting = set(), [start]
+        while waiting:
+            for name in edges.get(waiting.pop(), ()):
+                if name not in seen:
+                    seen.add(name)
+                    waiting.append(name)
+        return seen
+
+    reach = {
+        name: reached(name) for name in {*edges, *(x for each in edges.values() for x in each)}
+    }
+    found = {
+        tuple(sorted(other for other in reach[name] if name in reach[other])) for name in reach
+    }
+    return sorted((list(each) for each in found if len(each) > 1), key=len, reverse=True)
+
+
+def graph() -> dict[str, Any]:
+    """Imports between top-level packages, and the cycles among packages and among modules."""
+    known = modules()
+    between: Counter[tuple[str, str]] = Counter()
+    at_load: dict[str, set[str]] = {}
+    by_module: dict[str, set[str]] = {}
+    by_part: dict[str, set[str]] = {}
+    for name, path in known.items():
+        for other, when in set(imports(path, known)):
+            if other != name and when != "typing":
+                by_module.setdefault(name, set()).add(other)
+            if part(name) == part(other) or when == "typing":
+                continue
+            between[part(name), part(other)] += 1
+            by_part.setdefault(part(name), set()).add(part(other))
+            if when == "load":
+                at_load.setdefault(part(name), set()).add(part(other))
+    return {
+        "parts": sorted({part(name) for name in known}),
+        "edges": len(between),
+        "edges_at_load": sum(map(len, at_load.values())),
+        "imports_between_parts": {
+            f"{one} -> {other}": count for (one, other), count in sorted(between.items())
+        },
+        "cycles_of_parts": cycles(by_part),
+        "cycles_of_parts_at_load": cycles(at_load),
+        "cycles_of_modules": cycles(by_module),
+    }
+
+
+def size() -> dict[str, Any]:
+    """Files and lines, of all and by top-level package."""
+    lines: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for name, path in modules().items():
+        lines[part(name)] += len(path.read_text().splitlines())
+        files[part(name)] += 1
+    return {
+        "files": files.total(),
+        "lines": lines.total(),
+        "by_part": {name: {"files": files[name], "lines": lines[name]} for name in sorted(files)},
+    }
+
+
+def called(arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Files whose code a command runs through, and the events that SimPy processes in it.
+
+    The command runs twice in this process: the first run imports all that it uses, so that only
+    functions that it calls count in the second one.
+    """
+    import simpy
+
+    steps = 0
+    step = simpy.Environment.step
+
+    def counted(environment: Any) -> None:
+        nonlocal steps
+        steps += 1
+        step(environment)
+
+    seen: set[str] = set()
+    names: set[tuple[str, str, int]] = set()
+
+    def watch(frame: Any, event: str, argument: object) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code.co_filename.startswith(str(PACKAGE)):
+                seen.add(code.co_filename)
+                names.add((code.co_filename, code.co_qualname, code.co_firstlineno))
+
+    def once() -> tuple[set[str], int]:
+        seen.clear()
+        names.clear()
+        sys.setprofile(watch)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                _command(arguments)
+        finally:
+            sys.setprofile(None)
+        return set(seen), len(names)
+
+    loaded, _ = once()
+    simpy.Environment.step = counted
+    running, functions = once()
+    simpy.Environment.step = step
+
+    def relative(paths: set[str]) -> list[str]:
+        return sorted(str(Path(path).relative_to(ROOT)) for path in paths)
+
+    return {
+        "command": " ".join(arguments),
+        "files_with_calls": len(running),
+        "functions_called": functions,
+        "files_with_calls_or_imported": len(loaded),
+        "simpy_events": steps,
+        "files": relative(running),
+    }
+
+
+def _command(arguments: tuple[str, ...]) -> None:
+    old = sys.argv
+    sys.argv = ["arborsim", *arguments]
+    try:
+        runpy.run_module("arborsim", run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    finally:
+        sys.argv = old
+
+
+def _in_a_process_of_its_own(name: str) -> dict[str, Any]:
+    """`called`, where nothing is imported yet."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'backends'}"}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [sys.executable, __file__, "--run", name, "--out", str(out)]
+        subprocess.run(command, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        return dict(json.loads(out.read_text()))
+
+
+def main() -> None:
+    """Print what was asked for as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", choices=("replay", "plan"), help="only this command's calls")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    given = parser.parse_args()
+    if given.run:
+        found = called(REPLAY if given.run == "replay" else PLAN)
+    else:
+        runs = {name: _in_a_process_of_its_own(name) for name in ("replay", "plan")}
+        found = {"size": size(), "imports": graph(), **runs}
+    text = json.dumps(found, indent=1)
+    print(text)
+    if given.out:
+        given.out.write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()
