@@ -22,10 +22,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "arborsim"
-REPLAY = (
-    "replay", "traces/chain-linear.parquet", "--policy", "h2o", "--episodes", "1",
-)  # fmt: skip
-PLAN = ("plan", "tests/golden/generated.toml")
+#: Commands by name.  SimPy is told the time only while something is transferred.
+RUNS = {
+    "replay": ("replay", "traces/chain-linear.parquet", "--policy", "h2o", "--episodes", "1"),
+    "replay with transfers": (
+        "replay", "traces/game24-tot.parquet", "--policy", "hierarchy", "--episodes", "1",
+    ),
+    "plan": ("plan", "tests/golden/workload.toml"),
+}  # fmt: skip
 
 
 def modules() -> dict[str, Path]:
@@ -210,13 +214,13 @@ def _in_a_process_of_its_own(name: str) -> dict[str, Any]:
 def main() -> None:
     """Print what was asked for as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", choices=("replay", "plan"), help="only this command's calls")
+    parser.add_argument("--run", choices=tuple(RUNS), help="only this command's calls")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     given = parser.parse_args()
     if given.run:
-        found = called(REPLAY if given.run == "replay" else PLAN)
+        found = called(RUNS[given.run])
     else:
-        runs = {name: _in_a_process_of_its_own(name) for name in ("replay", "plan")}
+        runs = {name: _in_a_process_of_its_own(name) for name in RUNS}
         found = {"size": size(), "imports": graph(), **runs}
     text = json.dumps(found, indent=1)
     print(text)

@@ -103,7 +103,9 @@ def write(results: dict[str, Result]) -> None:
     names = ("case", "row", "column", "value")
     columns = zip(*rows, strict=True)
     table = pa.table({name: list(each) for name, each in zip(names, columns, strict=True)})
-    pq.write_table(table, VALUES, compression="zstd", compression_level=19)
+    part = VALUES.with_suffix(".part")
+    pq.write_table(table, part, compression="zstd", compression_level=12)
+    part.replace(VALUES)
     PAGES.mkdir(exist_ok=True)
     texts = {name: text for case in CASES for name, text in results[case.name].texts.items()}
     for path in PAGES.glob("*.txt"):
@@ -173,7 +175,7 @@ def main() -> int:
     failed: list[str] = []
     accepted, values, began = 0, 0, time.perf_counter()
     for case in chosen:
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             new = run(case)
         except RuntimeError as error:
@@ -185,16 +187,18 @@ def main() -> int:
         left = [each for each in differences if not drift.explains(each)]
         accepted += len(differences) - len(left)
         unexplained += left
-        seconds = time.perf_counter() - start
-        print(f"{case.name:40} {len(new.values):7,} values {seconds:6.1f} s", flush=True)
+        seconds = time.process_time() - start
+        print(f"{case.name:40} {len(new.values):7,} values {seconds:6.1f} CPU s", flush=True)
         if given.check and left:
             print(described(left))
         if given.words:
             print(changed_words(stored[case.name], new))
-        stored[case.name] = stored[case.name] if given.check else new
-    total = f"{len(chosen)} cases, {values:,} values, {time.perf_counter() - began:.0f} s"
+        if not given.check:
+            stored[case.name] = new
+            write(stored)
+    wall, used = time.perf_counter() - began, time.process_time()
+    total = f"{len(chosen)} cases, {values:,} values, {wall:.0f} s, {used:.0f} s of a core"
     if not given.check:
-        write(stored)
         print(f"{total}; {len(unexplained)} values changed; failed: {failed or 'none'}")
         return 1 if failed else 0
     unused = drift.unused(case.name for case in chosen)

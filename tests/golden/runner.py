@@ -15,7 +15,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ _VERSIONS = re.compile(
     r"\b(arborsim|numpy|pandas|pyarrow|simpy|python|torch|transformers|scipy|plotly)"
     r"([ =]|\": \")\d+\.\d[\w.+]*"
 )
+_DATES = re.compile(r"\b\d{4}-\d\d-\d\d(, \d{4}-\d\d-\d\d)*")
 _BLOCKS = frozenset(
     re.findall(
         r"\w+",
@@ -94,7 +94,7 @@ def _taken(case: Case, folder: Path, out: str) -> Result:
 
     def clean(text: str) -> str:
         text = text.replace(str(folder), "TMP").replace(str(ROOT), "ROOT")
-        text = text.replace(datetime.now(UTC).date().isoformat(), "TODAY")
+        text = _DATES.sub("DATE", text)
         return _VERSIONS.sub(r"\1\2VERSION", text)
 
     def keep(prefix: str, items: Iterator[tuple[str, str, Any]]) -> None:
@@ -112,7 +112,9 @@ def _taken(case: Case, folder: Path, out: str) -> Result:
         result.texts[f"{case.name}.txt"] = clean(_stripped(out))
         if "--explain" in case.arguments:
             keep("explain", _terms(out))
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.rglob("*.*")):
+        if path.name in case.unread:
+            continue
         if path.suffix == ".parquet":
             keep(path.stem, _table(path, case.keys))
         elif path.suffix == ".json":
