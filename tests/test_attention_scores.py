@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, Observations, Signal, SparseRows
 from arborsim.core.tree import ThoughtTree
-from arborsim.signals.attention_scores import (
+from arborsim.signals.attention import (
+    CumulativeAttention,
     NewestAttention,
     PromptAttention,
     ValueWeightedAttention,
 )
-from arborsim.signals.refresh import LastAttended, fresh_pages, median
-from arborsim.signals.scores import CumulativeAttention, Score, ScoreBook
+from arborsim.signals.refresh import LastAttended, fresh_pages
+from arborsim.signals.scores import Score, ScoreBook
+from arborsim.signals.sparse import median
 
 PROMPT, TOKENS, LAYERS = 3, 9, 2
 

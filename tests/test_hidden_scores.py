@@ -13,9 +13,8 @@ from arborsim.core.errors import UsageError
 from arborsim.core.observations import Observations, Signal
 from arborsim.policies.methods.epikv import BandAdaptive
 from arborsim.policies.methods.lag_kv_official import lag_score
-from arborsim.signals.hidden_scores import Band, layer_mean
-from arborsim.signals.rolling import rolling_mean, rolling_mean_std
-from arborsim.signals.vector_scores import vectors_per_group
+from arborsim.signals.rolling import Band, rolling_mean, rolling_mean_std
+from arborsim.signals.vectors import layer_mean, vectors_per_group
 
 NAN, INF = float("nan"), float("inf")
 
@@ -71,7 +70,7 @@ def test_groups_are_ordered_layer_by_layer() -> None:
     observed = Observations(2, keys=keys)
     by_head = vectors_per_group(observed, Signal.KEYS, "head")
     by_layer = vectors_per_group(observed, Signal.KEYS, "layer")
-    assert by_head.shape == (2, 6, 4)
-    assert by_layer.shape == (2, 3, 8)
-    assert np.array_equal(by_head[1, 2 * 2 + 1], keys[1, 2, 1])
-    assert np.array_equal(by_layer[1, 2], np.concatenate([keys[1, 2, 0], keys[1, 2, 1]]))
+    assert by_head.shape == (6, 2, 4)
+    assert by_layer.shape == (3, 2, 8)
+    assert np.array_equal(by_head[2 * 2 + 1, 1], keys[1, 2, 1])
+    assert np.array_equal(by_layer[2, 1], np.concatenate([keys[1, 2, 0], keys[1, 2, 1]]))

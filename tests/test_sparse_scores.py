@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, Observations, SparseRows
 from arborsim.core.tree import ThoughtTree
-from arborsim.signals import sparse_sums
-from arborsim.signals.attention_scores import NewestAttention
+from arborsim.signals import sparse
+from arborsim.signals.attention import CumulativeAttention, NewestAttention
 from arborsim.signals.refresh import LastAttended
-from arborsim.signals.scores import CumulativeAttention, Score, ScoreBook
-from arborsim.signals.sparse_sums import SparseSums
+from arborsim.signals.scores import Score, ScoreBook
+from arborsim.signals.sparse import SparseSums
 
 PROMPT = 3
 SCORES: dict[str, tuple[Score, Score]] = {
@@ -117,7 +117,7 @@ def test_sums_do_not_depend_on_how_many_rows_are_widened_at_once(
     rows = sparse_rows(rng, np.arange(1, 41))
     found = []
     for at_once in (1, 7, 100, 1 << 16):
-        monkeypatch.setattr(sparse_sums, "_AT_ONCE", at_once)
+        monkeypatch.setattr(sparse, "_AT_ONCE", at_once)
         for cut in (0, 13, 40):  # rows added one by one, then all others together
             sums, adder = np.zeros(40), SparseSums()
             adder.begin(rows, sums)

@@ -21,7 +21,8 @@ from arborsim.core.events import Boundary, Decode, Prefill, Transition
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.arbor_blocks import attention_share, certainty
-from arborsim.signals.scores import CumulativeAttention, ScoreBook
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import ScoreBook
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
@@ -210,5 +211,5 @@ def features_of(episode: Episode) -> tuple[ThoughtTree, np.ndarray]:
     closed = np.array([node.closed for node in tree.nodes])
     value = np.nan_to_num(np.array([node.reward for node in tree.nodes]))
     sure = certainty(np.array([node.entropy for node in tree.nodes]), geometry.vocab)
-    share = attention_share(book.values()["attention"], tree.node_of_token.values, closed)
+    share = attention_share(book.values()["attention"][0], tree.node_of_token.values, closed)
     return tree, np.stack([value, sure, share], axis=1)

@@ -71,6 +71,40 @@ class GrowingArray:
         self._n = end
 
 
+class GrowingTable:
+    """A NumPy table ``[rows, n]`` that appends columns in amortised constant time.
+
+    `cell` is the shape of an entry: values are ``[rows, n, *cell]``.
+    """
+
+    def __init__(
+        self, rows: int, dtype: type | np.dtype[np.generic], capacity: int = 64,
+        cell: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self._data = np.empty((rows, capacity, *cell), dtype=dtype)
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    @property
+    def values(self) -> np.ndarray:
+        """The filled part, as a view: it must not be kept across an `extend`."""
+        return self._data[:, : self._n]
+
+    def extend(self, columns: int, fill: int | np.ndarray) -> None:
+        """Append `columns` columns of `fill`."""
+        end = self._n + columns
+        if end > self._data.shape[1]:
+            capacity = max(end, 2 * self._data.shape[1])
+            rows, _, *cell = self._data.shape
+            grown = np.empty((rows, capacity, *cell), dtype=self._data.dtype)
+            grown[:, : self._n] = self.values
+            self._data = grown
+        self._data[:, self._n : end] = fill
+        self._n = end
+
+
 class ThoughtTree:
     """Nodes, the tokens each node holds, and distances between nodes.
 

@@ -12,12 +12,12 @@ import numpy as np
 import simpy
 
 from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tree import GrowingTable
 from arborsim.machine.gauge import MemoryGauge
 from arborsim.machine.paths import NOBODY, ActivePaths, PathProfile
 from arborsim.machine.replay_engine import Engine, Steps
 from arborsim.memory.census import Changes, kinds
 from arborsim.memory.ledger import Ledger
-from arborsim.memory.pages import GrowingTable
 
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 _LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)

@@ -11,9 +11,10 @@ import numpy as np
 
 from arborsim.core.errors import PlanError, UsageError
 from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tree import GrowingTable
 from arborsim.memory.census import Census, Changes
 from arborsim.memory.moves import Moves
-from arborsim.memory.pages import GrowingTable, PageTable
+from arborsim.memory.pages import PageTable
 from arborsim.memory.resolve import resolve
 from arborsim.memory.run_profile import RunProfile
 

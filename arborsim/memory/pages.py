@@ -12,36 +12,10 @@ import numpy as np
 
 from arborsim.core.errors import PlanError
 from arborsim.core.tiers import Tier
+from arborsim.core.tree import GrowingTable
 from arborsim.memory.census import Changes
 
 _POOLS = 2  # full precision, quantised: the values of Tier.HBM and Tier.HBM_QUANTISED
-
-
-class GrowingTable:
-    """A NumPy table ``[rows, n]`` that appends columns in amortised constant time."""
-
-    def __init__(self, rows: int, dtype: type | np.dtype[np.generic], capacity: int = 64) -> None:
-        self._data = np.empty((rows, capacity), dtype=dtype)
-        self._n = 0
-
-    def __len__(self) -> int:
-        return self._n
-
-    @property
-    def values(self) -> np.ndarray:
-        """The filled part, as a view: it must not be kept across an `extend`."""
-        return self._data[:, : self._n]
-
-    def extend(self, columns: int, fill: int) -> None:
-        """Append `columns` columns of `fill`."""
-        end = self._n + columns
-        if end > self._data.shape[1]:
-            capacity = max(end, 2 * self._data.shape[1])
-            grown = np.empty((len(self._data), capacity), dtype=self._data.dtype)
-            grown[:, : self._n] = self.values
-            self._data = grown
-        self._data[:, self._n : end] = fill
-        self._n = end
 
 
 class PageTable:

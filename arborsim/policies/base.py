@@ -32,7 +32,7 @@ class CacheView:
     ----------
     tier : int8 ``[groups, tokens]``
         Where each token lives now (`Tier`).
-    scores : mapping of name to float64 ``[tokens]`` or ``[groups, tokens]``
+    scores : mapping of name to float64 ``[groups, tokens]``
         What `Policy.scores` asked for.
     tree : ThoughtTree
         Nodes with parent, depth, reward, entropy; tokens of each node; paths and distances.

@@ -27,6 +27,7 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.composition_allocate import Pool, Situation, Tree
 from arborsim.policies.composition_blocks import (
+    SCORES,
     EveryStep,
     Fetch,
     Ladder,
@@ -35,8 +36,8 @@ from arborsim.policies.composition_blocks import (
     Recompute,
     TreeEvents,
 )
-from arborsim.signals.catalogue import SCORES
-from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import Score
 
 ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION})
 """Signals that need attention rows, which fused kernels do not give."""
@@ -53,7 +54,7 @@ class Composition(Policy):
     Attributes
     ----------
     score : Score
-        What matters: one of `arborsim.signals.catalogue.SCORES`.
+        What matters: one of `arborsim.policies.composition_blocks.SCORES`.
     allocate : Pool or Tree
     place : Ladder
     schedule : EveryStep, Interval, TreeEvents or AfterPrefill
@@ -113,7 +114,7 @@ class Composition(Policy):
             who=self.name,
             view=view,
             event=event,
-            score=score if score.ndim == 1 else score.mean(axis=0),
+            score=score[0] if len(score) == 1 else score.mean(axis=0),
             protected=protected,
             reachable=reachable,
             room=self.schedule.room(view, int(np.count_nonzero(protected & reachable))),

@@ -16,7 +16,8 @@ from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import lowest
 from arborsim.policies.stream import ADAPTATIONS, off_path_blocks
 from arborsim.policies.tree_rule import Blocks, Room, TreeRule
-from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import Score
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ class Tree(TreeRule):
         blocks = self._blocks(at, held)
         keep = self.numbers(
             at.who, at.view, at.event, blocks, at.room,
-            attention=at.view.scores.get("block-attention"), recover=at.recover,
+            attention=at.view.scores["block-attention"][0] if self.reads_attention else None,
+            recover=at.recover,
         )  # fmt: skip
         held = held.copy()
         for node in np.flatnonzero(keep > blocks.held).tolist():

@@ -18,6 +18,13 @@ from arborsim.core.tiers import Tier
 from arborsim.policies.base import NEVER, CacheView, Protection
 from arborsim.policies.blocks import lowest
 from arborsim.policies.tree_rule import Room
+from arborsim.signals.attention import (
+    CumulativeAttention,
+    NewestAttention,
+    ValueWeightedAttention,
+)
+from arborsim.signals.rolling import HiddenChangeContrast
+from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
 
 # By the tier before and, of each, outside and inside HBM from now on.
 _PLACED = np.array(
@@ -259,6 +266,15 @@ class Recompute(Fetch):
     recomputes: ClassVar[bool] = True
 
 
+SCORES: dict[str, type[Score]] = {
+    "cumulative-attention": CumulativeAttention,
+    "hidden-contrast": HiddenChangeContrast,
+    "lag-variance": LagVariance,
+    "newest-attention": NewestAttention,
+    "position": Position,
+    "random": SeededUniform,
+    "value-weighted-attention": ValueWeightedAttention,
+}
 SCHEDULES: dict[str, type[EveryStep]] = {
     "every-step": EveryStep,
     "interval": Interval,

@@ -32,8 +32,7 @@ from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 from arborsim.core.settings import check_settings
 from arborsim.policies.composition import Composition
 from arborsim.policies.composition_allocate import ALLOCATIONS
-from arborsim.policies.composition_blocks import PLACES, PROTECTIONS, RECOVERIES, SCHEDULES
-from arborsim.signals.catalogue import SCORES
+from arborsim.policies.composition_blocks import PLACES, PROTECTIONS, RECOVERIES, SCHEDULES, SCORES
 
 BLOCKS: dict[str, dict[str, Any]] = {
     "score": SCORES,

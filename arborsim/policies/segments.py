@@ -20,7 +20,7 @@ from arborsim.core.tiers import Tier
 from arborsim.policies.arbor_blocks import keep_highest
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.attention_scores import NewestAttention
+from arborsim.signals.attention import NewestAttention
 from arborsim.signals.scores import Score
 
 ROWS = ("mean", "layers")
@@ -161,7 +161,7 @@ class SegmentPolicy(StreamPolicy):
 
     def rank_of(self, view: CacheView, tokens: np.ndarray) -> np.ndarray:
         """`rank` of some tokens, int64 ``[n]``; float64 ``[n]``."""
-        return np.asarray(self.rank(view).take(tokens))
+        return np.asarray(self.rank(view)[0].take(tokens))
 
     def _evict_lowest(
         self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray

@@ -52,7 +52,7 @@ class StreamPolicy(Policy):
     """False for policies that override `next_decision`, so that runs are not planned at once."""
 
     def rank(self, view: CacheView) -> np.ndarray:
-        """Float64 ``[tokens]`` or ``[groups, tokens]``: the lowest goes first."""
+        """Float64 ``[groups, tokens]`` (or ``[tokens]``, for all groups): the lowest goes first."""
         raise TypeError(f"{type(self).__name__} does not say how tokens rank")
 
     def protected(self, view: CacheView) -> np.ndarray:
@@ -120,11 +120,12 @@ class StreamPolicy(Policy):
         stop: int,
     ) -> Pool:
         """What `run` may evict, ranked; the other parameters are those of `ChangingPool`."""
+        (rank,) = np.broadcast_to(self.rank(view), view.tier.shape)
         if self.frozen_rank:
-            return FrozenPool(self.rank(view)[ids], alive, start, stop)
+            return FrozenPool(rank[ids], alive, start, stop)
         if self.rising_rank and isinstance(run.observed.attention, SparseRows):
-            return RisingPool(self.rank(view), ids, alive, start, stop)
-        return ChangingPool(self.rank(view), ids, alive, start, stop)
+            return RisingPool(rank, ids, alive, start, stop)
+        return ChangingPool(rank, ids, alive, start, stop)
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
         protection = self.protection(view.budget_tokens)

@@ -30,7 +30,6 @@ from arborsim.run.fit import does_not_fit
 from arborsim.run.notes import assumed_policy_time
 from arborsim.run.results import EpisodeResult, LeftOut, ReplayResult, TreePicture
 from arborsim.run.token_map import TokenMap, TokenMapper
-from arborsim.signals.refresh import LastAttended
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind, recording_options
@@ -374,8 +373,7 @@ def _cautions(policies: Iterable[Policy], readers: Iterable[TraceReader]) -> Ite
     if not any(reader.info.attention == "sparse" for reader in readers):
         return
     for policy in policies:
-        used = (s for s in policy.scores().values() if isinstance(s, LastAttended))
-        if any(score.page is None for score in used):
+        if any(score.blurred for score in policy.scores().values()):
             yield (
                 f"{policy.name}: where attention was recorded sparsely, all tokens but the "
                 "strongest of a row share one value, which is often its median; nearly every token "

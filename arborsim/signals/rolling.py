@@ -1,16 +1,34 @@
-"""Rolling statistics over a trailing window, bit for bit the same in one call or many.
+"""Rolling statistics over a trailing window, and the scores of EpiKV that are made of them.
 
 A running sum over the whole sequence is fast, but its rounding depends on where it started, so a
 live run (one token at a time) and a replay (a whole run at once) would disagree in the last bit
 and, at a tie, in the decision.  Here every output sums its own window, always newest first,
 whatever the number of windows.
+
+A band of layers makes one stream of numbers along the token's path; a score is a weighted sum of
+rolling statistics of such streams, computed when the token is born and frozen (arXiv:2606.26472,
+sections 3.2 and 3.3).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
 import numpy as np
 
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tree import GrowingArray, ThoughtTree
+from arborsim.signals.scores import AtBirth, Score, ScoreState
+from arborsim.signals.vectors import layer_mean
+
 _SHORT = 4  # runs of fewer windows than this are computed in whole tables
+EPSILON = 1e-6
+STATISTICS = ("z", "mean")
 
 
 def rolling_mean_std(
@@ -94,3 +112,199 @@ def rolling_z(history: np.ndarray, new: np.ndarray, window: int, epsilon: float)
     """``(g - mean) / (std + epsilon)`` over the trailing window; 0 with fewer than two values."""
     mean, std, count = rolling_mean_std(history, new, window)
     return np.where(count < 2, 0.0, (new - mean) / (std + epsilon))
+
+
+@dataclass(frozen=True)
+class Band:
+    """Consecutive layers whose mean makes one stream.
+
+    Parameters
+    ----------
+    first, last : float
+        Depth of the first and last layer as shares of the model's depth, rounded to the nearest
+        layer.
+    weight : float
+        Factor of the stream's statistic in the score.
+    """
+
+    first: float
+    last: float
+    weight: float = 1.0
+
+    def layers(self, depth: int) -> tuple[int, int]:
+        """First and last layer in a model of `depth` layers."""
+        return min(round(self.first * depth), depth - 1), min(round(self.last * depth), depth - 1)
+
+
+WHOLE_MODEL = Band(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class RollingBands(Score):
+    """Weighted sum over bands of a rolling statistic of a signal with one value per layer.
+
+    The window trails over the generated tokens of the token's own path; prompt tokens, which every
+    user of the score protects, get 0.
+
+    Parameters
+    ----------
+    signal : Signal
+    bands : tuple of Band
+    statistic : {"z", "mean"}
+        How far the newest value lies from the window's mean, in standard deviations, or that mean.
+    window : int
+        Tokens in the trailing window, the current one included.
+    epsilon : float
+        Added to the standard deviation.
+    """
+
+    signal: Signal
+    bands: tuple[Band, ...]
+    statistic: str = "z"
+    window: int = 64
+    epsilon: float = EPSILON
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        kind = "z-scored" if self.statistic == "z" else "rolling mean"
+        whole = self.bands == (WHOLE_MODEL,)
+        contrast = "" if whole or len(self.bands) < 2 else ", contrast of two bands of layers"
+        return f"{self.signal.value.replace('_', ' ')}, {kind}{contrast}"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({self.signal})
+
+    def start(self, layers: int) -> ScoreState:
+        return _RollingState(self, layers)
+
+    def rolling(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+        """The statistic as a function of the values before a run and those of the run."""
+        if self.statistic == "mean":
+            return partial(rolling_mean, window=self.window)
+        return partial(rolling_z, window=self.window, epsilon=self.epsilon)
+
+
+class _RollingState(AtBirth):
+    def __init__(self, spec: RollingBands, layers: int) -> None:
+        super().__init__(self._scores)
+        self._spec = spec
+        self._rolling = spec.rolling()
+        self._layers = [band.layers(layers) for band in spec.bands]
+        self._streams = [GrowingArray(np.float64) for _ in spec.bands]
+        self._prompt_tokens = 0
+        self._tree, self._generated = ThoughtTree(), False
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._tree, self._generated = tree, generated
+        super().begin(run, tree, generated)
+
+    def _scores(self, run: TokenRun) -> np.ndarray:
+        observed = run.observed.per_layer[self._spec.signal]
+        for (first, last), stream in zip(self._layers, self._streams, strict=True):
+            stream.extend(layer_mean(observed, first, last))
+        scores = np.zeros((1, run.num_tokens))
+        if not self._generated:
+            self._prompt_tokens = run.num_tokens
+        else:
+            for w, leaf in enumerate(run.leaves):
+                scores[0, w :: len(run.leaves)] = self._leaf(self._tree.path(leaf), run.steps)
+        return scores
+
+    def _leaf(self, path: np.ndarray, steps: int) -> np.ndarray:
+        """Scores of the last `steps` tokens of `path`."""
+        first = max(self._prompt_tokens, len(path) - steps - (self._spec.window - 1))
+        window = path[first:]
+        total = np.zeros(steps)
+        for band, stream in zip(self._spec.bands, self._streams, strict=True):
+            values = stream.values[window]
+            old, new = values[: len(values) - steps], values[len(values) - steps :]
+            total += band.weight * self._rolling(old, new)
+        return total
+
+
+@dataclass(frozen=True)
+class HiddenChangeContrast(Score):
+    """EpiKV's score ``z_A - z_B`` of the hidden-state change at two layers (Eqs. 1-3).
+
+    Parameters
+    ----------
+    layer_a, layer_b : float
+        Depth of the layers as a share of the model's depth (the paper: 10 and 21 of 32).
+    window : int
+        Tokens in the trailing window, the current one included.
+    epsilon : float
+    statistic : {"z", "mean"}
+        "mean" is the uncorrected score, the contrast of rolling means (Eq. 2).
+    """
+
+    layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
+    layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
+    window: int = setting(64, "trailing window", unit="tokens", low=2, high=65536)
+    epsilon: float = setting(EPSILON, "added to the standard deviation", low=1e-12, high=1)
+    statistic: str = setting(
+        "z", "z-score of the newest value, or mean of the window", choices=STATISTICS
+    )
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        kind = "z-scored" if self.statistic == "z" else "rolling mean"
+        return f"hidden-state change, {kind}, contrast of two layers"
+
+    def start(self, layers: int) -> ScoreState:
+        bands = (Band(self.layer_a, self.layer_a), Band(self.layer_b, self.layer_b, -1.0))
+        score = RollingBands(Signal.HIDDEN_CHANGE, bands, self.statistic, self.window, self.epsilon)
+        return score.start(layers)
+
+
+@dataclass(frozen=True)
+class Sum(Score):
+    """A score that is fixed at birth plus one that accumulates.
+
+    Parameters
+    ----------
+    frozen, accumulating : Score
+        The second one starts at 0 and changes in place.
+    """
+
+    frozen: Score
+    accumulating: Score
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return self.frozen.needs | self.accumulating.needs
+
+    @property
+    def about(self) -> str:  # type: ignore[override]
+        return f"{self.accumulating.about} + {self.frozen.about}"
+
+    @property
+    def changes(self) -> Literal["never", "rises", "freely"]:  # type: ignore[override]
+        return self.accumulating.changes
+
+    def start(self, layers: int) -> ScoreState:
+        return _SumState(self.frozen.start(layers), self.accumulating.start(layers))
+
+
+class _SumState(ScoreState):
+    def __init__(self, frozen: ScoreState, accumulating: ScoreState) -> None:
+        super().__init__()
+        self._frozen, self._sum = frozen, accumulating
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._sum.values
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._frozen.begin(run, tree, generated)
+        self._sum.begin(run, tree, generated)
+        # What accumulates starts from what is fixed, so that one live array holds both.
+        born = slice(self._sum.values.shape[1] - run.num_tokens, None)
+        self._sum.values[:, born] += self._frozen.values[:, born]
+
+    def observe(self, step: int) -> None:
+        self._sum.observe(step)
+
+    def observe_all(self, first: int, last: int) -> None:
+        self._sum.observe_all(first, last)

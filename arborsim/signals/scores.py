@@ -1,90 +1,162 @@
 """Per-token scores: what a policy ranks tokens by.
 
-A `Score` is a frozen description with parameters; `start` makes the state that follows one search.
-*Frozen* scores are fixed when a token is born and computed for a whole run at once.  *Accumulating*
-scores change with every later token; they are brought up to date iteration by iteration.
+A `Score` is a frozen description with parameters; `Score.start` makes the state that follows one
+search.  Values are always ``[groups, tokens]``.  A group of a cache is the whole model (grouping
+"shared": one group), a captured layer ("layer"), or a captured layer and KV head ("head", layer by
+layer).  *Frozen* scores are fixed when a token is born and computed for a whole run at once;
+*accumulating* scores are brought up to date iteration by iteration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Signal, SparseRows
+from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.signals.sparse_newest import Listed, is_number
-from arborsim.signals.sparse_sums import SparseSums
+from arborsim.core.tree import GrowingTable, ThoughtTree
+
+GROUPINGS = ("shared", "layer", "head")
 
 
-class ScoreState(Protocol):
-    """The score of every token of one search."""
+def grouping_setting(default: str = "shared") -> str:
+    """The field `grouping` of a score."""
+    return setting(default, "what has values of its own", choices=GROUPINGS)
+
+
+class Score(ABC):
+    """Description of a score: a frozen dataclass whose fields are its settings.
+
+    Class attributes
+    ----------------
+    about : str
+        What it measures, in a few words.
+    changes : {"never", "rises", "freely"}
+        What becomes of a token's value after its birth; "rises" is up to a constant that all
+        tokens share.
+    blurred : bool
+        On sparse recordings most tokens come out alike.
+    """
+
+    about: ClassVar[str] = ""
+    changes: ClassVar[Literal["never", "rises", "freely"]] = "never"
+    blurred: bool = False
 
     @property
-    def values(self) -> np.ndarray:
-        """Float64 ``[tokens]``."""
-        ...
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        """Take in a run whose tokens the tree already holds; `generated` is False for a prompt."""
-        ...
-
-    def observe(self, step: int) -> None:
-        """Bring accumulating scores up to date with iteration `step` of the run."""
-        ...
-
-
-class Score(Protocol):
-    """Description of a score."""
+    @abstractmethod
+    def needs(self) -> frozenset[Signal]:
+        """Observations it is computed from."""
 
     @property
-    def needs(self) -> frozenset[Signal]: ...
+    def grouping(self) -> str:
+        """Which parts of the cache have values of their own: one of `GROUPINGS`."""
+        return "shared"
 
+    @abstractmethod
     def start(self, layers: int) -> ScoreState:
         """State for a new search on a model with this many layers."""
-        ...
 
 
-class FrozenState:
-    """Values that never change once the token is born."""
+class ScoreState(ABC):
+    """The score of every token of one search, in a table that is kept up to date in place."""
 
     def __init__(self) -> None:
-        self._values = GrowingArray(np.float64)
+        self._table: GrowingTable | None = None  # the first observation tells how many groups
 
     @property
     def values(self) -> np.ndarray:
-        return self._values.values
+        """Float64 ``[groups, tokens]``, or vectors ``[groups, tokens, size]``."""
+        return np.empty((0, 0)) if self._table is None else self._table.values
+
+    @abstractmethod
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        """Take in a run whose tokens the tree already holds; `generated` is False for a prompt."""
+
+    @abstractmethod
+    def observe(self, step: int) -> None:
+        """Bring accumulating scores up to date with iteration `step` of the run."""
+
+    def observe_all(self, first: int, last: int) -> None:
+        """Observe iterations ``first`` to ``last``; the same bits as one by one."""
+        for step in range(first, last):
+            self.observe(step)
+
+    def _grow(self, groups: int, count: int) -> np.ndarray:
+        """Append a column of zeros for each of `count` tokens; returns all values."""
+        if self._table is None:
+            self._table = GrowingTable(groups, np.float64)
+        self._table.extend(count, 0)
+        return self._table.values
+
+
+class AtBirth(ScoreState):
+    """Values that never change once the token is born.
+
+    Parameters
+    ----------
+    compute : callable
+        From a run to the values of its tokens: ``[groups, tokens]`` or ``[groups, tokens, size]``.
+    """
+
+    def __init__(self, compute: Callable[[TokenRun], np.ndarray]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._append(self._compute(run))
+
+    def _append(self, fresh: np.ndarray) -> None:
+        if self._table is None:
+            self._table = GrowingTable(len(fresh), fresh.dtype, cell=fresh.shape[2:])
+        self._table.extend(fresh.shape[1], fresh)
 
     def observe(self, step: int) -> None:
         pass
 
+    def observe_all(self, first: int, last: int) -> None:
+        pass
+
 
 @dataclass(frozen=True)
-class SeededUniform:
+class SeededUniform(Score):
     """Uniform random numbers in [0, 1), the same for the same seed and token order."""
 
     seed: int = setting(0, "of the random numbers", low=0)
     needs: ClassVar[frozenset[Signal]] = frozenset()
+    about: ClassVar[str] = "seeded uniform"
 
     def start(self, layers: int) -> ScoreState:
-        return _UniformState(self.seed)
-
-
-class _UniformState(FrozenState):
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._rng = np.random.default_rng(seed)
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._values.extend(self._rng.random(run.num_tokens))
+        rng = np.random.default_rng(self.seed)
+        return AtBirth(lambda run: rng.random((1, run.num_tokens)))
 
 
 @dataclass(frozen=True)
-class LagVariance:
+class Position(Score):
+    """The order of arrival: what is oldest ranks lowest."""
+
+    needs: ClassVar[frozenset[Signal]] = frozenset()
+    about: ClassVar[str] = "position"
+
+    def start(self, layers: int) -> ScoreState:
+        return _PositionState()
+
+
+class _PositionState(AtBirth):
+    def __init__(self) -> None:
+        super().__init__(self._arrivals)
+
+    def _arrivals(self, run: TokenRun) -> np.ndarray:
+        first = self.values.shape[1]
+        return np.arange(first, first + run.num_tokens, dtype=np.float64)[None]
+
+
+@dataclass(frozen=True)
+class LagVariance(Score):
     """Lag-KV as the EpiKV paper streams it: spread of lag-normalised key plus value.
 
     Keys and values are normalised per channel by the previous chunk's minimum and maximum where
@@ -92,157 +164,64 @@ class LagVariance:
     """
 
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
+    about: ClassVar[str] = "lag-normalised spread of key and value"
 
     def start(self, layers: int) -> ScoreState:
-        return _LagState()
+        return AtBirth(_lag_spread)
 
 
-class _LagState(FrozenState):
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        key = run.observed.per_layer[Signal.LAG_KEY].astype(np.float64)
-        value = run.observed.per_layer[Signal.LAG_VALUE].astype(np.float64)
-        total = np.zeros(run.num_tokens)
-        for layer in range(key.shape[1]):  # a fixed order of summation, whatever the run's length
-            total += key[:, layer] + value[:, layer]
-        self._values.extend(total / key.shape[1])
+def _lag_spread(run: TokenRun) -> np.ndarray:
+    key = run.observed.per_layer[Signal.LAG_KEY].astype(np.float64)
+    value = run.observed.per_layer[Signal.LAG_VALUE].astype(np.float64)
+    total = np.zeros((1, run.num_tokens))
+    for layer in range(key.shape[1]):  # a fixed order of summation, whatever the run's length
+        total += key[:, layer] + value[:, layer]
+    return np.asarray(total / key.shape[1])
 
 
 @dataclass(frozen=True)
-class CumulativeAttention:
-    """Attention a token has received so far, mean over layers and heads, summed over queries.
+class EvictionTime(Score):
+    """Iteration after which the offline optimum evicts a token; infinite for those that stay.
 
-    A row that is not a number tells nothing and is left out.
-
-    Parameters
-    ----------
-    from_later_blocks : bool
-        Count only queries outside the token's own block (ArborKV's ``A_i(t)``, sum over u > b_i).
-    up_to_constant : bool
-        The sums may all be too low by the same number, which no ranking notices: sparse rows are
-        then summed in the time of what they list.
+    Replays alone can know it: the optimum is that of the recorded attention.
     """
 
-    from_later_blocks: bool = setting(False, "count only queries outside the token's block")
-    up_to_constant: bool = setting(
-        False,
-        "sums may all be too low by the same number: faster on sparse recordings, and no ranking "
-        "notices",
-    )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.EVICTION_TIME})
+    about: ClassVar[str] = "time of eviction in the optimal schedule"
 
     def start(self, layers: int) -> ScoreState:
-        return _CumulativeState(self.from_later_blocks, self.up_to_constant)
-
-
-class _CumulativeState:
-    def __init__(self, from_later_blocks: bool, up_to_constant: bool) -> None:
-        self._from_later_blocks = from_later_blocks
-        self._up_to_constant = up_to_constant and not from_later_blocks
-        self._sums = GrowingArray(np.float64)
-        self._sparse = SparseSums()
-        self._only_listed = False
-        self._rows: Iterator[np.ndarray] = iter(())
-        self._listed: Iterator[Listed] | None = None  # sparse rows of one straight path
-        self._now = self._sums.values
-        self._leaves: list[tuple[np.ndarray | None, int]] = []
-
-    @property
-    def values(self) -> np.ndarray:
-        return self._sums.values
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._sums.extend(np.zeros(run.num_tokens))
-        rows = run.observed.attention
-        assert rows is not None, "the reader was not asked for attention"
-        self._now = self._sums.values
-        self._leaves = []
-        for leaf in run.leaves:
-            path = tree.path(leaf)
-            straight = int(path[-1]) == len(path) - 1  # ids rise, so this means 0, 1, 2, ...
-            own = tree.num_node_tokens(leaf) - run.steps
-            self._leaves.append((None if straight else path, own))
-        alone = len(self._leaves) == 1 and self._leaves[0][0] is None
-        self._only_listed = self._up_to_constant and alone and isinstance(rows, SparseRows)
-        if self._only_listed:
-            assert isinstance(rows, SparseRows)
-            self._sparse.begin(rows, self._now)
-            return
-        self._sparse.settle(self._now[: len(self._now) - run.num_tokens])
-        self._rows, self._listed = iter(rows), None
-        if alone and isinstance(rows, SparseRows) and not self._from_later_blocks:
-            self._listed = rows.listed()
-
-    def observe(self, step: int) -> None:
-        if self._only_listed:
-            self._sparse.add(step)
-            return
-        if self._listed is not None:
-            self._add(next(self._listed))
-            return
-        for path, own in self._leaves:
-            row = next(self._rows)
-            if row[0] != row[0]:  # not a number throughout: a softmax that overflowed
-                continue
-            if self._from_later_blocks:
-                row = row[: len(row) - (own + step + 1)]
-            if path is None:
-                received = self._now[: len(row)]
-                received += row  # in place: `self._now[...] += row` would copy it once more
-            else:
-                self._now[path[: len(row)]] += row
-
-    def _add(self, row: Listed) -> None:
-        """Add a sparse row, with the bits that adding it as a dense one gives."""
-        if not is_number(row):
-            return
-        length, index, value, share = row
-        received = self._now[:length]
-        listed = received[index] + value
-        received += share
-        received[index] = listed
-
-    def observe_all(self, first: int, last: int) -> None:
-        """Observe iterations ``first`` to ``last``; the same bits as one by one."""
-        if self._only_listed:
-            self._sparse.add_many(first, last)
-            return
-        for step in range(first, last):
-            self.observe(step)
-
-
-def observe_all(state: ScoreState, first: int, last: int) -> None:
-    """Bring a state up to date with many iterations, at once if it can."""
-    together = getattr(state, "observe_all", None)
-    if together is not None:
-        together(first, last)
-        return
-    for step in range(first, last):
-        state.observe(step)
+        return AtBirth(
+            lambda run: np.asarray(run.observed.per_layer[Signal.EVICTION_TIME], np.float64)[None]
+        )
 
 
 class ScoreBook:
-    """The scores of one search that a policy asked for, kept up to date together."""
+    """The scores of one search that a policy asked for, kept up to date together.
 
-    def __init__(self, scores: dict[str, Score], layers: int) -> None:
-        self._states = {name: score.start(layers) for name, score in scores.items()}
+    Equal scores are followed once, whatever their names.
+    """
+
+    def __init__(self, scores: Mapping[str, Score], layers: int) -> None:
+        followed = {score: score.start(layers) for score in dict.fromkeys(scores.values())}
+        self._named = {name: followed[score] for name, score in scores.items()}
+        self._states = tuple(dict.fromkeys(self._named.values()))
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        for state in self._states.values():
+        for state in self._states:
             state.begin(run, tree, generated)
 
     def steps(self, count: int) -> Iterator[int]:
         """Observe iterations one after the other, yielding each."""
-        states = tuple(self._states.values())
         for step in range(count):
-            for state in states:
+            for state in self._states:
                 state.observe(step)
             yield step
 
     def skip(self, count: int) -> None:
-        """Observe `count` iterations after which nobody decides."""
-        for state in self._states.values():
-            observe_all(state, 0, count)
+        """Observe `count` iterations between which no decision falls."""
+        for state in self._states:
+            state.observe_all(0, count)
 
     def values(self) -> dict[str, np.ndarray]:
         """Score arrays by name; views that stay current until the next `begin`."""
-        return {name: state.values for name, state in self._states.items()}
+        return {name: state.values for name, state in self._named.items()}

@@ -15,7 +15,8 @@ from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
 from arborsim.policies.tree_rule import TreeRule
 from arborsim.run.controller import Controller
-from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import Score
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
@@ -52,7 +53,7 @@ def test_features_are_those_that_the_policy_reads(trace: Path) -> None:
         for column, name in enumerate(names):
             rule = TreeRule(**(dict.fromkeys(names, 0.0) | {name: 1.0}))
             view = controller.view()
-            score = rule.block_scores(view, view.scores["attention"])
+            score = rule.block_scores(view, view.scores["attention"][0])
             assert np.log(score / (1 - score)) == pytest.approx(features[:, column], abs=1e-9)
         assert features[:, 2].sum() == pytest.approx(1)
 

@@ -88,7 +88,7 @@ def small_view(budget: int) -> CacheView:
         tree.append([node], 20)
         tree.nodes[node].closed = node < 3
     tree.activate((3,))
-    scores = {"attention": np.arange(70.0)}
+    scores = {"attention": np.arange(70.0)[None]}
     return CacheView(np.zeros((1, 70), np.int8), scores, tree, (3,), 10, budget, 60, 128)
 
 
@@ -137,7 +137,7 @@ def test_the_help_names_the_settings_of_every_row_of_the_ablations() -> None:
 
 def test_blocks_shrink_to_their_tail_and_most_attended_tokens() -> None:
     view = small_view(budget=52)
-    view.scores["attention"][[12, 15]] = 99.0
+    view.scores["attention"][0, [12, 15]] = 99.0
     plan = ArborKV(margin=1, tail=2, k_min=4, lambda_distance=10).decide(view, Transition((3,), ()))
     assert plan is not None
     assert np.flatnonzero(plan.tiers[0, 10:30] == Tier.HBM).tolist() == [2, 5, 18, 19]

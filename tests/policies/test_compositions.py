@@ -21,6 +21,7 @@ from arborsim.policies.base import Policy
 from arborsim.policies.composition import Composition
 from arborsim.policies.composition_allocate import Pool, Tree
 from arborsim.policies.composition_blocks import (
+    SCORES,
     AfterPrefill,
     Fetch,
     Interval,
@@ -37,9 +38,9 @@ from arborsim.policies.methods.lag_kv import LagKV
 from arborsim.policies.methods.random import Random
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.registry import available, build, find, parameters, values_of
-from arborsim.signals.catalogue import SCORES, Position
-from arborsim.signals.hidden_scores import HiddenChangeContrast
-from arborsim.signals.scores import CumulativeAttention, LagVariance, Score, SeededUniform
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.rolling import HiddenChangeContrast
+from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all

@@ -13,9 +13,8 @@ from arborsim.policies.methods.rkv import max_pool, redundancy
 from arborsim.policies.methods.thinkv_paper import ThinKVPaper, reached_rungs
 from arborsim.policies.registry import build
 from arborsim.policies.representatives import representatives
-from arborsim.signals.arkv_scores import LayerSensitivity, Spread, layer_statistics
-from arborsim.signals.head_scores import grouped_row
-from arborsim.signals.sparsity import row_sparsity
+from arborsim.signals.heads import LayerSensitivity, Spread, layer_statistics, row_sparsity
+from arborsim.signals.rows import grouped_row
 
 
 def test_a_groups_row_is_the_mean_over_its_query_heads() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arborsim.policies.methods import redundancy as neighbours
 from arborsim.policies.methods.rkv import latest_similar, redundancy
 from arborsim.policies.segments import fill_segments, segment_entropy, segment_sizes
-from arborsim.signals.vector_scores import sum_in_order
+from arborsim.signals.vectors import sum_in_order
 
 few_ranks = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0])
 
@@ -85,7 +85,7 @@ def test_similarity_to_neighbours_across_pieces(
         by_hand.append(sum(cosines) / max(1, len(cosines)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "_COLUMNS", columns)
-        found = neighbours.similarity(direction, candidates, reach)
+        found = neighbours.similarity(direction.T, candidates, reach)
     assert found.tolist() == pytest.approx(by_hand, abs=1e-12)
     # not to rounding, but to the bit: where the pieces end must not decide between equals
     assert np.array_equal(found, neighbours.neighbour_cosine(direction[:, candidates], reach))

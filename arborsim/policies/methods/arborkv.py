@@ -21,7 +21,8 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.arbor_blocks import given_up, tokens_that_leave
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.tree_rule import Blocks, Room, TreeRule
-from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import Score
 
 RETAIN = ("tail", "sinks+tail", "sinks+tail+heavy")
 
@@ -174,7 +175,7 @@ class ArborKV(TreeRule, Policy):
         keep = self.numbers(
             self.name, view, event, blocks,
             Room(budget, limit=budget - self.margin - 1, goal=budget - 2 * self.margin),
-            attention=view.scores.get("attention"),
+            attention=view.scores["attention"][0] if self.reads() else None,
             recover=self.rehydrate,
             trim_path=self.boundary_trims_path,
         )  # fmt: skip
@@ -185,7 +186,7 @@ class ArborKV(TreeRule, Policy):
         tiers = view.tier.copy()
         for node in back:
             tiers[:, view.tree.tokens(node)] = Tier.HBM
-        score = view.scores["attention"] if self.retain == "sinks+tail+heavy" else None
+        score = view.scores["attention"][0] if self.retain == "sinks+tail+heavy" else None
         leaving = tokens_that_leave(view, shrunk, keep[shrunk], score, protected, self.tail)
         tiers[:, leaving] = Tier.EVICTED
         return Plan(tiers, recover=True)

@@ -16,7 +16,7 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.blocks import highest
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.arkv_scores import HeavyHitters, LayerSensitivity
+from arborsim.signals.heads import HeavyHitters, LayerSensitivity
 from arborsim.signals.scores import Score
 
 _PAPER = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"

@@ -12,7 +12,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.hidden_scores import Band, HiddenChangeContrast, RollingBands
+from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands
 from arborsim.signals.scores import Score
 
 PAPER = "EpiKV, arXiv:2606.26472"

@@ -11,8 +11,8 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.head_scores import HeadCumulativeAttention
-from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import Score
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,10 @@ class H2O(StreamPolicy):
         return self.per
 
     def reads(self) -> frozenset[Signal]:
-        return self.needs if self.per == "shared" else HeadCumulativeAttention.needs
+        return CumulativeAttention(grouping=self.per).needs
 
     def scores(self) -> dict[str, Score]:
-        if self.per == "shared":
-            return {"attention": CumulativeAttention(up_to_constant=True)}
-        return {"attention": HeadCumulativeAttention(self.per)}
+        return {"attention": CumulativeAttention(up_to_constant=True, grouping=self.per)}
 
     def protection(self, budget_tokens: int) -> Protection:
         recent = max(1, int(self.recent_share * budget_tokens))

@@ -16,7 +16,8 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import lowest_of_each
 from arborsim.policies.stream import off_path_blocks
-from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import Score
 
 _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 EVICTION_BASES = ("of-candidates", "of-total")
@@ -93,7 +94,7 @@ class Hierarchy(Policy):
         -------
         float64 ``[n]``
         """
-        return np.asarray(view.scores["attention"].take(candidates))
+        return np.asarray(view.scores["attention"][0].take(candidates))
 
     def next_decision(self, view: CacheView) -> int:
         scheduled = self.interval - view.iterations % self.interval

@@ -12,8 +12,9 @@ from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW, RollingPolicy
 from arborsim.policies.segments import SegmentPolicy
-from arborsim.signals.hidden_scores import Band, HiddenChangeContrast, RollingBands, Sum
-from arborsim.signals.scores import CumulativeAttention, Score
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands, Sum
+from arborsim.signals.scores import Score
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.blocks import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import Score
-from arborsim.signals.vector_scores import KeyDirections, KeyLength
+from arborsim.signals.vectors import KeyDirections, KeyLength
 
 PER = ("shared", "layer", "head")
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Method
 from arborsim.policies.methods.epikv import PAPER, POSITIONS, WINDOW, RollingPolicy
-from arborsim.signals.hidden_scores import WHOLE_MODEL, RollingBands
+from arborsim.signals.rolling import WHOLE_MODEL, RollingBands
 from arborsim.signals.scores import Score
 
 

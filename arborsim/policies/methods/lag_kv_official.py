@@ -17,7 +17,7 @@ from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.blocks import lowest
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import Score
-from arborsim.signals.vector_scores import Vectors, sum_in_order
+from arborsim.signals.vectors import Vectors, sum_in_order
 
 
 @dataclass(frozen=True)

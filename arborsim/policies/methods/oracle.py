@@ -11,8 +11,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.foresight import EvictionTime
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import EvictionTime, Score
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView, Method
 from arborsim.policies.methods.hierarchy import Hierarchy
-from arborsim.signals.attention_scores import ValueWeightedAttention
-from arborsim.signals.scores import CumulativeAttention, Score
-from arborsim.signals.value_scores import KeyDirection
+from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
+from arborsim.signals.scores import Score
+from arborsim.signals.vectors import KeyDirections
 
 _DEVIATIONS = (
     "the paper prints no formula: attention is divided by its largest value among the candidates, "
@@ -22,6 +22,7 @@ _DEVIATIONS = (
     *Hierarchy.method.deviations,
 )
 
+_DIRECTION = KeyDirections("shared", whole=False)
 # Columns that are compared together: few enough for the CPU cache.
 _COLUMNS = 8192
 
@@ -67,13 +68,13 @@ def products_in_order(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def similarity(direction: np.ndarray, candidates: np.ndarray, reach: int) -> np.ndarray:
-    """`neighbour_cosine` of some columns of `direction`, as many at a time as the CPU cache holds.
+    """`neighbour_cosine` of some tokens, as many at a time as the CPU cache holds.
 
     Parameters
     ----------
-    direction : float64 ``[size, tokens]``
+    direction : float64 ``[tokens, size]``
     candidates : int64 ``[n]``
-        Columns; each is compared with its neighbours among them.
+        Tokens; each is compared with its neighbours among them.
     reach : int
 
     Returns
@@ -85,7 +86,7 @@ def similarity(direction: np.ndarray, candidates: np.ndarray, reach: int) -> np.
     for first in range(0, number, width):
         last, low = min(first + width, number), max(0, first - reach)
         near = candidates[low : last + reach]
-        columns = np.stack([row.take(near) for row in direction])  # rows are contiguous
+        columns = np.ascontiguousarray(direction.take(near, axis=0).T)
         similar[first:last] = neighbour_cosine(columns, reach)[first - low : last - low]
     return similar
 
@@ -110,12 +111,15 @@ class Redundancy(Hierarchy):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.KEY_SKETCH})
 
     def scores(self) -> dict[str, Score]:
-        return {"attention": CumulativeAttention(), "direction": KeyDirection()}
+        return {
+            "attention": CumulativeAttention(),
+            "direction": _DIRECTION,
+        }
 
     def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
-        attention = view.scores["attention"][candidates]
+        attention = view.scores["attention"][0, candidates]
         largest = attention.max(initial=0.0)
-        similar = similarity(view.scores["direction"], candidates, self.reach)
+        similar = similarity(view.scores["direction"][0], candidates, self.reach)
         return np.asarray(attention / (largest or 1.0) - self.weight * similar)
 
 
@@ -135,4 +139,7 @@ class AttnValRedundancy(Redundancy):
     needs: ClassVar[frozenset[Signal]] = Redundancy.needs | {Signal.VALUE_NORM}
 
     def scores(self) -> dict[str, Score]:
-        return {"attention": ValueWeightedAttention(), "direction": KeyDirection()}
+        return {
+            "attention": ValueWeightedAttention(),
+            "direction": _DIRECTION,
+        }

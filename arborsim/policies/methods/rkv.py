@@ -17,9 +17,9 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.blocks import lowest
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.query_scores import Queries
+from arborsim.signals.heads import Queries
 from arborsim.signals.scores import Score
-from arborsim.signals.vector_scores import Vectors, norms
+from arborsim.signals.vectors import Vectors, norms
 
 # Products of vectors and their means are rounded, so that plans do not depend on how a machine's
 # BLAS adds.

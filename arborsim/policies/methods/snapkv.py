@@ -15,8 +15,7 @@ from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import lowest
-from arborsim.signals.attention_scores import PromptAttention
-from arborsim.signals.head_scores import HeadPromptAttention
+from arborsim.signals.attention import PromptAttention
 from arborsim.signals.scores import Score
 
 
@@ -59,12 +58,10 @@ class SnapKV(Policy):
         return self.per
 
     def reads(self) -> frozenset[Signal]:
-        return frozenset({Signal.ATTENTION if self.per == "shared" else Signal.HEAD_ATTENTION})
+        return PromptAttention(grouping=self.per).needs
 
     def scores(self) -> dict[str, Score]:
-        if self.per == "shared":
-            return {"votes": PromptAttention(self.window)}
-        return {"votes": HeadPromptAttention(self.per, self.window)}
+        return {"votes": PromptAttention(self.window, self.per)}
 
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(recent=min(self.window, budget_tokens))

@@ -41,7 +41,7 @@ class ThinKV(SegmentPolicy):
     )
 
     def rank(self, view: CacheView) -> np.ndarray:
-        return self.rank_of(view, np.arange(view.num_tokens))
+        return self.rank_of(view, np.arange(view.num_tokens))[None]
 
     def rank_of(self, view: CacheView, tokens: np.ndarray) -> np.ndarray:
         first, *others = view.scores["newest"]

@@ -16,9 +16,9 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.representatives import representatives
 from arborsim.policies.stream import StreamPolicy, evict, off_path_blocks
+from arborsim.signals.heads import AttentionSparsity
 from arborsim.signals.scores import Score
-from arborsim.signals.sparsity import AttentionSparsity
-from arborsim.signals.vector_scores import Vectors
+from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 
@@ -112,7 +112,7 @@ class ThinKVPaper(StreamPolicy):
         generated = stream[view.prompt_tokens :]
         whole = len(generated) - len(generated) % self.segment
         segments = generated[:whole].reshape(-1, self.segment)
-        kind = self._kinds(view.scores["sparsity"][segments])
+        kind = self._kinds(view.scores["sparsity"][0, segments])
         reached = reached_rungs(kind == TRANSITION, len(self.rungs()))
         settled = ~safe[segments].any(axis=1)
         segments, kind, reached = segments[settled], kind[settled], reached[settled]

@@ -11,8 +11,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView, Method, Protection
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.attention_scores import NewestAttention
-from arborsim.signals.head_scores import HeadNewestAttention
+from arborsim.signals.attention import NewestAttention
 from arborsim.signals.scores import Score
 
 
@@ -47,16 +46,13 @@ class Tova(StreamPolicy):
         return self.per
 
     def reads(self) -> frozenset[Signal]:
-        return frozenset({Signal.ATTENTION if self.per == "shared" else Signal.HEAD_ATTENTION})
+        return NewestAttention(grouping=self.per).needs
 
     def scores(self) -> dict[str, Score]:
-        if self.per == "shared":
-            return {"newest": NewestAttention(up_to_constant=True)}
-        return {"newest": HeadNewestAttention(self.per)}
+        return {"newest": NewestAttention(up_to_constant=True, grouping=self.per)}
 
     def protection(self, budget_tokens: int) -> Protection:
         return Protection(recent=0)
 
     def rank(self, view: CacheView) -> np.ndarray:
-        newest = view.scores["newest"]
-        return np.asarray(newest[0]) if self.per == "shared" else newest
+        return view.scores["newest"]

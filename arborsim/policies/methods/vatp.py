@@ -7,15 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.blocks import ChangingPool, Pool
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.head_scores import HeadCumulativeAttention
-from arborsim.signals.scores import CumulativeAttention, Score
-from arborsim.signals.value_scores import HeadValueSize, ValueSize
+from arborsim.signals.attention import ValueWeightedAttention
+from arborsim.signals.scores import Score
 
 
 @dataclass(frozen=True)
@@ -54,41 +51,14 @@ class Vatp(StreamPolicy):
         return self.per
 
     def reads(self) -> frozenset[Signal]:
-        shared = frozenset({Signal.ATTENTION, Signal.VALUE_NORM})
-        return shared if self.per == "shared" else self.needs
+        return ValueWeightedAttention(self.per).needs
 
     def scores(self) -> dict[str, Score]:
-        if self.per == "shared":
-            return {"attention": CumulativeAttention(), "size": ValueSize()}
-        return {"attention": HeadCumulativeAttention(self.per), "size": HeadValueSize(self.per)}
+        return {"weighted": ValueWeightedAttention(self.per)}
 
     def protection(self, budget_tokens: int) -> Protection:
         recent = max(1, int(self.recent_share * budget_tokens))
         return Protection(sinks=min(self.sinks, budget_tokens // 4), recent=recent)
 
     def rank(self, view: CacheView) -> np.ndarray:
-        return np.asarray(view.scores["attention"] * view.scores["size"])
-
-    def candidates(
-        self,
-        view: CacheView,
-        run: TokenRun,
-        ids: np.ndarray,
-        alive: np.ndarray,
-        start: int,
-        stop: int,
-    ) -> Pool:
-        product = Product(view.scores["attention"], view.scores["size"])
-        return ChangingPool(product, ids, alive, start, stop)
-
-
-@dataclass(frozen=True)
-class Product:
-    """Two live arrays, multiplied where they are looked at."""
-
-    one: np.ndarray
-    other: np.ndarray
-
-    def take(self, tokens: np.ndarray) -> np.ndarray:
-        """Float64, of the tokens' shape."""
-        return np.asarray(self.one.take(tokens) * self.other.take(tokens))
+        return view.scores["weighted"]

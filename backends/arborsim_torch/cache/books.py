@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.memory.pages import GrowingTable
+from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
 from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.pool import Pool
 from arborsim_torch.cache.streak import Streak

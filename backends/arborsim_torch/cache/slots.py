@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arborsim.memory.pages import GrowingTable
+from arborsim.core.tree import GrowingTable
 
 NOWHERE = -1
 

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from arborsim.core.errors import UnknownName
-from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.memory.pages import GrowingTable
+from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
 from arborsim_torch.cache.assembly import AssembledPlan, Assembly
 from arborsim_torch.cache.books import OpenBooks
 from arborsim_torch.cache.dense import DensePool, ReadPlan

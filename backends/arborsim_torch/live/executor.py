@@ -11,9 +11,8 @@ import torch
 from arborsim.core.events import TokenRun
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
-from arborsim.core.tree import ThoughtTree
+from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim.memory.pages import GrowingTable
 from arborsim_torch.cache.cells import Cells
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.decoder import TreeDecoder

@@ -1,6 +1,6 @@
-"""What ARKV reads from attention: how sensitive a layer is, and how much a token is worth.
+"""What policies of their own read from single heads: ARKV, ThinKV and R-KV.
 
-The paper's text lost its equations on the way to HTML; these follow its public code
+ARKV's paper lost its equations on the way to HTML; these follow its public code
 (Large-scale-Sustainable-Computing-LSC/ARKV), sections IV-C to IV-E.
 """
 
@@ -13,13 +13,14 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
-from arborsim.core.tree import ThoughtTree
-from arborsim.signals.head_scores import GrowingTable, NewestState, num_row_groups
-from arborsim.signals.scores import ScoreState
+from arborsim.core.tree import GrowingTable, ThoughtTree
+from arborsim.signals.attention import NewestState
+from arborsim.signals.rows import head_rows, num_row_groups
+from arborsim.signals.scores import AtBirth, Score, ScoreState
 
 
 @dataclass(frozen=True)
-class LayerSensitivity:
+class LayerSensitivity(Score):
     """ARKV's OQ score (Eqs. 3-6): ``Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3)`` of each layer.
 
     Taken once, from the attention of the last `window` prompt queries to the keys before them, not
@@ -28,18 +29,19 @@ class LayerSensitivity:
 
     Parameters
     ----------
-    per : {"layer", "head"}
+    grouping : {"layer", "head"}
     window : int
     tau1, tau2, tau3 : float
         Temperatures.
     """
 
-    per: str = "head"
+    grouping: str = "head"
     window: int = 32
     tau1: float = 7.7744
     tau2: float = 5.4070
     tau3: float = 5.5277
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+    about: ClassVar[str] = "sensitivity of the layer"
 
     def start(self, layers: int) -> ScoreState:
         return _SensitivityState(self)
@@ -81,8 +83,9 @@ def layer_statistics(attention: np.ndarray) -> np.ndarray:
     )
 
 
-class _SensitivityState:
+class _SensitivityState(ScoreState):
     def __init__(self, spec: LayerSensitivity) -> None:
+        super().__init__()
         self._spec = spec
         self._sensitivity = np.zeros(0)  # of each group
         self._tokens = 0
@@ -97,8 +100,7 @@ class _SensitivityState:
         self._tokens += run.num_tokens
         if generated:
             return
-        rows = run.observed.head_attention
-        assert rows is not None, "the reader was not asked for the attention of heads"
+        rows = head_rows(run.observed)
         layers, window = len(rows.row(0)), self._spec.window
         keys = run.steps - window
         sensitivity = np.zeros(layers)
@@ -107,7 +109,7 @@ class _SensitivityState:
             attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
             of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
             sensitivity = self._spec.combine(np.stack(of_layer))
-        groups = num_row_groups(rows.row(0), rows.kv_heads, self._spec.per)
+        groups = num_row_groups(rows.row(0), rows.kv_heads, self._spec.grouping)
         self._sensitivity = np.repeat(sensitivity, groups // layers)
 
     def observe(self, step: int) -> None:
@@ -115,7 +117,7 @@ class _SensitivityState:
 
 
 @dataclass(frozen=True)
-class HeavyHitters:
+class HeavyHitters(Score):
     """ARKV's token score before pooling (Eq. 9): ``mean_q A + gamma Var_q A``, mean over the group.
 
     After the prompt, ``q`` runs over its last `window` queries.  From then on the score is the
@@ -125,18 +127,22 @@ class HeavyHitters:
 
     Parameters
     ----------
-    per : {"layer", "head"}
+    grouping : {"layer", "head"}
     window : int
     gamma : float
         Weight of the unbiased variance.
     cumulative : bool
     """
 
-    per: str = "head"
+    grouping: str = "head"
     window: int = 32
     gamma: float = 263.811
     cumulative: bool = False
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+    about: ClassVar[str] = (
+        "attention of the last prompt queries, then of the newest query; variance counts"
+    )
+    changes: ClassVar = "freely"
 
     def start(self, layers: int) -> ScoreState:
         return _HeavyHitterState(self)
@@ -144,33 +150,40 @@ class HeavyHitters:
 
 class _HeavyHitterState(NewestState):
     def __init__(self, spec: HeavyHitters) -> None:
-        super().__init__(spec.per)
+        super().__init__(spec.grouping)
         self._spec = spec
         self._spread = Spread()
         self._first = 0  # iteration of the run from which queries count
         self._by_spread = True
+        self._width = 1
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
+        self._width = len(run.leaves)
         self._first = 0 if generated else run.steps - self._spec.window
         self._by_spread = self._spec.cumulative or not generated
         if self._by_spread:
-            assert self._rows is not None
-            layers, heads, _ = self._rows.row(0).shape
+            self._heads = head_rows(run.observed)
+            layers, heads, _ = self._heads.row(0).shape
             self._spread.extend(layers * heads, run.num_tokens)
 
     def observe(self, step: int) -> None:
         if not self._by_spread:
             super().observe(step)
         elif step >= self._first:
-            assert self._rows is not None
-            for w, path in enumerate(self._paths):
-                row = self._rows.row(step * len(self._paths) + w)
-                tokens = path[: row.shape[2]]
+            for leaf in range(self._width):
+                row = self._heads.row(step * self._width + leaf)
+                tokens = self._paths.tokens(leaf, row.shape[2])
                 self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
                 self.values[:, tokens] = self._spread.heaviness(
                     tokens, len(self.values), self._spec.gamma
                 )
+
+    def observe_all(self, first: int, last: int) -> None:
+        if self._by_spread:
+            ScoreState.observe_all(self, first, last)
+        else:
+            super().observe_all(first, last)
 
 
 class Spread:
@@ -180,18 +193,19 @@ class Spread:
     """
 
     def __init__(self) -> None:
-        self._queries, self._mean, self._squares = GrowingTable(), GrowingTable(), GrowingTable()
+        self._tables: tuple[GrowingTable, ...] = ()  # queries, mean, squares
 
     def extend(self, heads: int, count: int) -> None:
         """Make room for `count` more tokens."""
-        for table in (self._queries, self._mean, self._squares):
-            table.extend(heads, count)
+        self._tables = self._tables or tuple(GrowingTable(heads, np.float64) for _ in range(3))
+        for table in self._tables:
+            table.extend(count, 0)
 
     def add(self, tokens: np.ndarray, row: np.ndarray) -> None:
         """Take in one query's float64 row ``[heads, tokens]``; heads with a NaN are left out."""
         heads = np.flatnonzero(~np.isnan(row).any(axis=1))
         at = np.ix_(heads, tokens)
-        queries, mean, squares = self._queries.values, self._mean.values, self._squares.values
+        queries, mean, squares = (table.values for table in self._tables)
         queries[at] += 1
         deviation = row[heads] - mean[at]
         mean[at] += deviation / queries[at]
@@ -199,11 +213,65 @@ class Spread:
 
     def heaviness(self, tokens: np.ndarray, groups: int, gamma: float) -> np.ndarray:
         """Float64 ``[groups, tokens]``: mean + gamma variance, mean over the heads of a group."""
-        queries = self._queries.values[:, tokens]
-        variance = self._squares.values[:, tokens] / np.maximum(queries - 1, 1)
-        heavy = (self._mean.values[:, tokens] + gamma * variance).reshape(groups, -1, len(tokens))
+        queries, mean, squares = (table.values[:, tokens] for table in self._tables)
+        variance = squares / np.maximum(queries - 1, 1)
+        heavy = (mean + gamma * variance).reshape(groups, -1, len(tokens))
         heads = np.count_nonzero(queries.reshape(heavy.shape), axis=1)
         total = np.zeros((groups, len(tokens)))
         for i in range(heavy.shape[1]):  # one after the other: the same bits everywhere
             total += heavy[:, i]
         return np.asarray(total / np.maximum(heads, 1))
+
+
+@dataclass(frozen=True)
+class AttentionSparsity(Score):
+    """Share of a row's entries under a part of its maximum, mean over captured layers and heads.
+
+    ThinKV (Ramachandran et al. 2025, arXiv:2510.01290).  Heads whose softmax overflowed are left
+    out.
+
+    Parameters
+    ----------
+    part : float
+        Of the row's maximum; the paper's 1 %.
+    """
+
+    part: float = 0.01
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+    about: ClassVar[str] = "sparsity of the attention"
+
+    def start(self, layers: int) -> ScoreState:
+        return AtBirth(self._sparsity)
+
+    def _sparsity(self, run: TokenRun) -> np.ndarray:
+        rows = head_rows(run.observed)
+        return np.array([[row_sparsity(rows.row(i), self.part) for i in range(run.num_tokens)]])
+
+
+def row_sparsity(row: np.ndarray, part: float) -> float:
+    """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN."""
+    heads = row.reshape(-1, row.shape[-1])
+    heads = heads[~np.isnan(heads).any(axis=1)]
+    small = np.count_nonzero(heads < np.float32(part) * heads.max(axis=1, keepdims=True))
+    return float(small / max(1, heads.size))
+
+
+@dataclass(frozen=True)
+class Queries(Score):
+    """Scaled queries of the captured layers; float32 ``[layers x heads, tokens, head_dim]``.
+
+    The product with a post-RoPE key is the logit.  Heads are in order, so the query heads that read
+    KV head ``g`` (layer by layer) are the ``g``-th of as many equal parts as there are KV heads.
+    """
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+    about: ClassVar[str] = "queries"
+
+    def start(self, layers: int) -> ScoreState:
+        return AtBirth(_queries)
+
+
+def _queries(run: TokenRun) -> np.ndarray:
+    rows = head_rows(run.observed)
+    queries = np.stack([rows.query(i) for i in range(run.num_tokens)])
+    return queries.reshape(len(queries), -1, queries.shape[-1]).swapaxes(0, 1)

@@ -1,0 +1,319 @@
+"""Scores from attention rows: cumulative, newest, from the end of the prompt, value-weighted.
+
+Every score keeps one live table, brought up to date in place with every decode iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal, SparseRows
+from arborsim.core.settings import setting
+from arborsim.core.tree import ThoughtTree
+from arborsim.signals.rows import (
+    GroupRows,
+    LastLayers,
+    Places,
+    Row,
+    RowState,
+    add_at,
+    group_rows,
+    is_number,
+    row_signal,
+)
+from arborsim.signals.scores import Score, ScoreState, grouping_setting
+from arborsim.signals.sparse import Listed, SparseNewest, SparseSums, lists_numbers
+from arborsim.signals.vectors import ValueSize
+
+
+@dataclass(frozen=True)
+class CumulativeAttention(Score):
+    """Attention a token has received so far, summed over queries.
+
+    H2O's score (Zhang et al. 2023, arXiv:2306.14048, section 4), there per layer and KV head.
+
+    Parameters
+    ----------
+    from_later_blocks : bool
+        Count only queries outside the token's own block (ArborKV's ``A_i(t)``, sum over u > b_i).
+    up_to_constant : bool
+        The sums may all be too low by the same number, which no ranking notices: sparse rows of
+        the whole model are then summed in the time of what they list.
+    grouping : {"shared", "layer", "head"}
+    """
+
+    from_later_blocks: bool = setting(False, "count only queries outside the token's block")
+    up_to_constant: bool = setting(
+        False,
+        "sums may all be too low by the same number: faster on sparse recordings, and no ranking "
+        "notices",
+    )
+    grouping: str = grouping_setting()
+    about: ClassVar[str] = "cumulative attention"
+    changes: ClassVar = "rises"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return row_signal(self.grouping)
+
+    def start(self, layers: int) -> ScoreState:
+        return _CumulativeState(self)
+
+
+class _CumulativeState(RowState):
+    def __init__(self, spec: CumulativeAttention) -> None:
+        super().__init__(spec.grouping)
+        self._later_only = spec.from_later_blocks
+        self._up_to_constant = spec.up_to_constant and not spec.from_later_blocks
+        self._sparse = SparseSums()
+        self._only_listed = False
+        self._listed: Iterator[Listed] | None = None  # sparse rows of one straight path
+        self._own: list[int] = []  # tokens of each leaf before the run
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        super().begin(run, tree, generated)
+        self._own = [tree.num_node_tokens(leaf) - run.steps for leaf in run.leaves]
+        rows = run.observed.attention if self._grouping == "shared" else None
+        direct = isinstance(rows, SparseRows) and self._paths.straight and not self._later_only
+        self._only_listed, self._listed = direct and self._up_to_constant, None
+        if self._only_listed:
+            assert isinstance(rows, SparseRows)
+            self._sparse.begin(rows, self._now[0])
+            return
+        self._sparse.settle(self.values[:, : self.values.shape[1] - run.num_tokens])
+        if direct:
+            assert isinstance(rows, SparseRows)
+            self._listed = rows.listed()
+
+    def observe(self, step: int) -> None:
+        if self._only_listed:
+            self._sparse.add(step)
+        elif self._listed is not None:
+            self._add(next(self._listed))
+        elif self._later_only:
+            for leaf, own in enumerate(self._own):
+                for now, row in zip(self._now, next(self._next), strict=True):
+                    if is_number(row):
+                        later = row[: len(row) - (own + step + 1)]
+                        add_at(now, self._paths.places(leaf, len(later)), later)
+        else:
+            super().observe(step)
+
+    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
+        add_at(now, at, row)
+
+    def _add(self, row: Listed) -> None:
+        """Add a sparse row, with the bits that adding it as a dense one gives."""
+        if not lists_numbers(row):
+            return
+        length, index, value, share = row
+        received = self._now[0][:length]
+        listed = received[index] + value
+        received += share
+        received[index] = listed
+
+    def observe_all(self, first: int, last: int) -> None:
+        if self._only_listed:
+            self._sparse.add_many(first, last)
+        else:
+            super().observe_all(first, last)
+
+
+@dataclass(frozen=True)
+class NewestAttention(Score):
+    """Attention from the newest query; tokens off the active paths keep what they last had.
+
+    TOVA's score (Oren et al. 2024, arXiv:2401.06104).  Leaves that decode in one iteration all are
+    newest: a token that several of them see gets the mean.
+
+    Parameters
+    ----------
+    layers : int
+        0 for rows of the grouping; else rows of that many of the last captured layers, which a
+        trace may hold alone (fewer where it holds fewer), for one ranking of the whole model.
+    up_to_constant : bool
+        The values may all be too low by the same number, which no ranking notices: sparse rows of
+        the whole model are then taken in the time of what they list.
+    grouping : {"shared", "layer", "head"}
+    """
+
+    layers: int = setting(
+        0, "last captured layers to look at, each apart; 0: the mean over all", unit="layers", low=0
+    )
+    up_to_constant: bool = setting(
+        False,
+        "values may all be too low by the same number: faster on sparse recordings, and no ranking "
+        "notices",
+    )
+    grouping: str = grouping_setting()
+    about: ClassVar[str] = "attention of the newest query"
+    changes: ClassVar = "freely"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({Signal.LAYER_ATTENTION}) if self.layers else row_signal(self.grouping)
+
+    def start(self, layers: int) -> ScoreState:
+        return NewestState(self.grouping, self.layers, self.up_to_constant and not self.layers)
+
+
+class NewestState(RowState):
+    """Follows the newest query of every path."""
+
+    def __init__(self, grouping: str, layers: int = 0, up_to_constant: bool = False) -> None:
+        super().__init__(grouping)
+        self._layers, self._up_to_constant = layers, up_to_constant
+        self._sparse, self._only_listed = SparseNewest(), False
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        if self._layers:
+            rows: GroupRows = LastLayers(run.observed.layer_attention, self._layers)
+        else:
+            rows = group_rows(run.observed, self._grouping)
+        self._follow(rows, run, tree)
+        if self._grouping != "shared" or self._layers:
+            return
+        sparse = run.observed.attention
+        self._only_listed = False
+        if self._up_to_constant and self._paths.straight and isinstance(sparse, SparseRows):
+            self._only_listed = True
+            self._sparse.begin(sparse, self._now[0])
+        else:
+            self._sparse.settle(self._now[0])
+
+    def observe(self, step: int) -> None:
+        if self._only_listed:
+            self._sparse.take()
+            return
+        batch = self._batch(step)
+        for group, now in enumerate(self._now):
+            found = [
+                (self._paths.places(leaf, len(rows[group])), rows[group])
+                for leaf, rows in enumerate(batch)
+                if is_number(rows[group])
+            ]
+            if len(found) == 1:
+                now[found[0][0]] = found[0][1]
+            elif found:
+                _write_mean(now, found)
+
+    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
+        now[at] = row
+
+    def observe_all(self, first: int, last: int) -> None:
+        """A later row replaces an earlier one."""
+        if self._only_listed:
+            self._sparse.take_many(first, last)
+            return
+        enough = last - 1
+        while enough > first and not all(
+            is_number(row) for rows in self._batch(enough) for row in rows
+        ):
+            enough -= 1
+        for step in range(enough, last):
+            self.observe(step)
+
+    def _batch(self, step: int) -> list[Row]:
+        width = len(self._paths)
+        return [self._rows.row(step * width + leaf) for leaf in range(width)]
+
+
+def _write_mean(now: np.ndarray, found: list[tuple[Places, np.ndarray]]) -> None:
+    """Replace values by the mean of the rows that cover them."""
+    queries = np.zeros(len(now))
+    for at, _ in found:
+        now[at] = 0.0
+        queries[at] += 1
+    for at, row in found:
+        now[at] += row
+    several = queries > 1
+    now[several] /= queries[several]
+
+
+@dataclass(frozen=True)
+class PromptAttention(Score):
+    """Attention from the last `window` prompt queries, summed; generated tokens have 0.
+
+    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1).
+
+    Parameters
+    ----------
+    window : int
+        Prompt queries that count; a shorter prompt counts whole.
+    grouping : {"shared", "layer", "head"}
+    """
+
+    window: int = setting(64, "prompt queries that count", unit="tokens", low=1)
+    grouping: str = grouping_setting()
+    about: ClassVar[str] = "attention from the end of the prompt"
+    changes: ClassVar = "rises"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return row_signal(self.grouping)
+
+    def start(self, layers: int) -> ScoreState:
+        return _PromptState(self)
+
+
+class _PromptState(RowState):
+    def __init__(self, spec: PromptAttention) -> None:
+        super().__init__(spec.grouping)
+        self._window = spec.window
+        self._first = 0  # iteration from which queries count
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._first = run.steps if generated else max(0, run.steps - self._window)
+        self._follow(group_rows(run.observed, self._grouping), run, tree, self._first)
+
+    def observe(self, step: int) -> None:
+        if step >= self._first:
+            super().observe(step)
+
+    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
+        add_at(now, at, row)
+
+
+@dataclass(frozen=True)
+class ValueWeightedAttention(Score):
+    """Attention received so far times the size of the token's value (VATP's score).
+
+    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335); norms
+    are averaged over the layers and KV heads of a group.
+    """
+
+    grouping: str = grouping_setting()
+    about: ClassVar[str] = "cumulative attention x L1 norm of the value"
+    changes: ClassVar = "freely"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return row_signal(self.grouping) | ValueSize(self.grouping).needs
+
+    def start(self, layers: int) -> ScoreState:
+        received = CumulativeAttention(grouping=self.grouping).start(layers)
+        return _ProductState(received, ValueSize(self.grouping).start(layers))
+
+
+class _ProductState(ScoreState):
+    def __init__(self, changing: ScoreState, frozen: ScoreState) -> None:
+        super().__init__()
+        self._changing, self._frozen = changing, frozen
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._changing.begin(run, tree, generated)
+        self._frozen.begin(run, tree, generated)
+        self._grow(len(self._changing.values), run.num_tokens)
+
+    def observe(self, step: int) -> None:
+        self._changing.observe(step)
+        np.multiply(self._changing.values, self._frozen.values, out=self.values)
+
+    def observe_all(self, first: int, last: int) -> None:
+        self._changing.observe_all(first, last)
+        np.multiply(self._changing.values, self._frozen.values, out=self.values)

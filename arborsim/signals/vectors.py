@@ -1,0 +1,206 @@
+"""Scores from keys and values themselves: norms, directions, and the vectors as they are.
+
+Traces describe the whole model (grouping "shared") by norms per layer and by a sketch of all keys;
+layers and KV heads have their vectors.  Sums run over channels, heads and layers in a fixed order,
+so that the same vector has the same score everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Observations, Signal
+from arborsim.signals.scores import AtBirth, Score, ScoreState, grouping_setting
+
+# From so many sums on, adding them side by side is faster than one after the other.
+_MANY_SUMS = 256
+
+
+def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Sum over an axis, added strictly one after the other (`numpy.sum` may add in pairs)."""
+    if values.size < _MANY_SUMS * values.shape[axis] or not values.size:
+        return np.asarray(np.take(np.add.accumulate(values, axis=axis), -1, axis=axis))
+    parts = np.moveaxis(values, axis, 0)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return np.asarray(total)
+
+
+def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Mean over the layers `first` to `last`, both included, added in their order.
+
+    Parameters
+    ----------
+    values : float16 ``[tokens, layers]``
+
+    Returns
+    -------
+    float64 ``[tokens]``
+        Layers whose value is not finite are left out; 0 without any other.
+    """
+    chosen = values[:, first : last + 1].astype(np.float64)
+    finite = np.isfinite(chosen)
+    count: int | np.ndarray = last + 1 - first
+    if not finite.all():
+        chosen = np.where(finite, chosen, 0.0)
+        count = np.maximum(finite.sum(axis=1), 1)
+    # `accumulate` adds strictly in order (`numpy.sum` may add in pairs).
+    return np.asarray(np.add.accumulate(chosen, axis=1)[:, -1] / count)
+
+
+def norms(vectors: np.ndarray) -> np.ndarray:
+    """L2 norms over the last axis, float64."""
+    return np.asarray(np.sqrt(sum_in_order(vectors * vectors)))
+
+
+def vectors_per_group(observed: Observations, signal: Signal, grouping: str) -> np.ndarray:
+    """Vectors of a run's tokens.
+
+    Parameters
+    ----------
+    observed : Observations
+    signal : Signal
+        `KEYS` or `VALUES`, or `KEY_SKETCH` with grouping "shared".
+    grouping : {"shared", "layer", "head"}
+        "layer" joins the vectors of the layer's heads into one.
+
+    Returns
+    -------
+    float16 ``[groups, tokens, size]``
+    """
+    if signal is Signal.KEY_SKETCH:
+        return observed.per_layer[signal][None]
+    vectors = observed.keys if signal is Signal.KEYS else observed.values
+    assert vectors is not None, f"the reader was not asked for {signal.value}"
+    tokens, layers, heads, size = vectors.shape
+    if grouping == "layer":
+        return vectors.reshape(tokens, layers, heads * size).swapaxes(0, 1)
+    return vectors.reshape(tokens, layers * heads, size).swapaxes(0, 1)
+
+
+@dataclass(frozen=True)
+class ValueSize(Score):
+    """L1 norm of a token's value, mean over the layers and KV heads of a group."""
+
+    grouping: str = grouping_setting("head")
+    about: ClassVar[str] = "L1 norm of the value"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({Signal.VALUE_NORM if self.grouping == "shared" else Signal.VALUES})
+
+    def start(self, layers: int) -> ScoreState:
+        return AtBirth(partial(_value_sizes, grouping=self.grouping))
+
+
+def _value_sizes(run: TokenRun, grouping: str) -> np.ndarray:
+    if grouping == "shared":
+        recorded = run.observed.per_layer[Signal.VALUE_NORM].astype(np.float64)
+        total = np.zeros((1, run.num_tokens))
+        for layer in range(recorded.shape[1]):  # a fixed order, whatever the run's length
+            total += recorded[:, layer]
+        return np.asarray(total / recorded.shape[1])
+    assert run.observed.values is not None, "the reader was not asked for values"
+    # Sums of float16 values are exact in float64, in any order.
+    sizes = np.abs(run.observed.values.astype(np.float64)).sum(axis=-1)
+    return np.asarray((sizes.mean(-1) if grouping == "layer" else sizes.reshape(len(sizes), -1)).T)
+
+
+@dataclass(frozen=True)
+class KeyLength(Score):
+    """L2 norm of a token's key, mean over the layers and KV heads of a group.
+
+    Devoto et al. 2024, arXiv:2406.11430.
+    """
+
+    grouping: str = grouping_setting("head")
+    about: ClassVar[str] = "key norm"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({Signal.KEY_NORM if self.grouping == "shared" else Signal.KEYS})
+
+    def start(self, layers: int) -> ScoreState:
+        return AtBirth(partial(_key_lengths, grouping=self.grouping))
+
+
+def _key_lengths(run: TokenRun, grouping: str) -> np.ndarray:
+    if grouping == "shared":
+        recorded = run.observed.per_layer[Signal.KEY_NORM]
+        return layer_mean(recorded, 0, recorded.shape[1] - 1)[None]
+    assert run.observed.keys is not None, "the reader was not asked for keys"
+    by_head = norms(run.observed.keys.astype(np.float64))  # [tokens, layers, heads]
+    if grouping == "head":
+        return np.asarray(by_head.reshape(len(by_head), -1).T)
+    return np.asarray((sum_in_order(by_head) / by_head.shape[-1]).T)
+
+
+_LENGTH = 2.0**16
+"""Length of a direction.  Float16 keys have 11 bits, so rounding loses little; products with the
+sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any order of adding."""
+
+
+@dataclass(frozen=True)
+class KeyDirections(Score):
+    """Keys scaled to the same length; float64 ``[groups, tokens, size]``.
+
+    Scalar products are cosines, up to a factor.  A zero key stays zero.
+
+    Parameters
+    ----------
+    grouping : {"shared", "layer", "head"}
+        "shared" takes the sketch of the keys of all layers and heads, a random projection in which
+        cosines survive roughly; "layer" joins the keys of a layer's heads into one vector.
+    whole : bool
+        Scale to length 2**16 and round to whole numbers: products with sums of directions are
+        exact then, so matrix products give the same bits on every machine and however a sum was
+        built up.  Else to length 1.
+    """
+
+    grouping: str = grouping_setting("head")
+    whole: bool = True
+    about: ClassVar[str] = "direction of the key"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({Signal.KEY_SKETCH if self.grouping == "shared" else Signal.KEYS})
+
+    def start(self, layers: int) -> ScoreState:
+        (signal,) = self.needs
+        return AtBirth(lambda run: self._directions(run, signal))
+
+    def _directions(self, run: TokenRun, signal: Signal) -> np.ndarray:
+        keys = vectors_per_group(run.observed, signal, self.grouping).astype(np.float64)
+        length = norms(keys)[..., None]
+        unit = keys / np.where(length > 0, length, 1.0)
+        return np.rint(unit * _LENGTH) if self.whole else unit
+
+
+@dataclass(frozen=True)
+class Vectors(Score):
+    """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``.
+
+    Parameters
+    ----------
+    signal : Signal
+        `KEYS` or `VALUES`.
+    """
+
+    signal: Signal
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return frozenset({self.signal})
+
+    @property
+    def grouping(self) -> str:
+        return "head"
+
+    def start(self, layers: int) -> ScoreState:
+        return AtBirth(lambda run: vectors_per_group(run.observed, self.signal, "head"))
