@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from msgspec import Meta, inspect
 from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 
 Record = TypeVar("Record")
-MOST_SEED = (1 << 63) - 1
+MOST_INT = (1 << 63) - 1
 _DURATION = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(ms|s|min|h)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -142,6 +142,20 @@ def parsed(parse: Callable[[Any], Any]) -> Meta:
     return Meta(extra={"parse": parse})
 
 
+def one_of(what: str, known: Iterable[str]) -> Meta:
+    """One of the known words, for words that a Literal cannot list; `what` names their kind."""
+    words = tuple(known)
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"must be one of {', '.join(words)}")
+        if value not in words:
+            raise UnknownName(what, value, words)
+        return value
+
+    return parsed(parse)
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("must be a text")
@@ -170,7 +184,7 @@ Text = Annotated[str, parsed(_text)]
 Whole = Annotated[int, parsed(_whole)]
 #: A time above 0 with its unit, in seconds: ``"90 s"``, ``"50 ms"``, ``"2 min"``.
 Duration = Annotated[float, parsed(_duration_s)]
-Seed = Annotated[int, Meta(ge=0, le=MOST_SEED)]
+Seed = Annotated[int, Meta(ge=0, le=MOST_INT)]
 
 
 def is_number(value: object) -> bool:
@@ -233,10 +247,12 @@ class _Reader:
 
     def _record(self, rule: inspect.DataclassType, value: Any, place: str) -> Any:
         values = self.given(rule, value, place)
-        missing = [e.name for e in rule.fields if e.required and e.name not in values]
-        if missing:
-            verb = "is" if len(missing) == 1 else "are"
-            raise UsageError(f"{place} {', '.join(missing)} {verb} missing".strip())
+        lacking = [each for each in rule.fields if each.required and each.name not in values]
+        if len(lacking) == 1:
+            raise UsageError(f"{_inside(lacking[0].type, place, lacking[0].name)} is missing")
+        if lacking:
+            names = ", ".join(each.name for each in lacking)
+            raise UsageError(f"{place} {names} are missing".strip())
         with located(place):
             return rule.cls(**values)
 
@@ -307,22 +323,24 @@ def _wrong(at: str, rule: str, value: object) -> UsageError:
 
 
 def _inside(rule: inspect.Type, place: str, key: str) -> str:
-    """What messages call a key: ``[table]`` and ``[table.key]`` if it is a table."""
-    if not _is_table(rule):
+    """What messages call a key: ``[table]``, ``[table.key]`` or ``[[list]]`` if it holds tables."""
+    listed = isinstance(rule, inspect.VarTupleType | inspect.ListType) and _is_table(rule.item_type)
+    if not listed and not _is_table(rule):
         return f"{place} {key}".strip()
-    if not place:
-        return f"[{key}]"
     plain = place.startswith("[") and place.endswith("]") and not place.startswith("[[")
-    return f"{place[:-1]}.{key}]" if plain else f"{place} {key}"
+    if place and not plain:
+        return f"{place} {key}"
+    name = f"{place[1:-1]}.{key}" if place else key
+    return f"[[{name}]]" if listed else f"[{name}]"
 
 
 def _item(rule: inspect.Type, at: str, number: int) -> str:
-    return f"[[{at}]] {number}" if _is_table(rule) else f"{at}, item {number},"
+    return f"{at} {number}" if _is_table(rule) else f"{at} item {number}"
 
 
 def _is_table(rule: inspect.Type) -> bool:
-    if isinstance(rule, inspect.UnionType):
-        return any(map(_is_table, rule.types))
+    if isinstance(rule, inspect.UnionType):  # of tables only
+        return all(isinstance(each, inspect.NoneType) or _is_table(each) for each in rule.types)
     return isinstance(rule, inspect.DataclassType | inspect.DictType)
 
 
@@ -334,7 +352,10 @@ def _broken(rule: inspect.IntType | inspect.FloatType, value: Any) -> str:
         f"below {rule.lt}": rule.lt is None or value < rule.lt,
         f"at most {rule.le}": rule.le is None or value <= rule.le,
     }
-    return " and ".join(limit for limit, holds in limits.items() if not holds)
+    broken = [limit for limit, holds in limits.items() if not holds]
+    if not broken and isinstance(rule, inspect.IntType) and abs(value) > MOST_INT:
+        return "a whole number of 64 bits"
+    return " and ".join(broken)
 
 
 def _word(rule: inspect.LiteralType | inspect.EnumType, value: Any, at: str) -> Any:
@@ -369,7 +390,7 @@ _KINDS: dict[type[inspect.Type], tuple[Any, str]] = {
 def _fits(rule: inspect.Type, value: Any) -> bool:
     """Whether a value is of the type, whatever it holds."""
     if isinstance(rule, inspect.Metadata):
-        return "parse" in (rule.extra or {}) or _fits(rule.type, value)
+        return _fits(rule.type, value)
     if isinstance(rule, inspect.CustomType):
         return isinstance(value, rule.cls)
     if type(rule) not in _KINDS:

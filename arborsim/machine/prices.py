@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from arborsim.core.errors import UnknownName, UsageError
-from arborsim.machine.records import parse_toml
+from arborsim.core.records import from_toml, is_number, parsed, read_toml
 
-_TEXTS = ("currency", "date", "source")
+
+def _price_range(value: object) -> tuple[float, float]:
+    found: list[Any] = value if isinstance(value, list) else [value, value]
+    if len(found) != 2 or not all(map(is_number, found)) or not 0 <= found[0] <= found[1]:
+        raise ValueError(
+            "must be a price of at least 0, or the lowest and the highest ([0.5, 0.8])"
+        )
+    return float(found[0]), float(found[1])
+
+
+#: Lowest and highest price; in a file also one number for both.
+PriceRange = Annotated[tuple[float, float], parsed(_price_range)]
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class Prices:
     currency: str
     date: str
     source: str
-    per_hour: Mapping[str, tuple[float, float]]
+    per_hour: Mapping[str, PriceRange]
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, gpu: str) -> tuple[float, float] | None:
@@ -51,42 +61,5 @@ def load_prices(path: Path | None = None) -> Prices:
     """
     if path is None:
         file = resources.files("arborsim.machine").joinpath("prices.toml")
-        return _parse(file.read_text(encoding="utf-8"), "prices.toml")
-    try:
-        return _parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UsageError(f"cannot read {path}: {reason}") from None
-
-
-def _parse(text: str, origin: str) -> Prices:
-    raw = parse_toml(text, origin)
-    known = (*_TEXTS, "per_hour", "notes")
-    for key in raw:
-        if key not in known:
-            raise UnknownName(f"key in {origin}", key, known)
-    for key in _TEXTS:
-        if not isinstance(raw.get(key), str):
-            raise UsageError(f"{origin}: {key} must be given as text")
-    per_hour, notes = raw.get("per_hour"), raw.get("notes", {})
-    if not isinstance(per_hour, dict) or not isinstance(notes, dict):
-        raise UsageError(f"{origin} needs a table [per_hour] with a price for each GPU")
-    return Prices(
-        currency=raw["currency"],
-        date=raw["date"],
-        source=raw["source"],
-        per_hour={gpu: _price(gpu, value, origin) for gpu, value in per_hour.items()},
-        notes={gpu: str(note) for gpu, note in notes.items()},
-    )
-
-
-def _price(gpu: str, value: Any, origin: str) -> tuple[float, float]:
-    """A price, or the lowest and the highest, as both."""
-    values = value if isinstance(value, list) else [value, value]
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    if len(values) != 2 or not numbers or not 0 <= values[0] <= values[1]:
-        raise UsageError(
-            f"{origin}: the price of {gpu} must be a number, or the lowest and the highest "
-            f"([0.5, 0.8]), not {value!r}"
-        )
-    return float(values[0]), float(values[1])
+        return from_toml(Prices, file.read_text(encoding="utf-8"), "prices.toml")
+    return read_toml(Prices, path)

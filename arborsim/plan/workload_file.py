@@ -1,45 +1,58 @@
 """Workloads in TOML files; `example_workload` is one with every key explained.
 
-Paths in the file are relative to the folder that it lies in.
+What its tables (`arborsim.plan.workload_tables`) name, such as a model or a policy, is looked up
+here.  Paths are relative to the folder that the file lies in.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from arborsim.core.budget import Budget
+from arborsim.calibrate.document import Calibration
+from arborsim.calibrate.load import apply, read_calibration
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.fields import MOST_SEED, Section, located
-from arborsim.machine.config import KV_DTYPES, with_kv_dtype
-from arborsim.machine.lookup import load_geometry
-from arborsim.machine.recording import RECORDED_RECALLS
-from arborsim.plan.arrivals import TRACE, Arrivals, ClientLoop, Poisson, read_arrivals
-from arborsim.plan.candidates import (
-    KEYS,
-    layers_of,
-    read_calibrations,
-    read_gpus,
-    read_hardware,
-    read_policies,
-    read_prices,
-    read_serving,
+from arborsim.core.observations import Signal
+from arborsim.core.records import convert, given_values, located, parse_toml, read_text
+from arborsim.machine.config import with_kv_dtype
+from arborsim.machine.lookup import load_geometry, load_profile, profile_names
+from arborsim.machine.options import ServingOptions
+from arborsim.machine.prices import Prices, load_prices
+from arborsim.machine.profile import HardwareProfile
+from arborsim.plan.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
+from arborsim.plan.distributions import parse_counts
+from arborsim.plan.generate import TreeSpec, generated_info
+from arborsim.plan.workload import (
+    Generated,
+    Hardware,
+    MixEntry,
+    PolicyChoice,
+    Target,
+    Workload,
 )
-from arborsim.plan.mix_file import check_signals, read_mix
-from arborsim.plan.workload import Target, Workload, check_run_length
-from arborsim.trace.importers.requests import FORMATS
-from arborsim.trace.schema import Geometry
+from arborsim.plan.workload_tables import (
+    SERVING,
+    ArrivalsTable,
+    CandidatesTable,
+    GeneratedTable,
+    LayoutTable,
+    ModelTable,
+    PolicyTable,
+    PricesTable,
+    Shares,
+    WorkloadTable,
+)
+from arborsim.policies.base import Policy
+from arborsim.policies.registry import build
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Geometry, recording_options
 
-_TABLES = ("model", "mix", "arrivals", "candidates", "serving", "target", "prices")
-_RUNS = ("name", "seed", "searches", "warm_up", "runs")
-_ARRIVALS: dict[str, tuple[str, ...]] = {
-    "poisson": ("rate_per_s",),
-    "recorded": ("file", "format", "scale"),
-    "closed-loop": ("clients", "think_s"),
-}
+_NEEDED = ("model", "mix", "arrivals", "candidates", "target")
+_COUNTS = ("prompt_tokens", "thought_tokens", "depth", "branching", "first")
 
 
 def example_workload() -> str:
@@ -59,7 +72,7 @@ def read_workload(
     gpus : sequence of str
         In place of the GPUs that the file names, if any are given.
     calibrations : sequence of str
-        Beside those that the file names.
+        In addition to those that the file names.
 
     Raises
     ------
@@ -67,15 +80,12 @@ def read_workload(
         One line that names the file, the table and the key, and what to do.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
+    if not path.exists():
         raise UsageError(
-            f"{path}: cannot be read ({error.strerror}); `arborsim plan --example` prints a "
-            "workload to begin with"
-        ) from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: cannot be read: it is not UTF-8 text") from None
+            f"{path}: cannot be read (No such file or directory); `arborsim plan --example` "
+            "prints a workload to begin with"
+        )
+    text = read_text(path)
     with located(str(path)):
         return parse_workload(text, path.parent, path.stem, gpus, calibrations)
 
@@ -87,29 +97,11 @@ def parse_workload(
     gpus: Sequence[str] = (),
     calibrations: Sequence[str] = (),
 ) -> Workload:
-    """The workload that a text describes.
+    """`read_workload`, from a text: `base` is the folder that its relative paths start from.
 
-    Parameters
-    ----------
-    text : str
-        TOML.
-    base : Path
-        Folder that relative paths start from.
-    name : str
-        Its name, unless the text gives one.
-    gpus : sequence of str
-        In place of the GPUs that the text names, if any are given.
-    calibrations : sequence of str
-        Beside those that the text names.
-
-    Raises
-    ------
-    UsageError
+    Its name is `name`, unless the text gives one.
     """
-    try:
-        raw = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of numbers with thousands of digits
-        raise UsageError(f"this is not valid TOML: {error}") from None
+    raw = parse_toml(text, "this")
     if gpus and isinstance(raw.get("candidates"), dict):
         raw["candidates"]["gpus"] = list(gpus)
     return workload_of(raw, base, name, calibrations)
@@ -119,108 +111,270 @@ def workload_of(
     raw: dict[str, Any], base: Path, name: str, calibrations: Sequence[str] = ()
 ) -> Workload:
     """`parse_workload`, from what `tomllib` made of the text."""
-    top = Section(raw, "", (*_RUNS, *_TABLES))
-    seed = top.whole("seed", 0, MOST_SEED) if "seed" in top else 0
-    geometry = _model(_table(raw, "model"), base)
-    candidates = Section(_table(raw, "candidates"), "[candidates]", KEYS)
-    gpus = read_gpus(candidates, base)
-    prices = read_prices(raw.get("prices", {}), base, gpus)
-    serving, page_tokens, tree_attention = read_serving(raw.get("serving", {}))
-    mix = read_mix(raw.get("mix"), base, seed)
-    measured = read_calibrations(candidates, base, calibrations)
+    for table in _NEEDED:
+        if table not in raw:
+            shown = "[[mix]]" if table == "mix" else f"[{table}]"
+            raise UsageError(f"{shown} is missing; arborsim plan --example shows one")
+    file = convert(WorkloadTable, raw)
+    layout, serving = _serving(file.serving)
+    geometry = _geometry(file.model, base)
+    gpus = _gpus(file.candidates, base)
+    prices = _prices(file.prices, base, gpus)
+    mix = _mix(file, base)
+    measured = _calibrations(file.candidates, base, calibrations)
+    recorded = _layers(mix, geometry) if measured else {}
+    target = file.target
     workload = Workload(
-        name=top.text("name") if "name" in top else name,
+        name=file.name or name,
         geometry=geometry,
         mix=mix,
-        arrivals=_arrivals(_table(raw, "arrivals"), base),
-        hardware=read_hardware(candidates, gpus, geometry, prices),
-        policies=read_policies(
-            candidates, base, measured, layers_of(mix, geometry) if measured else {}
-        ),
-        budgets=_budgets(candidates),
-        recalls=_recalls(candidates),
-        target=_target(_table(raw, "target")),
+        arrivals=_arrivals(file.arrivals, base),
+        hardware=_hardware(file.candidates, gpus, geometry, prices),
+        policies=_policies(file.candidates, base, measured, recorded),
+        budgets=file.candidates.budgets,
+        recalls=file.candidates.recalls,
+        target=Target(target.percentile, target.search, target.token),
         prices=prices,
         calibrations=measured,
         serving=serving,
-        page_tokens=page_tokens,
-        tree_attention=tree_attention,
-        searches=top.whole("searches", 1) if "searches" in top else Workload.searches,
-        warm_up=top.whole("warm_up", 0) if "warm_up" in top else Workload.warm_up,
-        runs=top.whole("runs", 1) if "runs" in top else Workload.runs,
-        seed=seed,
+        page_tokens=layout.page_size,
+        tree_attention=layout.tree_attention,
+        searches=file.searches,
+        warm_up=file.warm_up,
+        runs=file.runs,
+        seed=file.seed,
     )
-    check_run_length(workload.searches, workload.warm_up, workload.runs)
-    check_signals(workload.mix, workload.policies, geometry)
+    _check_signals(workload)
     return workload
 
 
-def _table(raw: dict[str, Any], name: str) -> Any:
-    if name not in raw:
-        raise UsageError(f"the table [{name}] is missing; arborsim plan --example shows one")
-    return raw[name]
+def _name_or_path(given: str, base: Path) -> str:
+    """Files lie next to the workload; anything else is a name."""
+    return str(base / given) if given.endswith(".toml") or "/" in given else given
 
 
-def _model(raw: Any, base: Path) -> Geometry:
-    section = Section(raw, "[model]", ("name", "kv_dtype"))
-    name = section.text("name")
-    with located(section.at("name")):
+def _geometry(table: ModelTable, base: Path) -> Geometry:
+    name = table.name
+    with located("[model] name"):
         found = load_geometry(base / name if "/" in name or name.endswith(".json") else name)
-    if "kv_dtype" not in section:
-        return found
-    return with_kv_dtype(found, section.choice("kv_dtype", "type of a KV cache", tuple(KV_DTYPES)))
+    return found if table.kv_dtype is None else with_kv_dtype(found, table.kv_dtype)
 
 
-def _arrivals(raw: Any, base: Path) -> Arrivals:
-    every = tuple(key for keys in _ARRIVALS.values() for key in keys)
-    section = Section(raw, "[arrivals]", ("kind", *every))
-    kind = section.choice("kind", "kind of arrivals", tuple(_ARRIVALS))
-    for key in every:
-        if key in section and key not in _ARRIVALS[kind]:
-            owner = next(other for other, keys in _ARRIVALS.items() if key in keys)
-            raise UsageError(f'[arrivals] {key} belongs to kind = "{owner}", not to "{kind}"')
-    if kind == "poisson":
-        rate = section.number("rate_per_s", above=0) if "rate_per_s" in section else None
-        return Poisson(rate)
-    if kind == "closed-loop":
-        clients = section.whole("clients", 1) if "clients" in section else None
-        return ClientLoop(clients, section.number("think_s", 0) if "think_s" in section else 0.0)
-    scale = section.number("scale", above=0) if "scale" in section else 1.0
-    formats = (*FORMATS, TRACE)
-    format = section.choice("format", "format", formats) if "format" in section else ""
-    file = base / section.text("file")
+def _arrivals(table: ArrivalsTable, base: Path) -> Arrivals:
+    if table.kind == "poisson":
+        return Poisson(table.rate_per_s)
+    if table.kind == "closed-loop":
+        return ClientLoop(table.clients, table.think_s or 0.0)
+    assert table.file is not None
     with located("[arrivals] file"):
-        return read_arrivals(file, format, scale)
+        return read_arrivals(base / table.file, table.format or "", table.scale or 1.0)
 
 
-def _target(raw: Any) -> Target:
-    section = Section(raw, "[target]", ("percentile", "search", "token"))
-    search = section.duration_s("search") if "search" in section else None
-    token = section.duration_s("token") if "token" in section else None
-    if search is None and token is None:
-        raise UsageError('[target] needs search = "60 s", token = "100 ms", or both')
-    percentile = section.number("percentile", above=0, below=100)
-    return Target(percentile, search, token)
+def _serving(raw: Mapping[str, Any]) -> tuple[LayoutTable, ServingOptions]:
+    layout = [each.name for each in fields(LayoutTable)]
+    for key in raw:
+        if key not in (*SERVING, *layout):
+            raise UnknownName("key of [serving]", key, (*SERVING, *layout))
+    options = {key: value for key, value in raw.items() if key in SERVING}
+    rest = {key: value for key, value in raw.items() if key in layout}
+    found = given_values(ServingOptions, options, "[serving]")
+    return convert(LayoutTable, rest, "[serving]"), ServingOptions(**found)
 
 
-def _budgets(candidates: Section) -> tuple[Budget, ...]:
-    if "budgets" not in candidates:
-        return (Budget.parse("0.5"),)
+# ------------------------------------------------------------------------- the mix
+
+
+def _mix(file: WorkloadTable, base: Path) -> tuple[MixEntry, ...]:
+    """Every entry; recorded traces are opened, so that a missing one is noticed now."""
+    entries: list[MixEntry] = []
+    for number, table in enumerate(file.mix, 1):
+        place = f"[[mix]] {number}"
+        source: Path | Generated
+        if table.trace is not None:
+            source, name = base / table.trace, (base / table.trace).stem
+            with located(f"{place} trace"):
+                TraceReader(source)
+        else:
+            assert table.generated is not None
+            # Unless they say otherwise, entries draw from seeds of their own.
+            source = _generated(table.generated, f"{place} generated", base, file.seed + number - 1)
+            name = f"generated {number}"
+        entry = MixEntry(table.name or name, table.weight, source, table.shared_prompt_tokens)
+        if any(entry.name == other.name for other in entries):
+            raise UsageError(f"{place}: there is another entry called '{entry.name}'")
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _generated(table: GeneratedTable, place: str, base: Path, seed: int) -> Generated:
+    def shares(given: Shares) -> tuple[float, ...]:
+        return given if isinstance(given, tuple) else (given,)
+
+    counts: dict[str, Any] = {
+        key: parse_counts(getattr(table, key), f"{place} {key}", base)
+        for key in _COUNTS
+        if getattr(table, key) is not None
+    }
+    with located(place):
+        spec = TreeSpec(
+            **counts,
+            pruned=shares(table.pruned),
+            finished=shares(table.finished),
+            parallel=table.parallel,
+            rewards=table.rewards == "uniform",
+            solved=table.solved,
+        )
+    return Generated(spec, table.searches, seed if table.seed is None else table.seed)
+
+
+def _check_signals(workload: Workload) -> None:
+    """Refuse a policy that reads what a trace of the mix does not hold."""
+    for number, entry in enumerate(workload.mix, 1):
+        reader = TraceReader(entry.source) if isinstance(entry.source, Path) else None
+        for choice in workload.policies:
+            with located(f"[[mix]] {number} ({entry.name})"):
+                if reader is not None:
+                    reader.require(choice.policy.reads(), f"policy {choice.name}")
+                elif isinstance(entry.source, Generated):
+                    _require(entry.source, choice, workload.geometry)
+
+
+def _require(made: Generated, choice: PolicyChoice, geometry: Geometry) -> None:
+    """Generated searches have rewards at most: everything else must have been recorded."""
+    held = {Signal.REWARD} if made.spec.rewards else set()
+    missing = sorted(choice.policy.reads() - held)
+    if not missing:
+        return
+    if missing == [Signal.REWARD]:
+        remedy = 'set rewards = "uniform"'
+    else:
+        info = generated_info(made.spec, made.seed, geometry)
+        remedy = f"record a trace with {' '.join(recording_options(missing, info))} and name it"
+    raise UsageError(
+        f"policy {choice.name} reads {' and '.join(missing)}, which generated searches do not "
+        f"have: {remedy}"
+    )
+
+
+# ------------------------------------------------------------------ the candidates
+
+
+def _gpus(table: CandidatesTable, base: Path) -> list[HardwareProfile]:
+    """Each GPU in each host; in the host of its own profile if none is named."""
+    found: list[HardwareProfile] = []
+    for gpu in table.gpus:
+        with located("[candidates] gpus"):
+            load_profile(_name_or_path(gpu, base))
+        for host in table.hosts:
+            with located("[candidates] hosts"):
+                profile = load_profile(_name_or_path(gpu, base), _name_or_path(host, base))
+            if any(profile.name == other.name for other in found):
+                raise UsageError(f"[candidates] gpus: {profile.name} is named twice")
+            found.append(profile)
+    return found
+
+
+def _prices(table: PricesTable, base: Path, gpus: Sequence[HardwareProfile]) -> Prices:
+    """The shipped prices, or those of a file, with the workload's own in their place."""
+    with located("[prices] file"):
+        listed = load_prices(None if table.file is None else base / table.file)
+    names = [profile.name.partition("+")[0] for profile in gpus]
+    # GPUs that are no candidates now may be others again.
+    known = [*names, *profile_names(), *listed.per_hour]
+    for name in table.per_hour:
+        if name not in known:
+            raise UnknownName("key of [prices.per_hour]", name, dict.fromkeys(known))
+    currency = table.currency or listed.currency
+    for name in names:
+        foreign = name not in table.per_hour and listed.of(name) is not None
+        if currency != listed.currency and foreign:
+            raise UsageError(
+                f"[prices] currency is {currency}, but the price of {name} is listed in "
+                f"{listed.currency}: give it under [prices.per_hour]"
+            )
+    return replace(listed, currency=currency, per_hour={**listed.per_hour, **table.per_hour})
+
+
+def _hardware(
+    table: CandidatesTable, gpus: Sequence[HardwareProfile], geometry: Geometry, prices: Prices
+) -> tuple[Hardware, ...]:
+    """Each GPU, alone and in every group that was asked for."""
     found = []
-    for value in candidates.items("budgets"):
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise UsageError(f"[candidates] budgets: {value!r:.40} is no budget: 2048, or 0.25")
-        with located("[candidates] budgets"):
-            found.append(Budget.parse(str(value)))
-    if len({(budget.tokens, budget.share) for budget in found}) < len(found):
-        raise UsageError("[candidates] budgets names a budget twice")
+    for profile, group in product(gpus, table.tensor_parallel):
+        if geometry.heads % group:
+            raise UsageError(
+                f"[candidates] tensor_parallel: the {geometry.heads} heads of {geometry.name} "
+                f"cannot be divided among {group} GPUs"
+            )
+        each = prices.of(profile.name)
+        price = None if each is None else (group * each[0], group * each[1])
+        name = profile.name if group == 1 else f"{group}x {profile.name}"
+        found.append(Hardware(name, profile, group, price))
     return tuple(found)
 
 
-def _recalls(candidates: Section) -> tuple[str, ...]:
-    names = candidates.texts("recalls") if "recalls" in candidates else ["stage"]
-    for name in names:
-        if name not in RECORDED_RECALLS:
-            with located("[candidates] recalls"):
-                raise UnknownName("recall mode", name, RECORDED_RECALLS)
-    return tuple(names)
+def _calibrations(
+    table: CandidatesTable, base: Path, more: Sequence[str]
+) -> tuple[Calibration, ...]:
+    """Measured settings of policies: files or names of shipped ones, `more` among them."""
+    found: list[Calibration] = []
+    for each in [*(_name_or_path(one, base) for one in table.calibrations), *more]:
+        with located("[candidates] calibrations"):
+            made = read_calibration(each)
+            if any(made.source == other.source for other in found):
+                raise UsageError(f"{each} is named twice")
+        found.append(made)
+    return tuple(found)
+
+
+def _layers(mix: Sequence[MixEntry], geometry: Geometry) -> dict[str, int]:
+    """Layers of the model of each entry of the mix; generated searches have those of `geometry`."""
+    return {
+        entry.name: TraceReader(entry.source).info.geometry.layers
+        if isinstance(entry.source, Path)
+        else geometry.layers
+        for entry in mix
+    }
+
+
+def _policies(
+    table: CandidatesTable,
+    base: Path,
+    calibrations: Sequence[Calibration],
+    recorded: Mapping[str, int],
+) -> tuple[PolicyChoice, ...]:
+    """Policies by name, file or class, with their own settings before calibrated ones."""
+    tables = [PolicyTable(each) if isinstance(each, str) else each for each in table.policies]
+    names = [_built(each, {}, base).name for each in tables]
+    measured: Mapping[str, Mapping[str, str]] = {name: {} for name in names}
+    if calibrations:
+        with located("[candidates] calibrations"):
+            measured = apply(measured, calibrations, recorded)
+    found: list[PolicyChoice] = []
+    for each, name in zip(tables, names, strict=True):
+        choice = PolicyChoice(each.name or name, _built(each, measured[name], base))
+        if any(choice.name == other.name for other in found):
+            raise UsageError(
+                f"[candidates] policies: there is another one called '{choice.name}'; "
+                'give it a name: {use = "...", name = "..."}'
+            )
+        found.append(choice)
+    return tuple(found)
+
+
+def _built(table: PolicyTable, measured: Mapping[str, str], base: Path) -> Policy:
+    use = str(base / table.use) if table.use.endswith(".toml") else table.use
+    with located("[candidates] policies"):
+        return build(use, {**measured, **_settings(table.set)})
+
+
+def _settings(table: Mapping[str, Any]) -> dict[str, str]:
+    """Settings as text, as ``--set`` has them; ``allocate.alpha`` may be a table in a table."""
+    flat: dict[str, object] = {}
+    for key, value in table.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        flat |= {f"{key}.{name}" if name else key: each for name, each in inner}
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in flat.items()
+    }
