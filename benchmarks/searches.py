@@ -28,9 +28,9 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from arborsim.bank.arms import REFERENCE, Arm, arms_of, chosen_algorithms
-from arborsim.bank.job import SearchJob, read_bank
-from arborsim.bank.recipe import Recipe
+from arborsim.bank.arms import REFERENCE, Arm, Recipe, arms_of, chosen_algorithms
+from arborsim.bank.bank import read_bank
+from arborsim.bank.job import SearchJob
 from arborsim.bank.results import SearchResult
 from arborsim.bank.walk import walk
 from arborsim.cli.options import build_policies, policy_settings

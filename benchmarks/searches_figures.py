@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.sweep import LOW, MARGIN, Paired
+from arborsim.bank.results import LOW, MARGIN, Paired
 from arborsim.core.statistics import clopper_pearson
 
 RESAMPLES = 4000

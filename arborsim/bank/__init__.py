@@ -2,6 +2,6 @@
 
 from arborsim.bank.bank import Bank
 from arborsim.bank.visited import visited
-from arborsim.bank.walk import Step, Stretch, Walk, walk
+from arborsim.bank.walk import DecodeRun, Step, Walk, walk
 
-__all__ = ["Bank", "Step", "Stretch", "Walk", "visited", "walk"]
+__all__ = ["Bank", "DecodeRun", "Step", "Walk", "visited", "walk"]

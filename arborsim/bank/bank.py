@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from arborsim.core.errors import TraceError
+from arborsim.core.observations import Signal
+from arborsim.trace.columns import floats_of
 from arborsim.trace.episode import Episode
+from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 
 
@@ -29,7 +33,7 @@ class Bank:
     score : list of float
         Search value, as stored (float32); NaN where there is none.
     end : list of int
-        `arborsim.trace.schema.End`, before duplicates are told apart.
+        `arborsim.trace.schema.End`, before duplicates are looked for.
     answer : list of (str or None)
     verdict : list of (bool or None)
         Of the thought's answer; None for "not judged".
@@ -62,6 +66,11 @@ class Bank:
     def prompt_tokens(self) -> int:
         return self.tokens[0]
 
+    @property
+    def bare(self) -> Episode:
+        """The episode without words and embeddings: nothing that is replayed needs them."""
+        return replace(self.episode, text=None, answer=None, embedding=None, embedding_rows=None)
+
     @classmethod
     def of(cls, episode: Episode, scores: Mapping[int, float] | None = None) -> Bank:
         """The bank that an episode of a trace is.
@@ -76,10 +85,10 @@ class Bank:
         Raises
         ------
         TraceError
-            The trace does not say which thoughts ended, so nobody knows which could be continued.
+            The trace does not say which thoughts ended, so it is unknown which could be continued.
         """
         if episode.end is None:
-            raise TraceError(no_bank(f"episode {episode.index}"))
+            raise TraceError(_no_bank(f"episode {episode.index}"))
         nodes = int(episode.node.max()) + 1
         parent, depth = np.full(nodes, -1), np.zeros(nodes, dtype=int)
         parent[episode.node], depth[episode.node] = episode.parent, episode.depth
@@ -113,7 +122,32 @@ class Bank:
         )
 
 
-def no_bank(where: str) -> str:
+def open_bank(path: Path) -> TraceReader:
+    """Open a trace that can be searched.
+
+    Raises
+    ------
+    TraceError
+        It does not say which thoughts ended.
+    """
+    reader = TraceReader(path)
+    if "end" not in reader.columns or not reader.info.knows_ends:
+        raise TraceError(_no_bank(str(path)))
+    return reader
+
+
+def read_bank(
+    reader: TraceReader, episode: int, needs: Sequence[Signal] = (), embeddings: bool = False
+) -> Bank:
+    """The bank of one problem."""
+    (found,) = reader.episodes(
+        needs, text=True, embedding=embeddings, start=episode, stop=episode + 1
+    )
+    logprob = floats_of(reader.table(episode, ["logprob"])["logprob"])
+    return Bank.of(found, unrewarded_scores(found, logprob))
+
+
+def _no_bank(where: str) -> str:
     """What is wrong with a trace whose thoughts have no ends, and what to do."""
     return (
         f"{where}: the trace does not say which thoughts ended, so it is no bank to search: make "

@@ -8,47 +8,32 @@ the same to the byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from arborsim.bank.arms import Arm
-from arborsim.bank.bank import Bank, no_bank, unrewarded_scores
-from arborsim.bank.results import SearchResult
-from arborsim.bank.simulate import Simulated, simulate
+from arborsim.bank.bank import open_bank, read_bank
+from arborsim.bank.results import SearchResult, Simulated
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import Walk, walk
 from arborsim.core.errors import (
     ArborsimError,
     BudgetInfeasible,
     MissingSignal,
-    TraceError,
     UsageError,
 )
+from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.observations import Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.core.workers import in_order
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
-from arborsim.run.episode import Cell
-from arborsim.trace.columns import floats_of
+from arborsim.run.controller import Controller
+from arborsim.run.episode import UNMEASURED, Cell, Quality, Watch, play_episode
+from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
-
-
-@dataclass(frozen=True)
-class SearchUnit:
-    """One problem, and what to run on it; can be pickled."""
-
-    trace: Path
-    episode: int
-    arms: tuple[Arm, ...]
-    cells: tuple[Cell, ...]
-    machine: Machine
-    needs: tuple[Signal, ...]
-    embeddings: bool
-    quality: bool
-    dedupe: bool
-    skip_infeasible: bool
-
 
 #: A budget that was too small for a search.
 Skipped = tuple[Cell, Arm]
@@ -99,7 +84,7 @@ class SearchJob:
         """Open the trace, and check that it serves everything that was asked for."""
         reader = open_bank(self.trace)
         for arm in self.arms:
-            if uses_embeddings(arm):
+            if arm.uses_embeddings:
                 require_embeddings(reader, arm)
         for cell in self.cells:
             reader.require(cell.policy.reads(), f"policy {cell.policy.name}")
@@ -126,9 +111,9 @@ class SearchJob:
             By arm, policy and budget, then by problem.
         """
         reader = self.open()
-        inside = advance if self.workers == 1 else None
-        run = partial(run_unit, advance=inside)
-        for found, infeasible in in_order(run, self._units(reader), self.workers):
+        # Without its results: they need not travel to other processes.
+        run = partial(run_problem, replace(self), advance=advance if self.workers == 1 else None)
+        for found, infeasible in in_order(run, self.chosen(reader), self.workers):
             self.results.extend(found)
             self.infeasible.update(infeasible)
             self.problems += 1
@@ -162,43 +147,10 @@ class SearchJob:
     def _per_problem(self) -> int:
         return len(self.arms) * len(self.cells)
 
-    def _units(self, reader: TraceReader) -> Iterator[SearchUnit]:
-        read = {signal for cell in self.cells for signal in cell.policy.reads()}
-        # Full retention keeps all attention: nothing to measure.
-        measured = any(cell.policy.name != "full" for cell in self.cells)
-        quality = self.quality and measured and reader.has(Signal.ATTENTION)
-        needs = read | ({Signal.ATTENTION} if quality else set())
-        for episode in self.chosen(reader):
-            yield SearchUnit(
-                self.trace,
-                episode,
-                tuple(self.arms),
-                tuple(self.cells),
-                self.machine,
-                tuple(sorted(needs)),
-                any(uses_embeddings(arm) for arm in self.arms),
-                quality,
-                self.dedupe,
-                self.skip_infeasible,
-            )
-
-
-def open_bank(path: Path) -> TraceReader:
-    """Open a trace that can be searched.
-
-    Raises
-    ------
-    TraceError
-        It does not say which thoughts ended.
-    """
-    reader = TraceReader(path)
-    if "end" not in reader.columns or not reader.info.knows_ends:
-        raise TraceError(no_bank(str(path)))
-    return reader
-
-
-def uses_embeddings(arm: Arm) -> bool:
-    return bool(getattr(arm.make(), "uses_embeddings", False))
+    def quality_of(self, reader: TraceReader) -> Quality:
+        """Which quality figures are taken: full retention keeps all attention."""
+        measured = self.quality and any(cell.policy.name != "full" for cell in self.cells)
+        return Quality(attention_kept=measured and reader.has(Signal.ATTENTION))
 
 
 def require_embeddings(reader: TraceReader, arm: Arm) -> None:
@@ -210,53 +162,50 @@ def require_embeddings(reader: TraceReader, arm: Arm) -> None:
         )
 
 
-def read_bank(
-    reader: TraceReader, episode: int, needs: Sequence[Signal] = (), embeddings: bool = False
-) -> Bank:
-    """The bank of one problem."""
-    (found,) = reader.episodes(
-        needs, text=True, embedding=embeddings, start=episode, stop=episode + 1
-    )
-    logprob = floats_of(reader.table(episode, ["logprob"])["logprob"])
-    return Bank.of(found, unrewarded_scores(found, logprob))
-
-
-def run_unit(
-    unit: SearchUnit, advance: Callable[[str, int], None] | None = None
+def run_problem(
+    job: SearchJob, number: int, advance: Callable[[str, int], None] | None = None
 ) -> tuple[list[SearchResult], list[Skipped]]:
     """All searches on one problem, under all policies and budgets; and what was left out."""
-    bank = read_bank(TraceReader(unit.trace), unit.episode, unit.needs, unit.embeddings)
-    # Nothing that is replayed needs words.
-    bare = replace(bank.episode, text=None, answer=None, embedding=None, embedding_rows=None)
+    reader = TraceReader(job.trace)
+    quality = job.quality_of(reader)
+    needs = quality.reads().union(*(cell.policy.reads() for cell in job.cells))
+    embeddings = any(arm.uses_embeddings for arm in job.arms)
+    bank = read_bank(reader, number, sorted(needs), embeddings)
     found: list[SearchResult] = []
     skipped: list[Skipped] = []
-    for arm in unit.arms:
-        done = walk(arm.make(), bank, unit.dedupe)
-        episode = visited(done, bare)
-        for cell in unit.cells:
+    for arm in job.arms:
+        done = walk(arm.make(), bank, job.dedupe)
+        episode = visited(done, bank.bare)
+        for cell in job.cells:
             try:
-                simulated = simulate(episode, cell, unit.machine, unit.quality)
+                simulated = simulate(episode, cell, job.machine, quality=quality)
             except BudgetInfeasible as error:
-                if unit.skip_infeasible:
+                if job.skip_infeasible:
                     skipped.append((cell, arm))
                     continue
                 raise ArborsimError(
-                    f"{unit.trace}, problem {unit.episode}, {arm.label} at width {arm.width}: "
+                    f"{job.trace}, problem {number}, {arm.label} at width {arm.width}: "
                     f"{error}; --skip-infeasible leaves it out"
                 ) from error
-            geometry = unit.machine.geometry or episode.info.geometry
-            found.append(_result(unit, arm, cell, done, geometry.kv_bytes_per_token, simulated))
+            kv_bytes = job.machine.charged(episode.info).kv_bytes_per_token
+            found.append(_result(job, number, arm, cell, done, kv_bytes, simulated))
             if advance:
                 advance(f"{arm.label} {arm.width}", 1)
     return found, skipped
 
 
 def _result(
-    unit: SearchUnit, arm: Arm, cell: Cell, done: Walk, kv_bytes: int, simulated: Simulated
+    job: SearchJob,
+    number: int,
+    arm: Arm,
+    cell: Cell,
+    done: Walk,
+    kv_bytes: int,
+    simulated: Simulated,
 ) -> SearchResult:
     return SearchResult(
-        trace=unit.trace.name,
-        episode=unit.episode,
+        trace=job.trace.name,
+        episode=number,
         algorithm=arm.algorithm,
         swept=arm.swept,
         width=arm.width,
@@ -275,3 +224,86 @@ def _result(
         kv_bytes_per_token=kv_bytes,
         simulated=simulated,
     )
+
+
+def simulate(
+    episode: Episode,
+    cell: Cell,
+    machine: Machine,
+    *,
+    quality: Quality = UNMEASURED,
+    watch: Watch | None = None,
+) -> Simulated:
+    """Replay one episode under one policy and budget.
+
+    Parameters
+    ----------
+    episode : Episode
+        With the observations that the policy and `quality` read.
+    cell : Cell
+        A share of a budget is one of this search's own tokens.
+    machine : Machine
+    quality : Quality
+    watch : callable, optional
+        See `arborsim.run.episode.Watch`.
+
+    Raises
+    ------
+    BudgetInfeasible
+    """
+    executor = machine.executor(cell.policy, episode.info)
+    gauge = _ByteSeconds(executor, machine.charged(episode.info).kv_bytes_per_token)
+
+    def watched(events: Iterable[Event], controller: Controller) -> Iterable[Event]:
+        return gauge.watch(watch(events, controller) if watch else events, controller)
+
+    played = play_episode(episode, cell, executor, quality=quality, watch=watched)
+    return Simulated(
+        played.measured,
+        played.budget_tokens,
+        played.attention_kept,
+        gauge.hbm.total,
+        gauge.peak_held_bytes,
+        gauge.held.total,
+    )
+
+
+@dataclass
+class _Integral:
+    """Of bytes over time, by trapezoids."""
+
+    total: float = 0.0
+    _time_s: float = 0.0
+    _bytes: int = 0
+
+    def to(self, time_s: float, held_bytes: int) -> None:
+        self.total += (time_s - self._time_s) * (self._bytes + held_bytes) / 2
+        self._time_s, self._bytes = time_s, held_bytes
+
+
+class _ByteSeconds:
+    """Follows the bytes in HBM, and those of what the search has not given up."""
+
+    def __init__(self, executor: SimulatedExecutor, kv_bytes_per_token: float) -> None:
+        self._executor = executor
+        self._per_token = int(kv_bytes_per_token)
+        self._tokens = 0
+        self.hbm, self.held = _Integral(), _Integral()
+        self.peak_held_bytes = 0
+
+    def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
+        for event in events:
+            yield event
+            self._take(event, controller.tree)
+
+    def _take(self, event: Event, tree: ThoughtTree) -> None:
+        match event:
+            case Prefill(run) | Decode(run):
+                self._tokens += run.num_tokens
+            case Prune(node):
+                self._tokens -= tree.num_node_tokens(node)
+        held = self._tokens * self._per_token
+        self.peak_held_bytes = max(self.peak_held_bytes, held)
+        time_s, executor = self._executor.clock(), self._executor
+        self.held.to(time_s, held)
+        self.hbm.to(time_s, executor.ledger.hbm_page_bytes + executor.staging_bytes)

@@ -29,7 +29,7 @@ def visited(walk: Walk, episode: Episode) -> Episode:
     -------
     Episode
         Prefill, transitions, decode iterations, boundaries, prunes and the answer of this search,
-        in the order in which a live recording has them.  Nobody measured seconds: `time_s` is 0.
+        in the order in which a live recording has them.  Seconds were not measured: `time_s` is 0.
     """
     rows = _Rows(walk, episode)
     for step in walk.steps:
@@ -108,14 +108,14 @@ class _Rows:
         for node in step.dropped:
             self.event(Kind.PRUNE, node)
         self._turns = self._turns or bool(step.opened)
-        for stretch in step.stretches:
+        for run in step.runs:
             if self._turns:  # the batch that goes on with the new ones, in order of number
-                for node in sorted(stretch.leaves):
+                for node in sorted(run.leaves):
                     self.event(Kind.TRANSITION, node)
                 self._turns = False
-            if stretch.iterations:
-                self._decode(np.asarray(stretch.leaves), stretch.iterations)
-            for node in stretch.ended:
+            if run.iterations:
+                self._decode(np.asarray(run.leaves), run.iterations)
+            for node in run.ended:
                 self.event(Kind.BOUNDARY, node, int(self._boundary[self._bank_node[node]]))
 
     def _decode(self, leaves: np.ndarray, iterations: int) -> None:
@@ -205,7 +205,7 @@ def _gather(offsets: np.ndarray, picked: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _attention(rows: AttentionRows | None, token: np.ndarray) -> AttentionRows | None:
-    # Positions count along the path, and a path is the same whoever visits it.
+    # Positions count along the path, and a path is the same whichever search visits it.
     if isinstance(rows, DenseRows):
         values, offsets = _gather(rows.offsets, token)
         return DenseRows(rows.values[values], offsets)

@@ -2,20 +2,152 @@
 
 Every thought that runs takes one token per decode iteration, so thoughts end in the order in which
 they would end live; those that end in one iteration, in the order of the batch.
+
+The *KV size* of a search (Hooper et al. 2025, "ETS", figure 3 and tables 1 and 2) is summed over
+its selections: at each, the unique tokens of all unfinished candidates and their ancestors, an
+ancestor that several share counted once.
+
+A *candidate* of a selection is a thought that was completed since the selection before and that can
+be continued.  In a search by levels (beam search, DVTS, REBASE, ETS, tree of thoughts breadth
+first) those are all states that it chooses among.  In a search that is asked whenever a thought
+ends, or that comes back to older states, this counts each thought once, when it is complete: what
+else is kept shows in peak bytes and byte-seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from arborsim.bank.bank import Bank
-from arborsim.bank.kv import unique_path_tokens
-from arborsim.bank.steps import Step, Stretch, Walk
 from arborsim.search import ROOT, Expansion, Leaf, Search
 from arborsim.trace.schema import End
 
-__all__ = ["Step", "Stretch", "Walk", "walk"]
+
+@dataclass(frozen=True)
+class DecodeRun:
+    """Decode iterations in which the same leaves took one token each.
+
+    Attributes
+    ----------
+    leaves : tuple of int
+        In the order of the batch.
+    iterations : int
+        0 if it only says that `broken` thoughts could not go on.
+    ended : tuple of int
+        Thoughts that are complete after the last iteration, in order.
+    broken : tuple of int
+        Thoughts whose recording stopped here, before they were complete.
+    """
+
+    leaves: tuple[int, ...]
+    iterations: int
+    ended: tuple[int, ...] = ()
+    broken: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One selection: the search was shown the frontier, and answered.
+
+    Attributes
+    ----------
+    iteration : int
+        Decode iterations done before.
+    completed : tuple of int
+        Thoughts completed since the step before, in order.
+    candidates : tuple of int
+        Those of them that can be continued.
+    dropped : tuple of int
+        Nodes given up, deepest first.
+    opened : tuple of int
+        Nodes opened, in order.
+    misses : int
+        Children that were asked for and not recorded.
+    kv_tokens : int
+        Unique tokens of the candidates and their ancestors, without the prompt.
+    runs : tuple of DecodeRun
+        What was decoded until the next step.
+    """
+
+    iteration: int
+    completed: tuple[int, ...]
+    candidates: tuple[int, ...]
+    dropped: tuple[int, ...]
+    opened: tuple[int, ...]
+    misses: int
+    kv_tokens: int
+    runs: tuple[DecodeRun, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """What a search did on a bank.  Nodes are numbered in order of opening; 0 is the prompt.
+
+    Attributes
+    ----------
+    search : str
+    bank_node, parent, depth, tokens : tuple of int
+        Per node: its number in the bank, and as in `Bank` (`tokens` are those that were decoded:
+        fewer than recorded for a thought that still ran at the end).
+    score : tuple of float
+    finished, dead : tuple of bool
+        As the search saw them at last (a repeated thought is dead).
+    steps : tuple of Step
+    candidates : tuple of int
+        The answers that the search handed in, best first.
+    answer : int
+        The first right one of them, or else the first.
+    correct : bool or None
+        None: not judged.
+    bank_misses : int
+        Children that were asked for and not recorded, and thoughts whose end was not.
+    prompt_tokens : int
+    """
+
+    search: str
+    bank_node: tuple[int, ...]
+    parent: tuple[int, ...]
+    depth: tuple[int, ...]
+    tokens: tuple[int, ...]
+    score: tuple[float, ...]
+    finished: tuple[bool, ...]
+    dead: tuple[bool, ...]
+    steps: tuple[Step, ...]
+    candidates: tuple[int, ...]
+    answer: int
+    correct: bool | None
+    bank_misses: int
+    prompt_tokens: int
+
+    @property
+    def model_calls(self) -> int:
+        """Thoughts opened: each is one request to the model."""
+        return len(self.bank_node) - 1
+
+    @property
+    def iterations(self) -> int:
+        """Decode iterations: forward passes over a batch of thoughts."""
+        return sum(run.iterations for step in self.steps for run in step.runs)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(self.tokens[1:])
+
+    @property
+    def selections(self) -> int:
+        """Steps that had candidates."""
+        return sum(1 for step in self.steps if step.candidates)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV size, in tokens, without the prompt."""
+        return sum(step.kv_tokens for step in self.steps)
+
+    @property
+    def kv_tokens_with_prompt(self) -> int:
+        """The same, with the prompt counted once per selection."""
+        return self.kv_tokens + self.prompt_tokens * self.selections
 
 
 def walk(search: Search, bank: Bank, dedupe: bool = True) -> Walk:
@@ -55,7 +187,7 @@ class _Driver:
         self._late_misses = 0
         self._steps: list[Step] = []
         self._completed: list[int] = []
-        self._stretches: list[Stretch] = []
+        self._runs: list[DecodeRun] = []
 
     def _root(self) -> Leaf:
         leaf = self._leaf[ROOT]
@@ -94,9 +226,9 @@ class _Driver:
         return wish.done, ran_out
 
     def _end_step(self) -> None:
-        if self._stretches:
-            self._steps[-1] = replace(self._steps[-1], stretches=tuple(self._stretches))
-            self._stretches.clear()
+        if self._runs:
+            self._steps[-1] = replace(self._steps[-1], runs=tuple(self._runs))
+            self._runs.clear()
 
     def _give_up(self, wish: Expansion) -> None:
         for node in wish.dropped:
@@ -140,14 +272,14 @@ class _Driver:
         broken = tuple(n for n in leaves if self._ends[n] == self._iteration)
         if broken:  # the search goes on for longer than the recording of these did
             self._late_misses += len(broken)
-            self._stretches.append(Stretch(leaves, 0, broken=broken))
+            self._runs.append(DecodeRun(leaves, 0, broken=broken))
             self._leave(broken)
             return True
         until = min(self._ends[n] for n in leaves)
         taken, self._iteration = until - self._iteration, until
         complete = self.bank.complete
         ended = tuple(n for n in leaves if self._ends[n] == until and complete[self._bank_node[n]])
-        self._stretches.append(Stretch(leaves, taken, ended))
+        self._runs.append(DecodeRun(leaves, taken, ended))
         self._leave(ended)
         return bool(ended)
 
@@ -214,3 +346,22 @@ class _Driver:
         if verdict is None and self.bank.judged and self.bank.end[recorded] != End.FINISHED:
             return False
         return verdict
+
+
+def unique_path_tokens(parent: Sequence[int], tokens: Sequence[int], nodes: Iterable[int]) -> int:
+    """Tokens on the paths from below the prompt to `nodes`, each counted once.
+
+    Parameters
+    ----------
+    parent, tokens : sequence of int
+        Per node: its parent, and its own tokens.
+    nodes : iterable of int
+    """
+    seen = {ROOT}
+    total = 0
+    for node in nodes:
+        while node not in seen:
+            seen.add(node)
+            total += tokens[node]
+            node = parent[node]
+    return total

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from arborsim.bank.recipe import Recipe
+    from arborsim.bank.arms import Recipe
 
 
 def recipe_of(
@@ -31,7 +31,7 @@ def recipe_of(
     UnknownName, UsageError
         Options exclude each other, a search or an option is unknown, or the tree is too large.
     """
-    from arborsim.bank.recipe import BATCH, Recipe, recipe_for
+    from arborsim.bank.arms import BATCH, Recipe, recipe_for
     from arborsim.cli.options import names
     from arborsim.cli.search import widths_of
 

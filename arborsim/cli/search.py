@@ -86,7 +86,7 @@ class SearchOptions:
             For what cannot be meant.
         """
         from arborsim.bank.arms import REFERENCE, Sweep, chosen_algorithms, split_settings
-        from arborsim.bank.sweep import OPTION
+        from arborsim.bank.results import OPTION
 
         widths = widths_of(self.width)
         chosen = chosen_algorithms(names(self.algorithm))
@@ -164,7 +164,8 @@ def search(
     Each walks the same thoughts, as it would have met them live, and is then replayed on a
     simulated GPU.  Shows accuracy, KV size, memory, model calls, tokens and time, against REBASE.
     """
-    from arborsim.bank.job import SearchJob, open_bank
+    from arborsim.bank.bank import open_bank
+    from arborsim.bank.job import SearchJob
     from arborsim.run.episode import cells_of
 
     output.check(bank)
@@ -247,12 +248,12 @@ def _served(
     MissingSignal
         One that is not optional reads what the bank lacks.
     """
-    from arborsim.bank.job import require_embeddings, uses_embeddings
+    from arborsim.bank.job import require_embeddings
 
     served, lacking = [], []
     for arm in arms:
         try:
-            if uses_embeddings(arm):
+            if arm.uses_embeddings:
                 require_embeddings(reader, arm)
             served.append(arm)
         except MissingSignal as error:
@@ -290,8 +291,7 @@ def _run(job: SearchJob, left_out: list[str], output: SearchOutput) -> int:
     """Run with a bar, print and write; Ctrl-C keeps the problems that are done."""
     from rich.console import Console
 
-    from arborsim.bank.results import rows_of
-    from arborsim.bank.sweep import verdicts
+    from arborsim.bank.results import rows_of, verdicts
     from arborsim.show.provenance import search_heading, search_notes
     from arborsim.show.search_table import print_searches
     from arborsim.show.terminal import plain
@@ -370,7 +370,7 @@ def _write_page(
     missing: str,
 ) -> None:
     """The page of `results`; it says what an interruption left out."""
-    from arborsim.bank.sweep import verdicts
+    from arborsim.bank.results import verdicts
     from arborsim.show.provenance import search_heading, search_notes, search_settings
     from arborsim.show.search_page import SearchReport, write_search_page
 

@@ -17,7 +17,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
-    from arborsim.bank.recipe import Recipe
+    from arborsim.bank.arms import Recipe
     from arborsim.live.request import LiveRequest, LiveWatch
     from arborsim.live.watch import ValidationWatch
 

@@ -69,6 +69,10 @@ class Quality:
         return frozenset(attention | (set(VECTORS) if self.output_error else set()))
 
 
+#: No quality figures.
+UNMEASURED = Quality()
+
+
 @dataclass(frozen=True)
 class Played:
     """One search, played to its end under one cell.
@@ -97,7 +101,7 @@ def play_episode(
     cell: Cell,
     executor: Executor,
     *,
-    quality: Quality = Quality(),
+    quality: Quality = UNMEASURED,
     meters: Iterable[Meter] = (),
     watch: Watch | None = None,
 ) -> Played:

@@ -24,7 +24,7 @@ from arborsim.machine.machine import Machine, unsuited
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
 from arborsim.run.aggregate import ORACLE, at_budget
-from arborsim.run.episode import Cell, Played, Quality, cells_of, play_episode
+from arborsim.run.episode import UNMEASURED, Cell, Played, Quality, cells_of, play_episode
 from arborsim.run.film import TreeFilm, node_records
 from arborsim.run.fit import does_not_fit
 from arborsim.run.notes import assumed_policy_time
@@ -185,7 +185,7 @@ class Replay:
         """One per episode; cells that turned out to be infeasible meanwhile are not in it."""
         for reader in readers:
             name, cells = self._name(reader), self.cells(reader)
-            quality = Quality.of(reader) if self.quality else Quality()
+            quality = Quality.of(reader) if self.quality else UNMEASURED
             needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
             chosen = self.chosen(reader)
             for episode in chosen:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from arborsim.bank.results import Row
+from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import Scale, scale_for
 
 

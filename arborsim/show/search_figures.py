@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import Row
+from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import scale_for
 from arborsim.show.figures import Figure, label
 

@@ -76,23 +76,23 @@ def moments_of(walk: Walk) -> list[Moment]:
 
 
 def _moment(steps: tuple[Step, ...], numbers: list[int], until: int) -> Moment:
-    stretches = [stretch for step in steps for stretch in step.stretches]
+    runs = [run for step in steps for run in step.runs]
     return Moment(
         numbers[0],
         numbers[-1],
         until,
         opened=tuple(node for step in steps for node in step.opened),
         dropped=tuple(node for step in steps for node in step.dropped),
-        closed=tuple(node for stretch in stretches for node in stretch.ended),
+        closed=tuple(node for run in runs for node in run.ended),
         candidates=sum(len(step.candidates) for step in steps),
         misses=sum(step.misses for step in steps),
-        active=stretches[-1].leaves if stretches else (),
+        active=runs[-1].leaves if runs else (),
     )
 
 
 @dataclass
 class SearchFilm:
-    """Watches a simulated search (`arborsim.bank.simulate.simulate`) and takes its moments.
+    """Watches a simulated search (`arborsim.bank.job.simulate`) and takes its moments.
 
     Parameters
     ----------

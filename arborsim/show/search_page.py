@@ -16,7 +16,8 @@ from typing import Any
 import pandas as pd
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import Row, SearchResult, rows_of
+from arborsim.bank.results import SearchResult, rows_of
+from arborsim.bank.results import SearchRow as Row
 from arborsim.core.errors import UsageError
 from arborsim.core.units import Scale
 from arborsim.show.markup import asset, bullets, filled, in_script, pairs, sorter

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import FIGURES, Row, SearchResult
-from arborsim.bank.sweep import MARGIN, Paired, paired
+from arborsim.bank.results import FIGURES, MARGIN, Paired, SearchResult, paired
+from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import quantity, scale_for
 from arborsim.run.aggregate import at_budget
 from arborsim.search import make_search
@@ -18,7 +18,7 @@ from arborsim.search.tot import TotBfs
 from arborsim.show.search_figures import reference
 
 #: Searches whose selections show all that they hold: by levels, or of chains.  The others come back
-#: to older states, which the KV size does not count again (`arborsim.bank.kv`).
+#: to older states, which the KV size does not count again (`arborsim.bank.walk`).
 _BY_LEVELS = (LevelSearch, TotBfs, IndependentSamples, Linear)
 _MOST_WIDTHS = 4
 #: With a larger share of thoughts not recorded, a width says little: others come first.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import Row
+from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import Scale, scale_for
 from arborsim.show.terminal import plain
 from arborsim.show.terminal_table import add_figures, add_names, new_table

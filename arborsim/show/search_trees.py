@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from arborsim.bank.arms import Arm
-from arborsim.bank.bank import Bank
-from arborsim.bank.job import SearchJob, read_bank, uses_embeddings
+from arborsim.bank.bank import Bank, read_bank
+from arborsim.bank.job import SearchJob, simulate
 from arborsim.bank.results import SearchResult
-from arborsim.bank.simulate import simulate
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import Walk, walk
 from arborsim.core.errors import BudgetInfeasible, UsageError
@@ -170,7 +169,7 @@ def problem_trees(unit: TreeUnit, advance: Advance | None = None) -> ProblemTree
     """The trees of one problem."""
     job = unit.job
     needs: set[Signal] = {signal for cell in job.cells for signal in cell.policy.reads()}
-    embeddings = any(uses_embeddings(arm) for arm in job.arms)
+    embeddings = any(arm.uses_embeddings for arm in job.arms)
     bank = read_bank(TraceReader(job.trace), unit.episode, sorted(needs), embeddings)
     walks = [walk(arm.make(), bank, job.dedupe) for arm in job.arms]
     drawn = drawn_nodes(bank, walks)
@@ -204,9 +203,8 @@ def _film(
 ) -> dict[str, Any] | None:
     """One search under one policy and budget; None if the budget is too small for it."""
     job, film = unit.job, SearchFilm(done)
-    bare = replace(bank.episode, text=None, answer=None, embedding=None, embedding_rows=None)
     try:
-        simulate(visited(done, bare), cell, job.machine, False, film.watch)
+        simulate(visited(done, bank.bare), cell, job.machine, watch=film.watch)
     except BudgetInfeasible:
         return None  # the command stops there, unless it was told to leave such searches out
     place = {node: i for i, node in enumerate(drawn)}

@@ -12,16 +12,15 @@ import pytest
 pytest.importorskip("torch")
 
 from arborsim.bank import Bank, visited, walk
-from arborsim.bank.bank import unrewarded_scores
-from arborsim.bank.job import open_bank, read_bank
-from arborsim.bank.simulate import simulate
+from arborsim.bank.bank import open_bank, read_bank, unrewarded_scores
+from arborsim.bank.job import simulate
 from arborsim.cli.app import main
 from arborsim.core.budget import Budget
 from arborsim.core.observations import Signal
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
+from arborsim.run.episode import Cell, Quality
 from arborsim.search import Leaf, make_search
 from arborsim.trace.schema import Capture
 from arborsim_torch.recorder import EpisodeRecorder
@@ -115,7 +114,10 @@ def test_a_live_search_walked_again(
         assert episode.text is not None
         assert again.text[:-1] == episode.text[:-1]
         for cell in cells:
-            first, second = (simulate(e, cell, machine, quality=True) for e in (episode, again))
+            first, second = (
+                simulate(e, cell, machine, quality=Quality(attention_kept=True))
+                for e in (episode, again)
+            )
             assert first == second
 
 
@@ -131,7 +133,7 @@ def test_what_was_still_running_is_no_thought(tmp_path: Path) -> None:
         unfinished += bank.complete.count(False)
         assert walk(make_search("dpts", accept=0), bank).bank_misses == 0
         wide = walk(make_search("tot-bfs"), Bank.of(bank.episode))
-        broken = [n for s in wide.steps for x in s.stretches for n in x.broken]
+        broken = [n for s in wide.steps for x in s.runs for n in x.broken]
         assert len(broken) <= bank.complete.count(False)
         assert all(wide.dead[n] for n in broken)
         assert wide.bank_misses >= len(broken)

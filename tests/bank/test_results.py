@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.bank.arms import Sweep, arms_of, split_settings
-from arborsim.bank.results import SearchResult, rows_of
-from arborsim.bank.simulate import Simulated
-from arborsim.bank.sweep import Paired, paired, verdicts
+from arborsim.bank.results import Paired, SearchResult, Simulated, paired, rows_of, verdicts
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.measurements import Measurements, TimeSplit
 from arborsim.search import make_search, search_names

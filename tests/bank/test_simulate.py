@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from arborsim.bank import Bank, visited, walk
-from arborsim.bank.simulate import simulate
+from arborsim.bank.job import simulate
 from arborsim.core.budget import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell
+from arborsim.run.episode import Cell, Quality
 from arborsim.search import make_search
 from arborsim.trace.schema import Kind
 from tests.bank.banks import made_bank, random_bank
@@ -31,15 +31,17 @@ def test_a_walk_repeated_on_what_it_visited_measures_the_same(policy: str) -> No
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
     budget = FULL.budget if policy == "full" else Budget("0.75", share=0.75)
     cell = Cell(build(policy), budget)
-    quality = policy != "full"
-    assert simulate(again, cell, MACHINE, quality) == simulate(first, cell, MACHINE, quality)
+    quality = Quality(attention_kept=policy != "full")
+    assert simulate(again, cell, MACHINE, quality=quality) == simulate(
+        first, cell, MACHINE, quality=quality
+    )
 
 
 def test_byte_seconds_against_single_iterations() -> None:
     """The trapezoids of whole runs, against those of every iteration by itself."""
     bank = made_bank(4, width=4, depth=4, block=(5, 20))
     episode = visited(walk(make_search("rebase"), bank), bank.episode)
-    whole = simulate(episode, FULL, MACHINE, quality=False)
+    whole = simulate(episode, FULL, MACHINE)
     assert whole.measured.generated_tokens == np.count_nonzero(episode.kind == Kind.TOKEN)
     # Full retention: after each iteration's end, everything computed so far is there.
     per_token = load_geometry("llama-3.1-8b").kv_bytes_per_token
@@ -72,13 +74,13 @@ def test_what_is_held_by_hand() -> None:
             own.pop(node, None)
         most = max(most, sum(own.values()))
     per_token = load_geometry("llama-3.1-8b").kv_bytes_per_token
-    assert simulate(episode, FULL, MACHINE, quality=False).peak_held_kv_bytes == most * per_token
+    assert simulate(episode, FULL, MACHINE).peak_held_kv_bytes == most * per_token
 
 
 def test_a_search_that_keeps_everything_holds_everything() -> None:
     bank = made_bank(2, width=4, depth=4)
     episode = visited(walk(make_search("best-of-n", n=4), bank), bank.episode)
-    found = simulate(episode, FULL, MACHINE, quality=False)
+    found = simulate(episode, FULL, MACHINE)
     assert found.hbm_kv_byte_s == pytest.approx(found.held_kv_byte_s)
     slower = replace(MACHINE, profile=load_profile("h100"))
-    assert simulate(episode, FULL, slower, quality=False).held_kv_byte_s > found.held_kv_byte_s
+    assert simulate(episode, FULL, slower).held_kv_byte_s > found.held_kv_byte_s

@@ -60,7 +60,7 @@ def test_invariants(name: str, seed: int, complete: bool, dedupe: bool) -> None:
     dropped = [n for step in done.steps for n in step.dropped]
     assert len(dropped) == len(set(dropped))
     assert sum(len(step.opened) for step in done.steps) == done.model_calls
-    decoded = sum(s.iterations * len(s.leaves) for step in done.steps for s in step.stretches)
+    decoded = sum(s.iterations * len(s.leaves) for step in done.steps for s in step.runs)
     assert decoded == done.generated_tokens
     assert (done.kv_tokens, done.kv_tokens_with_prompt) == oracle_kv(done)
     candidates = {n for step in done.steps for n in step.candidates}
@@ -137,7 +137,7 @@ def test_a_small_walk_by_hand() -> None:
     first, second = done.steps[0], done.steps[1]
     assert first.opened == (1, 2, 3)
     assert first.misses == 1
-    assert [(s.leaves, s.iterations, s.ended) for s in first.stretches] == [
+    assert [(s.leaves, s.iterations, s.ended) for s in first.runs] == [
         ((1, 2, 3), 1, (2,)), ((1, 3), 1, (3,)), ((1,), 1, (1,)),
     ]  # fmt: skip
     assert second.iteration == 3

@@ -199,7 +199,7 @@ def test_a_bank_without_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_broken_off_run_keeps_what_is_done(
     bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = job_module.run_unit
+    original = job_module.run_problem
     calls = []
 
     def stop_at_the_third(*arguments: object, **named: object) -> object:
@@ -208,7 +208,7 @@ def test_a_broken_off_run_keeps_what_is_done(
             raise KeyboardInterrupt
         return original(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(job_module, "run_unit", stop_at_the_third)
+    monkeypatch.setattr(job_module, "run_problem", stop_at_the_third)
     out = tmp_path / "r.csv"
     assert main(["search", str(bank), "--algorithm", "rebase", "--out", str(out)]) == 130
     shown = capsys.readouterr()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.bank import Walk, visited, walk
-from arborsim.bank.simulate import simulate
+from arborsim.bank.job import simulate
 from arborsim.core.budget import Budget
 from arborsim.core.tiers import Tier
 from arborsim.machine.lookup import load_geometry, load_profile
@@ -28,7 +28,7 @@ def filmed(name: str, seed: int, most: int = 1 << 30, **options: object) -> tupl
     bank = random_bank(seed, nodes=30) if seed % 2 else made_bank(seed, width=4, depth=3)
     done = walk(make_search(name, **options), bank)
     film = SearchFilm(done, most)
-    simulate(visited(done, bank.episode), FULL, MACHINE, False, film.watch)
+    simulate(visited(done, bank.episode), FULL, MACHINE, watch=film.watch)
     return done, film
 
 
@@ -42,11 +42,11 @@ def literal(done: Walk) -> list[tuple[dict[int, int], set[int], set[int], set[in
     for number, step in enumerate(done.steps):
         dropped |= set(step.dropped)
         opened |= set(step.opened)
-        for stretch in step.stretches:
-            for leaf in stretch.leaves:
-                tokens[leaf] = tokens.get(leaf, 0) + stretch.iterations
-            closed |= set(stretch.ended)
-        decoded = sum(stretch.iterations for stretch in step.stretches)
+        for run in step.runs:
+            for leaf in run.leaves:
+                tokens[leaf] = tokens.get(leaf, 0) + run.iterations
+            closed |= set(run.ended)
+        decoded = sum(run.iterations for run in step.runs)
         if decoded or number == len(done.steps) - 1:
             found.append((dict(tokens), set(opened), set(closed), set(dropped)))
     return found
@@ -103,7 +103,7 @@ def test_tiers_of_a_policy_that_moves_tokens() -> None:
     done = walk(make_search("rebase", width=8), bank)
     film = SearchFilm(done)
     cell = Cell(build("streaming-llm"), Budget("0.6", share=0.6))
-    simulate(visited(done, bank.episode), cell, MACHINE, False, film.watch)
+    simulate(visited(done, bank.episode), cell, MACHINE, watch=film.watch)
     last = film.frames[-1].tokens_by_tier
     assert last.sum() == done.generated_tokens + done.prompt_tokens
     assert last[:, Tier.EVICTED].sum() > 0

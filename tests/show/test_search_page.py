@@ -119,7 +119,7 @@ def test_a_broken_off_run_has_a_page_without_trees(
 ) -> None:
     import arborsim.bank.job as job_module
 
-    original, calls = job_module.run_unit, []
+    original, calls = job_module.run_problem, []
 
     def stop_at_the_second(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
@@ -127,7 +127,7 @@ def test_a_broken_off_run_has_a_page_without_trees(
             raise KeyboardInterrupt
         return original(*arguments, **named)
 
-    monkeypatch.setattr(job_module, "run_unit", stop_at_the_second)
+    monkeypatch.setattr(job_module, "run_problem", stop_at_the_second)
     path = tmp_path / "page.html"
     assert main(["search", str(bank), *SEARCHES, "--report", str(path)]) == 130
     page = Page(path.read_text(encoding="utf-8"))

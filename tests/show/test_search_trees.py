@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from arborsim.bank import walk
 from arborsim.bank.arms import Arm, arms_of
-from arborsim.bank.job import SearchJob, open_bank, read_bank
+from arborsim.bank.bank import open_bank, read_bank
+from arborsim.bank.job import SearchJob
 from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_geometry, load_profile
