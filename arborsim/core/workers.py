@@ -1,6 +1,7 @@
-"""Work spread over processes, with results in the order of the work: the same whatever the number.
+"""Work spread over processes; what comes of it does not depend on their number.
 
 Processes are spawned, not forked: a fork would copy the threads' locks of Arrow and BLAS.
+Functions are at the top level of a module, as are classes of items and results: all are pickled.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context
 from typing import TypeVar
 
 from arborsim.core.errors import UsageError
@@ -18,7 +20,7 @@ from arborsim.core.errors import UsageError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Items under way or finished early, per worker: bounds the memory that waiting results take.
+#: Items under way or finished early, per process: bounds the memory that waiting results take.
 _AHEAD = 2
 
 
@@ -29,13 +31,6 @@ def in_order(
 
     Items are taken as results are handed out, a few ahead, so that `items` can look at them.
 
-    Parameters
-    ----------
-    function : callable
-        At the top level of a module, as are the classes of items and results (they are pickled).
-    items : iterable
-    workers : int
-
     Raises
     ------
     UsageError
@@ -44,23 +39,81 @@ def in_order(
     if workers <= 1:
         yield from map(function, items)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=die_on_interrupt)
     waiting: deque[Future[Result]] = deque()
-    try:
+    with _processes(workers) as pool:
         for item in items:
             waiting.append(pool.submit(function, item))
             if len(waiting) >= _AHEAD * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+def unfold(
+    function: Callable[[Item], Result], next_item: Callable[[], Item], workers: int
+) -> Iterator[tuple[Item, Result]]:
+    """Items with their results until there are none, and none under way can bring forth more.
+
+    Results come in the order in which they are done; a caller that needs another one must make it.
+
+    Parameters
+    ----------
+    function : callable
+    next_item : callable
+        The next item; raises `LookupError` if there is none now.  A result that was handed out may
+        make it give more.
+    workers : int
+
+    Raises
+    ------
+    UsageError
+        A process died.
+    """
+    if workers <= 1:
+        while more := _taken(next_item, 1):
+            yield more[0], function(more[0])
+        return
+    under_way: dict[Future[Result], Item] = {}
+    with _processes(workers) as pool:
+        while True:
+            for item in _taken(next_item, _AHEAD * workers - len(under_way)):
+                under_way[pool.submit(function, item)] = item
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                yield under_way.pop(future), future.result()
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool; after Ctrl-C processes that it did not reach are ended, and nothing is waited for."""
+    others = set(active_children())
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_die_on_interrupt)
+    try:
+        yield pool
     except BrokenProcessPool:
         raise UsageError(
             f"one of {workers} worker processes died, perhaps for lack of memory: try fewer"
         ) from None
+    except KeyboardInterrupt:
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def die_on_interrupt() -> None:
+def _die_on_interrupt() -> None:
     """Ctrl-C reaches every process of the terminal; only the first has something to say."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _taken(next_item: Callable[[], Item], most: int) -> list[Item]:
+    """The next items, as many as there are now."""
+    found: list[Item] = []
+    try:
+        while len(found) < most:
+            found.append(next_item())
+    except LookupError:
+        pass
+    return found

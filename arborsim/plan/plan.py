@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
-from arborsim.core.schedule import unfold
+from arborsim.core.workers import unfold
 from arborsim.machine.demand import SearchDemand
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.demands import (

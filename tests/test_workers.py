@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from arborsim.core.errors import UsageError
-from arborsim.core.schedule import unfold
+from arborsim.core.workers import unfold
 
 
 def halves(number: int) -> list[int]:
