@@ -44,18 +44,10 @@ def stream(seed: int, purpose: Stream, number: int = 0) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Draws:
-    """Searches in the order of their arrival.
+    """Searches in the order of their arrival."""
 
-    Attributes
-    ----------
-    entry : int64 ``[n]``
-        Which trace of the mix.
-    episode : int64 ``[n]``
-        Which of its episodes.
-    """
-
-    entry: np.ndarray
-    episode: np.ndarray
+    entry: np.ndarray  #: int64 ``[n]``: Which trace of the mix
+    episode: np.ndarray  #: int64 ``[n]``: Which of its episodes
 
     def __len__(self) -> int:
         return len(self.entry)
@@ -93,13 +85,7 @@ TRACE = "trace"  #: The format of a trace's column `arrival_s`, beside those of 
 
 @dataclass(frozen=True)
 class Clients:
-    """A closed loop: each client sends a search, waits for its end, thinks, and sends the next.
-
-    Attributes
-    ----------
-    count : int
-    think_s : float
-    """
+    """A closed loop: each client sends a search, waits for its end, thinks, and sends the next."""
 
     count: int
     think_s: float
@@ -136,16 +122,10 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True)
 class Poisson:
-    """Independent arrivals: exponential gaps.
-
-    Attributes
-    ----------
-    rate_per_s : float or None
-        The stated load.
-    """
+    """Independent arrivals: exponential gaps."""
 
     unit: ClassVar[str] = "searches/s"
-    rate_per_s: float | None = None
+    rate_per_s: float | None = None  #: the stated load
 
     @property
     def stated(self) -> float | None:
@@ -168,18 +148,12 @@ class Recorded:
     one of the next round lies a mean gap.  All gaps are stretched by one factor, so bursts and
     lulls stay: the load that the log itself has is ``rate_per_s``, and at that load its gaps come
     out as recorded.
-
-    Attributes
-    ----------
-    moments_s : tuple of float
-        Sorted, the first one 0, the last one above 0.
-    scale : float
-        The stated load, as a multiple of the log's own.
     """
 
     unit: ClassVar[str] = "searches/s"
+    #: Sorted, the first one 0, the last one above 0.
     moments_s: tuple[float, ...] = field(repr=False)
-    scale: float = 1.0
+    scale: float = 1.0  #: the stated load, as a multiple of the log's own
 
     @property
     def rate_per_s(self) -> float:
@@ -204,19 +178,11 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ClientLoop:
-    """Clients that wait for an answer before they ask again; the load is their number.
-
-    Attributes
-    ----------
-    clients : int or None
-        The stated load.
-    think_s : float
-        From an answer to the client's next search.
-    """
+    """Clients that wait for an answer before they ask again; the load is their number."""
 
     unit: ClassVar[str] = "clients"
-    clients: int | None = None
-    think_s: float = 0.0
+    clients: int | None = None  #: the stated load
+    think_s: float = 0.0  #: from an answer to the client's next search
 
     @property
     def stated(self) -> float | None:

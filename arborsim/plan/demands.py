@@ -35,22 +35,12 @@ NO_BUDGET = Budget("-", share=1.0)
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to keep the cache, and the machine that it is recorded on.
-
-    Attributes
-    ----------
-    policy : PolicyChoice
-    budget : Budget
-        `NO_BUDGET` for a policy that ignores budgets.
-    recall : str
-        How DDR tokens are read.
-    profile : HardwareProfile
-        Where a policy that uses DDR decides; the demands of others do not depend on it.
-    """
+    """A way to keep the cache, and the machine that it is recorded on."""
 
     policy: PolicyChoice
-    budget: Budget
-    recall: str
+    budget: Budget  #: `NO_BUDGET` for a policy that ignores budgets
+    recall: str  #: how DDR tokens are read
+    #: Where a policy that uses DDR decides; the demands of others do not depend on it.
     profile: HardwareProfile
 
     @property
@@ -103,23 +93,13 @@ class Recorded:
 
 @dataclass(frozen=True)
 class VariantDemands:
-    """Everything that a variant's candidates are served from.
-
-    Attributes
-    ----------
-    variant : Variant
-    places : tuple of (int, int)
-        Entry of the mix and episode of each recorded search, sorted.
-    recorded : tuple of Recorded
-        In the order of `places`; shorter if `infeasible`.
-    infeasible : str
-        Why the variant cannot keep some search; "" if it can keep all.
-    """
+    """Everything that a variant's candidates are served from."""
 
     variant: Variant
+    #: Entry of the mix and episode of each recorded search, sorted.
     places: tuple[tuple[int, int], ...]
-    recorded: tuple[Recorded, ...]
-    infeasible: str = ""
+    recorded: tuple[Recorded, ...]  #: in the order of `places`; shorter if `infeasible`
+    infeasible: str = ""  #: why the variant cannot keep some search; "" if it can keep all
 
     @property
     def demands(self) -> list[SearchDemand]:
@@ -158,28 +138,16 @@ _CHUNK = 8  # episodes that a process takes at a time
 
 @dataclass(frozen=True)
 class Unit:
-    """Episodes of one trace to record under one variant, in a process of its own.
+    """Episodes of one trace to record under one variant, in a process of its own."""
 
-    Attributes
-    ----------
-    variant, order : int
-        Number of `how`, and of the unit among the variant's.
-    how : Variant
-    entry : int
-    episodes : tuple of int
-    trace : Path
-    shared_tokens : int
-        Beginning of the prompts that the entry's searches have in common.
-    machine : Machine
-    """
-
+    #: Number of `how`, and of the unit among the variant's.
     variant: int
     order: int
     how: Variant
     entry: int
     episodes: tuple[int, ...]
     trace: Path
-    shared_tokens: int
+    shared_tokens: int  #: beginning of the prompts that the entry's searches have in common
     machine: Machine
 
 

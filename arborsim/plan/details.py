@@ -30,20 +30,13 @@ _CURVE_UNITS = 2  # of progress, of which each assumption is 1
 
 @dataclass(frozen=True)
 class Task:
-    """A curve, or one assumption changed, for a process of its own.
+    """A curve, or one assumption changed, for a process of its own."""
 
-    Attributes
-    ----------
-    workload, hardware, found
-        Of the candidate.
-    result : CandidateResult
-        As the plan has it, for a curve; for an assumption, as a short run of it came out.
-    assumption : Assumption or None
-    """
-
+    #: Of the candidate.
     workload: Workload
     hardware: Hardware
     found: VariantDemands
+    #: As the plan has it, for a curve; for an assumption, as a short run of it came out.
     result: CandidateResult
     assumption: Assumption | None = None
 

@@ -10,15 +10,15 @@ In text (`--thought-tokens`, or a key of a workload file)::
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
+from msgspec import Meta
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import check_ranges, convert, located, read_text
 from arborsim.trace.importers.sources import MOST_TOKENS
 
 
@@ -82,15 +82,12 @@ class Uniform:
 class LogNormal:
     """``median * exp(sigma * z)`` with z standard normal, rounded, and held to ``1 .. most``."""
 
-    median: float
-    sigma: float
+    median: Annotated[float, Meta(ge=1, le=MOST_TOKENS)]
+    sigma: Annotated[float, Meta(ge=0, le=10)]
     most: int = MOST_TOKENS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.median <= MOST_TOKENS:
-            raise UsageError(f"median={self.median:g} must be in [1, {MOST_TOKENS}]")
-        if not 0 <= self.sigma <= 10:
-            raise UsageError(f"sigma={self.sigma:g} must be in [0, 10]")
+        check_ranges(self, "lognormal")
         if not self.median <= self.most:
             raise UsageError(f"most={self.most} is below median={self.median:g}")
 
@@ -131,11 +128,7 @@ class Empirical:
         return np.asarray(self.values, dtype=np.int64)[rng.integers(0, len(self.values), count)]
 
 
-#: By name in text: the parameters, and whether they are whole numbers.
-_FORMS: dict[str, dict[str, bool]] = {
-    "uniform": {"low": True, "high": True},
-    "lognormal": {"median": False, "sigma": False, "most": True},
-}
+_FORMS: dict[str, type[Uniform | LogNormal]] = {"uniform": Uniform, "lognormal": LogNormal}
 
 
 def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
@@ -154,10 +147,8 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
     UsageError
         It is no distribution.
     """
-    try:
+    with located(what):
         return _counts(given, base)
-    except UsageError as error:
-        raise UsageError(f"{what}: {error}") from None
 
 
 def check_range(found: Counts, what: str, low: int, high: int) -> None:
@@ -176,80 +167,54 @@ def check_range(found: Counts, what: str, low: int, high: int) -> None:
 
 def _counts(given: object, base: Path) -> Counts:
     if isinstance(given, list):
-        return Empirical(tuple(_whole(value, "each number") for value in given))
+        return Empirical(convert(tuple[int, ...], given, "its numbers:"))
     if not isinstance(given, str):
-        return Fixed(_whole(given, "it"))
+        return Fixed(convert(int, given, "it"))
     form, colon, rest = given.strip().partition(":")
-    if not colon:
-        try:
-            return Fixed(int(form))
-        except ValueError:
-            pass
-        return _unreadable(given)
-    if form == "file":
-        return _from_file(rest, base)
-    if form not in _FORMS:
-        raise UnknownName("distribution", form, [*_FORMS, "file"])
-    values = _parameters(form, rest)
-    if form == "uniform":
-        return Uniform(int(values["low"]), int(values["high"]))
-    return LogNormal(values["median"], values["sigma"], int(values.get("most", MOST_TOKENS)))
+    if form == "file" and colon:
+        return _from_file(base / rest.strip())
+    if colon:
+        if form not in _FORMS:
+            raise UnknownName("distribution", form, [*_FORMS, "file"])
+        return convert(_FORMS[form], _parameters(form, rest), form)
+    try:
+        return Fixed(int(form))
+    except ValueError:
+        raise UsageError(
+            f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
+            "lognormal:median=200,sigma=0.6 or file:NAME"
+        ) from None
 
 
-def _unreadable(given: str) -> Counts:
-    raise UsageError(
-        f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
-        "lognormal:median=200,sigma=0.6 or file:NAME"
-    )
-
-
-def _parameters(form: str, text: str) -> Mapping[str, float]:
-    """``"median=200,sigma=0.6"`` as numbers; all but `most` must be there."""
-    known, values = _FORMS[form], dict[str, float]()
+def _parameters(form: str, text: str) -> dict[str, object]:
+    """``"median=200,sigma=0.6"`` as a table."""
+    values: dict[str, object] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise UsageError(f"'{part:.40}' in {form}: expected name=value")
-        if key not in known:
-            raise UnknownName(f"parameter of {form}", key, known)
         if key in values:
             raise UsageError(f"{form} has {key} twice")
-        try:
-            values[key] = int(value) if known[key] else float(value)
-        except ValueError:
-            kind = "whole number" if known[key] else "number"
-            raise UsageError(f"{key}={value:.20} of {form} is no {kind}") from None
-        if not math.isfinite(values[key]):
-            raise UsageError(f"{key}={value:.20} of {form} is no finite number")
-    lacking = [key for key in known if key not in values and key != "most"]
-    if lacking:
-        raise UsageError(f"{form} lacks {' and '.join(lacking)}")
+        values[key] = _number(value)
     return values
 
 
-def _from_file(name: str, base: Path) -> Empirical:
-    path = base / name.strip()
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"cannot read {path}: it is not UTF-8 text") from None
-    values = []
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
+def _number(text: str) -> int | float | str:
+    """The number that a text is; the text itself if it is none."""
+    for kind in (int, float):
         try:
-            values.append(int(text))
+            return kind(text)
         except ValueError:
-            raise UsageError(f"{path}, line {number}: '{text:.40}' is no whole number") from None
+            pass
+    return text
+
+
+def _from_file(path: Path) -> Empirical:
+    values = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if text:
+            values.append(convert(int, _number(text), f"{path}, line {number},"))
     if not values:
         raise UsageError(f"{path} holds no number")
     return Empirical(tuple(values), path.name)
-
-
-def _whole(value: object, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{what} must be a whole number, not {value!r:.40}")
-    return value

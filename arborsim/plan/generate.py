@@ -40,29 +40,6 @@ _ONE = Fixed(1)
 class TreeSpec:
     """What searches are drawn from.
 
-    Attributes
-    ----------
-    prompt_tokens, thought_tokens : Counts
-        Tokens of the prompt, and of each thought.
-    depth : Counts
-        Levels of thoughts, drawn once per search.
-    branching : Counts
-        Children of each block that the search goes on from.
-    first : Counts or None
-        Children of the prompt; as `branching` if None.
-    pruned : tuple of float
-        Share of each level's thoughts that is given up; the last entry holds for all deeper
-        levels.  One thought always stays, and the last level is not pruned: the search ends there.
-    finished : tuple of float
-        Share of the thoughts that stay which hold an answer and are not expanded, in the same way.
-    parallel : int
-        Most thoughts that are decoded side by side; 0 for a whole level.
-    rewards : bool
-        Draw rewards uniformly from [0, 1): those with the lowest are given up, and the finished
-        thought with the highest is the answer.  Without, both are drawn.
-    solved : float or None
-        Share of searches whose answer is correct; None if nobody knows.
-
     Raises
     ------
     UsageError
@@ -75,16 +52,22 @@ class TreeSpec:
     branching=N/k, pruned=1-k/N``; a chain has ``branching=1``.
     """
 
+    #: Tokens of the prompt, and of each thought.
     prompt_tokens: Counts
     thought_tokens: Counts
-    depth: Counts = _ONE
-    branching: Counts = _ONE
-    first: Counts | None = None
+    depth: Counts = _ONE  #: levels of thoughts, drawn once per search
+    branching: Counts = _ONE  #: children of each block that the search goes on from
+    first: Counts | None = None  #: children of the prompt; as `branching` if None
+    #: Share of each level's thoughts that is given up; the last entry holds for all deeper levels.
+    #: One thought always stays, and the last level is not pruned: the search ends there.
     pruned: tuple[float, ...] = (0.0,)
+    #: Share of the thoughts that stay which hold an answer and are not expanded, in the same way.
     finished: tuple[float, ...] = (0.0,)
-    parallel: int = 0
+    parallel: int = 0  #: most thoughts that are decoded side by side; 0 for a whole level
+    #: Draw rewards uniformly from [0, 1): those with the lowest are given up, and the finished
+    #: thought with the highest is the answer. Without, both are drawn.
     rewards: bool = False
-    solved: float | None = None
+    solved: float | None = None  #: share of searches whose answer is correct; None if nobody knows
 
     def __post_init__(self) -> None:
         check_range(self.prompt_tokens, "prompt_tokens", 1, MOST_PROMPT)

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from arborsim.core.errors import UsageError
 from arborsim.core.workers import unfold
-from arborsim.machine.demand import SearchDemand
-from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.demands import (
     Recorded,
     Recording,
@@ -215,18 +213,6 @@ class Planner:
             with self._traces() as traces:
                 self._kept[variant] = record_variant(self.workload, self.variants[variant], traces)
         return self._kept[variant]
-
-    def evaluated_on(
-        self, number: int, profile: HardwareProfile, demands: Sequence[SearchDemand]
-    ) -> CandidateResult:
-        """A candidate on another machine, or with other demands in the order of its own."""
-        found = self.demands_of(number)
-        recorded = tuple(
-            replace(each, demand=demand)
-            for each, demand in zip(found.recorded, demands, strict=True)
-        )
-        hardware = replace(self.candidates[number][1], profile=profile)
-        return evaluate(self.workload, hardware, replace(found, recorded=recorded), number)
 
     def result(self) -> PlanResult:
         """The plan as far as it is finished."""

@@ -127,7 +127,7 @@ def _digest(path: Path) -> str:
 
 
 def assumed_numbers(workload: Workload) -> tuple[str, ...]:
-    """Numbers of the profiles that nobody measured or published, as `arborsim hardware` shows."""
+    """Numbers of the profiles that are assumed, as `arborsim hardware` shows."""
     profiles = {hardware.profile.name: hardware.profile for hardware in workload.hardware}
     return tuple(
         f"{profile.name}: {number.name} {number.text.replace(' us', ' µs')}"

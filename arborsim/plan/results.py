@@ -20,50 +20,27 @@ from arborsim.plan.statistics import Estimate
 
 @dataclass(frozen=True)
 class Slice:
-    """Something that the machine did, or a search went through.
-
-    Attributes
-    ----------
-    start_s, end_s : float
-    kind : str
-        waiting, prefill, recompute, policy, decode (a search takes part in iterations), swap (a
-        search has lost its place), down, up (PCIe).
-    search : int
-        Number in order of arrival; -1 for what concerns the whole batch.
-    amount : int
-        Tokens or bytes; sequences for decode.
-    """
+    """Something that the machine did, or a search went through."""
 
     start_s: float
     end_s: float
+    #: One of waiting, prefill, recompute, policy, decode (a search takes part in iterations), swap
+    #: (a search has lost its place), down, up (PCIe).
     kind: str
-    search: int
-    amount: int = 0
+    search: int  #: number in order of arrival; -1 for what concerns the whole batch
+    amount: int = 0  #: tokens or bytes; sequences for decode
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The course of one run on one machine.
-
-    Attributes
-    ----------
-    candidate : int
-    load : float
-    seed : int
-    until_s : float
-        What comes later is left out.
-    slices : tuple of Slice
-        By start.
-    series : ServingSeries
-        Memory and batch over the whole run.
-    """
+    """The course of one run on one machine."""
 
     candidate: int
     load: float
     seed: int
-    until_s: float
-    slices: tuple[Slice, ...]
-    series: ServingSeries
+    until_s: float  #: what comes later is left out
+    slices: tuple[Slice, ...]  #: by start
+    series: ServingSeries  #: memory and batch over the whole run
 
 
 #: What `CandidateResult.status` may be.
@@ -75,27 +52,18 @@ UNFIT = "does not fit"  # the model, or one search, does not fit the memory
 
 @dataclass(frozen=True)
 class Quality:
-    """What is known about what a policy does to the searches; shares in [0, 1].
+    """What is known about what a policy does to the searches; shares in [0, 1]."""
 
-    Attributes
-    ----------
-    attention_kept : float or None
-        Mean over the mix of the recorded attention on readable tokens; None if some trace holds no
-        attention.  It says nothing certain about answers.
-    peak_kept : float
-        Tokens in HBM at the peak, against all tokens of the search.
-    evicted, quantised, offloaded, recomputed : float
-        Tokens moved so, per token of the search; a token can move several times.
-    accuracy : Estimate or None
-        Share of correct answers of live runs under this policy and budget, if they were given.
-    """
-
+    #: Mean over the mix of the recorded attention on readable tokens; None if some trace holds no
+    #: attention. It says nothing certain about answers.
     attention_kept: float | None
-    peak_kept: float
+    peak_kept: float  #: tokens in HBM at the peak, against all tokens of the search
+    #: Tokens moved so, per token of the search; a token can move several times.
     evicted: float
     quantised: float
     offloaded: float
     recomputed: float
+    #: Share of correct answers of live runs under this policy and budget, if they were given.
     accuracy: Estimate | None = None
 
     @property
@@ -106,26 +74,17 @@ class Quality:
 
 @dataclass(frozen=True)
 class Alone:
-    """One search by itself on the idle machine: means over the mix as it is drawn.
-
-    Attributes
-    ----------
-    seconds, peak_hbm_bytes, peak_ddr_bytes : float
-    prompt_tokens, generated_tokens : float
-    at_percentile_s, token_at_percentile_s : float
-        Seconds at the target's percentile over the drawn searches: no load does better.
-    terms_s : mapping of str to float
-        Seconds of each cost term.
-    """
+    """One search by itself on the idle machine: means over the mix as it is drawn."""
 
     seconds: float
     peak_hbm_bytes: float
     peak_ddr_bytes: float
     prompt_tokens: float
     generated_tokens: float
+    #: Seconds at the target's percentile over the drawn searches: no load does better.
     at_percentile_s: float
     token_at_percentile_s: float
-    terms_s: Mapping[str, float] = field(default_factory=dict)
+    terms_s: Mapping[str, float] = field(default_factory=dict)  #: seconds of each cost term
 
 
 @dataclass(frozen=True)
@@ -146,170 +105,91 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class LoadPoint:
-    """A candidate at one load, over all runs; the warm-up is left out of everything but `used`.
+    """A candidate at one load, over all runs; the warm-up is left out of everything but `used`."""
 
-    Attributes
-    ----------
-    load : float
-        Offered, in `PlanResult.unit`: what arrives, not what is served.
-    runs : int
-        Seeds that were run.
-    meets : bool
-        Whether every run met the target.
-    at_percentile : Estimate
-        Seconds per search at the target's percentile, over the searches of all runs, with the
-        interval of order statistics.
-    served_per_s : Estimate
-        Finished searches per second of the measured time: mean over runs.  In short runs less than
-        what is offered, while the machine fills.
-    search_s : Percentiles
-        From arrival to answer.
-    first_token_s : Percentiles
-        From arrival to the first token.
-    token_s : Percentiles
-        A search's mean time per output token (of each of its sequences) after the first.
-    waiting_s : Percentiles
-        From arrival to admission.
-    concurrency : float
-        Mean number of searches in the machine, waiting ones left out.
-    queue : float
-        Mean number of searches that wait.
-    peak_concurrency : int
-    used : Utilisation
-        Mean over runs; shares in [0, 1] (`arborsim.plan.load_point.used_shares`).
-    busy : BusySeconds
-        Where the engine's time went; sums over runs, of `total_s`.
-    prefixes : PrefixTokens
-        Where searches found the tokens of shared prefixes; sums over runs.
-    total_s : float
-        Simulated seconds of all runs.
-    saturated : str
-        What ran out first, over all runs (`arborsim.plan.load_point.runs_out`): hbm, host,
-        searches, compute, memory, pcie_down or pcie_up.
-    preemptions_per_1000, refused_per_1000 : float
-        Per 1,000 searches.
-    refusal : str
-        Why the first refused search was refused; "" if none was.
-    cost_per_1000 : tuple of float or None
-        Lowest and highest price of 1,000 searches at this load; None if nobody named a price.
-    cost_per_solved : tuple of Estimate or None
-        The same for a solved search, each with the interval that the share of solved searches has;
-        None if the traces do not know what was solved, or the policy drops tokens and no live runs
-        say how many answers it gets right.
-    """
-
-    load: float
-    runs: int
-    meets: bool
+    load: float  #: offered, in `PlanResult.unit`: what arrives, not what is served
+    runs: int  #: seeds that were run
+    meets: bool  #: whether every run met the target
+    #: Seconds per search at the target's percentile, over the searches of all runs, with the
+    #: interval of order statistics.
     at_percentile: Estimate
+    #: Finished searches per second of the measured time: mean over runs. In short runs less than
+    #: what is offered, while the machine fills.
     served_per_s: Estimate
-    search_s: Percentiles
-    first_token_s: Percentiles
+    search_s: Percentiles  #: from arrival to answer
+    first_token_s: Percentiles  #: from arrival to the first token
+    #: A search's mean time per output token (of each of its sequences) after the first.
     token_s: Percentiles
-    waiting_s: Percentiles
-    concurrency: float
-    queue: float
+    waiting_s: Percentiles  #: from arrival to admission
+    concurrency: float  #: mean number of searches in the machine, waiting ones left out
+    queue: float  #: mean number of searches that wait
     peak_concurrency: int
-    used: Utilisation
-    busy: BusySeconds
-    prefixes: PrefixTokens
-    total_s: float
+    used: Utilisation  #: mean over runs; shares in [0, 1] (`arborsim.plan.load_point.used_shares`)
+    busy: BusySeconds  #: where the engine's time went; sums over runs, of `total_s`
+    prefixes: PrefixTokens  #: where searches found the tokens of shared prefixes; sums over runs
+    total_s: float  #: simulated seconds of all runs
+    #: What ran out first, over all runs (`arborsim.plan.load_point.runs_out`): hbm, host, searches,
+    #: compute, memory, pcie_down or pcie_up.
     saturated: str
+    #: Per 1,000 searches.
     preemptions_per_1000: float
     refused_per_1000: float
-    refusal: str
+    refusal: str  #: why the first refused search was refused; "" if none was
+    #: Lowest and highest price of 1,000 searches at this load; None without a price.
     cost_per_1000: tuple[float, float] | None
+    #: The same for a solved search, each with the interval that the share of solved searches has;
+    #: None if the traces do not know what was solved, or the policy drops tokens and no live runs
+    #: say how many answers it gets right.
     cost_per_solved: tuple[Estimate, Estimate] | None
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Machines that serve a stated load, each an equal part of it.
+    """Machines that serve a stated load, each an equal part of it."""
 
-    Attributes
-    ----------
-    load : float
-        In `PlanResult.unit`.
-    machines, gpus : int
-        Machines, and GPUs of all of them.
-    price_per_hour : tuple of float or None
-        Lowest and highest, of all of them.
-    cost_per_1000 : tuple of float or None
-        Per 1,000 searches at this load, idle time included.
-    """
-
-    load: float
+    load: float  #: in `PlanResult.unit`
+    #: Machines, and GPUs of all of them.
     machines: int
     gpus: int
-    price_per_hour: tuple[float, float] | None
+    price_per_hour: tuple[float, float] | None  #: lowest and highest, of all of them
+    #: Per 1,000 searches at this load, idle time included.
     cost_per_1000: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """One combination of GPU, policy, budget and recall.
+    """One combination of GPU, policy, budget and recall."""
 
-    Attributes
-    ----------
-    number : int
-        Its place in `PlanResult.candidates`.
-    hardware, policy, budget, recall : str
-        Names; the budget is "-" for a policy that ignores budgets.
-    gpus : int
-        GPUs of one machine.
-    price_per_hour : tuple of float or None
-        Lowest and highest, of one machine.
-    status : str
-        `MET`, `MISSED`, `INFEASIBLE` or `UNFIT`.
-    reason : str
-        One line that says why it is not `MET`; "" if it is.
-    quality : Quality or None
-    alone : Alone or None
-    pool : KvPool or None
-        How the memory for keys and values comes about.
-    largest : float or None
-        The largest offered load that every run was found to meet the target at.
-    largest_by_seed : tuple of float
-        The same run by run, whose spread is luck: ``largest`` is the smallest of them.
-    spread : Estimate or None
-        Mean of `largest_by_seed` with Student's interval.
-    refuted : float or None
-        The next load up, which `limited_by` rules out; the truth lies between.
-    limited_by : str
-        Why there is no larger load: "target" if some run missed it at `refuted`; "throughput" if
-        the machine finishes no more, however long searches may take; or "run length" if runs are
-        too short to show more.  Only for "target" was `refuted` served.
-    at_largest : LoadPoint or None
-        Figures at the largest load.
-    at_stated : LoadPoint or None
-        Figures of one machine of the fleet, at its part of the stated load.
-    curve : tuple of LoadPoint
-        Points from a small load to beyond the largest, by load; only for some candidates.
-    fleet : Fleet or None
-        For the stated load.
-    """
-
-    number: int
+    number: int  #: its place in `PlanResult.candidates`
+    #: Names; the budget is "-" for a policy that ignores budgets.
     hardware: str
     policy: str
     budget: str
     recall: str
-    gpus: int
-    price_per_hour: tuple[float, float] | None
-    status: str
-    reason: str = ""
+    gpus: int  #: GPUs of one machine
+    price_per_hour: tuple[float, float] | None  #: lowest and highest, of one machine
+    status: str  #: `MET`, `MISSED`, `INFEASIBLE` or `UNFIT`
+    reason: str = ""  #: one line that says why it is not `MET`; "" if it is
     quality: Quality | None = None
     alone: Alone | None = None
-    pool: KvPool | None = None
+    pool: KvPool | None = None  #: how the memory for keys and values comes about
+    #: The largest offered load that every run was found to meet the target at.
     largest: float | None = None
+    #: The same run by run, whose spread is luck: ``largest`` is the smallest of them.
     largest_by_seed: tuple[float, ...] = ()
-    spread: Estimate | None = None
+    spread: Estimate | None = None  #: mean of `largest_by_seed` with Student's interval
+    #: The next load up, which `limited_by` rules out; the truth lies between.
     refuted: float | None = None
+    #: Why there is no larger load: "target" if some run missed it at `refuted`; "throughput" if the
+    #: machine finishes no more, however long searches may take; or "run length" if runs are too
+    #: short to show more. Only for "target" was `refuted` served.
     limited_by: str = ""
-    at_largest: LoadPoint | None = None
+    at_largest: LoadPoint | None = None  #: figures at the largest load
+    #: Figures of one machine of the fleet, at its part of the stated load.
     at_stated: LoadPoint | None = None
+    #: Points from a small load to beyond the largest, by load; only for some candidates.
     curve: tuple[LoadPoint, ...] = ()
-    fleet: Fleet | None = None
+    fleet: Fleet | None = None  #: for the stated load
 
     @property
     def name(self) -> str:
@@ -321,78 +201,41 @@ class CandidateResult:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to rent, in words; the numbers are those of the candidates that it names.
+    """What to rent, in words; the numbers are those of the candidates that it names."""
 
-    Attributes
-    ----------
-    candidate : int or None
-        None if none meets the target.
-    text : str
-        One plain paragraph: what, why, and the nearest alternative.
-    alternative : int or None
-    unknown : tuple of str
-        What the plan does not know, each one sentence.
-    """
-
-    candidate: int | None
-    text: str
+    candidate: int | None  #: None if none meets the target
+    text: str  #: one plain paragraph: what, why, and the nearest alternative
     alternative: int | None = None
-    unknown: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  #: what the plan does not know, each one sentence
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """All candidates of a workload, and what to make of them.
+    """All candidates of a workload, and what to make of them."""
 
-    Attributes
-    ----------
-    workload : str
-        Its name.
-    unit : str
-        Of every load: "searches/s" or "clients".
-    stated_load : float or None
-        The load that the workload, or the user, states.
-    percentile : float
-    search_limit_s, token_limit_s : float or None
-        The target.
-    currency : str
-    searches, warm_up, runs, seed : int
-        Per run; the runs have the seeds from `seed` on.
-    candidates : tuple of CandidateResult
-        In the workload's order.
-    recommendation : Recommendation
-    solved : Estimate or None
-        Share of the mix's searches with a correct answer under full retention, as recorded.
-    timeline : Timeline or None
-        Of the recommended candidate at its largest load.
-    settings : mapping of str to str
-        Everything that determines the result, for the appendix: versions, files, options.
-    assumed : tuple of str
-        Numbers of the profiles that nobody measured or published.
-    notes : tuple of str
-        What to know about the figures.
-    complete : bool
-        False if the plan was interrupted: `candidates` are those that were finished.
-    """
-
-    workload: str
-    unit: str
-    stated_load: float | None
+    workload: str  #: its name
+    unit: str  #: of every load: "searches/s" or "clients"
+    stated_load: float | None  #: the load that the workload, or the user, states
     percentile: float
+    #: The target: limits that `percentile` of the searches must be within.
     search_limit_s: float | None
     token_limit_s: float | None
     currency: str
+    #: Per run; the runs have the seeds from `seed` on.
     searches: int
     warm_up: int
     runs: int
     seed: int
-    candidates: tuple[CandidateResult, ...]
+    candidates: tuple[CandidateResult, ...]  #: in the workload's order
     recommendation: Recommendation
+    #: Share of the mix's searches with a correct answer under full retention, as recorded.
     solved: Estimate | None = None
-    timeline: Timeline | None = None
+    timeline: Timeline | None = None  #: of the recommended candidate at its largest load
+    #: Everything that determines the result, for the appendix: versions, files, options.
     settings: Mapping[str, str] = field(default_factory=dict)
-    assumed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  #: numbers of the profiles that are assumed
+    notes: tuple[str, ...] = ()  #: what to know about the figures
+    #: False if the plan was interrupted: `candidates` are those that were finished.
     complete: bool = True
 
     def met(self) -> list[CandidateResult]:

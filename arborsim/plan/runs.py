@@ -93,34 +93,21 @@ RATE_ERROR = 0.1
 
 @dataclass(frozen=True)
 class Run:
-    """One run; arrays hold the measured searches that were served, in order of arrival.
+    """One run; arrays hold the measured searches that were served, in order of arrival."""
 
-    Attributes
-    ----------
-    meets : bool
-        Whether enough of the measured searches were within the target's limits.
-    within : int
-        How many were.
-    arrival_s, admitted_s, first_token_s, finish_s, token_s : float64 ``[n]``
-    preemptions, refused : int
-        Of measured searches.
-    refusal : str
-    served_per_s, concurrency, queue : float
-        Over the time in which measured searches arrived, warm-up searches included.
-    peak_concurrency : int
-    report : ServingReport
-    """
-
-    meets: bool
-    within: int
+    meets: bool  #: whether enough of the measured searches were within the target's limits
+    within: int  #: how many were
+    #: Float64 ``[n]``
     arrival_s: np.ndarray
     admitted_s: np.ndarray
     first_token_s: np.ndarray
     finish_s: np.ndarray
     token_s: np.ndarray
+    #: Of measured searches.
     preemptions: int
     refused: int
     refusal: str
+    #: Over the time in which measured searches arrived, warm-up searches included.
     served_per_s: float
     concurrency: float
     queue: float

@@ -7,7 +7,7 @@ length are the recorded ones stretched, so that no trace has to be replayed agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arborsim.machine.demand import SearchDemand
@@ -24,20 +24,12 @@ FACTORS = (0.5, 0.75, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Assumption:
-    """A number that can be changed.
-
-    Attributes
-    ----------
-    key, title : str
-    kind : str
-        Of its unit: bytes, bytes/s, FLOP/s or factor.
-    fields : tuple of str
-        Of `HardwareProfile`, all multiplied; empty for the length of searches.
-    """
+    """A number that can be changed."""
 
     key: str
     title: str
-    kind: str
+    kind: str  #: of its unit: bytes, bytes/s, FLOP/s or factor
+    #: Of `HardwareProfile`, all multiplied; empty for the length of searches.
     fields: tuple[str, ...]
 
 
@@ -61,56 +53,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One candidate under one assumption.
+    """One candidate under one assumption."""
 
-    Attributes
-    ----------
-    candidate : int
-        Its number.
-    assumption : Assumption
-    base : float
-        The number at factor 1, in the assumption's unit; 1 for the length of searches.
-    variants : tuple of Variant
-        By factor, 1 among them.
-    """
-
-    candidate: int
+    candidate: int  #: its number
     assumption: Assumption
-    base: float
-    variants: tuple[Variant, ...]
+    base: float  #: the number at factor 1, in the assumption's unit; 1 for the length of searches
+    variants: tuple[Variant, ...]  #: by factor, 1 among them
 
 
 #: Serves a candidate on a profile with these demands, in the order of the original ones.
 Serve = Callable[[HardwareProfile, Sequence[SearchDemand]], CandidateResult]
-
-
-def sensitivities(
-    number: int,
-    profile: HardwareProfile,
-    demands: Sequence[SearchDemand],
-    serve: Serve,
-    assumptions: Sequence[Assumption] = ASSUMPTIONS,
-    factors: Sequence[float] = FACTORS,
-) -> Iterator[Sensitivity]:
-    """A candidate under each assumption.
-
-    Parameters
-    ----------
-    number : int
-        The candidate's.
-    profile : HardwareProfile
-    demands : sequence of SearchDemand
-    serve : callable
-        See `Serve`; asked once for everything as it is, and for every factor but 1.
-    assumptions : sequence of Assumption
-        PCIe is left out where nothing crosses it.
-    factors : sequence of float
-        Above 0.
-    """
-    base = serve(profile, demands)
-    for assumption in assumptions:
-        if matters(assumption, demands, base):
-            yield changed(number, profile, demands, serve, base, assumption, factors)
 
 
 def changed(

@@ -22,20 +22,13 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its confidence interval.
+    """A number and its confidence interval."""
 
-    Attributes
-    ----------
-    value, low, high : float
-        An end that the data cannot give is infinite; without data the value is NaN.
-    n : int
-        Observations.
-    """
-
+    #: An end that the data cannot give is infinite; without data the value is NaN.
     value: float
     low: float
     high: float
-    n: int
+    n: int  #: observations
 
     def scaled(self, factor: float) -> Estimate:
         """The same in another unit; `factor` is above 0."""

@@ -33,24 +33,13 @@ class Generated:
 
 @dataclass(frozen=True)
 class MixEntry:
-    """One kind of search.
+    """One kind of search."""
 
-    Attributes
-    ----------
-    name : str
-        Different for each entry.
-    weight : float
-        Above 0; only the ratios of weights count.
-    source : Path or Generated
-        A trace, or what to draw one from.
-    shared_prompt_tokens : int
-        How much of the prompt, from its beginning, all of these searches have in common, such as a
-        system prompt; of a shorter prompt, all of it.
-    """
-
-    name: str
-    weight: float
-    source: Path | Generated
+    name: str  #: different for each entry
+    weight: float  #: above 0; only the ratios of weights count
+    source: Path | Generated  #: a trace, or what to draw one from
+    #: How much of the prompt, from its beginning, all of these searches have in common, such as a
+    #: system prompt; of a shorter prompt, all of it.
     shared_prompt_tokens: int = 0
 
 
@@ -64,22 +53,12 @@ class PolicyChoice:
 
 @dataclass(frozen=True)
 class Hardware:
-    """GPUs that serve together.
-
-    Attributes
-    ----------
-    name : str
-    profile : HardwareProfile
-        One GPU in its host.
-    gpus : int
-        How many share the model's weights and caches (tensor parallelism).
-    price_per_hour : tuple of float or None
-        Lowest and highest, of all of them; None if nobody named a price.
-    """
+    """GPUs that serve together."""
 
     name: str
-    profile: HardwareProfile
-    gpus: int
+    profile: HardwareProfile  #: one GPU in its host
+    gpus: int  #: how many share the model's weights and caches (tensor parallelism)
+    #: Lowest and highest, of all of them; None without a price.
     price_per_hour: tuple[float, float] | None
 
 
@@ -98,72 +77,40 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be met by a percentile of the searches.
+    """What is to be met by a percentile of the searches."""
 
-    Attributes
-    ----------
-    percentile : float
-        In (0, 100): the share of searches that must be within the limits.
-    search_s : float or None
-        From a search's arrival to its answer.
-    token_s : float or None
-        Mean time per output token of a search, once its first token is there.
-    """
-
-    percentile: float
-    search_s: float | None
-    token_s: float | None
+    percentile: float  #: in (0, 100): the share of searches that must be within the limits
+    search_s: float | None  #: from a search's arrival to its answer
+    token_s: float | None  #: mean time per output token of a search, once its first token is there
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Everything that a plan depends on.
-
-    Attributes
-    ----------
-    name : str
-    geometry : Geometry
-        The model whose bytes and seconds are charged, whatever the traces were recorded on.
-    mix : tuple of MixEntry
-    arrivals : Arrivals
-    hardware, policies, budgets, recalls : tuple
-        The candidates are all their combinations.
-    target : Target
-    prices : Prices
-    calibrations : tuple of Calibration
-        Where settings of `policies` come from that the workload does not set itself.
-    serving : ServingOptions
-        How searches share a machine; `Hardware.gpus` takes the place of its `tensor_parallel`.
-    page_tokens : int
-        Tokens per KV page.
-    tree_attention : bool
-        Read ancestors that the branches of a search share once per batch.
-    searches : int
-        Searches per run.
-    warm_up : int
-        The first so many are served, but left out of all figures: they meet an empty machine.
-    runs : int
-        Repetitions with other draws; run i has the seed ``seed + i``.
-    seed : int
-    """
+    """Everything that a plan depends on."""
 
     name: str
+    #: The model whose bytes and seconds are charged, whatever the traces were recorded on.
     geometry: Geometry
     mix: tuple[MixEntry, ...]
     arrivals: Arrivals
+    #: The candidates are all their combinations.
     hardware: tuple[Hardware, ...]
     policies: tuple[PolicyChoice, ...]
     budgets: tuple[Budget, ...]
     recalls: tuple[str, ...]
     target: Target
     prices: Prices
+    #: Where settings of `policies` come from that the workload does not set itself.
     calibrations: tuple[Calibration, ...] = ()
+    #: How searches share a machine; `Hardware.gpus` takes the place of its `tensor_parallel`.
     serving: ServingOptions = _SERVING
-    page_tokens: int = 1
+    page_tokens: int = 1  #: tokens per KV page
+    #: Read ancestors that the branches of a search share once per batch.
     tree_attention: bool = True
-    searches: int = 1000
+    searches: int = 1000  #: searches per run
+    #: The first so many are served, but left out of all figures: they meet an empty machine.
     warm_up: int = 100
-    runs: int = 3
+    runs: int = 3  #: repetitions with other draws; run i has the seed ``seed + i``
     seed: int = 0
 
     def candidates(self) -> list[Candidate]:

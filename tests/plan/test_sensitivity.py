@@ -23,16 +23,29 @@ from arborsim.plan.plan import Planner
 from arborsim.plan.results import MET, UNFIT, CandidateResult
 from arborsim.plan.sensitivity import (
     ASSUMPTIONS,
+    FACTORS,
     LENGTH,
     break_even,
+    changed,
+    matters,
     scaled,
-    sensitivities,
     server,
 )
 from arborsim.policies.registry import build
 from arborsim.run.record import record_demands
 from tests.plan.make import small_plan, small_workload
 from tests.serving.make import chain, random_demand
+
+
+def sensitivities(number, profile, demands, serve, factors=FACTORS):
+    """A candidate under each assumption that matters, as reports show them."""
+    base = serve(profile, demands)
+    return [
+        changed(number, profile, demands, serve, base, each, factors)
+        for each in ASSUMPTIONS
+        if matters(each, demands, base)
+    ]
+
 
 BASE = CandidateResult(3, "h100", "full", "-", "stage", 1, None, MET)
 
@@ -96,7 +109,7 @@ def test_each_assumption_is_served_at_each_factor_but_one() -> None:
         asked.append((machine, demands[0].iterations))
         return replace(BASE, largest=float(len(asked)))
 
-    found = list(sensitivities(3, profile, [chain(10, 20)], serve, factors=(2.0, 0.5, 1.0)))
+    found = sensitivities(3, profile, [chain(10, 20)], serve, factors=(2.0, 0.5, 1.0))
     keys = [each.assumption.key for each in found]
     assert keys == ["hbm", "bandwidth", "compute", "length"]  # nothing crosses PCIe
     assert [[v.factor for v in each.variants] for each in found] == [[0.5, 1.0, 2.0]] * 4
@@ -111,7 +124,7 @@ def test_each_assumption_is_served_at_each_factor_but_one() -> None:
 def test_pcie_counts_where_something_crosses_it() -> None:
     demand = random_demand(np.random.default_rng(0))
     assert len(demand.legs)
-    found = list(sensitivities(3, load_profile("h100"), [demand], lambda *_: BASE))
+    found = sensitivities(3, load_profile("h100"), [demand], lambda *_: BASE)
     assert "pcie" in [each.assumption.key for each in found]
 
 
@@ -125,7 +138,7 @@ def served():
     curve = load_curve(workload, hardware, demands, plan)
     serve = server(workload, hardware, demands)
     found = sensitivities(0, hardware.profile, demands.demands, serve, factors=(0.5, 1.0, 2.0))
-    return plan, curve, list(found)
+    return plan, curve, found
 
 
 def test_the_largest_load_follows_what_is_changed(served) -> None:
