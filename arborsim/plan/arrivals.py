@@ -68,8 +68,6 @@ def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed
         One per trace, above 0; only their ratios count.
     episodes : sequence of int
         Episodes of each trace, at least 1.
-    count : int
-    seed : int
     """
     draws = stream(seed, Stream.MIX).random((count, 2))
     edges = np.cumsum(np.asarray(weights, dtype=np.float64))
@@ -208,7 +206,6 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
 
     Parameters
     ----------
-    path : Path
     format : str
         ``"mooncake"``, ``"bailian"``, ``"azure"`` or ``"trace"``; by the file's ending if empty.
     scale : float

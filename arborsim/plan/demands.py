@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from arborsim.run.meters import AttentionKept
 from arborsim.run.record import record_demand
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind
 
 NO_BUDGET = Budget("-", share=1.0)
 
@@ -77,18 +79,10 @@ def variants(workload: Workload) -> list[Variant]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One search under one variant: its demand, and what the replay measured.
-
-    Shares are per token of the search; `attention_kept` is NaN if the trace holds no attention.
-    """
+    """One search under one variant: its demand, and what the replay measured."""
 
     demand: SearchDemand
-    attention_kept: float
-    peak_kept: float
-    evicted: float
-    quantised: float
-    offloaded: float
-    recomputed: float
+    quality: Quality
 
 
 @dataclass(frozen=True)
@@ -105,6 +99,12 @@ class VariantDemands:
     def demands(self) -> list[SearchDemand]:
         return [each.demand for each in self.recorded]
 
+    @property
+    def verdicts(self) -> list[tuple[int, int]]:
+        """Entry of the mix and verdict (`Facts.solved`) of each search."""
+        pairs = zip(self.places, self.recorded, strict=True)
+        return [(place[0], each.demand.info.solved) for place, each in pairs]
+
     def numbers(self, draws: Draws) -> np.ndarray:
         """Which of the demands each drawn search is; int64 ``[n]``."""
         at = {place: number for number, place in enumerate(self.places)}
@@ -114,15 +114,12 @@ class VariantDemands:
     def quality(self, weights: np.ndarray) -> Quality:
         """Means over the searches, weighted by how often each is drawn (float64 ``[places]``)."""
 
-        def mean(name: str) -> float:
-            values = np.array([getattr(each, name) for each in self.recorded])
-            return float(weights @ values / weights.sum())
+        def mean(name: str) -> Any:
+            values = [getattr(each.quality, name) for each in self.recorded]
+            found = float(weights @ np.array(values, dtype=np.float64) / weights.sum())
+            return None if math.isnan(found) else found  # some search does not know it
 
-        kept = mean("attention_kept")
-        return Quality(
-            None if math.isnan(kept) else kept, mean("peak_kept"), mean("evicted"),
-            mean("quantised"), mean("offloaded"), mean("recomputed"),
-        )  # fmt: skip
+        return Quality(*(mean(each.name) for each in fields(Quality)))
 
 
 def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
@@ -131,6 +128,26 @@ def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
     for seed in workload.seeds():
         found.update(workload.draws(seed).distinct())
     return tuple(sorted(found))
+
+
+class Facts(NamedTuple):
+    """What a trace says about one search, whatever its policy."""
+
+    entry: int  #: of the mix
+    prompt_tokens: int
+    solved: int  #: 1 or 0 for a correct or wrong answer, -1 without a verdict
+
+
+def recorded_facts(workload: Workload, traces: Sequence[Path]) -> list[Facts]:
+    """Of each drawn search, from the traces of the mix (`Workload.write_traces`)."""
+    readers = [TraceReader(trace) for trace in traces]
+    found = []
+    for entry, number in drawn(workload):
+        (episode,) = readers[entry].episodes((), start=number, stop=number + 1)
+        verdicts = episode.correct[episode.kind == Kind.ANSWER]
+        prompt = int((episode.kind == Kind.PREFILL).sum())
+        found.append(Facts(entry, prompt, int(verdicts[-1]) if len(verdicts) else -1))
+    return found
 
 
 _CHUNK = 8  # episodes that a process takes at a time
@@ -182,70 +199,47 @@ def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
         info = replace(demand.info, prefix=f"mix {unit.entry}, {short}", prefix_tokens=short)
         demand = replace(demand, info=info)
     tokens = measured.prompt_tokens + measured.generated_tokens
-    return Recorded(
-        demand,
-        meter.share if meter else math.nan,
+    quality = Quality(
+        meter.share if meter else None,
         measured.peak_hbm_kv_tokens / tokens,
         measured.evicted_tokens / tokens,
         measured.quantised_tokens / tokens,
         measured.offloaded_tokens / tokens,
         measured.rehydrated_tokens / tokens,
     )
-
-
-def units_of(
-    workload: Workload, number: int, variant: Variant, traces: Sequence[Path]
-) -> list[Unit]:
-    """What must be recorded for a variant, a few searches at a time.
-
-    Parameters
-    ----------
-    workload : Workload
-    number : int
-        The variant's.
-    variant : Variant
-    traces : sequence of Path
-        One per entry of the mix (`Workload.write_traces`).
-    """
-    places = drawn(workload)
-    machine = Machine(
-        variant.profile,
-        workload.geometry,
-        variant.recall,
-        workload.page_tokens,
-        workload.tree_attention,
-    )
-    found: list[Unit] = []
-    for entry, kind in enumerate(workload.mix):
-        episodes = [episode for other, episode in places if other == entry]
-        for first in range(0, len(episodes), _CHUNK):
-            part = tuple(episodes[first : first + _CHUNK])
-            shared = kind.shared_prompt_tokens
-            found.append(
-                Unit(number, len(found), variant, entry, part, traces[entry], shared, machine)
-            )
-    return found
+    return Recorded(demand, quality)
 
 
 class Recording:
-    """A variant's units, handed out one by one, and put together again.
+    """What must be recorded for a variant, handed out in units, and put together again.
 
     Parameters
     ----------
-    variant : Variant
-    units : sequence of Unit
-    places : tuple of (int, int)
+    number : int
+        The variant's.
+    traces : sequence of Path
+        One per entry of the mix (`Workload.write_traces`).
     """
 
     def __init__(
-        self, variant: Variant, units: Sequence[Unit], places: tuple[tuple[int, int], ...]
+        self, workload: Workload, number: int, variant: Variant, traces: Sequence[Path]
     ) -> None:
         self._variant = variant
-        self._left = deque(units)
-        self._places = places
+        self._places = drawn(workload)
+        self._left: deque[Unit] = deque()
         self._under_way = 0
         self._found: dict[int, list[Recorded]] = {}
         self._infeasible: dict[int, str] = {}
+        layout = workload.page_tokens, workload.tree_attention
+        machine = Machine(variant.profile, workload.geometry, variant.recall, *layout)
+        for entry, kind in enumerate(workload.mix):
+            episodes = [episode for other, episode in self._places if other == entry]
+            for first in range(0, len(episodes), _CHUNK):
+                part = tuple(episodes[first : first + _CHUNK])
+                self._left.append(Unit(
+                    number, len(self._left), variant, entry, part, traces[entry],
+                    kind.shared_prompt_tokens, machine,
+                ))  # fmt: skip
 
     @property
     def exhausted(self) -> bool:
@@ -279,7 +273,7 @@ class Recording:
 
 def record_variant(workload: Workload, variant: Variant, traces: Sequence[Path]) -> VariantDemands:
     """The demands of a workload's searches under one variant."""
-    recording = Recording(variant, units_of(workload, 0, variant, traces), drawn(workload))
+    recording = Recording(workload, 0, variant, traces)
     while not recording.exhausted:
         unit = recording.next_unit()
         recording.add(unit, record_unit(unit))
@@ -304,7 +298,6 @@ def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
 
     Parameters
     ----------
-    demand : SearchDemand
     factor : float
         Above 0.
     """

@@ -86,7 +86,6 @@ def detailed(
     ----------
     planner : Planner
         Has made `plan`.
-    plan : PlanResult
     jobs : int
         Processes; what comes out is the same.
     advance : callable

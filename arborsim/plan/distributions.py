@@ -136,7 +136,6 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
 
     Parameters
     ----------
-    given : int, list of int or str
     what : str
         For messages.
     base : Path
@@ -152,12 +151,7 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
 
 
 def check_range(found: Counts, what: str, low: int, high: int) -> None:
-    """Refuse a distribution that can give numbers outside of ``low .. high``.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse a distribution that can give numbers outside of ``low .. high``."""
     least, largest = found.range
     if least < low or largest > high:
         drawn = f"{least}" if least == largest else f"{least} to {largest}"

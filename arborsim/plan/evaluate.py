@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -15,15 +14,13 @@ from arborsim.machine.demand import Op, SearchDemand
 from arborsim.machine.options import ClosedLoop
 from arborsim.machine.pricing import Piece, PricedDemand, Pricing
 from arborsim.plan.arrivals import ClientLoop
-from arborsim.plan.demands import Variant, VariantDemands, drawn
+from arborsim.plan.demands import Variant, VariantDemands
 from arborsim.plan.largest import LargestLoad
 from arborsim.plan.load_point import summed_up
 from arborsim.plan.results import INFEASIBLE, MISSED, UNFIT, Alone, CandidateResult, LoadPoint
 from arborsim.plan.runs import Bench
 from arborsim.plan.statistics import Estimate, solved_share
 from arborsim.plan.workload import Hardware, Workload
-from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import Kind
 
 #: Terms that hide behind others, or behind each other; what is not hidden adds up.
 HIDDEN = "hidden behind others"
@@ -41,7 +38,6 @@ def cost_terms(priced: PricedDemand, pricing: Pricing, alone_s: float) -> Mappin
 
     Parameters
     ----------
-    priced : PricedDemand
     pricing : Pricing
         Of the same machine.
     alone_s : float
@@ -98,10 +94,8 @@ def too_large(workload: Workload, hardware: Hardware, found: VariantDemands) -> 
     options = replace(workload.serving, tensor_parallel=hardware.gpus)
     pricing = Pricing(CostModel(hardware.profile, geometry), options)
     workspace = hardware.gpus * pricing.workspace_bytes(found.demands, options.prefill_chunk)
-    least, usable = (
-        _least_kv_bytes(found.demands),
-        hardware.gpus * hardware.profile.usable_hbm_bytes,
-    )
+    least = min(map(_peak_kv_bytes, found.demands), default=0)
+    usable = hardware.gpus * hardware.profile.usable_hbm_bytes
     return (
         f"{geometry.name} does not fit: {geometry.weight_bytes / 1e9:.2f} GB of weights + "
         f"{workspace / 1e9:.2f} GB of activations + at least {least / 1e9:.2f} GB of keys and "
@@ -109,20 +103,16 @@ def too_large(workload: Workload, hardware: Hardware, found: VariantDemands) -> 
     )
 
 
-def _least_kv_bytes(demands: list[SearchDemand]) -> int:
-    """HBM for keys and values of the search that needs the least."""
-
-    def peak(demand: SearchDemand) -> int:
-        last = demand.column("iterations") - 1
-        held = demand.column("hbm_bytes") + last * demand.column("hbm_bytes_growth")
-        return int(held.max(initial=0))
-
-    return min((peak(demand) for demand in demands), default=0)
+def _peak_kv_bytes(demand: SearchDemand) -> int:
+    """HBM for keys and values of a search by itself."""
+    last = demand.column("iterations") - 1
+    held = demand.column("hbm_bytes") + last * demand.column("hbm_bytes_growth")
+    return int(held.max(initial=0))
 
 
-def too_many_refused(workload: Workload, bench: Bench) -> str:
+def too_many_refused(bench: Bench) -> str:
     """Why too many searches can never be served; "" if enough can."""
-    engine = bench.engine
+    engine, workload = bench.engine, bench.workload
     ddr_bytes = engine.pricing.cost.profile.ddr_bytes + workload.serving.nvme_bytes
     hbm = np.array([each.peak_hbm_bytes for each in engine.alone])
     ddr = np.array([priced.source.peak_ddr_bytes for priced in engine.demands])
@@ -141,9 +131,10 @@ def too_many_refused(workload: Workload, bench: Bench) -> str:
     )
 
 
-def served_alone(workload: Workload, bench: Bench) -> tuple[Alone, bool]:
+def served_alone(bench: Bench) -> tuple[Alone, bool]:
     """Searches one after the other, and whether enough of them are within the limits."""
-    engine, target = bench.engine, workload.target
+    engine, workload = bench.engine, bench.workload
+    target = workload.target
     report = engine.run(ClosedLoop(1, tuple(range(len(engine.demands)))))
     drawn = np.concatenate([each[workload.warm_up :] for each in bench.drawn.values()])
     weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
@@ -195,7 +186,6 @@ def evaluate(
 
     Parameters
     ----------
-    workload : Workload
     hardware : Hardware
         Need not be one of the workload's.
     found : VariantDemands
@@ -210,19 +200,18 @@ def evaluate(
         bench = Bench(workload, hardware, found)
     except UsageError:
         return replace(result, status=UNFIT, reason=too_large(workload, hardware, found))
-    result = replace(
-        result, pool=bench.engine.pool, quality=found.quality(_draw_counts(workload, found))
-    )
-    if why := too_many_refused(workload, bench):
+    counts = np.bincount(np.concatenate(list(bench.drawn.values())), minlength=len(found.places))
+    quality = found.quality(counts.astype(np.float64))
+    result = replace(result, pool=bench.engine.pool, quality=quality)
+    if why := too_many_refused(bench):
         return replace(result, status=UNFIT, reason=why)
-    alone, meets = served_alone(workload, bench)
+    alone, meets = served_alone(bench)
     result = replace(result, alone=alone)
     if not meets:
         return replace(result, status=MISSED, reason=too_slow_alone(workload, alone))
-    assert result.quality is not None
     # What dropping tokens does to answers is not known, so a solved search has no cost.
-    share = solved(workload, found) if result.quality.exact else None
-    return LargestLoad(workload, bench, result, share).found()
+    share = solved(workload, found.verdicts) if quality.exact else None
+    return LargestLoad(bench, result, share).found()
 
 
 def unfit(
@@ -243,35 +232,10 @@ def _without(
     )  # fmt: skip
 
 
-def _draw_counts(workload: Workload, found: VariantDemands) -> np.ndarray:
-    """How often each recorded search is drawn in all runs; float64 ``[places]``."""
-    counts = np.zeros(len(found.places))
-    for seed in workload.seeds():
-        counts += np.bincount(found.numbers(workload.draws(seed)), minlength=len(counts))
-    return counts
-
-
-def solved(workload: Workload, found: VariantDemands) -> Estimate | None:
-    """Share of the mix's searches with a correct answer, as recorded."""
-    verdicts = [recorded.demand.info.solved for recorded in found.recorded]
-    return _share_solved(workload, found.places, verdicts)
-
-
-def recorded_solved(workload: Workload, traces: Sequence[Path]) -> Estimate | None:
-    """`solved`, from the traces themselves (`Workload.write_traces`)."""
-    places, verdicts = drawn(workload), []
-    for entry, number in places:
-        (episode,) = TraceReader(traces[entry]).episodes((), start=number, stop=number + 1)
-        answers = episode.correct[episode.kind == Kind.ANSWER]
-        verdicts.append(int(answers[-1]) if len(answers) else -1)
-    return _share_solved(workload, places, verdicts)
-
-
-def _share_solved(
-    workload: Workload, places: Sequence[tuple[int, int]], verdicts: Sequence[int]
-) -> Estimate | None:
+def solved(workload: Workload, verdicts: Iterable[tuple[int, int]]) -> Estimate | None:
+    """Share of the mix's searches with a correct answer, from each one's entry and verdict."""
     right, judged = [0] * len(workload.mix), [0] * len(workload.mix)
-    for (entry, _), verdict in zip(places, verdicts, strict=True):
+    for entry, verdict in verdicts:
         judged[entry] += verdict >= 0
         right[entry] += verdict == 1
     return solved_share([entry.weight for entry in workload.mix], right, judged)
@@ -291,8 +255,6 @@ def load_curve(
 
     Parameters
     ----------
-    workload : Workload
-    hardware : Hardware
     found : VariantDemands
         What `result` was evaluated from.
     result : CandidateResult
@@ -302,14 +264,12 @@ def load_curve(
     """
     if result.largest is None or result.at_largest is None:
         return ()
-    bench, share = Bench(workload, hardware, found), solved(workload, found)
+    bench, share = Bench(workload, hardware, found), solved(workload, found.verdicts)
     loads = {factor * result.largest for factor in shares}
     if isinstance(workload.arrivals, ClientLoop):
         loads = {float(max(1, round(load))) for load in loads}
-    rank, price = workload.target.percentile, hardware.price_per_hour
     points = [result.at_largest]
     for load in sorted(loads - {result.largest}):
         runs = [bench.run(load, seed) for seed in workload.seeds()]
-        kept = [run for run in runs if run is not None]
-        points.append(summed_up(load, kept, rank, price, share))
+        points.append(summed_up(bench, load, runs, share))
     return tuple(sorted(points, key=lambda point: point.load))

@@ -68,12 +68,7 @@ def to_json(plan: PlanResult) -> str:
 
 
 def check_format(path: Path) -> None:
-    """Refuse a name from which no format follows.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse a name from which no format follows."""
     if path.suffix not in FORMATS:
         raise UnknownName("format of --out", path.suffix or path.name, FORMATS)
 

@@ -20,7 +20,6 @@ from arborsim.plan.load_point import summed_up
 from arborsim.plan.results import MET, MISSED, CandidateResult, LoadPoint, machines_for
 from arborsim.plan.runs import MOST_AT_ONCE, Bench, Run
 from arborsim.plan.statistics import Estimate, rate_interval
-from arborsim.plan.workload import Workload
 
 STEP = 1.02
 _WIDEST = 32  # steps of the grid
@@ -113,7 +112,6 @@ class LargestLoad:
 
     Parameters
     ----------
-    workload : Workload
     bench : Bench
         The candidate's machine.
     result : CandidateResult
@@ -122,24 +120,20 @@ class LargestLoad:
         Of searches with a correct answer, if solved ones have a cost.
     """
 
-    def __init__(
-        self, workload: Workload, bench: Bench, result: CandidateResult, share: Estimate | None
-    ) -> None:
-        self._workload = workload
-        self._bench = bench
+    def __init__(self, bench: Bench, result: CandidateResult, share: Estimate | None) -> None:
+        self._bench, self._workload = bench, bench.workload
         self._result = result
         self._solved = share
-        self._closed = isinstance(workload.arrivals, ClientLoop)
+        self._closed = isinstance(bench.workload.arrivals, ClientLoop)
         self._grid: Grid = ClientGrid() if self._closed else RateGrid()
         self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
 
     def found(self) -> CandidateResult:
         """The result with its largest load and the figures there, or why there is none."""
-        seeds = self._workload.seeds()
         borders: list[int] = []
         beyond: list[int] = []
         limits: list[str] = []
-        for seed in seeds:
+        for seed in self._workload.seeds():
             low, high, why = self._range(seed)
             guess = borders[-1] if borders else self._guess(seed, low, high)
             border, over = largest(self._meets(seed), low, high, guess)
@@ -175,8 +169,7 @@ class LargestLoad:
             load = float(max(1, round(load)))
         if load == at_largest.load:
             return at_largest
-        runs = [self._bench.run(load, seed) for seed in self._workload.seeds()]
-        return self._point(load, [run for run in runs if run is not None])
+        return self._point(load, [self._bench.run(load, seed) for seed in self._workload.seeds()])
 
     def _range(self, seed: int) -> tuple[int, int, str]:
         """A k that meets the target, one that does not, and why that one does not."""
@@ -206,12 +199,11 @@ class LargestLoad:
 
     def _meets(self, seed: int) -> Callable[[int], bool]:
         def meets(k: int) -> bool:
-            run = self._bench.run(self._grid.load(k), seed, whole=False)
-            if run is None or not run.meets:
-                return False
-            # Later ones are closer to the border, and it is only there that a run is looked at.
-            self._last[seed] = (k, run)
-            return True
+            run = self._bench.attempt(self._grid.load(k), seed)
+            if run is not None:
+                # Later ones are closer to the border: only there is a run looked at again.
+                self._last[seed] = (k, run)
+            return run is not None
 
         return meets
 
@@ -226,20 +218,13 @@ class LargestLoad:
         return k, []
 
     def _run(self, k: int, seed: int) -> Run:
-        known, run = self._last.get(seed, (None, None))
-        if run is None or known != k:
-            run = self._bench.run(self._grid.load(k), seed)
-        assert run is not None
-        return run
+        if seed in self._last and self._last[seed][0] == k:
+            return self._last[seed][1]
+        return self._bench.run(self._grid.load(k), seed)
 
     def _point(self, load: float, runs: list[Run]) -> LoadPoint:
-        price, rank = self._result.price_per_hour, self._workload.target.percentile
-        return summed_up(load, runs, rank, price, self._solved, None if self._closed else load)
+        return summed_up(self._bench, load, runs, self._solved, None if self._closed else load)
 
     def _never(self) -> CandidateResult:
-        """Alone, enough searches meet the target; beside others, at any load, they do not."""
-        return replace(
-            self._result,
-            status=MISSED,
-            reason="searches meet the target alone, but not beside any others",
-        )
+        reason = "searches meet the target alone, but not beside any others"
+        return replace(self._result, status=MISSED, reason=reason)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import TypeVar
 
 import numpy as np
 
 from arborsim.machine.report import ServingReport, Utilisation
-from arborsim.machine.tally import BusySeconds, PrefixTokens
 from arborsim.plan.results import LoadPoint, Percentiles
-from arborsim.plan.runs import Run
+from arborsim.plan.runs import Bench, Run
 from arborsim.plan.statistics import (
     Estimate,
     cost_per_search,
@@ -28,6 +28,7 @@ from arborsim.plan.statistics import (
     rate_interval,
 )
 
+T = TypeVar("T")
 SPACE = ("hbm", "host", "searches")
 TIME = ("compute", "memory", "pcie_down", "pcie_up")
 #: Space counts as having run out if searches are without a place for at least this share of their
@@ -81,10 +82,9 @@ def used_shares(report: ServingReport) -> Utilisation:
 
 
 def summed_up(
+    bench: Bench,
     load: float,
     runs: Sequence[Run],
-    rank: float,
-    price_per_hour: tuple[float, float] | None,
     solved: Estimate | None,
     arriving_per_s: float | None = None,
 ) -> LoadPoint:
@@ -92,13 +92,8 @@ def summed_up(
 
     Parameters
     ----------
-    load : float
     runs : sequence of Run
-        At that load, at least one.
-    rank : float
-        The target's percentile.
-    price_per_hour : tuple of float or None
-        Lowest and highest, of the machine.
+        Of the bench at that load, at least one.
     solved : Estimate or None
         Share of searches with a correct answer.
     arriving_per_s : float or None
@@ -113,59 +108,40 @@ def summed_up(
     served = rate_interval([run.served_per_s for run in runs])
     refused = sum(run.refused for run in runs) / measured
     rate = served.value if arriving_per_s is None else (1 - refused) * arriving_per_s
-    cost = _each(price_per_hour, rate)
+    price = bench.hardware.price_per_hour
+    costs = () if price is None else tuple(cost_per_search(each, rate) for each in price)
     return LoadPoint(
         load=load,
         runs=len(runs),
         meets=all(run.meets for run in runs),
-        at_percentile=percentile(finish - arrival, rank),
+        at_percentile=percentile(finish - arrival, bench.workload.target.percentile),
         served_per_s=served,
         search_s=Percentiles.of(finish - arrival),
         first_token_s=Percentiles.of(first - arrival),
         token_s=Percentiles.of(token),
         waiting_s=Percentiles.of(admitted - arrival),
-        concurrency=_mean([run.concurrency for run in runs]),
-        queue=_mean([run.queue for run in runs]),
+        concurrency=float(np.mean([run.concurrency for run in runs])),
+        queue=float(np.mean([run.queue for run in runs])),
         peak_concurrency=max(run.peak_concurrency for run in runs),
         used=mean_shares(runs),
-        busy=_busy(runs),
-        prefixes=_prefixes(runs),
+        busy=_total([run.report.busy for run in runs]),
+        prefixes=_total([run.report.prefixes for run in runs]),
         total_s=sum(run.report.total_s for run in runs),
         saturated=runs_out(runs),
         preemptions_per_1000=1000 * sum(run.preemptions for run in runs) / measured,
         refused_per_1000=1000 * refused,
         refusal=next((run.refusal for run in runs if run.refusal), ""),
-        cost_per_1000=None if cost is None else (1000 * cost[0], 1000 * cost[1]),
-        cost_per_solved=_per_solved(cost, solved),
+        cost_per_1000=_ends([1000 * cost for cost in costs]),
+        cost_per_solved=_ends([cost_per_solved(cost, solved) for cost in costs if solved]),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+def _ends(values: Sequence[T]) -> tuple[T, T] | None:
+    """The lowest and the highest; None without a price."""
+    return (values[0], values[-1]) if values else None
 
 
-def _each(price_per_hour: tuple[float, float] | None, rate: float) -> tuple[float, float] | None:
-    """Cost of a search at the lowest and the highest price."""
-    if price_per_hour is None:
-        return None
-    low, high = (cost_per_search(price, rate) for price in price_per_hour)
-    return low, high
-
-
-def _per_solved(
-    cost: tuple[float, float] | None, solved: Estimate | None
-) -> tuple[Estimate, Estimate] | None:
-    if cost is None or solved is None:
-        return None
-    return cost_per_solved(cost[0], solved), cost_per_solved(cost[1], solved)
-
-
-def _busy(runs: Sequence[Run]) -> BusySeconds:
-    names = [each.name for each in fields(BusySeconds)]
-    return BusySeconds(*(sum(getattr(run.report.busy, name) for run in runs) for name in names))
-
-
-def _prefixes(runs: Sequence[Run]) -> PrefixTokens:
-    names = [each.name for each in fields(PrefixTokens)]
-    each = [run.report.prefixes for run in runs]
-    return PrefixTokens(*(sum(getattr(one, name) for one in each) for name in names))
+def _total(records: Sequence[T]) -> T:
+    """The sums of records of numbers, field by field."""
+    names = [each.name for each in fields(records[0])]  # type: ignore[arg-type]
+    return type(records[0])(*(sum(getattr(each, name) for each in records) for name in names))

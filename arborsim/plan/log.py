@@ -28,13 +28,7 @@ def fingerprint(workload: Workload) -> str:
 
 
 class PlanLog(RecordLog[CandidateResult]):
-    """The log of one workload's plan.
-
-    Parameters
-    ----------
-    path : Path
-    workload : Workload
-    """
+    """The log of one workload's plan."""
 
     def __init__(self, path: Path, workload: Workload) -> None:
         super().__init__(path, CandidateResult, FORMAT, VERSION)

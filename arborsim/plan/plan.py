@@ -19,11 +19,11 @@ from arborsim.plan.demands import (
     drawn,
     record_unit,
     record_variant,
-    units_of,
+    recorded_facts,
     variant_of,
     variants,
 )
-from arborsim.plan.evaluate import evaluate, recorded_solved, unfit, weights_too_large
+from arborsim.plan.evaluate import evaluate, solved, unfit, weights_too_large
 from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
 from arborsim.plan.recommend import Demanded, recommend
 from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for
@@ -34,14 +34,6 @@ Advance = Callable[[str, int], None]
 _NOTHING_YET = Recommendation(None, "")
 #: Demands are kept for a closer look at some candidates as long as they take no more than this.
 _KEPT_BYTES = 256_000_000
-
-
-def _silent(what: str, units: int) -> None:
-    """Progress that nobody looks at."""
-
-
-def _ignored(result: CandidateResult) -> None:
-    """A result that nobody waits for."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +130,9 @@ class Planner:
         return len(drawn(self.workload)) * (len(recorded) + len(self.missing))
 
     def run(
-        self, advance: Advance = _silent, done: Callable[[CandidateResult], None] = _ignored
+        self,
+        advance: Advance = lambda what, units: None,
+        done: Callable[[CandidateResult], None] = lambda result: None,
     ) -> PlanResult:
         """Evaluate what is missing, and recommend.
 
@@ -155,8 +149,9 @@ class Planner:
             A trace cannot be read, or a process died.
         """
         with self._traces() as traces:
-            self._solved = recorded_solved(self.workload, traces)
-            self._short = short_prompts(self.workload, traces)
+            facts = recorded_facts(self.workload, traces)
+            self._solved = solved(self.workload, ((each.entry, each.solved) for each in facts))
+            self._short = short_prompts(self.workload, facts)
             for result in self._evaluated(traces, advance):
                 self.finished[result.number] = result
                 done(result)
@@ -172,10 +167,10 @@ class Planner:
         """Candidates as they are done: those of a variant follow as soon as it is recorded."""
         places = drawn(self.workload)
         needed = sorted({variant for _, _, variant in self.missing})
-        recordings = {}
-        for number in needed:
-            units = units_of(self.workload, number, self.variants[number], traces)
-            recordings[number] = Recording(self.variants[number], units, places)
+        recordings = {
+            number: Recording(self.workload, number, self.variants[number], traces)
+            for number in needed
+        }
         tasks: deque[Task] = deque()
 
         def next_item() -> Unit | Task:

@@ -8,14 +8,11 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from arborsim import __version__
 from arborsim.core.units import quantity
 from arborsim.machine.numbers import numbers_of
 from arborsim.machine.options import ServingOptions
-from arborsim.plan.demands import Variant, drawn
+from arborsim.plan.demands import Facts, Variant
 from arborsim.plan.generate import TreeSpec
 from arborsim.plan.largest import STEP
 from arborsim.plan.results import INFEASIBLE, CandidateResult
@@ -23,7 +20,6 @@ from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import MixEntry, Workload
 from arborsim.policies.registry import values_of
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import Kind
 
 
 def settings_of(workload: Workload) -> dict[str, str]:
@@ -147,10 +143,8 @@ def cautions(
 
     Parameters
     ----------
-    workload : Workload
     chosen : sequence of Variant
         The workload's.
-    results : sequence of CandidateResult
     solved : Estimate or None
         Share of the mix's searches with a correct answer, as recorded.
     """
@@ -233,22 +227,14 @@ def _share_text(share: Estimate) -> str:
     return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%} at 95% confidence)"
 
 
-def short_prompts(workload: Workload, traces: Sequence[Path]) -> tuple[str, ...]:
-    """Notes on entries with prompts shorter than what all of the entry's are said to share.
-
-    Parameters
-    ----------
-    workload : Workload
-    traces : sequence of Path
-        One per entry of the mix (`Workload.write_traces`).
-    """
+def short_prompts(workload: Workload, facts: Sequence[Facts]) -> tuple[str, ...]:
+    """Notes on entries with prompts shorter than what all of the entry's are said to share."""
     found = []
-    for number, (entry, trace) in enumerate(zip(workload.mix, traces, strict=True)):
+    for number, entry in enumerate(workload.mix):
         shared = entry.shared_prompt_tokens
         if not shared or not workload.serving.prefix_sharing:
             continue
-        reader = TraceReader(trace)
-        lengths = [_prompt(reader, episode) for of, episode in drawn(workload) if of == number]
+        lengths = [each.prompt_tokens for each in facts if each.entry == number]
         short = sum(length < shared for length in lengths)
         if short:
             found.append(
@@ -257,9 +243,3 @@ def short_prompts(workload: Workload, traces: Sequence[Path]) -> tuple[str, ...]
                 "and that with prompts of the same length only."
             )
     return tuple(found)
-
-
-def _prompt(reader: TraceReader, episode: int) -> int:
-    """Tokens of an episode's prompt."""
-    kinds = reader.table(episode, ["kind"]).column("kind").cast(pa.string())
-    return int(pc.sum(pc.equal(kinds, Kind.PREFILL.label)).as_py())

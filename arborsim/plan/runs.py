@@ -25,7 +25,6 @@ class Verdicts:
 
     Parameters
     ----------
-    target : Target
     first, count : int
         Searches `first` .. ``count - 1``, by arrival, are measured.
     allowed : int or None
@@ -118,12 +117,6 @@ class Run:
 class Bench:
     """A candidate's machine, ready for runs.
 
-    Parameters
-    ----------
-    workload : Workload
-    hardware : Hardware
-    found : VariantDemands
-
     Attributes
     ----------
     engine : ServingEngine
@@ -135,7 +128,7 @@ class Bench:
     """
 
     def __init__(self, workload: Workload, hardware: Hardware, found: VariantDemands) -> None:
-        self.workload = workload
+        self.workload, self.hardware = workload, hardware
         options = replace(workload.serving, tensor_parallel=hardware.gpus)
         self.engine = ServingEngine(found.demands, hardware.profile, workload.geometry, options)
         self.drawn = {seed: found.numbers(workload.draws(seed)) for seed in workload.seeds()}
@@ -148,9 +141,7 @@ class Bench:
     def _allowed(self, measured: int) -> int:
         return int(measured * (100 - self.workload.target.percentile) / 100 + 1e-9)
 
-    def run(
-        self, load: float, seed: int, whole: bool = True, also: Watch | None = None
-    ) -> Run | None:
+    def run(self, load: float, seed: int, also: Watch | None = None) -> Run:
         """Serve the seed's searches at a load.
 
         As many again follow them, so that the last ones do not meet a machine that empties; they
@@ -158,39 +149,45 @@ class Bench:
 
         Parameters
         ----------
-        load : float
-        seed : int
-        whole : bool
-            False: give up, and return None, once the target is certain to be missed.
         also : Watch, optional
             Called after each command of the engine; what it returns is ignored.
         """
         first, count = self.workload.warm_up, self.workload.searches
-        watch = Verdicts(self.workload.target, first, count, None if whole else self.allowed)
+        watch = Verdicts(self.workload.target, first, count, None)
 
         def both(server: Server, command: Command, began_s: float) -> bool:
             assert also is not None
             also(server, command, began_s)
             return watch(server, command, began_s)
 
-        play = partial(play_closed_form, watch=watch if also is None else both)
-        report = self.engine.run(self._arrivals(load, seed, count), play)
-        return None if watch.given_up else self._measured(report, watch)
+        report = self._served(load, seed, count, watch if also is None else both)
+        return self._measured(report, watch)
+
+    def attempt(self, load: float, seed: int) -> Run | None:
+        """The run if it meets the target; None, as soon as that is certain, if it does not."""
+        first, count = self.workload.warm_up, self.workload.searches
+        watch = Verdicts(self.workload.target, first, count, self.allowed)
+        report = self._served(load, seed, count, watch)
+        run = None if watch.given_up else self._measured(report, watch)
+        return run if run is not None and run.meets else None
 
     def scout(self, load: float, seed: int, share: float) -> bool:
         """Whether the beginning of a run meets the target: a guess, for a share of the time."""
         first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
         allowed = self._allowed(count - first)
         watch = Verdicts(self.workload.target, first, count, allowed)
-        self.engine.run(self._arrivals(load, seed, count), partial(play_closed_form, watch=watch))
+        self._served(load, seed, count, watch)
         return not watch.given_up and count - first - watch.within <= allowed
 
-    def _arrivals(self, load: float, seed: int, count: int) -> Arrivals:
+    def _served(self, load: float, seed: int, count: int, watch: Watch) -> ServingReport:
+        """The first `count` searches of a seed, and as many again, at a load."""
         numbers = np.tile(self.drawn[seed][:count], 2).tolist()
         when = self.workload.arrivals.at(load, 2 * count, seed)
         if isinstance(when, Clients):
-            return ClosedLoop(when.count, tuple(numbers), when.think_s)
-        return Timed(tuple(zip(when.tolist(), numbers, strict=True)))
+            arrivals: Arrivals = ClosedLoop(when.count, tuple(numbers), when.think_s)
+        else:
+            arrivals = Timed(tuple(zip(when.tolist(), numbers, strict=True)))
+        return self.engine.run(arrivals, partial(play_closed_form, watch=watch))
 
     def keeps_up_with(self, seed: int) -> tuple[float, bool]:
         """Searches per second that the machine finishes when it never lacks any.
@@ -241,34 +238,29 @@ class Bench:
         first, count = self.workload.warm_up, self.workload.searches
         measured = report.searches[first:count]
         served = [s for s in measured if not s.refused]
-        times = {
-            name: np.array([getattr(s, name) for s in served], dtype=np.float64)
+        arrival, admitted, first_token, ended, token = (
+            np.array([getattr(s, name) for s in served], dtype=np.float64)
             for name in ("arrival_s", "admitted_s", "first_token_s", "finish_s", "per_token_s")
-        }
-        begin, end = measured[0].arrival_s, measured[-1].arrival_s
-        concurrency, queue, peak, served_per_s = _occupation(report, begin, end)
+        )
         refusals = [s.refused for s in measured if s.refused]
         return Run(
             len(measured) - watch.within <= self.allowed,
             watch.within,
-            times["arrival_s"],
-            times["admitted_s"],
-            times["first_token_s"],
-            times["finish_s"],
-            times["per_token_s"],
+            arrival,
+            admitted,
+            first_token,
+            ended,
+            token,
             sum(s.preemptions for s in measured),
             len(refusals),
             refusals[0] if refusals else "",
-            served_per_s,
-            concurrency,
-            queue,
-            peak,
+            *_occupation(report, measured[0].arrival_s, measured[-1].arrival_s),
             report,
         )
 
 
-def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float, float, int, float]:
-    """Mean searches in the machine and in the queue, the most in it, and finished per second."""
+def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float, float, float, int]:
+    """Finished per second, mean searches in the machine and in the queue, the most in it."""
     searches = [s for s in report.searches if not s.refused]
 
     def ends(times: Sequence[float]) -> np.ndarray:
@@ -292,6 +284,6 @@ def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float,
     inside = np.cumsum(change[known][order])
     done = float(((finished > begin) & (finished <= end)).sum())
     return (
-        mean(admitted, finished), mean(arrived, admitted), int(inside.max(initial=0)),
-        done / length if length > 0 else 0.0,
+        done / length if length > 0 else 0.0, mean(admitted, finished), mean(arrived, admitted),
+        int(inside.max(initial=0)),
     )  # fmt: skip

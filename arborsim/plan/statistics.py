@@ -48,7 +48,6 @@ def percentile(values: Sequence[float] | np.ndarray, rank: float, level: float =
     values : float ``[n]``
     rank : float
         In (0, 100).
-    level : float
     """
     from scipy.stats import binom  # slow to import
 
@@ -104,7 +103,6 @@ def relative_error(sizes: np.ndarray, seen: int) -> float:
     ----------
     sizes : float ``[n]``
         Of the searches that the seen ones are drawn from, not negative.
-    seen : int
     """
     if not seen:
         return math.inf

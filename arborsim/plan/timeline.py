@@ -39,7 +39,6 @@ def timeline(planner: Planner, result: CandidateResult) -> Timeline:
     seed = planner.workload.seed
     recorder = Recorder()
     run = bench.run(result.largest, seed, also=recorder)
-    assert run is not None
     until_s = recorder.full_s if recorder.full_s is not None else run.report.total_s
     for search, outcome in enumerate(run.report.searches):
         if outcome.refused or outcome.arrival_s >= until_s:
@@ -166,7 +165,6 @@ def trace_events(line: Timeline, name: str = "") -> dict[str, Any]:
 
     Parameters
     ----------
-    line : Timeline
     name : str
         Of the machine.
     """

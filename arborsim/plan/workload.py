@@ -195,12 +195,7 @@ class Workload:
 
 
 def check_run_length(searches: int, warm_up: int, runs: int) -> None:
-    """Refuse runs that leave nothing to measure.
-
-    Raises
-    ------
-    UsageError
-    """
+    """Refuse runs that leave nothing to measure."""
     if not 0 <= warm_up < searches:
         raise UsageError(
             f"warm_up = {warm_up} leaves none of the {searches} searches per run to measure"

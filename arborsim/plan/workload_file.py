@@ -68,7 +68,6 @@ def read_workload(
 
     Parameters
     ----------
-    path : path
     gpus : sequence of str
         In place of the GPUs that the file names, if any are given.
     calibrations : sequence of str

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from arborsim.plan.demands import recorded_facts
 from arborsim.plan.plan import Planner
 from arborsim.plan.provenance import cautions, short_prompts
 from arborsim.plan.statistics import Estimate
@@ -86,13 +87,13 @@ def test_prompts_shorter_than_what_is_shared_are_counted() -> None:
     for shared, short in ((prompts[0], 0), (prompts[0] + 1, 1), (prompts[3] + 1, 4)):
         workload = _shared(planner.workload, shared)
         with Planner(workload)._traces() as traces:
-            found = short_prompts(workload, traces)
+            facts = recorded_facts(workload, traces)
+        found = short_prompts(workload, facts)
         assert len(found) == (short > 0)
         assert all(
             f"trees: {short} of 4 distinct searches have prompts shorter than" in f for f in found
         )
-        with Planner(workload)._traces() as traces:
-            assert not short_prompts(_serving(workload, prefix_sharing=False), traces)
+        assert not short_prompts(_serving(workload, prefix_sharing=False), facts)
 
 
 def test_costs_per_solved_search_say_what_they_rest_on() -> None:

@@ -277,7 +277,7 @@ def test_generated_trees_move_tokens_between_tiers_and_bring_them_back(
         ("--thought-tokens short", "--thought-tokens: 'short' is no distribution"),
         ("--pruned half", "--pruned half: expected a share (0.5), or one per level"),
         ("--pruned 1.2", "pruned must be shares in [0, 1]"),
-        ("--first file:none.txt", "--first: cannot read none.txt"),
+        ("--first file:none.txt", "--first: none.txt: cannot be read"),
         ("--model llama", "unknown model 'llama'"),
         ("--branching 300", "level 2 of a tree has 90000 thoughts"),
         ("--searches 0", "--searches"),
