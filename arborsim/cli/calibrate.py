@@ -1,23 +1,33 @@
-"""`arborsim calibrate`: hyper-parameters measured on a model instead of taken from a paper."""
+"""`arborsim calibrate`: hyper-parameters, or a machine, measured instead of taken from a paper."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.calibrate_hardware import hardware
-from arborsim.cli.progress import PatientProgress
+from arborsim.cli.command import PanelCommand, command
+from arborsim.cli.options import (
+    Traces,
+    check_output,
+    command_line,
+    completing,
+    expert_option,
+    names,
+)
+from arborsim.cli.progress import Stages, interruptible
+from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from arborsim.calibrate.backend import ModelChoice
     from arborsim.calibrate.document import Calibration
+    from arborsim.calibrate.hardware_fit import Agreement
+    from arborsim.machine.profile import HardwareProfile
 
 calibrate = typer.Typer(
     help="Find hyper-parameters of policies, or what a machine can do, by measuring.",
@@ -25,17 +35,17 @@ calibrate = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-calibrate.command(short_help="Measure this machine: a profile for `replay --gpu FILE`.")(hardware)
-
-OutOption = Annotated[Path, typer.Option(help="The calibration to write (TOML).")]
-PlotOption = Annotated[
-    Path | None, typer.Option(help="The plot to write [default: OUT with .html].")
-]
-ModelOption = Annotated[str, typer.Option(help="chain, or a folder with weights of that task.")]
-TaskOption = Annotated[str, typer.Option(help="chain, for a folder with own weights.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of the bootstrap.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Sequences at a time.")]
-DeviceOption = Annotated[str, typer.Option(help="cpu or cuda.")]
+#: What the table of a machine shows: a number's name, how it is scaled, and its unit.
+_SHOWN = (
+    ("flops_per_s", 1e-12, "TFLOP/s"), ("mfu", 100, "%"), ("hbm_bytes_per_s", 1e-9, "GB/s"),
+    ("mbu", 100, "%"), ("kv_read_efficiency", 100, "%"), ("overlap", 100, "%"),
+    ("ddr_bytes_per_s", 1e-9, "GB/s"), ("eager_bytes_per_s", 1e-9, "GB/s"),
+    ("dequantise_bytes_per_s", 1e-9, "GB/s"),
+    ("h2d_bytes_per_s", 1e-9, "GB/s"), ("d2h_bytes_per_s", 1e-9, "GB/s"),
+    ("pcie_latency_s", 1e6, "us"), ("pageable_factor", 100, "%"), ("per_layer_s", 1e6, "us"),
+    ("per_step_s", 1e6, "us"), ("per_sequence_s", 1e6, "us"), ("decision_base_s", 1e6, "us"),
+    ("decision_per_token_s", 1e9, "ns"),
+)  # fmt: skip
 
 
 class _Regenerate(StrEnum):
@@ -43,83 +53,161 @@ class _Regenerate(StrEnum):
     rest = "rest"
 
 
-@calibrate.command(short_help="EpiKV's layers and bands of hidden-state change.")
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model that is measured."""
+
+    model: Annotated[str, typer.Option(help="chain, or a folder with weights of that task.")] = (
+        "chain"
+    )
+    task: Annotated[str, typer.Option(help="chain, for a folder with own weights.")] = ""
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu"
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 32
+
+    def choice(self, **options: int) -> ModelChoice:
+        """With the options of its task that were given."""
+        from arborsim.calibrate.backend import ModelChoice
+
+        given = {name: value for name, value in options.items() if value}
+        return ModelChoice(self.model, self.task, given, self.device, batch=self.batch)
+
+
+@dataclass(frozen=True)
+class CalibrationOutput:
+    """The calibration and its plot."""
+
+    out: Annotated[Path, typer.Option(help="The calibration to write (TOML).", show_default=False)]
+    plot: Annotated[
+        Path | None, typer.Option(help="The plot to write.", show_default="OUT with .html")
+    ] = None
+
+    @property
+    def page(self) -> Path:
+        """Where the plot goes."""
+        return self.out.with_suffix(".html") if self.plot is None else self.plot
+
+    def check(self) -> None:
+        """Refuse, before the work, what cannot be written."""
+        check_output(self.out, "--out")
+        check_output(self.page, "--plot")
+        if self.page.resolve() == self.out.resolve():
+            raise UsageError(f"--out {self.out} is where the plot goes: name it .toml")
+
+    def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
+        """Both files; then say what was found."""
+        from arborsim.calibrate.plots import write_figure
+
+        made.write(self.out)
+        write_figure(figure, self.page)
+        for line in (*notes, made.finding, f"wrote {self.out} and {self.page}"):
+            typer.echo(line)
+
+
+Seed = Annotated[int, typer.Option(min=0, help="Of what is drawn.")]
+
+
+@calibrate.command(
+    cls=PanelCommand, short_help="Measure this machine: a profile for `replay --gpu FILE`."
+)
+def hardware(
+    out: Annotated[Path, typer.Option(help="The profile to write (TOML).")] = Path("machine.toml"),
+    model: Annotated[
+        str, typer.Option(help="chain, a folder, or config:NAME (random weights).")
+    ] = "chain",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")] = False,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Policies to time, by comma.",
+            show_default="as many as 150 seconds allow",
+            autocompletion=completing("policy"),
+        ),
+    ] = "",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+) -> None:
+    """A profile of this machine for `replay --gpu FILE`: copies, kernels, overheads, decisions.
+
+    Overheads are fitted to forward passes of the model; the error on others is told.
+    """
+    from datetime import UTC, datetime
+
+    from arborsim.calibrate.decision_cost import measure_decisions
+    from arborsim.calibrate.hardware import HardwareRequest, get_measuring_backend
+    from arborsim.calibrate.hardware_profile import make_profile, write_profile
+
+    _check_profile(out, overwrite)
+    request = HardwareRequest(model, device, quick=quick, policies=_policies(policy))
+    with interruptible():
+        with Stages() as stages:
+            measured = get_measuring_backend().measure_hardware(request, stages)
+            decisions = measure_decisions(quick, stages)
+        threads = os.environ.get("OMP_NUM_THREADS")
+        ran = f"OMP_NUM_THREADS={threads} {command_line()}" if threads else command_line()
+        date = datetime.now(UTC).date().isoformat()
+        made = make_profile(out.stem, measured, decisions, date, ran)
+        write_profile(made.profile, out)
+    _table(("number", "value", "unit"), _rows(made.profile))
+    _table(("predictions", "passes", "R2", "median error", "largest"), _errors(made.agreements))
+    for line in (*measured.notes, *_doubts(made.agreements), f"wrote {out}"):
+        typer.echo(line)
+
+
+@calibrate.command(cls=PanelCommand, short_help="EpiKV's layers and bands of hidden-state change.")
+@command
 def bands(
-    out: OutOption,
-    model: ModelOption = "chain",
-    task: TaskOption = "",
+    output: CalibrationOutput,
+    model: ModelOptions = ModelOptions(),
     traces: Annotated[int, typer.Option(min=2, help="Correct greedy reasonings to use.")] = 24,
-    lines: Annotated[int, typer.Option(min=0, help="chain: program lines; 0: 96.")] = 0,
+    lines: Annotated[int, typer.Option(min=0, help="chain: program lines.", show_default="96")] = 0,
     split: Annotated[str, typer.Option(help="Problems: train or test.")] = "train",
     first: Annotated[int, typer.Option(min=0, help="Number of the first problem.")] = 0,
-    window: Annotated[int, typer.Option(min=1, help="Occluded tokens.")] = 32,
-    stride: Annotated[int, typer.Option(min=1, help="Tokens between windows.")] = 16,
+    window: Annotated[int, expert_option(min=1, help="Occluded tokens.")] = 32,
+    stride: Annotated[int, expert_option(min=1, help="Tokens between windows.")] = 16,
     regenerate: Annotated[
         _Regenerate,
-        typer.Option(help="After a window: the answer alone (the paper), or the rest."),
+        expert_option(help="After a window: the answer alone (the paper), or the rest."),
     ] = _Regenerate.answer,
-    batch: BatchOption = 32,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    plot: PlotOption = None,
-) -> int:
+    seed: Seed = 0,
+) -> None:
     """EpiKV's layers and bands: where hidden-state change tells important tokens.
 
     Windows of correct greedy reasonings are occluded; a token is important if the answer changes.
     Sets layers of epikv and hs-variance and bands of band-adaptive.
     """
     from arborsim.calibrate.backend import OcclusionRequest, get_calibrating_backend
-    from arborsim.calibrate.bands import FIRST_LAYER, find_bands
+    from arborsim.calibrate.bands import find_bands
     from arborsim.calibrate.documents import bands_calibration
     from arborsim.calibrate.plots import bands_figure
-    from arborsim.core.errors import UsageError
 
-    plot = _outputs(out, plot)
+    output.check()
     if stride > window:
         raise UsageError(f"--stride {stride} leaves tokens between windows of {window} untested")
-    request = OcclusionRequest(
-        _choice(model, task, {"lines": lines} if lines else {}, device, batch),
-        traces, split, first, window, stride, regenerate.value,
-    )  # fmt: skip
-    with _interruptible(), Stages() as stages:
+    choice = model.choice(lines=lines)
+    request = OcclusionRequest(choice, traces, split, first, window, stride, regenerate.value)
+    with interruptible(), Stages() as stages:
         occlusions = get_calibrating_backend().occlude(request, stages)
         try:
             found = find_bands(occlusions.traces, seed)
         except UsageError as error:
             hint = "" if regenerate is _Regenerate.rest else "; try --regenerate rest"
             raise UsageError(f"nothing was written: {error}{hint}") from None
-    made = bands_calibration(found, occlusions, request, seed, _command())
-    rows = [
-        [str(item.layer), _of(item.layer, found.a, found.b), f"{item.mean:+.3f}",
-         f"[{item.low:+.3f}, {item.high:+.3f}]", f"{item.pooled:+.3f}"]
-        for item in found.layers
-    ]  # fmt: skip
-    _table(("layer", "", "rho, mean of traces", "95% interval", "rho, pooled"), rows)
-    mean, low, high = found.contrast
-    notes = [
-        f"{found.traces} of {made.traces} traces hold important and other tokens (effective n); "
-        f"{found.important:.0%} of {found.tokens} reasoning tokens are important",
-        f"z_A - z_B with layers chosen on other traces: rho {mean:+.3f} [{low:+.3f}, {high:+.3f}]",
-        f"layers below {FIRST_LAYER} are not chosen; occluded tokens were {occlusions.padding}",
-    ]
-    _finish(made, out, bands_figure(found, made.finding), plot, notes)
-    return 0
+    made = bands_calibration(found, occlusions, request, seed, command_line())
+    notes = _show_bands(found, made.traces, occlusions.padding)
+    output.write(made, bands_figure(found, made.finding), notes)
 
 
-@calibrate.command(short_help="ArborKV's theta: what a block is worth.")
+@calibrate.command(cls=PanelCommand, short_help="ArborKV's theta: what a block is worth.")
+@command
 def msve(
-    traces: Annotated[list[Path], typer.Argument(help="Recorded searches.", show_default=False)],
-    out: OutOption,
-    model: ModelOption = "chain",
-    task: TaskOption = "",
+    traces: Traces,
+    output: CalibrationOutput,
+    model: ModelOptions = ModelOptions(),
     ridge: Annotated[
-        float, typer.Option(min=1e-9, help="Penalty on coefficients of features of unit size.")
+        float, expert_option(min=1e-9, help="Penalty on coefficients of features of unit size.")
     ] = 1.0,
-    batch: BatchOption = 32,
-    seed: SeedOption = 0,
-    device: DeviceOption = "cpu",
-    plot: PlotOption = None,
-) -> int:
+    seed: Seed = 0,
+) -> None:
     """ArborKV's theta: what search value, certainty and attention say of a block's worth.
 
     Every block on the path to a right answer is hidden from what follows, which is generated anew;
@@ -130,19 +218,17 @@ def msve(
     from arborsim.calibrate.documents import msve_calibration
     from arborsim.calibrate.msve import FEATURES, fit_msve
     from arborsim.calibrate.plots import msve_figure
-    from arborsim.core.errors import UsageError
 
-    plot = _outputs(out, plot)
-    choice = _choice(model, task, {}, device, batch)
-    with _interruptible(), Stages() as stages:
-        searches = mask_searches(traces, get_calibrating_backend(), choice, stages)
+    output.check()
+    with interruptible(), Stages() as stages:
+        searches = mask_searches(traces, get_calibrating_backend(), model.choice(), stages)
         try:
             found = fit_msve(searches.blocks, ridge, seed)
         except UsageError as error:
             raise UsageError(f"nothing was written: {error}") from None
-    made = msve_calibration(found, searches, ridge, seed, _command())
+    made = msve_calibration(found, searches, ridge, seed, command_line())
     rows = [
-        [name, f"{theta:+.3f}", f"[{low:+.3f}, {high:+.3f}]", f"{alone:.3f}"]
+        (name, f"{theta:+.3f}", f"[{low:+.3f}, {high:+.3f}]", f"{alone:.3f}")
         for name, theta, low, high, alone in zip(
             FEATURES, found.theta, found.low, found.high, found.auc_alone, strict=True
         )
@@ -154,102 +240,44 @@ def msve(
         f"AUC on traces the fit has not seen: {found.auc:.3f}",
         f"{searches.right} of {searches.all} searches ended right",
     ]
-    _finish(made, out, msve_figure(found, made.finding), plot, notes)
-    return 0
+    output.write(made, msve_figure(found, made.finding), notes)
 
 
-@calibrate.command(short_help="ARKV's temperatures and gamma.")
+@calibrate.command(cls=PanelCommand, short_help="ARKV's temperatures and gamma.")
+@command
 def arkv(
-    traces: Annotated[
-        list[Path], typer.Argument(help="Traces of --capture qkv.", show_default=False)
-    ],
-    out: OutOption,
+    traces: Traces,
+    output: CalibrationOutput,
     budget: Annotated[str, typer.Option(help="Budgets to tune for, as of replay.")] = "0.25,0.5",
     trials: Annotated[int, typer.Option(min=1, help="The published values included.")] = 40,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampler.")] = 0,
-    plot: PlotOption = None,
-) -> int:
+    seed: Seed = 0,
+) -> None:
     """ARKV's temperatures and gamma: least error of the attention output in replays.
 
-    Tunes on every second episode, by Optuna, and checks on the others.  Needs no model.
+    Tunes on every second episode of traces of --capture qkv, by Optuna, and checks on the others.
+    Needs no model.
     """
     from arborsim.calibrate.arkv import RANGES, episodes_of, replay_error, tune
     from arborsim.calibrate.documents import arkv_calibration
     from arborsim.calibrate.plots import arkv_figure
-    from arborsim.cli.options import names
 
-    plot = _outputs(out, plot)
+    output.check()
     own, others = episodes_of(traces, odd=False), episodes_of(traces, odd=True)
     budgets = names(budget)
-    with _interruptible(), Stages() as stages:
+    with interruptible(), Stages() as stages:
         held_out = replay_error(others, budgets) if others else None
         found = tune(replay_error(own, budgets), held_out, trials, seed, stages)
-    made = arkv_calibration(found, traces, len(own), len(others), budgets, seed, _command())
+    made = arkv_calibration(found, traces, len(own), len(others), budgets, seed, command_line())
     rows = [
-        [name, f"{found.published[name]:.4g}", f"{found.values[name]:.4g}", f"{low:g} .. {high:g}"]
+        (name, f"{found.published[name]:.4g}", f"{found.values[name]:.4g}", f"{low:g} .. {high:g}")
         for name, (low, high) in RANGES.items()
     ]
     _table(("setting", "published", "found", "searched"), rows)
     notes = [f"{trials} trials on {len(own)} episodes; {len(others)} others held out"]
-    _finish(made, out, arkv_figure(found, made.finding), plot, notes)
-    return 0
+    output.write(made, arkv_figure(found, made.finding), notes)
 
 
-class Stages:
-    """A patient bar for each stage of the work (`arborsim.calibrate.backend.OnProgress`)."""
-
-    def __init__(self) -> None:
-        self._bar: PatientProgress | None = None
-        self._what, self._done = "", 0
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if self._bar is None or what != self._what:
-            self._close()
-            self._bar = PatientProgress(total)
-            self._what, self._done = what, 0
-        self._bar.advance(what, done - self._done)
-        self._done = done
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo("arborsim: interrupted; nothing was written", err=True)
-        raise typer.Exit(130) from None
-
-
-def _choice(model: str, task: str, options: dict[str, Any], device: str, batch: int) -> ModelChoice:
-    from arborsim.calibrate.backend import ModelChoice
-
-    return ModelChoice(model, task, options, device, batch=batch)
-
-
-def _outputs(out: Path, plot: Path | None) -> Path:
-    """Check both outputs before the work; returns where the plot goes."""
-    from arborsim.cli.options import check_output
-    from arborsim.core.errors import UsageError
-
-    plot = out.with_suffix(".html") if plot is None else plot
-    check_output(out, "--out")
-    check_output(plot, "--plot")
-    if plot.resolve() == out.resolve():
-        raise UsageError(f"--out {out} is where the plot goes: name it .toml")
-    return plot
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -261,18 +289,64 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console(highlight=False).print(table)
 
 
-def _finish(made: Calibration, out: Path, figure: Any, plot: Path, notes: Sequence[str]) -> None:
-    from arborsim.calibrate.plots import write_figure
+def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
+    """The table of layers; gives back what to know about it."""
+    from arborsim.calibrate.bands import FIRST_LAYER
 
-    made.write(out)
-    write_figure(figure, plot)
-    for line in (*notes, made.finding, f"wrote {out} and {plot}"):
-        typer.echo(line)
+    rows = [
+        (str(item.layer), {found.b: "B", found.a: "A"}.get(item.layer, ""), f"{item.mean:+.3f}",
+         f"[{item.low:+.3f}, {item.high:+.3f}]", f"{item.pooled:+.3f}")
+        for item in found.layers
+    ]  # fmt: skip
+    _table(("layer", "", "rho, mean of traces", "95% interval", "rho, pooled"), rows)
+    mean, low, high = found.contrast
+    return [
+        f"{found.traces} of {traces} traces hold important and other tokens (effective n); "
+        f"{found.important:.0%} of {found.tokens} reasoning tokens are important",
+        f"z_A - z_B with layers chosen on other traces: rho {mean:+.3f} [{low:+.3f}, {high:+.3f}]",
+        f"layers below {FIRST_LAYER} are not chosen; occluded tokens were {padding}",
+    ]
 
 
-def _of(layer: int, a: int, b: int) -> str:
-    return "A" if layer == a else "B" if layer == b else ""
+def _check_profile(out: Path, overwrite: bool) -> None:
+    """Refuse what cannot be written before minutes of work."""
+    check_output(out, "--out")
+    if out.suffix != ".toml":
+        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists: choose another --out, or --overwrite")
+    if not os.access(out.parent, os.W_OK):
+        raise UsageError(f"--out: the directory {out.parent} cannot be written to")
 
 
-def _command() -> str:
-    return shlex.join(["arborsim", *sys.argv[1:]])
+def _policies(text: str) -> tuple[str, ...]:
+    """Registered names; full retention is timed with any of them."""
+    from arborsim.policies.registry import available
+
+    chosen = names(text)
+    for name in chosen:
+        if name not in available():
+            raise UnknownName("policy", name, available())
+    return tuple(name for name in chosen if name != "full")
+
+
+def _rows(profile: HardwareProfile) -> list[tuple[str, str, str]]:
+    return [(name, f"{getattr(profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN]
+
+
+def _errors(agreements: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
+    return [
+        (name, str(each.passes), f"{each.r2:.3f}", f"{each.median:.1%}", f"{each.largest:.1%}")
+        for name, each in agreements.items()
+    ]
+
+
+def _doubts(agreements: Mapping[str, Agreement]) -> list[str]:
+    from arborsim.calibrate.hardware_profile import GOOD_ERROR
+
+    return [
+        f"{name}: the median error is above {GOOD_ERROR:.0%}; measure again on an idle machine, "
+        "or without --quick"
+        for name, each in agreements.items()
+        if name.endswith("held out") and each.median > GOOD_ERROR
+    ]

@@ -11,7 +11,8 @@ request, are fields of a frozen dataclass here::
     def replay(traces: Traces, machine: MachineOptions = MachineOptions(gpu="h200")) -> None: ...
 
 `command` writes the fields out into the signature that Typer sees, and puts what was given back
-into the dataclass.  The instance that is a parameter's default holds the defaults of its options.
+into the dataclass.  The instance that is a parameter's default holds the defaults of its options;
+without one they are those of the fields, and a field without a default must be given.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 import typer
@@ -66,7 +67,14 @@ def _options(parameter: inspect.Parameter, kind: Any) -> Iterator[inspect.Parame
         return
     hints = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
-        default = getattr(parameter.default, each.name)
+        if parameter.default is not inspect.Parameter.empty:
+            default = getattr(parameter.default, each.name)
+        elif each.default is not MISSING:
+            default = each.default
+        elif each.default_factory is not MISSING:
+            default = each.default_factory()
+        else:
+            default = inspect.Parameter.empty
         yield inspect.Parameter(
             each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name]
         )

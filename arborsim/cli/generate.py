@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from arborsim.cli.options import command_line, completing
+from arborsim.cli.progress import PatientProgress
 from arborsim.core.errors import UsageError
 
 
@@ -33,7 +33,7 @@ def generate(
     depth: Annotated[str, typer.Option(help="Levels of thoughts.")] = "8",
     branching: Annotated[str, typer.Option(help="Children of a block that is expanded.")] = "1",
     first: Annotated[
-        str, typer.Option(help="Children of the prompt [default: as --branching].")
+        str, typer.Option(help="Children of the prompt.", show_default="as --branching")
     ] = "",
     pruned: Annotated[
         str, typer.Option(help="Share of each level given up; 0.5,0.75: per level, last one stays.")
@@ -42,21 +42,28 @@ def generate(
         str, typer.Option(help="Share of what stays that has an answer and is not expanded.")
     ] = "0",
     parallel: Annotated[
-        int, typer.Option(help="Most thoughts decoded side by side; 0: a whole level.", min=0)
+        int,
+        typer.Option(
+            help="Most thoughts decoded side by side.", min=0, show_default="a whole level"
+        ),
     ] = 0,
     rewards: Annotated[
         Rewards, typer.Option(help="uniform: the lowest of drawn rewards are given up.")
     ] = Rewards.none,
     solved: Annotated[
         float | None,
-        typer.Option(help="Share of searches with a correct answer [default: not judged]."),
+        typer.Option(help="Share of searches with a correct answer.", show_default="not judged"),
     ] = None,
     searches: Annotated[int, typer.Option(help="How many searches.", min=1)] = 100,
     seed: Annotated[
         int, typer.Option(help="Of all draws; search i depends on it and i.", min=0)
     ] = 0,
     model: Annotated[
-        str, typer.Option(help="Geometry to charge for: a name, or a config.json.")
+        str,
+        typer.Option(
+            help="Geometry to charge for: a name, or a config.json.",
+            autocompletion=completing("model"),
+        ),
     ] = "llama-3.1-8b",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the trace.")] = False,
 ) -> None:
@@ -64,7 +71,6 @@ def generate(
 
     It holds structure and lengths, no signals: policies that read none can be replayed on it.
     """
-    from arborsim.cli.progress import PatientProgress
     from arborsim.machine.lookup import load_geometry
     from arborsim.plan.distributions import parse_counts
     from arborsim.plan.generate import TreeSpec, write_generated
@@ -83,11 +89,10 @@ def generate(
         rewards is Rewards.uniform,
         solved,
     )
-    command = shlex.join(["arborsim", *sys.argv[1:]])
     geometry = load_geometry(model)
     with PatientProgress(searches) as progress:
         tokens = write_generated(
-            spec, searches, seed, geometry, out, overwrite, command,
+            spec, searches, seed, geometry, out, overwrite, command_line(),
             lambda what, units: progress.advance(what, 1),
         )  # fmt: skip
     typer.echo(f"wrote {out}: {searches:,} searches, {tokens:,} tokens; no signals, no seconds")

@@ -2,245 +2,292 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.problem_options import (
-    BASE,
-    SEARCH,
-    DeadPenalty,
-    Device,
-    Dtype,
-    Episodes,
-    First,
-    KeepDuplicates,
-    Lines,
-    LinesPerThought,
-    MaxTokens,
-    Noise,
-    Prompts,
-    Seed,
-    Split,
-    ThoughtTokens,
-    TrustRemoteCode,
-    ValueFloor,
+from arborsim.cli.command import command, panel
+from arborsim.cli.options import (
+    Json,
+    OutputOptions,
+    PolicyOptions,
+    check_recall,
+    command_line,
+    completing,
+    output_option,
 )
-from arborsim.cli.reward_options import Embed, Reward, RewardAggregate, RewardLabel, RewardToken
-from arborsim.search import search_names
+from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, settled
+from arborsim.cli.progress import LiveBar
+from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.live.collect import Collector
+from arborsim.live.request import LiveFacts, LiveResult
+from arborsim.run.aggregate import ANY, BASELINE
 
-_POLICY = "Policies and machine"
-_OUTPUT = "Output"
+if TYPE_CHECKING:
+    from arborsim.live.log import LiveLog
+    from arborsim.live.request import LiveRequest
+    from arborsim.machine.machine import Machine
+
+_LIVE_PAGE, _SHADOW_PAGE = 16, 1
+_EVERY_S = 0.1
+cache_option = panel("Cache")
 
 
-def live(
-    policy: Annotated[
-        list[str],
-        typer.Option(help="Policies by comma, or 'all'; repeatable.", rich_help_panel=_POLICY),
-    ] = ["full"],
-    budget: Annotated[
-        list[str],
-        typer.Option(
-            help="Tokens (2048) or share of the search under full retention (0.25), by comma; "
-            "repeatable.",
-            rich_help_panel=_POLICY,
-        ),
-    ] = ["0.5"],
-    full: Annotated[
-        bool, typer.Option(help="Also run full retention, to compare.", rich_help_panel=_POLICY)
-    ] = True,
-    task: Annotated[
-        str,
-        typer.Option(
-            help="chain or game24; with --model FOLDER, whose weights those are.",
-            rich_help_panel=BASE,
-        ),
-    ] = "",
-    model: Annotated[
-        str,
-        typer.Option(
-            help="chain or game24 (shipped), a folder with safetensors, a model id, or "
-            "config:llama-3.1-8b: random weights [default: the task's].",
-            rich_help_panel=BASE,
-        ),
-    ] = "",
-    prompts: Prompts = None,
-    episodes: Episodes = 0,
-    first: First = 0,
-    split: Split = "test",
-    lines: Lines = 0,
-    lines_per_thought: LinesPerThought = 0,
-    max_tokens: MaxTokens = 0,
+@dataclass(frozen=True)
+class LiveProblems(RewardedProblems):
+    """Problems; models with random weights take random prompts."""
+
     prompt_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Random weights: tokens per prompt; 0: 512.", rich_help_panel=BASE
-        ),
-    ] = 0,
-    device: Device = "cpu",
-    dtype: Dtype = "auto",
-    trust_remote_code: TrustRemoteCode = False,
-    search: Annotated[
-        str,
-        typer.Option(
-            help=", ".join(search_names()) + " [default: linear; game24: tot-bfs].",
-            rich_help_panel=SEARCH,
-        ),
-    ] = "",
-    set_: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            help="name=value of the search or of policies; search.name or policy.name says whose; "
-            "repeatable.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = [],
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0, help="0 is greedy; default 0 for linear, else 0.7.", rich_help_panel=SEARCH
-        ),
-    ] = None,
-    seed: Seed = 0,
-    reward: Reward = "",
-    reward_token: RewardToken = "",
-    reward_label: RewardLabel = "",
-    reward_aggregate: RewardAggregate = "last",
-    embed: Embed = "",
-    noise: Noise = 0.1,
-    dead_penalty: DeadPenalty = 1.0,
-    value_floor: ValueFloor = 0.3,
-    thought_tokens: ThoughtTokens = 64,
-    keep_duplicates: KeepDuplicates = False,
+        int, problem_option(min=0, help="Random weights: tokens per prompt.", show_default="512")
+    ] = 0
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """How the cache of the live model, or its simulated stand-in, works."""
+
     recall: Annotated[
-        str,
-        typer.Option(
-            help="How DDR tokens are read: stage, stream, near or ondemand.",
-            rich_help_panel=_POLICY,
-        ),
-    ] = "stage",
-    overlap: Annotated[
-        bool, typer.Option(help="Let copies run behind computation.", rich_help_panel=_POLICY)
-    ] = True,
+        str, cache_option(help="How DDR tokens are read: stage, stream, near or ondemand.")
+    ] = "stage"
+    overlap: Annotated[bool, cache_option(help="Let copies run behind computation.")] = True
     page_tokens: Annotated[
         int,
-        typer.Option(
-            min=0,
-            help="Pools grow by so many slots; 0: 16, with --shadow 1.",
-            rich_help_panel=_POLICY,
-        ),
-    ] = 0,
+        cache_option(min=0, help="Slots that pools grow by.", show_default="16, with --shadow 1"),
+    ] = 0
     batch: Annotated[
         int,
-        typer.Option(
-            min=1,
-            help="Searches computed together: more tokens per second, times that overlap.",
-            rich_help_panel=_POLICY,
+        cache_option(
+            min=1, help="Searches computed together: more tokens per second, times that overlap."
         ),
-    ] = 1,
+    ] = 1
     attention_top: Annotated[
         int,
-        typer.Option(
+        cache_option(
             min=0,
-            help="Positions kept per attention row that policies see; 0: all, "
-            "256 for paths above 4096 tokens.",
-            rich_help_panel=_POLICY,
+            help="Positions kept per attention row that policies see.",
+            show_default="all, 256 for paths above 4096 tokens",
         ),
-    ] = 0,
+    ] = 0
     shadow: Annotated[
         bool,
-        typer.Option(
-            "--shadow",
-            help="Policies decide, nothing is removed; bytes and seconds are simulated.",
-            rich_help_panel=_POLICY,
+        cache_option(
+            "--shadow", help="Policies decide, nothing is removed; bytes and seconds are simulated."
         ),
-    ] = False,
+    ] = False
     gpu: Annotated[
         str,
-        typer.Option(
-            help="--shadow: GPU profile, a name or a TOML file [default: h100].",
-            rich_help_panel=_POLICY,
+        cache_option(
+            help="--shadow: GPU profile, a name or a TOML file.",
+            show_default="h100",
+            autocompletion=completing("gpu"),
         ),
-    ] = "",
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="--shadow: also record this trace.", rich_help_panel=_OUTPUT),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Log of all results, JSON lines.", rich_help_panel=_OUTPUT),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the log.", rich_help_panel=_OUTPUT)
-    ] = False,
-    overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace log and trace.", rich_help_panel=_OUTPUT),
-    ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(help="Write a self-contained HTML page.", rich_help_panel=_OUTPUT),
-    ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT),
-    ] = False,
+    ] = ""
+
+    def request(self) -> dict[str, Any]:
+        """As the fields of a `LiveRequest`."""
+        return {
+            "recall": self.recall,
+            "overlap": self.overlap,
+            "page_tokens": self.page_tokens or (_SHADOW_PAGE if self.shadow else _LIVE_PAGE),
+            "batch": self.batch,
+            "attention_top": self.attention_top,
+            "shadow": self.shadow,
+            "machine": self._machine(),
+        }
+
+    def _machine(self) -> Machine | None:
+        """The simulated machine of a shadow run; None if tokens are really removed."""
+        from arborsim.machine.lookup import load_profile
+        from arborsim.machine.machine import Machine
+
+        check_recall(self.recall)
+        if not self.shadow:
+            if self.gpu:
+                raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
+            return None
+        if not self.overlap:
+            raise UsageError("--no-overlap is for live runs: leave out --shadow")
+        profile = load_profile(self.gpu or "h100")
+        return Machine(profile, None, self.recall, self.page_tokens or _SHADOW_PAGE)
+
+
+@dataclass(frozen=True)
+class LiveOutput(OutputOptions):
+    """What to print and to write."""
+
+    out: Annotated[Path | None, output_option(help="Log of all results, JSON lines.")] = None
+    trace: Annotated[Path | None, output_option(help="--shadow: also record this trace.")] = None
+    resume: Annotated[bool, output_option("--resume", help="Go on with the log.")] = False
+    overwrite: Annotated[bool, output_option("--overwrite", help="Replace log and trace.")] = False
+    json: Json = False
+
+    def check_with(self, cache: CacheOptions) -> None:
+        """Refuse outputs that cannot be written, or that options contradict."""
+        self.check()
+        if self.resume and self.out is None:
+            raise UsageError("--resume needs --out, the log to go on with")
+        if self.resume and self.overwrite:
+            raise UsageError("--resume keeps the log and --overwrite replaces it: give one of them")
+        if self.trace is None:
+            return
+        if not cache.shadow:
+            raise UsageError("--trace needs --shadow: a search that policies prune is no recording")
+        if self.resume:
+            raise UsageError("--trace records whole runs: --resume cannot go with it")
+        if self.trace.exists() and not self.overwrite:
+            raise UsageError(f"--trace {self.trace}: the file exists: --overwrite replaces it")
+
+
+@command
+def live(
+    policies: PolicyOptions = PolicyOptions(),
+    full: Annotated[bool, typer.Option(help="Also run full retention, to compare.")] = True,
+    problems: LiveProblems = LiveProblems(),
+    cache: CacheOptions = CacheOptions(),
+    output: LiveOutput = LiveOutput(),
 ) -> int:
     """Search live under KV-cache policies that really remove tokens, and count what is right.
 
     Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
     where the time went, all against full retention. Ctrl-C keeps the log; exit code 130.
     """
-    from arborsim.cli import live_setup as setup
-    from arborsim.cli.live_run import run
-    from arborsim.cli.options import chosen_names
-    from arborsim.cli.problem_options import given
-    from arborsim.live.backends import RewardChoice
+    from arborsim.live.log import LiveLog
     from arborsim.live.request import LiveRequest
 
-    setup.check_files(out, trace, report, resume=resume, overwrite=overwrite, shadow=shadow)
-    chosen = setup.model_of(model, task)
-    algorithm = setup.search_of(search, chosen, task)
-    options, settings = setup.split_settings(set_, algorithm, chosen_names(",".join(policy)))
+    output.check_with(cache)
     request = LiveRequest(
-        model=chosen,
-        task=task,
-        prompts=prompts,
-        search=algorithm,
-        search_options=options,
-        episodes=episodes,
-        first=first,
-        split=split,
-        temperature=setup.temperature_of(temperature, algorithm),
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        max_tokens=max_tokens,
-        prompt_tokens=prompt_tokens,
-        noise=noise,
-        dead_penalty=dead_penalty,
-        value_floor=value_floor,
-        thought_tokens=thought_tokens,
-        task_options=given(lines=lines, lines_per_thought=lines_per_thought),
-        reward=RewardChoice(reward, reward_token, reward_label, reward_aggregate),
-        embed=embed,
-        dedupe=not keep_duplicates,
-        trust_remote_code=trust_remote_code,
-        cells=setup.make_cells(policy, budget, settings, full=full),
-        recall=recall,
-        overlap=overlap,
-        page_tokens=setup.page_size(page_tokens, shadow=shadow),
-        batch=batch,
-        attention_top=attention_top,
-        shadow=shadow,
-        machine=setup.make_machine(
-            shadow=shadow, gpu=gpu, recall=recall, overlap=overlap, page_tokens=page_tokens
-        ),
-        trace=trace,
-        command=shlex.join(["arborsim", *sys.argv[1:]]),
+        **settled(problems, policies, full=full),
+        **cache.request(),
+        trace=output.trace,
+        command=command_line(),
     )
-    return run(request, out, report, resume=resume, overwrite=overwrite, json=json)
+    log = None
+    if output.out is not None:
+        log = LiveLog(output.out, request, resume=output.resume, overwrite=output.overwrite)
+    return _run(request, output, log)
+
+
+def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
+    """Search with a bar on standard error, then show what came of it; returns the exit code."""
+    from arborsim.live.backends import get_backend
+    from arborsim.show.live_export import live_json, make_report
+    from arborsim.show.live_table import print_live
+
+    watch = BarWatch(log, len(request.cells), request.trace)
+
+    def show_unfinished() -> None:
+        if watch.facts is not None and watch.results and not output.json:
+            print_live(make_report(request, watch.facts, watch.results))
+
+    try:
+        with watch.bar:
+            models = get_backend("torch").live(request, watch)
+    except KeyboardInterrupt:
+        show_unfinished()
+        typer.echo(f"arborsim: interrupted: {watch.kept(output.out)}", err=True)
+        return 130
+    except ArborsimError:
+        show_unfinished()
+        raise
+    finally:
+        if log is not None:
+            log.close()
+    assert watch.facts is not None, "the backend has begun"
+    result = make_report(request, watch.facts, watch.results)
+    if output.report is not None:
+        from arborsim.show.live_page import write_live_page
+
+        write_live_page(result, output.report)
+    if output.json:
+        typer.echo(live_json(result))
+    else:
+        print_live(result)
+        for path in output.files.values():
+            typer.echo(f"wrote {path}")
+        for usage in models:
+            typer.echo(describe_usage(usage))
+    watch.refuse_if_nothing_ran()
+    return 0
+
+
+class BarWatch(Collector):
+    """A collector with a bar: time left, speed and accuracy so far.
+
+    Parameters
+    ----------
+    log : LiveLog or None
+    cells : int
+        Searches per problem.
+    replaced : Path, optional
+        A trace that the run will replace; it goes once the model is there.
+    """
+
+    def __init__(self, log: LiveLog | None, cells: int, replaced: Path | None = None) -> None:
+        super().__init__(log)
+        self.bar = LiveBar("loading the model")
+        self._cells, self._replaced = cells, replaced
+        self._before = len(self.results)
+        self._tokens = 0
+        self._began_s = self._shown_s = time.monotonic()
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        super().began(facts, episodes)
+        if self._replaced is not None:
+            self._replaced.unlink(missing_ok=True)
+        self._began_s = time.monotonic()
+        self._show("searching")
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        self._tokens += tokens
+        now = time.monotonic()
+        # Drawing costs time that would be measured.
+        if now - self._shown_s >= _EVERY_S:
+            self._shown_s = now
+            self._show(f"problem {episode}, {what}")
+
+    def finished(self, result: LiveResult) -> None:
+        super().finished(result)
+        self._show(f"problem {result.episode}, {result.policy} {result.budget}")
+
+    @property
+    def total(self) -> int:
+        """Searches of the whole run."""
+        return self.episodes * self._cells
+
+    def _show(self, what: str) -> None:
+        what = what.removesuffix(f" {ANY}")  # of policies that know no budget
+        parts = [what, *self.so_far(time.monotonic() - self._began_s)]
+        self.bar.show(", ".join(parts), completed=len(self.results), total=self.total)
+
+    def so_far(self, seconds: float) -> list[str]:
+        """Time left, speed and accuracy after `seconds` of this run, in words."""
+        done = len(self.results) - self._before
+        verdicts = [r.correct for r in self.results if r.correct is not None]
+        parts = []
+        if done:
+            left_s = (self.total - len(self.results)) * seconds / done
+            minutes, rest = divmod(round(left_s), 60)
+            parts.append(f"{minutes // 60}:{minutes % 60:02}:{rest:02} left")
+        if seconds > 0:
+            parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
+        if verdicts:
+            parts.append(f"{sum(verdicts)}/{len(verdicts)} right")
+        return parts
+
+    def kept(self, out: Path | None) -> str:
+        """After an interruption: what there is, and how to go on."""
+        if self.facts is None:
+            return "the model was not loaded yet"
+        done = f"{len(self.results)} of {self.total} searches"
+        if out is None:
+            return f"{done} were finished; --out FILE would have kept them"
+        return f"{out} holds {done}; --resume goes on"
+
+    def refuse_if_nothing_ran(self) -> None:
+        """Full retention, which always runs, does not count where others were asked for."""
+        asked = [result for result in self.results if result.policy != BASELINE] or self.results
+        if all(result.infeasible for result in asked):
+            raise UsageError(f"nothing could run: {asked[0].infeasible}: give a larger --budget")

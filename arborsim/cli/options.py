@@ -67,7 +67,8 @@ Json = Annotated[bool, output_option("--json", help="Print JSON instead of table
 Calibrations = Annotated[
     list[str],
     typer.Option(
-        help="Settings of policies from a calibration: a file or name; repeatable.",
+        help="Settings of policies from a calibration, a file or name, where --set or a workload "
+        "gives none; repeatable.",
         autocompletion=completing("calibration"),
     ),
 ]
@@ -250,14 +251,12 @@ class OutputOptions:
 
     def check(self, *inputs: Path) -> None:
         """Refuse, before the work, what cannot be written or would overwrite another file."""
-        given = {path.resolve() for path in inputs}
+        given = dict.fromkeys((path.resolve() for path in inputs), "the command reads it")
         for option, path in self.files.items():
             check_output(path, option)
-            if path.resolve() in given:
-                raise UsageError(
-                    f"{option} {path}: that file was given already; choose another name"
-                )
-            given.add(path.resolve())
+            if taken := given.get(path.resolve()):
+                raise UsageError(f"{option} {path}: {taken}; choose another name")
+            given[path.resolve()] = f"{option} names the same file"
 
 
 def names(text: str | Sequence[str]) -> list[str]:
@@ -352,7 +351,3 @@ def check_output(path: Path, option: str) -> None:
         raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from None
     if not there:
         path.unlink()
-
-
-def chosen_names(text: str) -> list[str]:
-    return PolicyOptions(policy=[text]).names()

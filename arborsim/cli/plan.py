@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from arborsim.cli.command import command, several
+from arborsim.cli.options import (
+    Calibrations,
+    Json,
+    OutputOptions,
+    completing,
+    output_option,
+    run_option,
+)
+from arborsim.cli.progress import PatientProgress
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,9 +25,88 @@ if TYPE_CHECKING:
     from arborsim.plan.results import PlanResult
     from arborsim.plan.workload import Workload
 
-_OUTPUT, _RUN = "Output", "Run"
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What stands in the place of the workload's own."""
+
+    gpu: Annotated[
+        list[str],
+        typer.Option(
+            help="In place of the workload's GPUs: names or TOML files, with numbers of the "
+            "machine; repeatable.",
+            autocompletion=completing("gpu"),
+        ),
+    ] = several()
+    load: Annotated[
+        float | None,
+        typer.Option(help="Size a fleet for this load.", show_default="the workload's"),
+    ] = None
+    calibration: Calibrations = several()
+    searches: Annotated[int | None, run_option(min=1, help="In place of the workload's.")] = None
+    warm_up: Annotated[int | None, run_option(min=0, help="In place of the workload's.")] = None
+    runs: Annotated[int | None, run_option(min=1, help="In place of the workload's.")] = None
+
+    def workload(self, path: Path) -> Workload:
+        """The workload, with what was given in the place of its own."""
+        from arborsim.plan.workload_file import read_workload
+
+        found = read_workload(path, [_from_here(gpu) for gpu in self.gpu], self.calibration)
+        if self.load is not None:
+            found = found.with_load(self.load)
+        if (self.searches, self.warm_up, self.runs) == (None, None, None):
+            return found
+        searches = found.searches if self.searches is None else self.searches
+        warm_up = min(found.warm_up, searches // 10) if self.warm_up is None else self.warm_up
+        return found.with_run_length(
+            searches, warm_up, found.runs if self.runs is None else self.runs
+        )
 
 
+@dataclass(frozen=True)
+class PlanOutput(OutputOptions):
+    """What to print and to write."""
+
+    out: Annotated[Path | None, output_option(help="Write results: .parquet, .json or .csv.")] = (
+        None
+    )
+    perfetto: Annotated[
+        Path | None, output_option(help="Write one GPU's timeline for Perfetto.")
+    ] = None
+    report: Annotated[
+        Path | None,
+        output_option(
+            help="Write one HTML page for a meeting: its loads and changed assumptions can take "
+            "several times as long as the plan itself."
+        ),
+    ] = None
+    explain: Annotated[
+        bool, output_option("--explain", help="Also print every cost term of a candidate.")
+    ] = False
+    candidate: Annotated[
+        int | None,
+        output_option(
+            min=0, help="--explain, --perfetto: number in the table.", show_default="recommended"
+        ),
+    ] = None
+    json: Json = False
+
+    def check(self, *inputs: Path) -> None:
+        from arborsim.plan.export import check_format
+
+        if self.explain and self.json:
+            raise UsageError("--explain prints tables: leave --json out")
+        super().check(*inputs)
+        if self.out is not None:
+            check_format(self.out)
+
+    def log(self, workload: Path) -> Path:
+        """Where finished candidates are kept until all are."""
+        base = self.out if self.out is not None else Path(workload.name)
+        return base.with_name(f"{base.name}.partial.jsonl")
+
+
+@command
 def plan(
     workload: Annotated[
         Path | None, typer.Argument(help="Workload in TOML.", show_default=False)
@@ -24,27 +114,13 @@ def plan(
     example: Annotated[
         bool, typer.Option("--example", help="Print a workload with every key explained.")
     ] = False,
-    gpu: Annotated[
-        list[str],
-        typer.Option(help="In place of the workload's GPUs: names or TOML files; repeatable."),
-    ] = [],
-    load: Annotated[
-        float | None,
-        typer.Option(help="Size a fleet for this load [default: the workload's]."),
-    ] = None,
+    given: WorkloadOptions = WorkloadOptions(),
     min_attention_kept: Annotated[
         float | None,
         typer.Option(
             min=0.0, max=1.0, help="Recommend policies that keep at least this share of attention."
         ),
     ] = None,
-    calibration: Annotated[
-        list[str],
-        typer.Option(
-            help="Settings of policies from a calibration: a file or name; the workload's own win; "
-            "repeatable. Numbers of the machine: --gpu FILE."
-        ),
-    ] = [],
     accuracy: Annotated[
         list[Path],
         typer.Option(help="Log of arborsim live: how many answers are right; repeatable."),
@@ -53,56 +129,11 @@ def plan(
         float | None,
         typer.Option(min=0.0, max=1.0, help="Recommend policies that are right at least so often."),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Processes; same results.", rich_help_panel=_RUN)
-    ] = 1,
-    searches: Annotated[
-        int | None, typer.Option(min=1, help="In place of the workload's.", rich_help_panel=_RUN)
-    ] = None,
-    warm_up: Annotated[
-        int | None, typer.Option(min=0, help="In place of the workload's.", rich_help_panel=_RUN)
-    ] = None,
-    runs: Annotated[
-        int | None, typer.Option(min=1, help="In place of the workload's.", rich_help_panel=_RUN)
-    ] = None,
+    jobs: Annotated[int, run_option(min=1, help="Processes; same results.")] = 1,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on where Ctrl-C ended a plan.", rich_help_panel=_RUN),
+        bool, run_option("--resume", help="Go on where Ctrl-C ended a plan.")
     ] = False,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Also print every cost term of a candidate.", rich_help_panel=_OUTPUT
-        ),
-    ] = False,
-    candidate: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="--explain, --perfetto: number in the table [default: recommended].",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write results: .parquet, .json or .csv.", rich_help_panel=_OUTPUT),
-    ] = None,
-    perfetto: Annotated[
-        Path | None,
-        typer.Option(help="Write one GPU's timeline for Perfetto.", rich_help_panel=_OUTPUT),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write one HTML page for a meeting: its loads and changed assumptions can take "
-            "several times as long as the plan itself.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    json: Annotated[
-        bool,
-        typer.Option("--json", help="Print JSON instead of tables.", rich_help_panel=_OUTPUT),
-    ] = False,
+    output: PlanOutput = PlanOutput(),
 ) -> int:
     """Find out how much load each GPU, policy and budget carries, and which to take.
 
@@ -123,46 +154,15 @@ def plan(
         raise UsageError("name a workload in TOML; arborsim plan --example prints one")
     if min_accuracy is not None and not accuracy:
         raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
-    if explain and json:
-        raise UsageError("--explain prints tables: leave --json out")
-    _check_outputs(workload, out, perfetto, report)
-    asked = _workload(workload, gpu, calibration, load, (searches, warm_up, runs))
-    planner = Planner(
-        asked,
-        Demanded(min_attention_kept, min_accuracy),
-        read_accuracies(accuracy),
-        jobs,
-    )
-    if candidate is not None and candidate >= len(planner.candidates):
+    output.check(workload)
+    demanded = Demanded(min_attention_kept, min_accuracy)
+    planner = Planner(given.workload(workload), demanded, read_accuracies(accuracy), jobs)
+    if output.candidate is not None and output.candidate >= len(planner.candidates):
         raise UsageError(
-            f"--candidate {candidate}: there are {len(planner.candidates)}, counted from 0"
+            f"--candidate {output.candidate}: there are {len(planner.candidates)}, counted from 0"
         )
-    result = _run(planner, _partial(workload, out), resume=resume, keep=out is not None)
-    if result is None:
-        return 130
-    return _show(planner, result, candidate, out, perfetto, report, explain=explain, json=json)
-
-
-def _workload(
-    path: Path,
-    gpus: list[str],
-    calibrations: list[str],
-    load: float | None,
-    lengths: tuple[int | None, ...],
-) -> Workload:
-    """The workload, with what options put in the place of its own."""
-    from arborsim.plan.workload_file import read_workload
-
-    found = read_workload(path, [_from_here(gpu) for gpu in gpus], calibrations)
-    if load is not None:
-        found = found.with_load(load)
-    searches, warm_up, runs = lengths
-    if lengths != (None, None, None):
-        searches = found.searches if searches is None else searches
-        if warm_up is None:
-            warm_up = min(found.warm_up, searches // 10)
-        found = found.with_run_length(searches, warm_up, found.runs if runs is None else runs)
-    return found
+    result = _run(planner, output.log(workload), resume=resume, keep=output.out is not None)
+    return 130 if result is None else _show(planner, result, output)
 
 
 def _from_here(gpu: str) -> str:
@@ -170,37 +170,11 @@ def _from_here(gpu: str) -> str:
     return str(Path(gpu).resolve()) if gpu.endswith(".toml") or "/" in gpu else gpu
 
 
-def _partial(workload: Path, out: Path | None) -> Path:
-    """Where finished candidates are kept until all are."""
-    base = out if out is not None else Path(workload.name)
-    return base.with_name(f"{base.name}.partial.jsonl")
-
-
-def _check_outputs(
-    workload: Path, out: Path | None, perfetto: Path | None, report: Path | None
-) -> None:
-    """Outputs can be written, and overwrite neither the workload nor each other."""
-    from arborsim.cli.options import check_output
-    from arborsim.plan.export import check_format
-
-    given = {workload.resolve()}
-    for path, option in ((out, "--out"), (perfetto, "--perfetto"), (report, "--report")):
-        if path is None:
-            continue
-        check_output(path, option)
-        if path.resolve() in given:
-            raise UsageError(f"{option} {path}: that file was given already; choose another name")
-        given.add(path.resolve())
-    if out is not None:
-        check_format(out)
-
-
 def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResult | None:
     """The plan; None if it was interrupted, after what is done has been written.
 
     With `keep`, candidates are on the disk as soon as they are finished.
     """
-    from arborsim.cli.progress import PatientProgress
     from arborsim.plan.log import PlanLog
 
     log = PlanLog(path, planner.workload)
@@ -218,14 +192,12 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
     except KeyboardInterrupt:
         if planner.finished:
             log.write(planner.finished.values())
-            typer.echo(
-                f"arborsim: interrupted: {len(planner.finished)} of {len(planner.candidates)} "
-                f"candidates are in {path}; --resume goes on",
-                err=True,
-            )
+            done = f"{len(planner.finished)} of {len(planner.candidates)} candidates"
+            left = f"interrupted: {done} are in {path}; --resume goes on"
         else:
             path.unlink(missing_ok=True)
-            typer.echo("arborsim: interrupted before any candidate was finished", err=True)
+            left = "interrupted before any candidate was finished"
+        typer.echo(f"arborsim: {left}", err=True)
         return None
     finally:
         log.close()
@@ -233,49 +205,68 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
     return result
 
 
-def _show(
-    planner: Planner,
-    result: PlanResult,
-    candidate: int | None,
-    out: Path | None,
-    perfetto: Path | None,
-    report: Path | None,
-    *,
-    explain: bool,
-    json: bool,
-) -> int:
+def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
     """Print and write what was asked for; fail if no candidate meets the target."""
     from arborsim.cli.plan_explain import print_explained
     from arborsim.cli.plan_tables import print_plan
     from arborsim.plan import export
 
-    chosen = result.recommendation.candidate if candidate is None else candidate
-    if out is not None:
-        export.write(result, out)
-    if json:
+    number = output.candidate
+    chosen = result.recommendation.candidate if number is None else number
+    if output.out is not None:
+        export.write(result, output.out)
+    if output.json:
         typer.echo(export.to_json(result))
     else:
         print_plan(result)
-        if explain and chosen is not None:
+        if output.explain and chosen is not None:
             print_explained(result.candidates[chosen])
-    if perfetto is not None and chosen is not None:
-        if result.candidates[chosen].largest is None:
-            raise UsageError(
-                f"--perfetto: {result.candidates[chosen].name} carries no load; choose another by "
-                "--candidate"
-            )
-        from arborsim.plan.timeline import timeline, write_perfetto
-
-        write_perfetto(timeline(planner, result.candidates[chosen]), perfetto)
-        typer.echo(f"wrote {perfetto}", err=json)
-    if out is not None:
-        typer.echo(f"wrote {out}", err=json)
-    if report is not None:
-        from arborsim.cli.plan_report import write_report
-
-        if not write_report(planner, result, report):
+    if output.perfetto is not None and chosen is not None:
+        _write_timeline(planner, result, chosen, output.perfetto)
+        typer.echo(f"wrote {output.perfetto}", err=output.json)
+    if output.out is not None:
+        typer.echo(f"wrote {output.out}", err=output.json)
+    if output.report is not None:
+        if not _write_page(planner, result, output.report):
             return 130
-        typer.echo(f"wrote {report}", err=json)
+        typer.echo(f"wrote {output.report}", err=output.json)
     if result.recommendation.candidate is None:
         raise UsageError(result.recommendation.text)
     return 0
+
+
+def _write_timeline(planner: Planner, result: PlanResult, number: int, path: Path) -> None:
+    """One GPU's timeline at the largest load of a candidate."""
+    from arborsim.plan.timeline import timeline, write_perfetto
+
+    candidate = result.candidates[number]
+    if candidate.largest is None:
+        raise UsageError(
+            f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
+        )
+    write_perfetto(timeline(planner, candidate), path)
+
+
+def _write_page(planner: Planner, result: PlanResult, path: Path) -> bool:
+    """Write the page; False if Ctrl-C left out what it shows beyond the plan."""
+    from arborsim.plan.details import detailed, work
+    from arborsim.plan.sensitivity import MOST_SEARCHES
+    from arborsim.show.plan_page import PlanReport, write_plan_page
+
+    try:
+        with PatientProgress(work(result)) as progress:
+            shown, found = detailed(planner, result, planner.jobs, progress.advance)
+    except KeyboardInterrupt:
+        write_plan_page(PlanReport(result), path)
+        typer.echo(
+            f"arborsim: interrupted: {path} has the plan, but no loads, timeline or assumptions",
+            err=True,
+        )
+        return False
+    workload = planner.workload
+    how = (
+        f"Each load is found by one run of {min(workload.searches, MOST_SEARCHES):,} searches with "
+        f"the seed {workload.seed}. Longer searches are the same ones, stretched."
+    )
+    write_plan_page(PlanReport(shown, found, how), path)
+    return True

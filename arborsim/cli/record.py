@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.problem_options import (
-    BASE,
-    SEARCH,
-    DeadPenalty,
-    Device,
-    Dtype,
-    Episodes,
-    First,
-    KeepDuplicates,
-    Lines,
-    LinesPerThought,
-    MaxTokens,
-    Noise,
-    Prompts,
-    Seed,
-    Split,
-    ThoughtTokens,
-    TrustRemoteCode,
-    ValueFloor,
-    given,
+from arborsim.cli.command import command, panel
+from arborsim.cli.options import check_output, command_line, completing, names
+from arborsim.cli.problems import (
+    RewardedProblems,
+    describe_usage,
+    problem_option,
+    search_option,
 )
-from arborsim.cli.reward_options import (
-    Embed,
-    Reward,
-    RewardAggregate,
-    RewardLabel,
-    RewardToken,
-)
+from arborsim.cli.progress import LiveBar
 from arborsim.core.errors import UsageError
 from arborsim.search import search_names
 
 if TYPE_CHECKING:
-    from arborsim.live.backends import LayerChoice
+    from arborsim.bank.arms import Recipe
+    from arborsim.live.backends import LayerChoice, RecordProgress, RecordRequest
 
-_WHAT = "What is stored"
-_BANK = "Banks (for arborsim search)"
+capture_option, bank_option = panel("What is stored"), panel("Banks (for arborsim search)")
 
 
 class _Capture(StrEnum):
@@ -60,177 +40,215 @@ class _Attention(StrEnum):
     sparse = "sparse"
 
 
-def record(
-    out: Annotated[Path, typer.Option(help="The trace to make.", rich_help_panel=BASE)],
+@dataclass(frozen=True)
+class RecordedProblems(RewardedProblems):
+    """Problems, the model that solves them, and one search, which is a line by default."""
+
     model: Annotated[
         str,
-        typer.Option(
-            help="chain or game24 (shipped), a folder with safetensors, or a model id.",
-            rich_help_panel=BASE,
-        ),
-    ] = "chain",
-    task: Annotated[
-        str,
-        typer.Option(help="Task of a folder with own reference weights.", rich_help_panel=BASE),
-    ] = "",
-    prompts: Prompts = None,
+        problem_option(help="chain or game24 (shipped), a folder with safetensors, or a model id."),
+    ] = "chain"
     search: Annotated[
-        str, typer.Option(help=", ".join(search_names()) + ".", rich_help_panel=SEARCH)
-    ] = "linear",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="An option of the search, name=value; repeatable.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    episodes: Episodes = 0,
-    first: First = 0,
-    split: Split = "test",
-    lines: Lines = 0,
-    lines_per_thought: LinesPerThought = 0,
+        str,
+        search_option(help=", ".join(search_names()) + ".", autocompletion=completing("algorithm")),
+    ] = "linear"
+
+
+@dataclass(frozen=True)
+class BankOptions:
+    """A tree that several searches can be run on later."""
+
     bank: Annotated[
         bool,
-        typer.Option(
+        bank_option(
             "--bank",
             help="Grow a tree that searches can be run on later, instead of running --search.",
-            rich_help_panel=_BANK,
         ),
-    ] = False,
-    children: Annotated[
-        str,
-        typer.Option(help="Per node, or per depth: 8 or 64,16,8.", rich_help_panel=_BANK),
-    ] = "",
+    ] = False
+    children: Annotated[str, bank_option(help="Per node, or per depth: 8 or 64,16,8.")] = ""
     depth: Annotated[
-        int,
-        typer.Option(min=0, help="Levels; 0: one per entry of --children.", rich_help_panel=_BANK),
-    ] = 0,
+        int, bank_option(min=0, help="Levels.", show_default="one per entry of --children")
+    ] = 0
     for_: Annotated[
         str,
-        typer.Option(
+        bank_option(
             "--for",
             help="Grow only what these searches ask for, e.g. rebase,ets or all.",
-            rich_help_panel=_BANK,
+            autocompletion=completing("algorithm"),
         ),
-    ] = "",
-    width: Annotated[
-        str, typer.Option(help="Widths of --for [default: 16].", rich_help_panel=_BANK)
-    ] = "",
+    ] = ""
+    width: Annotated[str, bank_option(help="Widths of --for.", show_default="16")] = ""
     batch: Annotated[
-        int,
-        typer.Option(min=0, help="Thoughts that are drawn at once; 0: 256.", rich_help_panel=_BANK),
-    ] = 0,
+        int, bank_option(min=0, help="Thoughts that are drawn at once.", show_default="256")
+    ] = 0
+
+    def recipe(self, problems: RecordedProblems, settings: list[str]) -> Recipe | None:
+        """What a bank is to hold; None if none was asked for.
+
+        Raises
+        ------
+        UnknownName, UsageError
+            Options exclude each other, a search or an option is unknown, or the tree is too large.
+        """
+        from arborsim.bank.arms import BATCH, Recipe, recipe_for
+        from arborsim.cli.search import widths_of
+
+        if not self.bank:
+            self._refuse_alone()
+            return None
+        self._check(problems, settings)
+        batch = self.batch or BATCH
+        if self.for_:
+            widths = widths_of(self.width or "16")
+            dedupe = not problems.keep_duplicates
+            return recipe_for(names(self.for_), widths, settings, dedupe, batch)
+        counts = _counts(self.children)
+        if len(counts) == 1 and self.depth == 0:
+            raise UsageError(f"--children {self.children} needs --depth, e.g. --depth 3")
+        recipe = Recipe(children=counts, depth=self.depth, batch=batch)
+        recipe.make()  # refuses a tree that is too large
+        return recipe
+
+    def _refuse_alone(self) -> None:
+        given = {"--children": self.children, "--depth": self.depth, "--for": self.for_,
+                 "--width": self.width, "--batch": self.batch}  # fmt: skip
+        for option, value in given.items():
+            if value:
+                raise UsageError(f"{option} is about banks: add --bank, or leave it out")
+
+    def _check(self, problems: RecordedProblems, settings: list[str]) -> None:
+        """Refuse what contradicts: a bank serves any search, or those that it names."""
+        if problems.search != "linear":
+            raise UsageError(
+                f"--bank serves searches later: --for {problems.search} instead of --search"
+            )
+        if problems.temperature == 0:
+            raise UsageError(
+                "--bank at --temperature 0 would draw the same thought again and again"
+            )
+        if bool(self.children) == bool(self.for_):
+            raise UsageError(
+                "--bank needs either --children (e.g. 8 with --depth 3, or 64,16,8) or --for with "
+                "--width (e.g. --for rebase,ets --width 16,64)"
+            )
+        if self.for_ and self.depth:
+            raise UsageError("--depth goes with --children: searches go as deep as they like")
+        for option, value in (("--width", self.width), ("--set", settings)):
+            if self.children and value:
+                raise UsageError(f"{option} goes with --for: --children serves any search")
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What a trace holds of a search."""
+
     capture: Annotated[
         _Capture | None,
-        typer.Option(
-            help="tree, signals or qkv [default: signals; of a bank: tree and embeddings].",
-            rich_help_panel=_WHAT,
+        capture_option(
+            help="tree, signals or qkv.", show_default="signals; of a bank: tree and embeddings"
         ),
-    ] = None,
+    ] = None
     attention: Annotated[
-        _Attention,
-        typer.Option(help="auto: whole rows for paths up to 4096 tokens.", rich_help_panel=_WHAT),
-    ] = _Attention.auto,
-    attention_top: Annotated[
-        int, typer.Option(min=1, help="Positions per sparse row.", rich_help_panel=_WHAT)
-    ] = 256,
+        _Attention, capture_option(help="auto: whole rows for paths up to 4096 tokens.")
+    ] = _Attention.auto
+    attention_top: Annotated[int, capture_option(min=1, help="Positions per sparse row.")] = 256
     qkv_layers: Annotated[
-        str,
-        typer.Option(help="Layers of --capture qkv, e.g. 2,3, or all.", rich_help_panel=_WHAT),
-    ] = "",
+        str, capture_option(help="Layers of --capture qkv, e.g. 2,3, or all.")
+    ] = ""
     attention_layers: Annotated[
         str,
-        typer.Option(
-            help="Also store these layers' own rows, mean and variance over heads: 2,3 or all.",
-            rich_help_panel=_WHAT,
+        capture_option(
+            help="Also store these layers' own rows, mean and variance over heads: 2,3 or all."
         ),
-    ] = "",
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="0 is greedy; default 0 for linear, 1 for banks, else 0.7.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    reward: Reward = "",
-    reward_token: RewardToken = "",
-    reward_label: RewardLabel = "",
-    reward_aggregate: RewardAggregate = "last",
-    embed: Embed = "",
-    noise: Noise = 0.1,
-    dead_penalty: DeadPenalty = 1.0,
-    value_floor: ValueFloor = 0.3,
-    thought_tokens: ThoughtTokens = 64,
-    keep_duplicates: KeepDuplicates = False,
-    max_tokens: MaxTokens = 0,
-    seed: Seed = 0,
-    device: Device = "cpu",
-    dtype: Dtype = "auto",
-    trust_remote_code: TrustRemoteCode = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=BASE)
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on after an interruption.", rich_help_panel=BASE),
-    ] = False,
+    ] = ""
+
+    def request(self, *, bank: bool) -> dict[str, Any]:
+        """As the fields of a `RecordRequest`."""
+        from arborsim.trace.schema import Capture
+
+        capture = self.capture or (_Capture.tree if bank else _Capture.signals)
+        return {
+            "capture": Capture(capture.value),
+            "attention": self.attention.value,
+            "attention_top": self.attention_top,
+            "qkv_layers": _layers("--qkv-layers", self.qkv_layers),
+            "attention_layers": _layers("--attention-layers", self.attention_layers),
+        }
+
+
+@command
+def record(
+    out: Annotated[Path, typer.Option(help="The trace to make.", show_default=False)],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    problems: RecordedProblems = RecordedProblems(),
+    set_: Annotated[
+        list[str], search_option("--set", help="An option of the search, name=value; repeatable.")
+    ] = [],
+    capture: CaptureOptions = CaptureOptions(),
+    bank: BankOptions = BankOptions(),
 ) -> int:
     """Run searches on a live model and record them.
 
     Ctrl-C stops after the last whole episode, leaves a valid trace, and exits with code 130.
     """
-    from arborsim.cli.options import check_output
-    from arborsim.cli.record_bank import recipe_of
-    from arborsim.cli.record_run import run
-    from arborsim.live.backends import RecordRequest, RewardChoice, get_backend
-    from arborsim.trace.schema import Capture
+    from arborsim.live.backends import RecordRequest
 
     check_output(out, "--out")
-    recipe = recipe_of(
-        bank, children, depth, for_, width, batch,
-        settings=set_ or (), search=search, temperature=temperature, dedupe=not keep_duplicates,
-    )  # fmt: skip
-    if temperature is None:
-        temperature = 1.0 if bank else 0.0 if search == "linear" else 0.7
-    if capture is None:
-        capture = _Capture.tree if bank else _Capture.signals
+    recipe = bank.recipe(problems, set_)
+    fields = problems.request() | capture.request(bank=bank.bank)
+    if bank.bank and problems.temperature is None:
+        fields["temperature"] = 1.0
     request = RecordRequest(
-        model=model,
+        **fields,
         out=out,
-        task=task,
-        prompts=prompts,
-        search=search,
-        search_options={} if bank else _settings(set_ or []),
-        episodes=episodes,
-        first=first,
-        split=split,
-        capture=Capture(capture.value),
+        search_options={} if bank.bank else _settings(set_),
         bank=recipe,
-        attention=attention.value,
-        attention_top=attention_top,
-        qkv_layers=_layers("--qkv-layers", qkv_layers),
-        attention_layers=_layers("--attention-layers", attention_layers),
-        temperature=temperature,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        max_tokens=max_tokens,
-        noise=noise,
-        dead_penalty=dead_penalty,
-        value_floor=value_floor,
-        thought_tokens=thought_tokens,
-        task_options=given(lines=lines, lines_per_thought=lines_per_thought),
-        reward=RewardChoice(reward, reward_token, reward_label, reward_aggregate),
-        embed=embed,
-        dedupe=not keep_duplicates,
-        trust_remote_code=trust_remote_code,
         overwrite=overwrite,
         resume=resume,
-        command=shlex.join(["arborsim", *sys.argv[1:]]),
+        command=command_line(),
     )
-    return run(request, get_backend("torch"))
+    return _run(request)
+
+
+def _run(request: RecordRequest) -> int:
+    """Record with a bar on standard error; returns the exit code."""
+    from arborsim.live.backends import RecordProgress, get_backend
+
+    backend = get_backend("torch")
+    seen = RecordProgress(0, 0, 0, 0, 0, 0.0)
+    bank = request.bank is not None
+    with LiveBar("recording", time_left=True) as bar:
+
+        def show(progress: RecordProgress) -> None:
+            nonlocal seen
+            seen = progress
+            bar.show(_describe(seen, bank), completed=seen.episode, total=seen.episodes)
+
+        try:
+            seen = backend.record(request, show)
+        except KeyboardInterrupt:
+            bar.stop()
+            left = (
+                f"{request.out} holds {seen.episode} whole episodes (of {seen.episodes}); "
+                "--resume goes on"
+                if seen.episode
+                else "no episode was complete, so nothing was written"
+            )
+            typer.echo(f"arborsim: interrupted: {left}", err=True)
+            return 130
+    typer.echo(f"{request.out}: {seen.episode} episodes, {_describe(seen, bank)}")
+    for usage in seen.beside:
+        typer.echo(describe_usage(usage))
+    return 0
+
+
+def _describe(progress: RecordProgress, bank: bool) -> str:
+    """Accuracy so far (of a bank: problems that some thought solves) and speed, in words."""
+    verdict = f"{progress.correct}/{progress.judged} {'solvable' if bank else 'correct'}, "
+    thoughts = f"{progress.thoughts} thoughts, " if bank else ""
+    speed = f"{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
+    return f"{verdict if progress.judged else ''}{thoughts}{speed}"
 
 
 def _settings(given: list[str]) -> dict[str, str]:
@@ -252,3 +270,10 @@ def _layers(option: str, text: str) -> LayerChoice:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise UsageError(f"{option} {text}: expected numbers, e.g. 2,3, or all") from None
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--children {text}: expected whole numbers of 1 or more, by comma")
+    return tuple(map(int, parts))

@@ -2,82 +2,74 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.core.errors import UnknownName, UsageError
-from arborsim.search import search_names
+from arborsim.cli.command import command
+from arborsim.cli.options import (
+    PolicyOptions,
+    check_recall,
+    command_line,
+    completing,
+    machine_option,
+    output_option,
+)
+from arborsim.cli.problems import ProblemOptions, problem_option, settled
+from arborsim.cli.progress import LiveBar
+from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from arborsim.live.request import LiveRequest
+    from arborsim.live.request import LiveFacts, LiveRequest
+    from arborsim.validate.results import CellCheck
 
+RESULTS, PAGE = "results.parquet", "index.html"
 _SIMULATED_RECALLS = ("stage", "stream", "near")
 
 
+@dataclass(frozen=True)
+class ValidatedProblems(ProblemOptions):
+    """Problems that are searched live and simulated."""
+
+    episodes: Annotated[
+        int, problem_option(help="Problems; accuracies can be ranked from 40 on.", min=1)
+    ] = 4
+
+
+@command
 def validate(
     gpu: Annotated[
         str,
-        typer.Option(
+        machine_option(
             help="Profile of the device that runs it: a TOML file of `calibrate hardware`, or a "
             "name.",
             show_default=False,
+            autocompletion=completing("gpu"),
         ),
     ],
-    task: Annotated[str, typer.Option(help="chain or game24.")] = "",
-    model: Annotated[str, typer.Option(help="As for `arborsim live` [default: the task's].")] = "",
-    policy: Annotated[
-        list[str],
-        typer.Option(help="Policies by comma, or 'all'; repeatable; `full` is added to compare."),
-    ] = ["all"],
-    budget: Annotated[
-        list[str],
-        typer.Option(help="Tokens or share of the search under full retention; repeatable."),
-    ] = ["0.5,0.7"],
-    search: Annotated[
-        str,
-        typer.Option(help=", ".join(search_names()) + " [default: linear; game24: tot-bfs]."),
-    ] = "",
-    set_: Annotated[
-        list[str],
-        typer.Option("--set", help="name=value of the search or of policies; repeatable."),
-    ] = [],
-    episodes: Annotated[
-        int, typer.Option(help="Problems; accuracies can be ranked from 40 on.", min=1)
-    ] = 4,
-    first: Annotated[int, typer.Option(help="Number of the first problem.", min=0)] = 0,
-    lines: Annotated[int, typer.Option(min=0, help="chain: program lines; 0: 96.")] = 0,
-    prompts: Annotated[
-        Path | None, typer.Option(help='JSON lines, each {"prompt": "..."}.')
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Per path; 0: the task's.")] = 0,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Default 0 for linear, else 0.7.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    policies: PolicyOptions = PolicyOptions(policy=["all"], budget=["0.5,0.7"]),
+    problems: ValidatedProblems = ValidatedProblems(),
     recall: Annotated[
-        str, typer.Option(help="How DDR tokens are read: stage, stream or near.")
+        str, machine_option(help="How DDR tokens are read: stage, stream or near.")
     ] = "stage",
     overlap: Annotated[
         bool,
-        typer.Option(
+        machine_option(
             help="Copy behind the computation; bytes at a moment then depend on how fast copies "
             "are."
         ),
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for results.parquet and index.html.")] = Path(
+    out: Annotated[Path, output_option(help="Folder for results.parquet and index.html.")] = Path(
         "validation"
     ),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the results in the folder.")
+        bool, output_option("--resume", help="Go on with the results in the folder.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the results in the folder.")
+        bool, output_option("--overwrite", help="Replace the results in the folder.")
     ] = False,
 ) -> int:
     """Search live and simulated side by side, and say how far apart they are.
@@ -87,41 +79,147 @@ def validate(
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
     """
-    from arborsim.cli import live_setup as setup
-    from arborsim.cli.options import chosen_names
-    from arborsim.cli.problem_options import given
-    from arborsim.cli.validate_run import run
     from arborsim.live.request import LiveRequest
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
 
-    if recall not in _SIMULATED_RECALLS:
-        raise UnknownName("recall mode", recall, _SIMULATED_RECALLS)
+    check_recall(recall, _SIMULATED_RECALLS)
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: expected a folder, but that is a file")
     if resume and overwrite:
         raise UsageError("--resume keeps the results and --overwrite replaces them: give one")
-    chosen = setup.model_of(model, task)
-    algorithm = setup.search_of(search, chosen, task)
-    options, settings = setup.split_settings(set_, algorithm, chosen_names(",".join(policy)))
-    request: LiveRequest = LiveRequest(
-        model=chosen,
-        task=task,
-        prompts=prompts,
-        search=algorithm,
-        search_options=options,
-        episodes=episodes,
-        first=first,
-        temperature=setup.temperature_of(temperature, algorithm),
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        max_tokens=max_tokens,
-        task_options=given(lines=lines),
-        cells=setup.make_cells(policy, budget, settings, full=True),
+    request = LiveRequest(
+        **settled(problems, policies),
         recall=recall,
         overlap=overlap,
         machine=Machine(load_profile(gpu), None, recall),
-        command=shlex.join(["arborsim", *sys.argv[1:]]),
+        command=command_line(),
     )
-    return run(request, out, resume=resume, overwrite=overwrite)
+    return _run(request, Keeper(request, out, resume=resume, overwrite=overwrite))
+
+
+class Keeper:
+    """A `ValidationWatch` that writes results as they come.
+
+    Parameters
+    ----------
+    request : LiveRequest
+    out : Path
+        Folder; it is made when there is something to write.
+    resume, overwrite : bool
+
+    Raises
+    ------
+    UsageError
+        There are results already and neither was said, or they are of another request.
+    """
+
+    def __init__(self, request: LiveRequest, out: Path, *, resume: bool, overwrite: bool) -> None:
+        from arborsim.live.log import describe
+        from arborsim.validate.results import Validation, read_results
+
+        self.path = out / RESULTS
+        self._request = request
+        self._described = {k: v for k, v in describe(request).items() if k != "episodes"}
+        self._dates: list[str] = []
+        self.result = Validation(())
+        if self.path.exists() and not overwrite:
+            if not resume:
+                raise UsageError(f"{self.path} exists: --resume goes on, --overwrite replaces it")
+            self.result, there = read_results(self.path)
+            self._compare(there)
+            self._dates = [self.result.about.get("date", "")]
+        self.bar = LiveBar("loading the model")
+
+    @property
+    def problems(self) -> set[int]:
+        """Those that are done."""
+        return {check.episode for check in self.result.checks}
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        about = _about(self._request, facts, self._dates)
+        old = self.result.about
+        for key in ("model", "device", "dtype", "versions"):
+            if old and old[key] != about[key]:
+                raise UsageError(
+                    f"{self.path} holds results of another {key} ({old[key]}, now {about[key]}): "
+                    "choose another --out, or --overwrite"
+                )
+        self.result = replace(self.result, about=about, left_out=())
+        self.bar.show(total=episodes, completed=len(self.problems))
+
+    def wants(self, episode: int) -> bool:
+        return episode not in self.problems
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        self.bar.show(f"problem {episode}, {what}")
+
+    def checked(self, checks: tuple[CellCheck, ...]) -> None:
+        from arborsim.validate.results import merged, write_results
+
+        self.result = replace(self.result, checks=merged(self.result.checks, checks))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out {self.path.parent}: {error.strerror}") from error
+        write_results(self.result, self._described, self.path)
+        self.bar.show(completed=len(self.problems))
+
+    def _compare(self, there: dict[str, Any]) -> None:
+        for key in sorted({*there, *self._described}):
+            if there.get(key) != self._described.get(key):
+                raise UsageError(
+                    f"{self.path} holds results of another request (its {key} differs): choose "
+                    "another --out, or --overwrite"
+                )
+
+
+def _run(request: LiveRequest, keeper: Keeper) -> int:
+    """Compare, then show and write what came of it; returns the exit code."""
+    from arborsim.live.backends import get_backend
+
+    interrupted = False
+    try:
+        with keeper.bar:
+            get_backend("torch").validate(request, keeper)
+    except KeyboardInterrupt:
+        interrupted = True
+    if keeper.result.checks:
+        _show(keeper)
+    if not interrupted:
+        return 0
+    done = f"{keeper.path} holds {len(keeper.problems)} problems; --resume goes on"
+    said = done if keeper.result.checks else "no problem was complete, so nothing was written"
+    typer.echo(f"arborsim: interrupted: {said}", err=True)
+    return 130
+
+
+def _show(keeper: Keeper) -> None:
+    from arborsim.show.validation import write_page
+    from arborsim.show.validation_table import print_validation
+
+    print_validation(keeper.result)
+    page = keeper.path.with_name(PAGE)
+    write_page(keeper.result, page)
+    typer.echo(f"wrote {keeper.path} and {page}")
+
+
+def _about(request: LiveRequest, facts: LiveFacts, dates: list[str]) -> dict[str, str]:
+    assert request.machine is not None
+    profile = request.machine.profile
+    today = datetime.now(UTC).date().isoformat()
+    options = {**request.search_options, **request.task_options}
+    return {
+        "model": facts.model + (" (random weights)" if facts.random_weights else ""),
+        "task": " ".join([facts.task, *(f"{key} {value}" for key, value in options.items())]),
+        "search": f"{request.search}, temperature {request.temperature:g}, seed {request.seed}",
+        "device": facts.device,
+        "dtype": facts.dtype,
+        "GPU profile": profile.name,
+        "assumed in the profile": ", ".join(profile.assumed()) or "nothing",
+        "recall of DDR tokens": request.recall + ("" if request.overlap else ", without overlap"),
+        "KV bytes per token": f"{facts.kv_bytes_per_token:,}",
+        "versions": ", ".join(f"{name} {text}" for name, text in facts.software.items()),
+        "command": request.command,
+        "date": ", ".join(dict.fromkeys([*filter(None, dates), today])),
+    }

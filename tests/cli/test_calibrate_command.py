@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from arborsim.calibrate.load import read_calibration
-from arborsim.cli import calibrate
+from arborsim.cli import progress
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
 
@@ -99,8 +99,8 @@ def test_a_bar_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None:
             seen[-1][1].append(-1)
 
-    monkeypatch.setattr(calibrate, "PatientProgress", Bar)
-    with calibrate.Stages() as stages:
+    monkeypatch.setattr(progress, "PatientProgress", Bar)
+    with progress.Stages() as stages:
         for done in (1, 4):
             stages("solving", done, 5)
         stages("occluding", 3, 9)

@@ -16,6 +16,7 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.live.log import LiveLog
+from arborsim.live.request import LiveResult
 from arborsim.show.live_rows import fisher_p, least_visible
 from arborsim.trace.reader import TraceReader
 
@@ -56,7 +57,7 @@ CASES = {
     "an unknown GPU": ("--shadow --gpu h1000", "did you mean h100"),
     "an existing log": ("--out notes", "--resume goes on"),
     "a file that is no log": ("--out notes --resume", "not a log"),
-    "two outputs in one": ("--out x --report x", "same file"),
+    "two outputs in one": ("--out x --report x", "--out names the same file"),
     "output nowhere": ("--out no/where", "no directory"),
     "an unknown setting": ("--policy h2o --set sink=4", "did you mean sinks"),
     "a setting without a value": ("--policy h2o --set sinks", "expected name=value"),
@@ -186,7 +187,7 @@ def test_ctrl_c_keeps_what_is_finished(
     add = LiveLog.add
 
     def interrupted(self: LiveLog, result: Any) -> None:
-        if result.policy != "full":
+        if isinstance(result, LiveResult) and result.policy != "full":
             raise KeyboardInterrupt
         add(self, result)
 

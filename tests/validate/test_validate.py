@@ -111,16 +111,16 @@ def test_tokens_that_stay_in_ddr(tmp_path: Path) -> None:
 def test_an_interruption_keeps_whole_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from arborsim.cli import validate_run
+    from arborsim.cli import validate
 
-    kept = validate_run.Keeper.checked
+    kept = validate.Keeper.checked
 
     def stop(self: Any, checks: Any) -> None:
         if self.problems:
             raise KeyboardInterrupt
         kept(self, checks)
 
-    monkeypatch.setattr(validate_run.Keeper, "checked", stop)
+    monkeypatch.setattr(validate.Keeper, "checked", stop)
     command = [*CHAIN, "--policy", "streaming-llm", "--episodes", "3", "--out", str(tmp_path)]
     assert main(command) == 130
     assert "holds 1 problems; --resume goes on" in capsys.readouterr().err

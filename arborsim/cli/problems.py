@@ -1,0 +1,234 @@
+"""Options of the commands that run a model: which problems are searched, how, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from arborsim.cli.command import panel
+from arborsim.cli.options import (
+    PolicyOptions,
+    build_policies,
+    completing,
+    expert_option,
+    policy_settings,
+)
+from arborsim.core.errors import UsageError
+from arborsim.search import search_names
+
+if TYPE_CHECKING:
+    from arborsim.live.backends import ModelUsage
+
+problem_option, search_option = panel("Problems and model"), panel("Search and rewards")
+#: Reference tasks that are searched as a tree unless asked otherwise.
+_TREES = {"game24": "tot-bfs"}
+
+
+@dataclass(frozen=True)
+class ProblemOptions:
+    """Problems, the model that solves them, and the search."""
+
+    task: Annotated[
+        str, problem_option(help="chain or game24; with --model FOLDER, whose weights those are.")
+    ] = ""
+    model: Annotated[
+        str,
+        problem_option(
+            help="chain or game24 (shipped), a folder with safetensors, a model id, or "
+            "config:llama-3.1-8b: random weights.",
+            show_default="the task's",
+        ),
+    ] = ""
+    prompts: Annotated[Path | None, problem_option(help='JSON lines, each {"prompt": "..."}.')] = (
+        None
+    )
+    episodes: Annotated[
+        int, problem_option(min=0, help="Problems.", show_default="8, or all prompts")
+    ] = 0
+    first: Annotated[int, problem_option(min=0, help="Number of the first problem.")] = 0
+    lines: Annotated[
+        int, problem_option(min=0, help="chain: program lines.", show_default="96")
+    ] = 0
+    max_tokens: Annotated[
+        int, problem_option(min=0, help="Per path.", show_default="the task's")
+    ] = 0
+    device: Annotated[str, problem_option(help="cpu or cuda.")] = "cpu"
+    dtype: Annotated[str, problem_option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    search: Annotated[
+        str,
+        search_option(
+            help=", ".join(search_names()) + ".",
+            show_default="linear; game24: tot-bfs",
+            autocompletion=completing("algorithm"),
+        ),
+    ] = ""
+    temperature: Annotated[
+        float | None,
+        search_option(
+            min=0.0, help="0 is greedy.", show_default="0 for linear, 1 for banks, else 0.7"
+        ),
+    ] = None
+    seed: Annotated[int, search_option(min=0, help="Of what is drawn.")] = 0
+
+    @property
+    def algorithm(self) -> str:
+        """The search: that of the task unless one was named."""
+        return self.search or _TREES.get(self.task or self.model, "linear")
+
+    def request(self) -> dict[str, Any]:
+        """As the fields of a `SearchRequest`."""
+        from arborsim.live.backends import SearchRequest
+
+        same = [each.name for each in fields(SearchRequest) if hasattr(self, each.name)]
+        temperature = self.temperature
+        if temperature is None:  # branches must differ; a line need not
+            temperature = 0.0 if self.algorithm == "linear" else 0.7
+        options = {name: getattr(self, name, 0) for name in ("lines", "lines_per_thought")}
+        return {name: getattr(self, name) for name in same} | {
+            "model": self.model or self.task or "chain",
+            "search": self.algorithm,
+            "temperature": temperature,
+            "task_options": {name: value for name, value in options.items() if value},
+        }
+
+
+@dataclass(frozen=True)
+class RewardedProblems(ProblemOptions):
+    """Problems, and what scores and embeds the thoughts of their search."""
+
+    split: Annotated[str, problem_option(help="test or train.")] = "test"
+    lines_per_thought: Annotated[
+        int, problem_option(min=0, help="chain: lines per thought.", show_default="4")
+    ] = 0
+    trust_remote_code: Annotated[
+        bool, problem_option("--trust-remote-code", help="Run code that comes with a model.")
+    ] = False
+    reward: Annotated[
+        str,
+        search_option(
+            help="What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
+            "reward model.",
+            show_default="chain: verifier; game24: value",
+        ),
+    ] = ""
+    embed: Annotated[
+        str,
+        search_option(
+            help="Folder of a sentence-transformers model that embeds thoughts.",
+            show_default="mean last hidden states",
+        ),
+    ] = ""
+    keep_duplicates: Annotated[
+        bool, search_option("--keep-duplicates", help="Go on with thoughts that repeat a sibling.")
+    ] = False
+    reward_token: Annotated[
+        str, expert_option(help="Step-token model: the token after which it scores a step.")
+    ] = ""
+    reward_label: Annotated[
+        str,
+        expert_option(
+            help="What is good: a class of a classifier [default: 1 of two], or the tokens "
+            "good,bad of a step-token model [default: +,-]."
+        ),
+    ] = ""
+    reward_aggregate: Annotated[str, expert_option(help="Scores of steps: last, min or prod.")] = (
+        "last"
+    )
+    noise: Annotated[float, expert_option(min=0.0, help="Verifier: noise of rewards (std).")] = 0.1
+    dead_penalty: Annotated[
+        float, expert_option(min=0.0, max=1.0, help="Verifier: how well rewards see a dead path.")
+    ] = 1.0
+    value_floor: Annotated[
+        float,
+        expert_option(min=0.0, max=1.0, help="chain: value of a living state without progress."),
+    ] = 0.3
+    thought_tokens: Annotated[
+        int, expert_option(min=1, help="Prompts: longest thought (it also ends at a newline).")
+    ] = 64
+
+    def request(self) -> dict[str, Any]:
+        from arborsim.live.backends import RewardChoice
+
+        reward = RewardChoice(
+            self.reward, self.reward_token, self.reward_label, self.reward_aggregate
+        )
+        return super().request() | {"reward": reward, "dedupe": not self.keep_duplicates}
+
+
+def split_settings(
+    given: Sequence[str], search: str, policies: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """What of ``--set`` is for the search, and what for policies.
+
+    ``search.name=value`` and ``tot-bfs.name=value`` are for the search.  So is ``name=value`` if
+    the search has that option and no chosen policy has.
+
+    Raises
+    ------
+    UsageError
+        Both have it.
+    """
+    from arborsim.policies.registry import find, parameters
+    from arborsim.search import search_options
+
+    options = search_options(search)
+    held = {key for name in policies for key in parameters(find(name))}
+    own: dict[str, str] = {}
+    others: list[str] = []
+    for setting in given:
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        head, _, rest = key.partition(".")
+        if equals and rest and head in ("search", search):
+            own[rest] = value
+        elif equals and key in options and key in held:
+            raise UsageError(
+                f"--set {setting}: the search and a policy have {key}: say search.{key} or "
+                f"POLICY.{key}"
+            )
+        elif equals and key in options:
+            own[key] = value
+        else:
+            others.append(setting)
+    return own, others
+
+
+def settled(
+    problems: ProblemOptions, policies: PolicyOptions, *, full: bool = True
+) -> dict[str, Any]:
+    """The searches and their cells, as fields of a `LiveRequest`.
+
+    Parameters
+    ----------
+    full : bool
+        Full retention leads even if it was not named.
+    """
+    from arborsim.core.observations import Signal
+    from arborsim.policies.registry import build
+    from arborsim.run.aggregate import BASELINE
+    from arborsim.run.episode import cells_of
+
+    chosen = policies.names(oracle=False)
+    options, rest = split_settings(policies.set_, problems.algorithm, chosen)
+    made = build_policies(policy_settings(chosen, rest))
+    for policy in made:
+        if Signal.EVICTION_TIME in policy.reads():
+            raise UsageError(
+                f"--policy {policy.name}: the offline optimum needs the future, which no live "
+                "search has: replay a trace instead"
+            )
+    if full:
+        made = [build(BASELINE), *(policy for policy in made if policy.name != BASELINE)]
+    cells = tuple(cells_of(made, policies.budgets()))
+    return problems.request() | {"search_options": options, "cells": cells}
+
+
+def describe_usage(usage: ModelUsage) -> str:
+    """What a reward or embedding model took, in words."""
+    kind = {"reward": "reward model", "embed": "embedding model"}[usage.role]
+    kv = f", KV up to {usage.peak_kv_bytes / 1e6:.3g} MB" if usage.peak_kv_bytes else ""
+    return (
+        f"{kind} {usage.name}: {usage.texts} thoughts, {usage.wall_s:.2f} s, weights "
+        f"{usage.weight_bytes / 1e6:.3g} MB{kv}"
+    )
