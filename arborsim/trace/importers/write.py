@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,33 +70,6 @@ class FinalAnswer:
     text: str | None = None
 
 
-@dataclass
-class _Rows:
-    """Columns in the making: pieces of equal length, and single values that are no numbers."""
-
-    kind: list[np.ndarray] = field(default_factory=list)
-    node: list[np.ndarray] = field(default_factory=list)
-    iteration: list[np.ndarray] = field(default_factory=list)
-    position: list[np.ndarray] = field(default_factory=list)
-    reward: dict[int, float] = field(default_factory=dict)
-    correct: dict[int, int] = field(default_factory=dict)
-    text: dict[int, str | None] = field(default_factory=dict)
-    end: dict[int, End] = field(default_factory=dict)
-    answer: dict[int, str | None] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, kind: Kind, node: Any, iteration: Any, position: Any = -1) -> int:
-        """Append rows of one kind; returns the number of the first."""
-        nodes = np.atleast_1d(np.asarray(node, dtype=np.int32))
-        first, size = self.count, len(nodes)
-        self.kind.append(np.full(size, kind, dtype=np.int8))
-        self.node.append(nodes)
-        self.iteration.append(np.broadcast_to(np.asarray(iteration, np.int32), size))
-        self.position.append(np.broadcast_to(np.asarray(position, np.int32), size))
-        self.count += size
-        return first
-
-
 @dataclass(frozen=True)
 class WrittenSearch:
     """One search, whatever format it came in.
@@ -136,80 +109,84 @@ class WrittenSearch:
         Thoughts of a batch take a token each per iteration until they are complete; no token ids
         (null), and time stands still at 0, for no source here has either.
         """
-        rows = _Rows()
-        first = rows.add(
-            Kind.PREFILL, np.zeros(self.prompt_tokens), 0, np.arange(self.prompt_tokens)
-        )
-        rows.text[first] = self.prompt_text
-        parent, depth, ends = [-1], [0], [self.prompt_tokens]
-        iteration = 0
+        rows = _Rows([-1], [0], [self.prompt_tokens])
+        prompt = Thought(-1, self.prompt_tokens, text=self.prompt_text)
+        position = np.arange(self.prompt_tokens)
+        rows.add(Kind.PREFILL, np.zeros_like(position), position, [prompt])
         for batch in self.batches:
-            iteration = _add_batch(rows, batch, iteration, parent, depth, ends)
+            rows.add_batch(batch)
         if self.answer is not None:
-            last = rows.add(Kind.ANSWER, self.answer.node, iteration)
-            rows.correct[last], rows.text[last] = self.answer.correct, self.answer.text
-        return _columns(rows, np.asarray(parent, np.int32), np.asarray(depth, np.int32))
+            last = Thought(-1, 0, text=self.answer.text, correct=self.answer.correct)
+            rows.add(Kind.ANSWER, [self.answer.node], said=[last])
+        return rows.columns()
 
 
-def _add_batch(
-    rows: _Rows,
-    batch: ThoughtBatch,
-    iteration: int,
-    parent: list[int],
-    depth: list[int],
-    ends: list[int],
-) -> int:
-    """The rows of a batch; `parent`, `depth` and path lengths `ends` grow by its thoughts."""
-    thoughts = batch.thoughts
-    numbers = np.arange(len(parent), len(parent) + len(thoughts))
-    starts = np.asarray([ends[thought.parent] for thought in thoughts], dtype=np.int64)
-    for thought in thoughts:
-        parent.append(thought.parent)
-        depth.append(depth[thought.parent] + 1)
-        ends.append(ends[thought.parent] + thought.tokens)
-    rows.add(Kind.TRANSITION, numbers, iteration)
-    lengths = np.asarray([thought.tokens for thought in thoughts], dtype=np.int64)
-    leaf = np.repeat(np.arange(len(thoughts)), lengths)
-    rank = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    order = np.lexsort((leaf, rank))
-    leaf, rank = leaf[order], rank[order]
-    rows.add(Kind.TOKEN, numbers[leaf], iteration + 1 + rank, starts[leaf] + rank)
-    iteration += int(lengths.max(initial=0))
-    first = rows.add(Kind.BOUNDARY, numbers, iteration)
-    for row, thought in enumerate(thoughts, first):
-        rows.reward[row], rows.text[row] = thought.reward, thought.text
-        rows.correct[row] = thought.correct
-        rows.end[row], rows.answer[row] = thought.end, thought.answer
-    rows.add(Kind.PRUNE, np.asarray(batch.pruned, dtype=np.int32), iteration)
-    return iteration
+@dataclass
+class _Rows:
+    """Rows in the making: columns in pieces, and thoughts that single rows tell of.
 
+    `parent`, `depth` and `ends` (tokens up to the end of a block) have an entry per block.
+    """
 
-def _columns(rows: _Rows, parent: np.ndarray, depth: np.ndarray) -> dict[str, Any]:
-    node = np.concatenate(rows.node)
-    reward = np.full(rows.count, np.nan, dtype=np.float32)
-    reward[list(rows.reward)] = list(rows.reward.values())
-    correct = np.full(rows.count, -1, dtype=np.int8)
-    correct[list(rows.correct)] = list(rows.correct.values())
-    end = np.zeros(rows.count, dtype=np.int8)
-    end[list(rows.end)] = list(rows.end.values())
-    columns: dict[str, Any] = {
-        "kind": np.concatenate(rows.kind),
-        "iteration": np.concatenate(rows.iteration),
-        "node": node,
-        "parent": parent[node],
-        "depth": depth[node],
-        "position": np.concatenate(rows.position),
-        "token": np.full(rows.count, -1, dtype=np.int32),
-        "time_s": np.zeros(rows.count),
-        "reward": reward,
-        "correct": correct,
-        "end": end,
-    }
-    if any(answer is not None for answer in rows.answer.values()):
-        columns["answer"] = [rows.answer.get(row) for row in range(rows.count)]
-    if any(text is not None for text in rows.text.values()):
-        columns["text"] = [rows.text.get(row) for row in range(rows.count)]
-    return columns
+    parent: list[int]
+    depth: list[int]
+    ends: list[int]
+    iteration: int = 0
+    pieces: list[tuple[np.ndarray, ...]] = field(default_factory=list)
+    said: dict[int, Thought] = field(default_factory=dict)
+    count: int = 0
+
+    def add(
+        self, kind: Kind, node: Any, position: Any = -1, said: Iterable[Thought] = (),
+        iteration: Any = None,
+    ) -> None:  # fmt: skip
+        """Append rows of one kind; the first of them tell of the thoughts in `said`."""
+        node = np.asarray(node, dtype=np.int32)
+        at = self.iteration if iteration is None else iteration
+        self.pieces.append(np.broadcast_arrays(np.int8(kind), node, np.int32(at), position))
+        self.said.update(enumerate(said, self.count))
+        self.count += len(node)
+
+    def add_batch(self, batch: ThoughtBatch) -> None:
+        thoughts = batch.thoughts
+        numbers = np.arange(len(self.parent), len(self.parent) + len(thoughts))
+        starts = np.asarray([self.ends[thought.parent] for thought in thoughts], dtype=np.int64)
+        for thought in thoughts:
+            self.parent.append(thought.parent)
+            self.depth.append(self.depth[thought.parent] + 1)
+            self.ends.append(self.ends[thought.parent] + thought.tokens)
+        self.add(Kind.TRANSITION, numbers)
+        lengths = np.asarray([thought.tokens for thought in thoughts], dtype=np.int64)
+        leaf = np.repeat(np.arange(len(thoughts)), lengths)
+        rank = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        order = np.lexsort((leaf, rank))
+        leaf, rank = leaf[order], rank[order]
+        at = self.iteration + 1 + rank
+        self.add(Kind.TOKEN, numbers[leaf], starts[leaf] + rank, iteration=at)
+        self.iteration += int(lengths.max(initial=0))
+        self.add(Kind.BOUNDARY, numbers, said=thoughts)
+        self.add(Kind.PRUNE, batch.pruned)
+
+    def columns(self) -> dict[str, Any]:
+        kind, node, iteration, position = map(np.concatenate, zip(*self.pieces, strict=True))
+        found = {
+            "kind": kind, "iteration": iteration, "node": node, "position": position,
+            "parent": np.asarray(self.parent, np.int32)[node],
+            "depth": np.asarray(self.depth, np.int32)[node],
+            "token": np.full(self.count, -1, dtype=np.int32), "time_s": np.zeros(self.count),
+            "reward": np.full(self.count, np.nan, dtype=np.float32),
+            "correct": np.full(self.count, -1, dtype=np.int8),
+            "end": np.zeros(self.count, dtype=np.int8),
+        }  # fmt: skip
+        for name in ("reward", "correct", "end"):
+            found[name][list(self.said)] = [
+                getattr(thought, name) for thought in self.said.values()
+            ]
+        for name in ("answer", "text"):
+            said = {row: getattr(thought, name) for row, thought in self.said.items()}
+            if any(text is not None for text in said.values()):
+                found[name] = [said.get(row) for row in range(self.count)]
+        return found
 
 
 @dataclass(frozen=True)
