@@ -22,7 +22,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 
-from arborsim.calibrate.decision_cost import GROUPS, random_scores
+from arborsim.calibrate.policy_cost import GROUPS, random_scores
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Decode, Event, Prefill, TokenRun, Transition
 from arborsim.core.observations import Observations

@@ -16,7 +16,7 @@ from arborsim.core.errors import ArborsimError, MissingSignal
 from arborsim.core.observations import Signal
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.machine.policy_seconds import PolicySeconds
+from arborsim.machine.profile import PolicySeconds
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.run.aggregate import aggregate

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from arborsim.calibrate.backend import OnProgress
+from arborsim.calibrate.documents import Calibration, recording, rounded, software
 from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.core.settings import default_of, settings_of
@@ -157,3 +158,45 @@ def replay_error(episodes: Sequence[tuple[Path, int]], budgets: Sequence[str]) -
         return np.array(found)
 
     return errors
+
+
+def arkv_calibration(
+    tuning: Tuning,
+    traces: Sequence[Path],
+    tuned_on: int,
+    held_out: int,
+    budgets: Sequence[str],
+    seed: int,
+    command: str,
+) -> Calibration:
+    """ARKV's temperatures and gamma; `tuned_on` and `held_out` count episodes."""
+    readers = [TraceReader(path) for path in traces]
+    before, after = tuning.held_out if held_out else tuning.tuned_on
+    where = "held out" if held_out else "tuned on"
+    return Calibration(
+        kind="arkv",
+        model=readers[0].info.model,
+        layers=readers[0].info.geometry.layers,
+        traces=tuned_on,
+        tokens=sum(each.num_tokens for reader in readers for each in reader.episodes()),
+        seed=seed,
+        command=command,
+        policies={"arkv": {name: rounded(value) for name, value in tuning.values.items()}},
+        finding=(
+            f"output error {after:.4f} against {before:.4f} with the published values, "
+            f"on the episodes {where}"
+        ),
+        protocol={
+            "objective": "relative error of the attention output, mean over budgets and episodes",
+            "budgets": list(budgets),
+            "trials": len(tuning.errors),
+            "episodes_held_out": held_out,
+            "recordings": {reader.path.name: recording(reader) for reader in readers},
+        },
+        versions=software("numpy", "optuna"),
+        evidence={
+            "tuned_on": rounded(tuning.tuned_on),
+            "held_out": rounded(tuning.held_out),
+            "errors": rounded(tuning.errors),
+        },
+    )

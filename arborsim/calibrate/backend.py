@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from arborsim.live.backends import get_backend
 
 #: Told what is being done, and how much of it: ``(what, done, total)``.
 OnProgress = Callable[[str, int, int], None]
-REGENERATE = ("answer", "rest")
 
 
 @dataclass(frozen=True)
@@ -178,15 +177,9 @@ class CalibratingBackend(Protocol):
         ...
 
 
-def get_calibrating_backend(name: str = "torch") -> CalibratingBackend:
-    """The backend called `name`, if it can calibrate.
-
-    Raises
-    ------
-    UsageError
-        It cannot, or what it needs is not installed.
-    """
-    backend = get_backend(name)
+def get_calibrating_backend() -> CalibratingBackend:
+    """The backend, or a `UsageError` if it cannot calibrate or lacks what it needs."""
+    backend = get_backend()
     if not isinstance(backend, CalibratingBackend):
-        raise UsageError(f"the {name} backend cannot calibrate: it lacks `occlude` and `mask`")
-    return cast(CalibratingBackend, backend)
+        raise UsageError("the torch backend cannot calibrate: it lacks `occlude` and `mask`")
+    return backend

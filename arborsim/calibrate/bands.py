@@ -13,15 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.calibrate.backend import OccludedTrace
-from arborsim.calibrate.statistics import bootstrap, spearman
+from arborsim.calibrate.backend import OccludedTrace, OcclusionRequest, Occlusions
+from arborsim.calibrate.documents import Calibration, rounded, software
 from arborsim.core.errors import UsageError
+from arborsim.core.statistics import bootstrap, spearman
 from arborsim.signals.rolling import rolling_mean_std, rolling_z
 
 ROLLING = 64  #: tokens of the rolling mean, as in the paper
 FIRST_LAYER = 1  #: layer 0 reads embeddings: its change says which word comes next to which
 LEAST_SHARE = 0.05  #: of important tokens, and of unimportant ones
 _EPSILON = 1e-6  # of the z-score (Eq. 3)
+_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -195,4 +197,67 @@ def _contrast(
     return float(held_out.mean()), float(low), float(high)
 
 
-_NOTHING = np.empty(0)
+def bands_calibration(
+    bands: Bands, occlusions: Occlusions, request: OcclusionRequest, seed: int, command: str
+) -> Calibration:
+    """EpiKV's layers and bands as shares of the depth."""
+    depth = len(bands.layers)
+    single = {"layer_a": bands.a / depth, "layer_b": bands.b / depth}
+    a, b = bands.layers[bands.a], bands.layers[bands.b]
+    verdict = (
+        "as in the paper, A is positive and B negative"
+        if bands.opposed
+        else "unlike in the paper, the intervals do not show A positive and B negative"
+    )
+    return Calibration(
+        kind="bands",
+        model=occlusions.model,
+        layers=depth,
+        traces=len(occlusions.traces),
+        tokens=bands.tokens,
+        seed=seed,
+        command=command,
+        policies={
+            "epikv": single,
+            "hs-variance": single,
+            "band-adaptive": {
+                "a_first": bands.band_a[0] / depth,
+                "a_last": bands.band_a[1] / depth,
+                "b_first": bands.band_b[0] / depth,
+                "b_last": bands.band_b[1] / depth,
+            },
+        },
+        finding=(
+            f"A: layer {bands.a} of {depth} (rho {_signed(a.mean, a.low, a.high)}), "
+            f"B: layer {bands.b} (rho {_signed(b.mean, b.low, b.high)}); {verdict}"
+        ),
+        protocol={
+            "split": request.split,
+            "first_problem": request.first,
+            "problems_tried": occlusions.problems,
+            "task_options": dict(request.choice.task_options),
+            "window_tokens": request.window,
+            "stride_tokens": request.stride,
+            "padding": occlusions.padding,
+            "regenerate": request.regenerate,
+            "rolling_tokens": ROLLING,
+            "first_layer": FIRST_LAYER,
+            "interval": "95%, bootstrap over traces",
+        },
+        versions=software("numpy", "scipy", "torch", "transformers"),
+        evidence={
+            "important_share": rounded(bands.important),
+            "effective_n": bands.traces,
+            "held_out_contrast": rounded(bands.contrast),
+            "layer": {
+                "mean": [rounded(item.mean) for item in bands.layers],
+                "low": [rounded(item.low) for item in bands.layers],
+                "high": [rounded(item.high) for item in bands.layers],
+                "pooled": [rounded(item.pooled) for item in bands.layers],
+            },
+        },
+    )
+
+
+def _signed(mean: float, low: float, high: float) -> str:
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"

@@ -1,167 +1,213 @@
-"""From results to the file that is kept: which policy gets which setting, and why."""
+"""The file a calibration is kept in, and the settings of policies that are made of it.
+
+Small, readable TOML that says how it was made::
+
+    [calibration]          kind, model, layers, traces, tokens, seed, command, finding
+    [calibration.versions] of the software
+    [calibration.protocol] what was done, kind by kind
+    [policies.NAME]        the settings that `--calibration` gives to the policy NAME
+    [evidence...]          what they were derived from
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from arborsim.calibrate.arkv import Tuning
-from arborsim.calibrate.backend import OcclusionRequest, Occlusions
-from arborsim.calibrate.bands import FIRST_LAYER, ROLLING, Bands
-from arborsim.calibrate.blocks import Searches, recording
-from arborsim.calibrate.document import Calibration, software
-from arborsim.calibrate.msve import FEATURES, Msve
+import arborsim
+from arborsim.core.documents import plain, to_toml, write_text
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import convert, located, parse_toml, read_text
+from arborsim.policies.registry import build
 from arborsim.trace.reader import TraceReader
 
+Settings = dict[str, dict[str, str]]
+_MADE_BY = "make one with `arborsim calibrate`"
 _DIGITS = 6
 
 
-def bands_calibration(
-    bands: Bands, occlusions: Occlusions, request: OcclusionRequest, seed: int, command: str
-) -> Calibration:
-    """EpiKV's layers and bands as shares of the depth."""
-    depth = len(bands.layers)
-    single = {"layer_a": bands.a / depth, "layer_b": bands.b / depth}
-    a, b = bands.layers[bands.a], bands.layers[bands.b]
-    verdict = (
-        "as in the paper, A is positive and B negative"
-        if bands.opposed
-        else "unlike in the paper, the intervals do not show A positive and B negative"
-    )
-    return Calibration(
-        kind="bands",
-        model=occlusions.model,
-        layers=depth,
-        traces=len(occlusions.traces),
-        tokens=bands.tokens,
-        seed=seed,
-        command=command,
-        policies={
-            "epikv": single,
-            "hs-variance": single,
-            "band-adaptive": {
-                "a_first": bands.band_a[0] / depth,
-                "a_last": bands.band_a[1] / depth,
-                "b_first": bands.band_b[0] / depth,
-                "b_last": bands.band_b[1] / depth,
-            },
-        },
-        finding=(
-            f"A: layer {bands.a} of {depth} (rho {_signed(a.mean, a.low, a.high)}), "
-            f"B: layer {bands.b} (rho {_signed(b.mean, b.low, b.high)}); {verdict}"
-        ),
-        protocol={
-            "split": request.split,
-            "first_problem": request.first,
-            "problems_tried": occlusions.problems,
-            "task_options": dict(request.choice.task_options),
-            "window_tokens": request.window,
-            "stride_tokens": request.stride,
-            "padding": occlusions.padding,
-            "regenerate": request.regenerate,
-            "rolling_tokens": ROLLING,
-            "first_layer": FIRST_LAYER,
-            "interval": "95%, bootstrap over traces",
-        },
-        versions=software("numpy", "scipy", "torch", "transformers"),
-        evidence={
-            "important_share": _rounded(bands.important),
-            "effective_n": bands.traces,
-            "held_out_contrast": _rounded(bands.contrast),
-            "layer": {
-                "mean": [_rounded(item.mean) for item in bands.layers],
-                "low": [_rounded(item.low) for item in bands.layers],
-                "high": [_rounded(item.high) for item in bands.layers],
-                "pooled": [_rounded(item.pooled) for item in bands.layers],
-            },
-        },
-    )
+@dataclass(frozen=True)
+class Calibration:
+    """What was found on a model.
+
+    Attributes
+    ----------
+    kind : str
+    model : str
+        Name of the model it was found on.
+    layers : int
+        Of that model.
+    traces, tokens : int
+        How much it rests on.
+    seed : int
+    command : str
+        That made it.
+    policies : mapping of name to mapping
+        Settings for each policy.
+    finding : str
+        The outcome in one sentence.
+    versions, protocol, evidence : mapping
+    source : str
+        File it was read from; "" for a new one.
+    """
+
+    kind: Literal["bands", "msve", "arkv"]
+    model: str
+    layers: int
+    traces: int
+    tokens: int
+    seed: int
+    command: str
+    policies: Mapping[str, Mapping[str, bool | int | float | str]]
+    finding: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+
+    def to_toml(self) -> str:
+        """The file's text; the same calibration gives the same bytes."""
+        head = plain(self)
+        del head["source"]
+        policies, evidence = head.pop("policies"), head.pop("evidence")
+        return to_toml({"calibration": head, "policies": policies, "evidence": evidence})
+
+    def write(self, path: Path) -> None:
+        """Write the file, whole or not at all; a `UsageError` says why it cannot be written."""
+        write_text(path, self.to_toml())
 
 
-def msve_calibration(
-    msve: Msve, searches: Searches, ridge: float, seed: int, command: str
-) -> Calibration:
-    """Theta of ArborKV's MSVE."""
-    theta = {
-        f"theta_{name}": _rounded(value) for name, value in zip(FEATURES, msve.theta, strict=True)
-    }
-    return Calibration(
-        kind="msve",
-        model=searches.model,
-        layers=searches.layers,
-        traces=msve.traces,
-        tokens=sum(block.masking.block_tokens for block in searches.blocks if block.whole),
-        seed=seed,
-        command=command,
-        policies={"arborkv": theta},
-        finding=(
-            f"without a block of its path, the answer is lost in {msve.lost:.0%} of {msve.blocks} "
-            f"cases; held-out AUC of MSVE {msve.auc:.3f}"
-        ),
-        protocol={
-            "target": "answer lost by greedy decoding after the block, without its keys and values",
-            "features": "as read when the search ends",
-            "ridge": ridge,
-            "interval": "95%, bootstrap over traces",
-            "recordings": searches.recordings,
-        },
-        versions=software("numpy", "scipy", "torch", "transformers"),
-        evidence={name: _rounded(value) for name, value in asdict(msve).items() if name != "theta"},
-    )
+def software(*packages: str) -> dict[str, str]:
+    """Versions of arborsim and of those of `packages` that are installed."""
+    found = {"arborsim": arborsim.__version__}
+    for name in packages:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
-def arkv_calibration(
-    tuning: Tuning,
-    traces: Sequence[Path],
-    tuned_on: int,
-    held_out: int,
-    budgets: Sequence[str],
-    seed: int,
-    command: str,
-) -> Calibration:
-    """ARKV's temperatures and gamma; `tuned_on` and `held_out` count episodes."""
-    readers = [TraceReader(path) for path in traces]
-    before, after = tuning.held_out if held_out else tuning.tuned_on
-    where = "held out" if held_out else "tuned on"
-    return Calibration(
-        kind="arkv",
-        model=readers[0].info.model,
-        layers=readers[0].info.geometry.layers,
-        traces=tuned_on,
-        tokens=sum(each.num_tokens for reader in readers for each in reader.episodes()),
-        seed=seed,
-        command=command,
-        policies={"arkv": {name: _rounded(value) for name, value in tuning.values.items()}},
-        finding=(
-            f"output error {after:.4f} against {before:.4f} with the published values, "
-            f"on the episodes {where}"
-        ),
-        protocol={
-            "objective": "relative error of the attention output, mean over budgets and episodes",
-            "budgets": list(budgets),
-            "trials": len(tuning.errors),
-            "episodes_held_out": held_out,
-            "recordings": {reader.path.name: recording(reader) for reader in readers},
-        },
-        versions=software("numpy", "optuna"),
-        evidence={
-            "tuned_on": _rounded(tuning.tuned_on),
-            "held_out": _rounded(tuning.held_out),
-            "errors": _rounded(tuning.errors),
-        },
-    )
+def recording(reader: TraceReader) -> dict[str, Any]:
+    """What a calibration says about a recording that it rests on."""
+    info = reader.info
+    about = {"search": info.search, "searches": reader.num_episodes, "seed": info.seed}
+    return about | info.search_parameters
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
     """Floats as they are shown: the last bits depend on the machine and say nothing."""
     if isinstance(value, float):
         return round(value, _DIGITS)
     if isinstance(value, tuple | list):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return value
 
 
-def _signed(mean: float, low: float, high: float) -> str:
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+def shipped() -> dict[str, Path]:
+    """Calibrations that come with arborsim, by name."""
+    folder = Path(str(files("arborsim.calibrate") / "shipped"))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read_calibration(path: Path | str) -> Calibration:
+    """The calibration in the file `path`, or the shipped one of that name.
+
+    Raises
+    ------
+    UsageError
+        One line: there is no such file, it is no calibration, or it gives a policy what the policy
+        does not take.
+    """
+    path = Path(path)
+    if path.suffix != ".toml" and not path.exists():
+        try:
+            path = shipped()[str(path)]
+        except KeyError:
+            raise UnknownName("calibration", str(path), shipped()) from None
+    if not path.exists():
+        raise UsageError(f"{path}: no such calibration file; {_MADE_BY}")
+    document = parse_toml(read_text(path), str(path))
+    head, policies = document.get("calibration"), document.get("policies")
+    with located(str(path)):
+        if not isinstance(head, dict) or not isinstance(policies, dict):
+            raise UsageError(
+                f"not a calibration: [calibration] or [policies.*] is missing; {_MADE_BY}"
+            )
+        if not policies:
+            raise UsageError("no policy is calibrated: [policies.NAME] is missing")
+        body = {"policies": policies, "evidence": document.get("evidence", {})}
+        found = convert(Calibration, head | body, finite=False)
+        for policy, settings in found.policies.items():
+            if not settings:
+                raise UsageError(f"[policies.{policy}] must hold settings")
+            build(policy, _as_text(settings))
+    return replace(found, source=str(path))
+
+
+def apply(
+    settings: Mapping[str, Mapping[str, str]],
+    calibrations: Sequence[Calibration],
+    recorded: Mapping[str, int],
+) -> Settings:
+    """Settings of the chosen policies, calibrated.
+
+    Parameters
+    ----------
+    settings : mapping of policy to mapping of name to text
+        All chosen policies with what the user set; that wins over calibrations.
+    calibrations : sequence of Calibration
+    recorded : mapping of str to int
+        Layers of the model that each trace was recorded on, by the trace's name.
+
+    Returns
+    -------
+    dict
+        New; in the form that `arborsim.policies.registry.build` takes.
+
+    Raises
+    ------
+    UsageError
+        A calibration was made on a model of another depth, is for none of the chosen policies, or
+        sets what another one sets too.
+    """
+    given: Settings = {policy: {} for policy in settings}
+    origin: dict[tuple[str, str], Calibration] = {}
+    for calibration in calibrations:
+        _check_depth(calibration, recorded)
+        if not set(calibration.policies) & set(settings):
+            raise UsageError(
+                f"{calibration.source} is for {', '.join(calibration.policies)}: none of them is "
+                "a chosen policy"
+            )
+        for policy, values in calibration.policies.items():
+            for name, text in _as_text(values).items():
+                other = origin.setdefault((policy, name), calibration)
+                if other is not calibration:
+                    raise UsageError(
+                        f"{other.source} and {calibration.source} both set {policy}.{name}: "
+                        "give one of them"
+                    )
+                if policy in given:
+                    given[policy][name] = text
+    return {policy: given[policy] | dict(own) for policy, own in settings.items()}
+
+
+def _check_depth(calibration: Calibration, recorded: Mapping[str, int]) -> None:
+    for trace, layers in recorded.items():
+        if layers != calibration.layers:
+            raise UsageError(
+                f"{calibration.source} was made for {calibration.layers} layers "
+                f"({calibration.model}), {trace} was recorded on {layers}: "
+                "calibrate on the recorded model"
+            )
+
+
+def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
+    """TOML values in the form that ``--set`` has."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in values.items()}  # fmt: skip

@@ -25,8 +25,8 @@ from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from arborsim.calibrate.backend import ModelChoice
-    from arborsim.calibrate.document import Calibration
-    from arborsim.calibrate.hardware_fit import Agreement
+    from arborsim.calibrate.documents import Calibration
+    from arborsim.calibrate.hardware import PassAgreement
     from arborsim.machine.profile import HardwareProfile
 
 calibrate = typer.Typer(
@@ -132,9 +132,9 @@ def hardware(
     """
     from datetime import UTC, datetime
 
-    from arborsim.calibrate.decision_cost import measure_decisions
     from arborsim.calibrate.hardware import HardwareRequest, get_measuring_backend
-    from arborsim.calibrate.hardware_profile import make_profile, write_profile
+    from arborsim.calibrate.policy_cost import measure_decisions
+    from arborsim.calibrate.profile import make_profile, write_profile
 
     _check_profile(out, overwrite)
     request = HardwareRequest(model, device, quick=quick, policies=_policies(policy))
@@ -176,8 +176,7 @@ def bands(
     Sets layers of epikv and hs-variance and bands of band-adaptive.
     """
     from arborsim.calibrate.backend import OcclusionRequest, get_calibrating_backend
-    from arborsim.calibrate.bands import find_bands
-    from arborsim.calibrate.documents import bands_calibration
+    from arborsim.calibrate.bands import bands_calibration, find_bands
     from arborsim.calibrate.plots import bands_figure
 
     output.check()
@@ -214,9 +213,7 @@ def msve(
     a logistic fit tells from the features which blocks the answer needs.
     """
     from arborsim.calibrate.backend import get_calibrating_backend
-    from arborsim.calibrate.blocks import mask_searches
-    from arborsim.calibrate.documents import msve_calibration
-    from arborsim.calibrate.msve import FEATURES, fit_msve
+    from arborsim.calibrate.msve import FEATURES, fit_msve, mask_searches, msve_calibration
     from arborsim.calibrate.plots import msve_figure
 
     output.check()
@@ -257,8 +254,7 @@ def arkv(
     Tunes on every second episode of traces of --capture qkv, by Optuna, and checks on the others.
     Needs no model.
     """
-    from arborsim.calibrate.arkv import RANGES, episodes_of, replay_error, tune
-    from arborsim.calibrate.documents import arkv_calibration
+    from arborsim.calibrate.arkv import RANGES, arkv_calibration, episodes_of, replay_error, tune
     from arborsim.calibrate.plots import arkv_figure
 
     output.check()
@@ -334,15 +330,15 @@ def _rows(profile: HardwareProfile) -> list[tuple[str, str, str]]:
     return [(name, f"{getattr(profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN]
 
 
-def _errors(agreements: Mapping[str, Agreement]) -> list[tuple[str, ...]]:
+def _errors(agreements: Mapping[str, PassAgreement]) -> list[tuple[str, ...]]:
     return [
         (name, str(each.passes), f"{each.r2:.3f}", f"{each.median:.1%}", f"{each.largest:.1%}")
         for name, each in agreements.items()
     ]
 
 
-def _doubts(agreements: Mapping[str, Agreement]) -> list[str]:
-    from arborsim.calibrate.hardware_profile import GOOD_ERROR
+def _doubts(agreements: Mapping[str, PassAgreement]) -> list[str]:
+    from arborsim.calibrate.profile import GOOD_ERROR
 
     return [
         f"{name}: the median error is above {GOOD_ERROR:.0%}; measure again on an idle machine, "

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from arborsim.machine.prices import Prices
+    from arborsim.machine.lookup import Prices
     from arborsim.machine.profile import HardwareProfile
 
 
@@ -26,8 +26,7 @@ def hardware(
     json: Annotated[bool, typer.Option("--json", help="The same numbers as JSON.")] = False,
 ) -> None:
     """List the GPUs and hosts, or explain one: every number with unit, source and date."""
-    from arborsim.machine.lookup import load_profile, profile_names
-    from arborsim.machine.prices import load_prices
+    from arborsim.machine.lookup import load_prices, load_profile, profile_names
 
     priced = load_prices(prices)
     found = [load_profile(one, host or None) for one in ([name] if name else profile_names())]
@@ -49,7 +48,7 @@ def hardware(
 def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from arborsim.machine.numbers import numbers_of
+    from arborsim.machine.profile import numbers_of
 
     price = prices.of(profile.name)
     return {
@@ -118,7 +117,7 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
     from rich.table import Table
     from rich.text import Text
 
-    from arborsim.machine.numbers import numbers_of
+    from arborsim.machine.profile import numbers_of
 
     console.print(Text(profile.name, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from arborsim.core.geometry import Geometry
-    from arborsim.machine.pool import KvPool
+    from arborsim.machine.pool import KvRoom
     from arborsim.machine.profile import HardwareProfile
 
 
@@ -55,7 +55,7 @@ def models(
         _list(console, found, profile, pools, prefill_tokens)
 
 
-def _document(geometry: Geometry, profile: HardwareProfile, pool: KvPool) -> dict[str, Any]:
+def _document(geometry: Geometry, profile: HardwareProfile, pool: KvRoom) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
@@ -77,7 +77,7 @@ def _list(
     console: Console,
     found: Sequence[Geometry],
     profile: HardwareProfile,
-    pools: Sequence[KvPool],
+    pools: Sequence[KvRoom],
     together: int,
 ) -> None:
     from arborsim.show.terminal_list import print_list
@@ -114,12 +114,12 @@ def _form(geometry: Geometry) -> str:
     return f"{geometry.kv_heads} of {geometry.heads} heads"
 
 
-def _tokens(pool: KvPool) -> str:
+def _tokens(pool: KvRoom) -> str:
     return "any number" if pool.unbounded else f"{pool.tokens:,}"
 
 
 def _explain(
-    console: Console, geometry: Geometry, profile: HardwareProfile, pool: KvPool, together: int
+    console: Console, geometry: Geometry, profile: HardwareProfile, pool: KvRoom, together: int
 ) -> None:
     from rich.text import Text
 

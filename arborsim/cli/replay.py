@@ -116,7 +116,7 @@ def _calibrated(
     """Settings from calibrations, where the user has not set others."""
     if not calibrations:
         return settings
-    from arborsim.calibrate.load import apply, read_calibration
+    from arborsim.calibrate.documents import apply, read_calibration
     from arborsim.trace.reader import TraceReader
 
     layers = {str(path): TraceReader(path).info.geometry.layers for path in traces}

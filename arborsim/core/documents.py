@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from arborsim.core.errors import UsageError
 
 
 def plain(value: Any) -> Any:
@@ -40,6 +46,29 @@ def to_json(value: Any, indent: int | None = 2) -> str:
 def to_toml(value: Any) -> str:
     """TOML of a record or mapping; keys keep their order, and what is None is left out."""
     return "\n".join(toml_lines("", plain(value))).lstrip("\n") + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file, whole or not at all.
+
+    Raises
+    ------
+    UsageError
+        It cannot be written.
+    """
+    try:
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(part).chmod(0o644)
+            Path(part).replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(part).unlink()
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 def toml_lines(name: str, table: Mapping[str, Any]) -> Iterator[str]:

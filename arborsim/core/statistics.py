@@ -1,13 +1,156 @@
-"""Intervals of proportions."""
+"""Statistics of results and calibrations, all of them deterministic.
+
+SciPy is imported where it is needed, for it is slow to import.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+RESAMPLES = 1000  #: of a bootstrap over traces
+LEVEL = 0.95  #: of every interval of a bootstrap
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
     """Exact confidence interval of a proportion (Clopper and Pearson, 1934)."""
-    from scipy.special import betaincinv  # slow to import
+    from scipy.special import betaincinv
 
     tail = (1 - level) / 2
     low = betaincinv(successes, trials - successes + 1, tail) if successes else 0.0
     high = betaincinv(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
     return float(low), float(high)
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Rank correlation with average ranks for ties; NaN if either side is constant.
+
+    Parameters
+    ----------
+    x, y : ``[n]``
+    """
+    from scipy.stats import rankdata
+
+    if len(x) < 2:
+        return float("nan")
+    a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
+    norm = float(np.sqrt(a.dot(a) * b.dot(b)))
+    return float(a.dot(b)) / norm if norm else float("nan")
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], np.ndarray | float],
+    traces: int,
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> np.ndarray:
+    """Percentile interval of a statistic under resampling of traces.
+
+    Tokens of one trace depend on each other, so the unit of every interval is the trace.
+
+    Parameters
+    ----------
+    statistic : callable
+        Gets the numbers of the resampled traces, int64 ``[traces]``; may return an array, and NaN
+        where a resample says nothing.
+    traces : int
+    seed : int
+
+    Returns
+    -------
+    float64 ``[2, ...]``
+        Lower and upper end.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = [statistic(rng.integers(0, traces, traces)) for _ in range(resamples)]
+    tail = (1 - LEVEL) / 2
+    return np.asarray(np.nanquantile(np.asarray(drawn, dtype=np.float64), [tail, 1 - tail], axis=0))
+
+
+def fit_logistic(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
+    """Coefficients of ``P(y) = sigmoid(theta . x)``, without an intercept.
+
+    The penalty ``ridge / 2 * sum(theta'^2)`` is on the coefficients of features that are divided by
+    their root mean square, so that it does not depend on their units.
+
+    Parameters
+    ----------
+    x : float64 ``[n, k]``
+    y : bool ``[n]``
+    ridge : float
+        Above 0, so that the solution is finite and unique.
+
+    Returns
+    -------
+    float64 ``[k]``
+    """
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    size = np.sqrt((x**2).mean(axis=0))
+    size[size == 0] = 1.0
+    scaled = x / size
+    sign = np.where(y, 1.0, -1.0)
+
+    def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        margin = sign * (scaled @ theta)
+        slope = -(sign * expit(-margin)) @ scaled + ridge * theta
+        return float(np.logaddexp(0, -margin).sum() + ridge / 2 * theta.dot(theta)), slope
+
+    found = minimize(loss, np.zeros(x.shape[1]), jac=True, method="BFGS", options={"gtol": 1e-8})
+    return np.asarray(found.x / size)
+
+
+def auc(score: np.ndarray, positive: np.ndarray) -> float:
+    """Probability that a positive scores above a negative (ties count half); NaN without both.
+
+    Parameters
+    ----------
+    score : float64 ``[n]``
+    positive : bool ``[n]``
+    """
+    from scipy.stats import rankdata
+
+    good = int(positive.sum())
+    bad = len(positive) - good
+    if not good or not bad:
+        return float("nan")
+    ranks = float(rankdata(score)[positive].sum())
+    return (ranks - good * (good + 1) / 2) / (good * bad)
+
+
+def leave_one_out_scores(
+    x: np.ndarray, y: np.ndarray, trace: np.ndarray, ridge: float
+) -> np.ndarray:
+    """Score of each row by a model that was fitted without the row's own trace.
+
+    Parameters
+    ----------
+    x : float64 ``[n, k]``
+    y : bool ``[n]``
+    trace : int ``[n]``
+        Trace of each row.
+
+    Returns
+    -------
+    float64 ``[n]``
+        ``theta . x``
+    """
+    scores = np.zeros(len(y))
+    for left_out in np.unique(trace):
+        rest = trace != left_out
+        scores[~rest] = x[~rest] @ fit_logistic(x[rest], y[rest], ridge)
+    return scores
+
+
+def rows_of(trace: np.ndarray, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Row numbers of the chosen traces, repeated as often as they were chosen.
+
+    Parameters
+    ----------
+    trace : int ``[n]``
+        Trace of each row: 0, 1, 2, ...
+    """
+    members = [np.flatnonzero(trace == number) for number in range(int(trace.max(initial=-1)) + 1)]
+    return np.concatenate([members[number] for number in chosen])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.trace.schema import Geometry
+from arborsim.core.geometry import Geometry
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 #: What ``--kv-dtype`` takes, and the bytes of one number.
@@ -60,12 +60,7 @@ def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
     UsageError
         Not JSON, keys missing or senseless, or a cache of another form.
     """
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{origin} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{origin} is not a model configuration: it holds no JSON object")
+    config = parse_config(text, origin)
     dtype = _dtype(config, origin)
     config = config.get("text_config", config)
     if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
@@ -106,6 +101,17 @@ def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
         )
     except ValueError as error:
         raise UsageError(f"{origin}: {error}") from None
+
+
+def parse_config(text: str, origin: str) -> dict[str, Any]:
+    """The JSON object of a configuration, or a `UsageError` that names its `origin`."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{origin} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{origin} is not a model configuration: it holds no JSON object")
+    return config
 
 
 def with_kv_dtype(geometry: Geometry, dtype: str) -> Geometry:

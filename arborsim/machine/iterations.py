@@ -19,7 +19,7 @@ import numpy as np
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import Array, CostModel, DecodeCost, Reads
 from arborsim.machine.paths import PathProfile
-from arborsim.machine.policy_seconds import PolicySeconds
+from arborsim.machine.profile import PolicySeconds
 
 RECALLS = ("stage", "stream", "near", "ondemand")
 PAGE_TOKENS = 16  #: tokens that the bounds of ``ondemand`` speak of together, as live

@@ -1,18 +1,18 @@
-"""Find hardware profiles, hosts and model geometries by name, or read them from a user's file."""
+"""Hardware profiles, hosts, model geometries and prices: by name, or from a user's file."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.machine.config import geometry_from_config
-from arborsim.machine.host import HostProfile, attach
-from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.records import parse_toml
-from arborsim.trace.schema import Geometry
+from arborsim.core.geometry import Geometry
+from arborsim.core.records import Text, from_toml, is_number, parse_toml, parsed, read_text
+from arborsim.machine.config import geometry_from_config, parse_config
+from arborsim.machine.profile import HardwareProfile, HostProfile
 
 PROFILE_ALIASES = {
     "4090": "rtx4090", "5080": "rtx5080", "rtx-a6000": "a6000", "6000-ada": "rtx6000-ada",
@@ -63,7 +63,7 @@ def load_profile(name_or_path: str | Path, host: str | Path | None = None) -> Ha
         The file cannot be read or is no hardware profile.
     """
     profile = _profile(name_or_path, ())
-    return attach(profile, load_host(host)) if host else profile
+    return load_host(host).with_gpu(profile) if host else profile
 
 
 def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfile:
@@ -71,13 +71,13 @@ def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfil
     text, origin, _ = _read(name_or_path, "GPU", "profiles", ".toml", PROFILE_ALIASES)
     if origin in above:
         raise UsageError(f"{origin} is its own base: name another profile there")
-    raw = parse_toml(text, origin)
-    if "base" not in raw:
-        return HardwareProfile.from_toml(text, origin)
-    base = raw.pop("base")
-    if not isinstance(base, str):
-        raise UsageError(f"{origin}: base must be the name or the file of a profile, not {base!r}")
-    return _profile(base, (*above, origin)).with_values(raw, origin)
+    table = parse_toml(text, origin)
+    if "base" not in table:
+        return HardwareProfile.from_table(table, origin)
+    name = table.pop("base")
+    if not isinstance(name, str):
+        raise UsageError(f"{origin}: base must be the name or the file of a profile, not {name!r}")
+    return HardwareProfile.from_table(table, origin, _profile(name, (*above, origin)))
 
 
 def load_host(name_or_path: str | Path) -> HostProfile:
@@ -109,22 +109,9 @@ def load_geometry(name_or_path: str | Path) -> Geometry:
 
 
 def config_of(name_or_path: str | Path) -> dict[str, Any]:
-    """The Hugging Face configuration behind a geometry, as a dictionary.
-
-    Raises
-    ------
-    UnknownName
-    UsageError
-        The file cannot be read or is no JSON object.
-    """
+    """The Hugging Face configuration behind a geometry, as a dictionary; raises as that does."""
     text, origin, _ = _read(name_or_path, "model", "geometries", ".json", GEOMETRY_ALIASES)
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{origin} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UsageError(f"{origin} is no configuration of a model: expected a JSON object")
-    return config
+    return parse_config(text, origin)
 
 
 def _shipped(folder: str, suffix: str) -> list[str]:
@@ -154,13 +141,9 @@ def _read(
     if isinstance(name_or_path, Path) or given.endswith(suffix) or "/" in given:
         path = Path(given)
         path = path / "config.json" if suffix == ".json" and path.is_dir() else path
-        try:
-            # config.json says nothing about the model: the folder it lies in does
-            name = path.resolve().parent.name if path.name == "config.json" else path.stem
-            return path.read_text(encoding="utf-8"), str(path), name
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise UsageError(f"cannot read {path}: {reason}") from None
+        # config.json says nothing about the model: the folder it lies in does
+        name = path.resolve().parent.name if path.name == "config.json" else path.stem
+        return read_text(path), str(path), name
     name = given.lower()
     name = aliases.get(name, name)
     known = _shipped(folder, suffix)
@@ -175,3 +158,57 @@ def _read(
         raise UnknownName(what, given, [*known, *aliases])
     file = resources.files("arborsim.machine").joinpath(folder, name + suffix)
     return file.read_text(encoding="utf-8"), f"{folder}/{name}{suffix}", name
+
+
+def _price_range(value: object) -> tuple[float, float]:
+    found: list[Any] = value if isinstance(value, list) else [value, value]
+    if len(found) != 2 or not all(map(is_number, found)) or not 0 <= found[0] <= found[1]:
+        raise ValueError(
+            "must be a price of at least 0, or the lowest and the highest ([0.5, 0.8])"
+        )
+    return float(found[0]), float(found[1])
+
+
+#: Lowest and highest price; in a file also one number for both.
+PriceRange = Annotated[tuple[float, float], parsed(_price_range)]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What an hour of a GPU costs: a dated list.
+
+    Attributes
+    ----------
+    currency, date, source : str
+    per_hour : mapping of str to (float, float)
+        Lowest and highest price by name of the GPU's profile.
+    notes : mapping of str to str
+        What to know about a GPU's price.
+    """
+
+    currency: Text
+    date: Text
+    source: Text
+    per_hour: Mapping[str, PriceRange]
+    notes: Mapping[str, Text] = field(default_factory=dict)
+
+    def of(self, gpu: str) -> tuple[float, float] | None:
+        """Lowest and highest price per hour; None if the list does not have the GPU.
+
+        A GPU in another host (``h100+ddr5-2tb``) costs what the GPU costs.
+        """
+        return self.per_hour.get(gpu.partition("+")[0])
+
+
+def load_prices(path: Path | None = None) -> Prices:
+    """The shipped prices, or those of a TOML file of the same form.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, or is no list of prices.
+    """
+    if path is not None:
+        return from_toml(Prices, read_text(path), str(path))
+    file = resources.files("arborsim.machine").joinpath("prices.toml")
+    return from_toml(Prices, file.read_text(encoding="utf-8"), "prices.toml")

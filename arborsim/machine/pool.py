@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arborsim.core.errors import UsageError
 from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
@@ -18,7 +17,7 @@ CONTEXT_BYTES = int(0.15 * 2**30)
 
 
 @dataclass(frozen=True)
-class KvPool:
+class KvRoom:
     """Where the memory of a GPU goes; ``pool_bytes`` is what the other parts leave.
 
     Attributes
@@ -53,19 +52,17 @@ class KvPool:
         return self.tokens == UNBOUNDED
 
 
-def kv_pool(
-    profile: HardwareProfile, geometry: Geometry, *, pass_tokens: int = 8192, sequences: int = 1
-) -> KvPool:
+def kv_pool(profile: HardwareProfile, geometry: Geometry, *, pass_tokens: int = 8192) -> KvRoom:
     """The room for the cache of `geometry` on `profile`.
 
     Parameters
     ----------
     profile : HardwareProfile
     geometry : Geometry
-    pass_tokens, sequences : int
-        Tokens that are computed together at most, and of how many sequences.
+    pass_tokens : int
+        Tokens of a sequence that are computed together at most.
     """
-    activations = CostModel(profile, geometry).workspace_bytes(pass_tokens, sequences)
+    activations = CostModel(profile, geometry).workspace_bytes(pass_tokens)
     parts = {
         "hbm_bytes": profile.hbm_bytes,
         "reserve_bytes": profile.hbm_bytes - profile.usable_hbm_bytes,
@@ -73,23 +70,5 @@ def kv_pool(
         "activation_bytes": activations,
         "context_bytes": CONTEXT_BYTES,
     }
-    room = KvPool(**parts, tokens=0).pool_bytes
-    return KvPool(**parts, tokens=geometry.tokens_in(room))
-
-
-def concurrent_requests(
-    memory_bytes: float, weight_bytes: float, tokens: int, kv_bytes_per_token: int
-) -> int:
-    """Requests of so many tokens that 0.9 of a memory holds beside the weights.
-
-    ``floor((0.9 M - W) / (n b))``: EpiKV, arXiv:2606.26472, appendix I; activations and context are
-    left out there.
-
-    Raises
-    ------
-    UsageError
-        Requests have no tokens, or tokens no bytes.
-    """
-    if tokens < 1 or kv_bytes_per_token < 1:
-        raise UsageError("requests must have tokens, and tokens bytes, to be counted")
-    return max(0, int((0.9 * memory_bytes - weight_bytes) // (tokens * kv_bytes_per_token)))
+    room = KvRoom(**parts, tokens=0).pool_bytes
+    return KvRoom(**parts, tokens=geometry.tokens_in(room))

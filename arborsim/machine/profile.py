@@ -2,130 +2,160 @@
 
 A profile is a TOML file.  Every number may name its source in a table ``[sources]``; one without a
 source, or whose source begins with "assumed", is *assumed*, and reports say so.  A file that names
-another profile as its ``base`` gives only what differs (`arborsim.machine.lookup.load_profile`).
-``arborsim calibrate`` writes measured profiles.
+another profile as its ``base`` gives only what differs, and a `HostProfile` replaces host memory
+and PCIe (`arborsim.machine.lookup.load_profile`).  ``arborsim calibrate`` writes measured profiles.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
+from msgspec import Meta
 
-from arborsim.core.errors import UsageError
-from arborsim.machine.policy_seconds import PolicySeconds
-from arborsim.machine.records import BadNumber, made, parse_toml, record_values
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import Whole, check_ranges, from_toml, given_values, located
 
 Direction = Literal["h2d", "d2h"]
 ASSUMED = "assumed"
-#: No numbers, or ones that mean "a roofline" and "nothing" unless they are given.
-_NEUTRAL = (
-    "name", "sources", "evidence", "overlap", "decision_rows_s", "eager_per_layer_s", "policies",
-)  # fmt: skip
+_DATE = re.compile(r"\b20\d\d(?:-\d\d){0,2}\b")
 
 
 @dataclass(frozen=True)
-class HardwareProfile:
-    """One GPU, its host memory, and the link between them.
+class _Meaning:
+    """What a number is for, and the unit people quote it in (`scale` of the profile's own)."""
+
+    about: str
+    unit: str
+    scale: float
+
+
+def _is(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
+    return Meta(extra={"meaning": _Meaning(about, unit, scale)})
+
+
+_Bytes = Annotated[Whole, Meta(gt=0)]
+_Rate = Annotated[float, Meta(gt=0)]
+_Share = Annotated[float, Meta(gt=0, le=1)]
+_Seconds = Annotated[float, Meta(ge=0)]
+
+
+@dataclass(frozen=True)
+class PolicySeconds:
+    """What a policy takes on the host, on top of the model: taking signals in, scoring, deciding.
 
     Attributes
     ----------
-    name : str
-    hbm_bytes, ddr_bytes : int
-        Memory of the GPU and host memory that offloading may use.
-    hbm_bytes_per_s, ddr_bytes_per_s : float
-        Peak bandwidths.
-    flops_per_s : float
-        Peak of dense bf16 matrix products.
-    mfu, mbu : float
-        Share of the peaks that matrix products and reading weights reach.
-    kv_read_efficiency : float
-        Share of the HBM bandwidth that attention kernels reach when they read keys and values.
-    eager_bytes_per_s : float
-        Bandwidth at which attention probabilities are written out and read back.
-    dequantise_bytes_per_s : float
-        Quantised bytes that a dequantising pass handles per second.
-    per_layer_s, per_step_s, per_sequence_s : float
-        Launch and scheduling overhead of a decode iteration: per layer, once, and per sequence.
+    iteration_s : float
+        Every decode iteration, also those after which nothing is decided.
+    lane_s : float
+        The same for each sequence that decodes: its newest token's signals.
+    turn_s, turn_lane_s : float
+        Whenever the search turns to other sequences, once and for each of them: thoughts end and
+        begin, with the signals that were held back until then.
     decision_base_s, decision_per_token_s : float
-        A policy's decision on the host: once, and per token it looks at.
-    h2d_bytes_per_s, d2h_bytes_per_s : float
-        Pinned PCIe transfers of large contiguous blocks, to and from the GPU.
-    block_bytes, block_efficiency : tuple
-        Points of the curve "share of that bandwidth against contiguous block size".
-    pcie_latency_s : float
-        Per transfer.
-    pageable_factor : float
-        Share of the pinned bandwidth that pageable host memory reaches.
-    reserve_share : float
-        Share of the HBM that nothing may use (context, fragmentation).
-    overlap : float
-        Share of the shorter of computing and reading memory that runs beside the longer: 1 is a
-        roofline; on a CPU the two can add up.
-    decision_rows_s, eager_per_layer_s : float
-        Where a policy reads attention rows: what each decision takes longer, and what each layer of
-        a decode iteration does beside writing the rows.
-    policies : mapping of str to PolicySeconds
-        Policies whose own seconds are known; they replace the three numbers of decisions.
-    sources : mapping of str to str
-        Where each number comes from.
-    evidence : mapping
-        What a measured profile was derived from, and how well it predicts; nothing computes with
-        it.
+        A decision: once, and per token it looks at.
+    """
+
+    iteration_s: _Seconds = 0.0
+    lane_s: _Seconds = 0.0
+    turn_s: _Seconds = 0.0
+    turn_lane_s: _Seconds = 0.0
+    decision_base_s: _Seconds = 0.0
+    decision_per_token_s: _Seconds = 0.0
+
+    def decision_s(self, examined_tokens: Any) -> Any:
+        """One decision over so many tokens; a number or an array."""
+        return self.decision_base_s + self.decision_per_token_s * examined_tokens
+
+    def observing_s(self, sequences: int) -> float:
+        """One iteration of so many sequences, without a decision."""
+        return self.iteration_s + self.lane_s * sequences
+
+    def turning_s(self, sequences: int) -> float:
+        """One turn to so many sequences."""
+        return self.turn_s + self.turn_lane_s * sequences
+
+
+class _Sourced:
+    """A record whose numbers name their sources."""
+
+    sources: Mapping[str, str]
+
+    def source(self, name: str) -> str:
+        """Where the number `name` comes from, or "assumed"."""
+        return self.sources.get(name, ASSUMED)
+
+    def is_assumed(self, name: str) -> bool:
+        """Whether the number `name` was neither published nor measured."""
+        return self.source(name).startswith(ASSUMED)
+
+
+@dataclass(frozen=True)
+class HardwareProfile(_Sourced):
+    """One GPU, its host memory, and the link between them.
+
+    `block_bytes` and `block_efficiency` are points of the curve "share of the PCIe bandwidth
+    against contiguous block size".  `overlap` is the share of the shorter of computing and reading
+    memory that runs during the longer: 1 is a roofline; on a CPU the two can add up.  `policies`
+    are those whose own seconds are known, which replace the numbers of decisions.  `evidence` says
+    what a measured profile was derived from, and how well it predicts; nothing computes with it.
     """
 
     name: str
-    hbm_bytes: int
-    hbm_bytes_per_s: float
-    flops_per_s: float
-    ddr_bytes: int
-    ddr_bytes_per_s: float
-    mfu: float
-    mbu: float
-    kv_read_efficiency: float
-    eager_bytes_per_s: float
-    dequantise_bytes_per_s: float
-    per_layer_s: float
-    per_step_s: float
-    per_sequence_s: float
-    decision_base_s: float
-    decision_per_token_s: float
-    h2d_bytes_per_s: float
-    d2h_bytes_per_s: float
-    block_bytes: tuple[float, ...]
-    block_efficiency: tuple[float, ...]
-    pcie_latency_s: float
-    pageable_factor: float
-    reserve_share: float
-    overlap: float = 1.0
-    decision_rows_s: float = 0.0
-    eager_per_layer_s: float = 0.0
+    hbm_bytes: Annotated[_Bytes, _is("memory of the GPU", "GB", 1e9)]
+    hbm_bytes_per_s: Annotated[_Rate, _is("its peak bandwidth", "GB/s", 1e9)]
+    flops_per_s: Annotated[_Rate, _is("peak of dense bf16 matrix products", "TFLOP/s", 1e12)]
+    ddr_bytes: Annotated[_Bytes, _is("host memory that offloading may use", "GB", 1e9)]
+    ddr_bytes_per_s: Annotated[_Rate, _is("its bandwidth", "GB/s", 1e9)]
+    mfu: Annotated[_Share, _is("of the peak FLOP/s that matrix products reach")]
+    mbu: Annotated[_Share, _is("of the HBM bandwidth that reading weights reaches")]
+    kv_read_efficiency: Annotated[_Share, _is("of the HBM bandwidth that reading KV reaches")]
+    eager_bytes_per_s: Annotated[
+        _Rate, _is("writing and reading attention probabilities", "GB/s", 1e9)
+    ]
+    dequantise_bytes_per_s: Annotated[_Rate, _is("8-bit bytes that are dequantised", "GB/s", 1e9)]
+    per_layer_s: Annotated[
+        _Seconds, _is("launch overhead of each layer of an iteration", "us", 1e-6)
+    ]
+    per_step_s: Annotated[_Seconds, _is("scheduling overhead of an iteration", "us", 1e-6)]
+    per_sequence_s: Annotated[_Seconds, _is("the same for each sequence in it", "us", 1e-6)]
+    decision_base_s: Annotated[_Seconds, _is("a policy's decision, once", "us", 1e-6)]
+    decision_per_token_s: Annotated[_Seconds, _is("a decision, per token it looks at", "ns", 1e-9)]
+    h2d_bytes_per_s: Annotated[_Rate, _is("PCIe to the GPU: large pinned blocks", "GB/s", 1e9)]
+    d2h_bytes_per_s: Annotated[_Rate, _is("PCIe from the GPU: large pinned blocks", "GB/s", 1e9)]
+    block_bytes: Annotated[
+        tuple[float, ...], _is("contiguous block sizes of the PCIe curve", "KiB", 1024)
+    ]
+    block_efficiency: Annotated[tuple[_Share, ...], _is("of the PCIe bandwidth at these sizes")]
+    pcie_latency_s: Annotated[_Seconds, _is("latency of each transfer", "us", 1e-6)]
+    pageable_factor: Annotated[_Share, _is("of the pinned bandwidth from pageable memory")]
+    reserve_share: Annotated[float, Meta(ge=0, lt=1), _is("HBM that nothing may use")]
+    overlap: Annotated[
+        float, Meta(ge=0, le=1), _is("of computing and reading memory that overlaps")
+    ] = 1.0
+    decision_rows_s: Annotated[
+        _Seconds, _is("a decision longer where attention rows are read", "us", 1e-6)
+    ] = 0.0
+    eager_per_layer_s: Annotated[
+        _Seconds, _is("each layer longer where attention rows are read", "us", 1e-6)
+    ] = 0.0
     policies: Mapping[str, PolicySeconds] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name.endswith("_per_s") or entry.name in ("hbm_bytes", "ddr_bytes"):
-                self._require(entry.name, value > 0, "must be positive")
-            elif entry.name in ("mfu", "mbu", "kv_read_efficiency", "pageable_factor"):
-                self._require(entry.name, 0 < value <= 1, "must lie in (0, 1]")
-            elif entry.name.endswith("_s"):
-                self._require(entry.name, value >= 0, "must not be negative")
-        self._require("overlap", 0 <= self.overlap <= 1, "must lie in [0, 1]")
-        self._require("reserve_share", 0 <= self.reserve_share < 1, "must lie in [0, 1)")
+        check_ranges(self, "hardware profile")
         sizes, shares = self.block_bytes, self.block_efficiency
         rising = all(a < b for a, b in zip((0.0, *sizes), sizes, strict=False))
-        valid = len(sizes) == len(shares) >= 1 and rising and all(0 < s <= 1 for s in shares)
-        self._require("block_bytes", valid, "must rise, with a block_efficiency in (0, 1] for each")
-
-    def _require(self, name: str, holds: bool, rule: str) -> None:
-        if not holds:
-            raise BadNumber(f"hardware profile '{self.name}'", name, rule, getattr(self, name))
+        if not (len(sizes) == len(shares) >= 1 and rising and all(0 < s <= 1 for s in shares)):
+            raise UsageError(
+                "block_bytes must rise, with a block_efficiency in (0, 1] for each, not "
+                f"{sizes!r} and {shares!r}"
+            )
 
     @property
     def usable_hbm_bytes(self) -> int:
@@ -133,7 +163,7 @@ class HardwareProfile:
         return int(self.hbm_bytes * (1 - self.reserve_share))
 
     def policy_seconds(self, name: str, fused: bool) -> PolicySeconds:
-        """What the policy takes; if nobody has measured it, a decision of a usual one.
+        """What the policy takes; if it was not measured, a decision of a usual one.
 
         Parameters
         ----------
@@ -148,25 +178,17 @@ class HardwareProfile:
         )
         return self.policies.get(name, usual)
 
-    def source(self, name: str) -> str:
-        """Where the number `name` comes from, or "assumed"."""
-        return self.sources.get(name, ASSUMED)
-
-    def is_assumed(self, name: str) -> bool:
-        """Whether nobody has published or measured the number `name`."""
-        return self.source(name).startswith(ASSUMED)
-
-    def assumed(self) -> list[str]:
-        """Names of the numbers that are assumed."""
-        return [name for name in self.numbers() if self.is_assumed(name)]
-
     def numbers(self) -> list[str]:
         """Names of the numbers that the profile must give, and of others that it names a source of.
 
         The others mean "a roofline" or "nothing" unless they are given.
         """
-        names = (entry.name for entry in fields(self))
-        return [n for n in names if n not in _NEUTRAL or n in self.sources]
+        needed = {entry.name for entry in fields(self) if entry.default is MISSING}
+        return [name for name in _MEANINGS if name in needed or name in self.sources]
+
+    def assumed(self) -> list[str]:
+        """Names of the numbers that are assumed."""
+        return [name for name in self.numbers() if self.is_assumed(name)]
 
     def link_bytes_per_s(
         self, block_bytes: np.ndarray | float, direction: Direction, pinned: bool = True
@@ -182,38 +204,134 @@ class HardwareProfile:
         return np.asarray(peak * share * (1.0 if pinned else self.pageable_factor))
 
     @classmethod
-    def from_toml(cls, text: str, origin: str) -> HardwareProfile:
-        """Parse a whole profile; `origin` names it in error messages.
+    def from_table(
+        cls, table: Mapping[str, Any], origin: str, base: HardwareProfile | None = None
+    ) -> HardwareProfile:
+        """A profile from a TOML table; with a `base`, the table gives only what differs from it.
+
+        A number that is given without a source is assumed.  `origin` names the file in messages.
+
+        Raises
+        ------
+        UsageError
+            A key is missing, unknown, of the wrong type, or out of its range.
+        """
+        with located(origin):
+            values = given_values(cls, table)
+            _check_sources(cls, values)
+            if base is not None:
+                kept = {name: text for name, text in base.sources.items() if name not in values}
+                values["sources"] = {**kept, **values.get("sources", {})}
+                return replace(base, **values)
+            optional = (MISSING, MISSING)
+            if missing := [
+                entry.name for entry in fields(cls)
+                if entry.name not in values and (entry.default, entry.default_factory) == optional
+            ]:  # fmt: skip
+                raise UsageError(
+                    f'{", ".join(missing)} missing; with base = "h100", or another profile, the '
+                    "file gives only what differs"
+                )
+            return cls(**values)
+
+
+_MEANINGS: dict[str, _Meaning] = {
+    name: each.extra["meaning"]
+    for name, kind in get_type_hints(HardwareProfile, include_extras=True).items()
+    for each in getattr(kind, "__metadata__", ())
+    if each.extra and "meaning" in each.extra
+}
+
+
+@dataclass(frozen=True)
+class HostProfile(_Sourced):
+    """A host that GPUs can be put into: its memory, and pinned PCIe transfers it can carry.
+
+    The names are those of `HardwareProfile`.
+    """
+
+    name: str
+    ddr_bytes: _Bytes
+    ddr_bytes_per_s: _Rate
+    h2d_bytes_per_s: _Rate
+    d2h_bytes_per_s: _Rate
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_toml(cls, text: str, origin: str) -> HostProfile:
+        """Parse a host; `origin` names it in error messages.
 
         Raises
         ------
         UsageError
             Not TOML, or a key is missing, unknown, of the wrong type, or out of its range.
         """
-        values = record_values(cls, parse_toml(text, origin), origin)
-        optional = (MISSING, MISSING)
-        missing = [
-            entry.name for entry in fields(cls)
-            if entry.name not in values and (entry.default, entry.default_factory) == optional
-        ]  # fmt: skip
-        if missing:
-            raise UsageError(
-                f'{origin} lacks {", ".join(missing)}; with base = "h100", or another profile, it '
-                "gives only what differs"
-            )
-        return made(origin, partial(cls, **values))
+        host = from_toml(cls, text, origin)
+        with located(origin):
+            _check_sources(cls, vars(host))
+        return host
 
-    def with_values(self, raw: Mapping[str, Any], origin: str) -> HardwareProfile:
-        """This profile with what a TOML table gives in place of its own numbers.
+    def with_gpu(self, profile: HardwareProfile) -> HardwareProfile:
+        """The GPU of `profile` in this host, with a link as fast as the slower of both ends."""
+        link = ("h2d_bytes_per_s", "d2h_bytes_per_s")
+        limited = [name for name in link if getattr(self, name) < getattr(profile, name)]
+        given: dict[str, Any] = {
+            name: getattr(self, name) for name in ("ddr_bytes", "ddr_bytes_per_s", *limited)
+        }
+        sources = {name: f"{self.source(name)} (host {self.name})" for name in given}
+        return replace(
+            profile, name=f"{profile.name}+{self.name}",
+            sources={**profile.sources, **sources}, **given,
+        )  # fmt: skip
 
-        A number that is given without a source is assumed.
 
-        Raises
-        ------
-        UsageError
-            A key is unknown, of the wrong type, or out of its range.
-        """
-        values = record_values(type(self), raw, origin)
-        kept = {name: text for name, text in self.sources.items() if name not in values}
-        values["sources"] = {**kept, **values.get("sources", {})}
-        return made(origin, partial(replace, self, **values))
+def _check_sources(kind: type[Any], values: Mapping[str, Any]) -> None:
+    known = [entry.name for entry in fields(kind)]
+    for name in values.get("sources", {}):
+        if name not in known:
+            raise UnknownName("source of", name, known)
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a profile, ready to be shown.
+
+    Attributes
+    ----------
+    name, unit, about, source : str
+    value : float or list of float
+        In `unit`.
+    date : str
+        That the source names; empty if it names none.
+    assumed : bool
+    """
+
+    name: str
+    value: Any
+    unit: str
+    about: str
+    source: str
+    date: str
+    assumed: bool
+
+    @property
+    def text(self) -> str:
+        """The value with its unit."""
+        values = self.value if isinstance(self.value, list) else [self.value]
+        shown = ", ".join(f"{value:.4g}" for value in values)
+        return shown if self.unit == "share" else f"{shown} {self.unit}"
+
+
+def numbers_of(profile: HardwareProfile) -> list[Number]:
+    """The numbers of a profile, in the units people quote them in."""
+    found = []
+    for name in profile.numbers():
+        meaning, raw, source = _MEANINGS[name], getattr(profile, name), profile.source(name)
+        scaled = [part / meaning.scale for part in raw] if isinstance(raw, tuple) else None
+        value = raw / meaning.scale if scaled is None else scaled
+        dates = _DATE.findall(source)
+        date = dates[-1] if dates else ""
+        found.append(
+            Number(name, value, meaning.unit, meaning.about, source, date, profile.is_assumed(name))
+        )
+    return found

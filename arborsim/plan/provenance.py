@@ -10,8 +10,8 @@ from pathlib import Path
 
 from arborsim import __version__
 from arborsim.core.units import quantity
-from arborsim.machine.numbers import numbers_of
 from arborsim.machine.options import ServingOptions
+from arborsim.machine.profile import numbers_of
 from arborsim.plan.demands import Facts, Variant
 from arborsim.plan.generate import TreeSpec
 from arborsim.plan.largest import STEP

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from arborsim.calibrate.document import Calibration
+from arborsim.calibrate.documents import Calibration
 from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
+from arborsim.machine.lookup import Prices
 from arborsim.machine.options import ServingOptions
-from arborsim.machine.prices import Prices
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.arrivals import Arrivals, Draws, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated

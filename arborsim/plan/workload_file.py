@@ -13,15 +13,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from arborsim.calibrate.document import Calibration
-from arborsim.calibrate.load import apply, read_calibration
+from arborsim.calibrate.documents import Calibration, apply, read_calibration
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert, given_values, located, parse_toml, read_text
 from arborsim.machine.config import with_kv_dtype
-from arborsim.machine.lookup import load_geometry, load_profile, profile_names
+from arborsim.machine.lookup import Prices, load_geometry, load_prices, load_profile, profile_names
 from arborsim.machine.options import ServingOptions
-from arborsim.machine.prices import Prices, load_prices
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
 from arborsim.plan.distributions import parse_counts

@@ -15,8 +15,8 @@ from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Duration, Seed, Text, one_of, parsed
 from arborsim.machine.config import KV_DTYPES
+from arborsim.machine.lookup import PriceRange
 from arborsim.machine.options import ServingOptions
-from arborsim.machine.prices import PriceRange
 from arborsim.machine.recording import RECORDED_RECALLS
 from arborsim.plan.arrivals import TRACE
 from arborsim.plan.workload import Workload, check_run_length

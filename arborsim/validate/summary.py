@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.calibrate.statistics import bootstrap, spearman
+from arborsim.core.statistics import bootstrap, spearman
 from arborsim.validate.results import TERMS, CellCheck
 
 #: With fewer problems than this the ranks of accuracies say nothing.

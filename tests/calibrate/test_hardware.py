@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.calibrate.decision_cost import DecisionCost, measure_decisions
-from arborsim.calibrate.hardware import HardwareMeasurements, Kernels, LinkRates, Pass
-from arborsim.calibrate.hardware_fit import (
+from arborsim.calibrate import hardware
+from arborsim.calibrate.hardware import (
     Fitted,
+    HardwareMeasurements,
+    Kernels,
+    LinkRates,
+    Pass,
     agreement,
     fit_passes,
-    fitted_profile,
     predicted_s,
 )
-from arborsim.calibrate.hardware_profile import make_profile, profile_toml, write_profile
-from arborsim.calibrate.policy_cost import PolicyTime, Quiet, fit_policies, seconds_of
+from arborsim.calibrate.policy_cost import (
+    DecisionCost,
+    PolicyTime,
+    Quiet,
+    fit_policies,
+    measure_decisions,
+    seconds_of,
+)
+from arborsim.calibrate.profile import make_profile, profile_toml, write_profile
 from arborsim.cli.app import main
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.machine.cost import CostModel, Reads
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.machine.policy_seconds import PolicySeconds
-from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.profile import HardwareProfile, PolicySeconds
 from tests.simulator.bench import PROFILE
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "reports" / "calibration" / "cpu-2core.toml"
 CHAIN = load_geometry("chain")
 FLOPS, BYTES, WEIGHTS = 1e11, 1e11, 4e10
+
+
+def profile_of(text: str) -> HardwareProfile:
+    return HardwareProfile.from_table(tomllib.loads(text), "m.toml")
 
 
 def passes(profile: HardwareProfile, layers: tuple[int, ...] = (2, 4, 6)) -> list[Pass]:
@@ -76,21 +89,24 @@ def test_the_fit_predicts_what_it_has_not_seen(
     mfu: float, kv: float, overlap: float, layer: float, step: float, sequence: float,
 ) -> None:  # fmt: skip
     truth = Fitted(mfu, kv, overlap, layer, step, sequence)
-    timed = passes(fitted_profile(machine(), truth))
+    timed = passes(machine(**vars(truth)))
     found = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
     held_out = [one for one in timed if one.held_out]
-    agreed = agreement(fitted_profile(machine(), found), CHAIN, held_out)
+    agreed = agreement(machine(**vars(found)), CHAIN, held_out)
     assert agreed.median < 0.02
     assert agreed.r2 > 0.99
 
 
-def test_the_fit_finds_the_numbers_of_a_machine_that_is_all_overhead() -> None:
+def test_the_fit_finds_the_numbers_of_a_machine_that_is_all_overhead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     truth = Fitted(0.5, 0.2, 0.0, 2e-4, 4e-4, 1e-5)
-    timed = passes(fitted_profile(machine(), truth))
+    timed = passes(machine(**vars(truth)))
     found = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
     assert vars(found) == pytest.approx(vars(truth), rel=1e-6)
-    rough = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS, overlaps=(1.0,))
-    assert agreement(fitted_profile(machine(), rough), CHAIN, timed).median > 1e-3
+    monkeypatch.setattr(hardware, "OVERLAPS", (1.0,))
+    rough = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
+    assert agreement(machine(**vars(rough)), CHAIN, timed).median > 1e-3
 
 
 def test_too_few_passes_are_refused() -> None:
@@ -131,7 +147,7 @@ def measurements(on_cpu: bool = True) -> HardwareMeasurements:
             {256: 1e10}, {256: 1e9, 1024: 2e9, 4096: 6e9}, {"fp8": 1e9}, {"fp8": 4e8}, {256: 1e10},
             {1024: 1e-5}, {1024: 1e-5},
         ),
-        passes=tuple(passes(fitted_profile(machine(), truth))),
+        passes=tuple(passes(machine(**vars(truth)))),
         notes=("a note",),
     )  # fmt: skip
 
@@ -146,7 +162,7 @@ def test_a_profile_says_where_every_number_is_from_and_reads_back() -> None:
     source = "measured 2026-01-02 on a machine, torch 2.0: "
     assert all(text.startswith(source) for text in profile.sources.values())
     assert "same memory" in profile.source("h2d_bytes_per_s")
-    assert HardwareProfile.from_toml(profile_toml(profile), "m.toml") == profile
+    assert profile_of(profile_toml(profile)) == profile
     assert profile.per_step_s == pytest.approx(4e-4, rel=1e-5)
     assert profile.ddr_bytes_per_s == 2e10
     assert profile.hbm_bytes_per_s == BYTES
@@ -202,7 +218,7 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     slower = cost.decode(reads, fused=False).total_s - cost.decode(reads).total_s
     assert float(slower) == pytest.approx(CHAIN.layers * 5e-5)
     assert "under 4 policies" in profile.source("decision_rows_s")
-    assert HardwareProfile.from_toml(profile_toml(profile), "m.toml") == profile
+    assert profile_of(profile_toml(profile)) == profile
     alone = make_profile("m", measurements(), DECISIONS, "", "").profile
     assert (alone.decision_base_s, alone.decision_rows_s) == (DECISIONS.base_s, 0)
     assert "decisions alone" in alone.source("decision_base_s")
@@ -239,12 +255,12 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
     assert profile.policy_seconds("a", True).decision_s(1000) == pytest.approx(8.25e-4)
     assert profile.policy_seconds("a", True).observing_s(4) == pytest.approx(6e-5)
     assert profile.policy_seconds("a", True).turning_s(4) == pytest.approx(1.1e-3)
-    assert HardwareProfile.from_toml(profile_toml(profile), "m.toml") == profile
+    assert profile_of(profile_toml(profile)) == profile
     text = profile_toml(profile)
-    with pytest.raises(UnknownName, match="lane_s"):
-        HardwareProfile.from_toml(text.replace("lane_s", "lanes_s", 1), "m.toml")
-    with pytest.raises(UsageError, match=r"m.toml, policies.a: iteration_s must be 0 seconds"):
-        HardwareProfile.from_toml(text.replace("iteration_s = 2e-05", "iteration_s = -1"), "m.toml")
+    with pytest.raises(UsageError, match=r"did you mean .*lane_s"):
+        profile_of(text.replace("lane_s", "lanes_s", 1))
+    with pytest.raises(UsageError, match=r"m.toml: \[policies.a\] iteration_s must be"):
+        profile_of(text.replace("iteration_s = 2e-05", "iteration_s = -1"))
 
 
 def test_an_interrupted_write_leaves_nothing(

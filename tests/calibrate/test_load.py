@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.calibrate.document import Calibration
-from arborsim.calibrate.load import apply, read_calibration
+from arborsim.calibrate.documents import Calibration, apply, read_calibration
 from arborsim.core.errors import UsageError
 from arborsim.policies.registry import build
 
@@ -77,14 +76,14 @@ def test_two_files_that_set_the_same_are_refused(folder: Path) -> None:
 
 
 BAD = {
-    "not TOML": ("layers = = 3", "not TOML"),
+    "not TOML": ("layers = = 3", "not valid TOML"),
     "some other TOML": ("[tool]\nname = 'x'", "not a calibration"),
     "empty": ("", "not a calibration"),
     "no such policy": ("[policies.epikw]\nlayer_a = 0.1", "did you mean epikv"),
     "no such setting": ("[policies.epikv]\nlayer_c = 0.1", "did you mean layer_"),
     "out of range": ("[policies.epikv]\nlayer_a = 1.5", "layer_a must be in [0, 1]"),
     "of another type": ("[policies.epikv]\nlayer_a = 'deep'", "layer_a must be float"),
-    "a list": ("[policies.epikv]\nlayer_a = [0.1]", "must be one value"),
+    "a list": ("[policies.epikv]\nlayer_a = [0.1]", "layer_a must be"),
     "no settings": ("[policies.epikv]", "must hold settings"),
     "no policies": ("[policies]", "no policy is calibrated"),
 }

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from arborsim.calibrate.backend import Masking, MaskingRequest, Maskings, ModelChoice
-from arborsim.calibrate.blocks import Block, blocks_of, features_of, mask_searches
-from arborsim.calibrate.msve import fit_msve
+from arborsim.calibrate.msve import HiddenBlock, blocks_of, features_of, fit_msve, mask_searches
 from arborsim.core.errors import UsageError
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
@@ -111,7 +110,7 @@ def test_several_traces_are_numbered_on(trace: Path, tmp_path: Path) -> None:
     assert both.recordings.keys() == {"t.parquet", "o.parquet"}
 
 
-def planted(theta: tuple[float, float, float], traces: int, seed: int = 0) -> list[Block]:
+def planted(theta: tuple[float, float, float], traces: int, seed: int = 0) -> list[HiddenBlock]:
     """Blocks that are needed with the probability that `theta` gives."""
     rng = np.random.default_rng(seed)
     blocks = []
@@ -119,7 +118,7 @@ def planted(theta: tuple[float, float, float], traces: int, seed: int = 0) -> li
         for v, u, a in rng.random((12, 3)) * [1, 1, 0.05]:
             needed = rng.random() < 1 / (1 + np.exp(-np.dot(theta, (v, u, a))))
             masking = Masking(number, (1,), (2,), 1)
-            blocks.append(Block(number, (v, u, a), masking, whole=True, masked=not needed))
+            blocks.append(HiddenBlock(number, (v, u, a), masking, whole=True, masked=not needed))
     return blocks
 
 
@@ -135,7 +134,7 @@ def test_planted_theta_lies_in_its_interval() -> None:
 
 def test_blocks_that_lead_nowhere_anyway_are_not_judged() -> None:
     blocks = planted((1, 1, 1), traces=8)
-    hopeless = [Block(99, (9.0, 9.0, 9.0), blocks[0].masking, whole=False, masked=False)] * 50
+    hopeless = [HiddenBlock(99, (9.0, 9.0, 9.0), blocks[0].masking, whole=False, masked=False)] * 50
     found = fit_msve([*blocks, *hopeless], ridge=1.0, seed=0)
     assert found.unjudged == 50
     assert found.theta == fit_msve(blocks, ridge=1.0, seed=0).theta
@@ -143,6 +142,8 @@ def test_blocks_that_lead_nowhere_anyway_are_not_judged() -> None:
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_targets_that_are_all_alike_are_refused(masked: bool) -> None:
-    blocks = [Block(n, (1.0, 1.0, 0.1), Masking(n, (1,), (2,), 1), True, masked) for n in range(30)]
+    blocks = [
+        HiddenBlock(n, (1.0, 1.0, 0.1), Masking(n, (1,), (2,), 1), True, masked) for n in range(30)
+    ]
     with pytest.raises(UsageError, match="theta cannot be told"):
         fit_msve(blocks, ridge=1.0, seed=0)

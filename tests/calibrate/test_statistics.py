@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from arborsim.calibrate.statistics import (
+from arborsim.core.statistics import (
     auc,
     bootstrap,
     fit_logistic,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arborsim.calibrate.load import read_calibration
+from arborsim.calibrate.documents import read_calibration
 from arborsim.cli import progress
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
@@ -108,7 +108,7 @@ def test_a_bar_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shipped_calibrations_say_what_they_are() -> None:
-    from arborsim.calibrate.load import shipped
+    from arborsim.calibrate.documents import shipped
 
     for path in shipped().values():
         head = tomllib.loads(path.read_text())["calibration"]

@@ -179,7 +179,7 @@ def test_own_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         (["hardware", "h1000"], "unknown GPU 'h1000': did you mean"),
         (["hardware", "h100", "--host", "ddr"], "unknown host 'ddr'"),
-        (["hardware", "--prices", "none.toml"], "cannot read none.toml"),
+        (["hardware", "--prices", "none.toml"], "none.toml: cannot be read"),
         (["models", "llama-9"], "unknown model 'llama-9'"),
         (["models", "--gpu", "h10"], "unknown GPU"),
         (["models", "llama-3.1-8b", "--kv-dtype", "fp4"], "unknown type of a KV cache 'fp4'"),

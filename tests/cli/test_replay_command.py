@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from arborsim.calibrate.load import read_calibration
+from arborsim.calibrate.documents import read_calibration
 from arborsim.cli.app import main
 from tests.helpers.traces import make_trace
 

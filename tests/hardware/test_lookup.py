@@ -123,9 +123,9 @@ def test_unused_sliding_window_is_fine(tmp_path: Path) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot read .*: No such file"):
+    with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
         load_profile(tmp_path / "none.toml")
-    with pytest.raises(UsageError, match=r"cannot read .*: Is a directory"):
+    with pytest.raises(UsageError, match=r"cannot be read \(Is a directory"):
         load_profile(tmp_path)
     with pytest.raises(UsageError, match="not valid JSON"):
         load_geometry(write(tmp_path, "{"))
@@ -153,17 +153,17 @@ def profile_text(**changes: str) -> str:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mfu": ""}, "lacks mfu"),
-        ({"mfu": "1.5"}, r"mfu must lie in \(0, 1\]"),
+        ({"mfu": ""}, "mfu missing; with base"),
+        ({"mfu": "1.5"}, "mfu must be at most 1, not 1.5"),
         ({"mfu": '"high"'}, "mine.toml: mfu must be a number, not 'high'"),
         ({"hbm_bytes": "1.5"}, "hbm_bytes must be a whole number"),
-        ({"hbm_bytes_per_s": "0"}, "must be positive"),
-        ({"per_layer_s": "-1e-6"}, "must not be negative"),
-        ({"reserve_share": "1.0"}, r"\[0, 1\)"),
+        ({"hbm_bytes_per_s": "0"}, "hbm_bytes_per_s must be above 0"),
+        ({"per_layer_s": "-1e-6"}, "per_layer_s must be at least 0"),
+        ({"reserve_share": "1.0"}, "reserve_share must be below 1"),
         ({"block_bytes": "[8192, 4096, 1, 2]"}, "must rise"),
         ({"name": '"x"\nhbm_byte = 3'}, "did you mean .*hbm_bytes"),
-        ({"name": '"x"\noverlap = 1.5'}, r"overlap must lie in \[0, 1\]"),
-        ({"name": '"x"\nevidence = 3'}, "evidence must be a table"),
+        ({"name": '"x"\noverlap = 1.5'}, "overlap must be at most 1"),
+        ({"name": '"x"\nevidence = 3'}, r"\[evidence\] must be a table"),
         ({"name": "'"}, "not valid TOML"),
     ],
 )
@@ -175,10 +175,13 @@ def test_bad_profiles(tmp_path: Path, changes: dict[str, str], message: str) -> 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("mbu = 1.5", "mine.toml: mbu must lie in (0, 1], not 1.5"),
+        ("mbu = 1.5", "mine.toml: mbu must be at most 1, not 1.5"),
         ("hbm_bytes_per_s = inf", "mine.toml: hbm_bytes_per_s must be a finite number, not inf"),
-        ("hbm_bytes = nan", "mine.toml: hbm_bytes must be a finite number, not nan"),
-        ("[policies.h2o]\niteration_s = inf", "iteration_s must be 0 seconds or more, not inf"),
+        ("hbm_bytes = nan", "mine.toml: hbm_bytes must be a whole number, not nan"),
+        (
+            "[policies.h2o]\niteration_s = inf",
+            "mine.toml: [policies.h2o] iteration_s must be a finite number, not inf",
+        ),
     ],
 )
 def test_the_file_is_blamed_and_not_its_base(tmp_path: Path, line: str, message: str) -> None:
@@ -192,7 +195,7 @@ def test_the_file_is_blamed_and_not_its_base(tmp_path: Path, line: str, message:
 def test_a_host_that_is_wrong_is_blamed_by_its_file(tmp_path: Path) -> None:
     numbers = "ddr_bytes = 1\nddr_bytes_per_s = -2.5\nh2d_bytes_per_s = 1\nd2h_bytes_per_s = 1\n"
     path = write(tmp_path, f'name = "x"\n{numbers}', "host.toml")
-    with pytest.raises(UsageError, match=r"host\.toml: ddr_bytes_per_s must be positive"):
+    with pytest.raises(UsageError, match=r"host\.toml: ddr_bytes_per_s must be above 0"):
         load_host(path)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from arborsim.machine.commands import Decode
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.options import Arrivals, ClosedLoop, ServingOptions, Timed
-from arborsim.machine.policy_seconds import PolicySeconds
+from arborsim.machine.profile import PolicySeconds
 from arborsim.machine.report import ServingReport
 from arborsim.machine.server import Server
 from arborsim.machine.state import State

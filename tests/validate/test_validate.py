@@ -132,7 +132,7 @@ def test_an_interruption_keeps_whole_problems(
     ("options", "said"),
     [
         (["--gpu", "h10"], "did you mean h100"),
-        (["--gpu", "no.toml"], "cannot read no.toml"),
+        (["--gpu", "no.toml"], "no.toml: cannot be read"),
         (["--policy", "h3o"], "did you mean h2o"),
         (["--policy", "oracle"], "replay a trace instead"),
         (["--budget", "-1"], "must be above 0"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from arborsim.calibrate.backend import OnProgress
-from arborsim.calibrate.document import software
+from arborsim.calibrate.documents import software
 from arborsim.calibrate.hardware import HardwareMeasurements, HardwareRequest, Kernels, Pass
 from arborsim.calibrate.policy_cost import PolicyTime
 from arborsim.core.errors import UsageError

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,19 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.calibrate.decision_cost import DecisionCost
-from arborsim.calibrate.document import toml_lines
-from arborsim.calibrate.hardware import HardwareMeasurements, LinkRates, Pass
-from arborsim.calibrate.hardware_fit import (
-    Agreement,
+from arborsim.calibrate.hardware import (
+    HardwareMeasurements,
+    LinkRates,
+    Pass,
+    PassAgreement,
     agreement,
     fit_passes,
-    fitted_profile,
 )
-from arborsim.calibrate.policy_cost import PolicyCost, PolicyTime, fit_policies, seconds_of
-from arborsim.core.errors import UsageError
-from arborsim.machine.policy_seconds import PolicySeconds
-from arborsim.machine.profile import HardwareProfile
+from arborsim.calibrate.policy_cost import (
+    DecisionCost,
+    PolicyCost,
+    PolicyTime,
+    fit_policies,
+    seconds_of,
+)
+from arborsim.core.documents import plain, to_toml, write_text
+from arborsim.machine.profile import HardwareProfile, PolicySeconds
 
 RESERVE_SHARE = 0.1  # what fragmentation takes cannot be measured on a machine that is idle
 GOOD_ERROR = 0.1  #: median error on passes held out, above which the fit is to be doubted
@@ -38,12 +39,12 @@ class MeasuredProfile:
     Attributes
     ----------
     profile : HardwareProfile
-    agreements : mapping of str to Agreement
+    agreements : mapping of str to PassAgreement
         "decode fitted", "decode held out", "prefill fitted", "prefill held out".
     """
 
     profile: HardwareProfile
-    agreements: Mapping[str, Agreement]
+    agreements: Mapping[str, PassAgreement]
 
 
 def make_profile(
@@ -72,22 +73,16 @@ def make_profile(
     live = fit_policies(measured.policies)
     if live is None:
         live = PolicyCost(decisions.base_s, decisions.per_token_s, 0.0, 0.0)
-    fitted = fit_passes(measured.passes, measured.geometry, flops, memory, weights)
-    raw = HardwareProfile(
+    profile = HardwareProfile(
         name=name,
         hbm_bytes=measured.memory_bytes,
         hbm_bytes_per_s=memory,
         flops_per_s=flops,
         ddr_bytes=measured.host_memory_bytes,
         ddr_bytes_per_s=kernels.host_read_bytes[max(kernels.host_read_bytes)],
-        mfu=fitted.mfu,
         mbu=weights / memory,
-        kv_read_efficiency=fitted.kv_read_efficiency,
         eager_bytes_per_s=float(np.median(list(kernels.eager_bytes.values()))),
         dequantise_bytes_per_s=kernels.dequantise_bytes["fp8"],
-        per_layer_s=fitted.per_layer_s,
-        per_step_s=fitted.per_step_s,
-        per_sequence_s=fitted.per_sequence_s,
         decision_base_s=live.base_s,
         decision_per_token_s=live.per_token_s,
         decision_rows_s=live.rows_s,
@@ -101,8 +96,9 @@ def make_profile(
         pageable_factor=_pageable(link),
         reserve_share=RESERVE_SHARE,
         sources=_sources(measured, decisions, date),
+        **vars(fit_passes(measured.passes, measured.geometry, flops, memory, weights)),
     )
-    profile = _rounded_profile(fitted_profile(raw, fitted))
+    profile = _rounded(profile)
     found = {
         f"{kind} {where}": agreement(profile, measured.geometry, passes)
         for kind in ("decode", "prefill")
@@ -110,42 +106,21 @@ def make_profile(
         if (passes := [p for p in measured.passes if (p.kind, p.held_out) == (kind, held_out)])
     }
     evidence = _evidence(measured, decisions, found, date, command)
-    profile = replace(profile, evidence=evidence)
-    return MeasuredProfile(profile, found)
+    return MeasuredProfile(replace(profile, evidence=evidence), found)
 
 
 def profile_toml(profile: HardwareProfile) -> str:
-    """The text of a profile's file; `HardwareProfile.from_toml` reads it back."""
-    document = {entry.name: getattr(profile, entry.name) for entry in fields(profile)}
-    document["policies"] = {name: asdict(taken) for name, taken in profile.policies.items()}
+    """The text of a profile's file; `arborsim.machine.lookup.load_profile` reads it back."""
     head = (
         f"# {profile.name}: measured by `arborsim calibrate hardware`; what has no source in the\n"
         "# table below is assumed, and what it was derived from is under evidence.\n"
     )
-    return head + "\n".join(toml_lines("", document)) + "\n"
+    return head + to_toml(profile)
 
 
 def write_profile(profile: HardwareProfile, path: Path) -> None:
-    """Write the file, whole or not at all.
-
-    Raises
-    ------
-    UsageError
-        It cannot be written.
-    """
-    try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(profile_toml(profile))
-            Path(part).chmod(0o644)
-            Path(part).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(part).unlink()
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    """Write the file, whole or not at all; a `UsageError` says why it cannot be written."""
+    write_text(path, profile_toml(profile))
 
 
 def _memory_peak(measured: HardwareMeasurements) -> float:
@@ -214,64 +189,54 @@ def _sources(measured: HardwareMeasurements, decisions: DecisionCost, date: str)
 def _evidence(
     measured: HardwareMeasurements,
     decisions: DecisionCost,
-    found: Mapping[str, Agreement],
+    found: Mapping[str, PassAgreement],
     date: str,
     command: str,
 ) -> dict[str, Any]:
-    evidence: dict[str, Any] = _plain(
-        {
+    def columns(kind: type, records: tuple[Any, ...]) -> dict[str, list[Any]]:
+        return {each.name: [getattr(one, each.name) for one in records] for each in fields(kind)}
+
+    evidence: dict[str, Any] = _rounded_values(
+        plain({
             "command": command,
             "date": date,
             "device": measured.device,
             "model": measured.geometry.name,
             "dtype": measured.dtype,
-            "notes": list(measured.notes),
+            "notes": measured.notes,
             "versions": measured.versions,
-            "agreement": {key: asdict(value) for key, value in found.items()},
-            "link": asdict(measured.link),
-            "kernels": asdict(measured.kernels),
-            "passes": {
-                entry.name: [getattr(one, entry.name) for one in measured.passes]
-                for entry in fields(Pass)
-            },
-            "policies": {
-                entry.name: [getattr(one, entry.name) for one in measured.policies]
-                for entry in fields(PolicyTime)
-            },
+            "agreement": found,
+            "link": measured.link,
+            "kernels": measured.kernels,
+            "passes": columns(Pass, measured.passes),
+            "policies": columns(PolicyTime, measured.policies),
             "decisions": {
                 "sizes": decisions.sizes,
                 "run_s": decisions.run_s,
                 "base_s": {name: base for name, (base, _) in decisions.policies.items()},
                 "per_token_s": {name: slope for name, (_, slope) in decisions.policies.items()},
             },
-        }
-    )
+        })
+    )  # fmt: skip
     return evidence
 
 
-def _rounded_profile(profile: HardwareProfile) -> HardwareProfile:
+def _rounded(profile: HardwareProfile) -> HardwareProfile:
     """With as many digits as mean anything, so that what is checked is what is written."""
-    shares = tuple(_plain(profile.block_efficiency))
-    return replace(
-        profile,
-        block_efficiency=shares,
-        policies={
-            name: PolicySeconds(**_plain(asdict(taken))) for name, taken in profile.policies.items()
-        },
-        **{
-            entry.name: _plain(getattr(profile, entry.name))
-            for entry in fields(profile)
-            if entry.type == "float"
-        },
-    )
+    numbers = {name: value for name, value in vars(profile).items() if isinstance(value, float)}
+    shares = tuple(_rounded_values(profile.block_efficiency))
+    policies = {
+        name: PolicySeconds(**_rounded_values(asdict(taken)))
+        for name, taken in profile.policies.items()
+    }
+    return replace(profile, block_efficiency=shares, policies=policies, **_rounded_values(numbers))
 
 
-def _plain(value: Any) -> Any:
-    """Numbers rounded, keys as text: what TOML can hold."""
+def _rounded_values(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {key: _rounded_values(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_rounded_values(item) for item in value]
     return value
