@@ -24,7 +24,7 @@ from arborsim.run.episode import foresee
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
-from tests.helpers.plain_executor import PlainExecutor, decide_all
+from tests.helpers.plain_executor import PlainExecutor, decide_all, in_steps
 from tests.helpers.traces import make_trace, trace_for
 
 # Small traces need small windows.
@@ -81,7 +81,7 @@ def test_invariants(
     )
     before = np.empty((groups, 0), dtype=np.int8)
     try:
-        for event in play(foresee(policy, episode, budget), max_steps=1):
+        for event in in_steps(play(foresee(policy, episode, budget))):
             controller.handle(event)
             after, view = executor.tier, controller.view()
             same = after[:, : before.shape[1]]

@@ -25,7 +25,7 @@ class ModelChoice:
         As for `arborsim record`.
     task_options : mapping
         E.g. ``lines`` of `chain`.
-    device, dtype : str
+    device : str
     batch : int
         Sequences at a time.
     """
@@ -34,7 +34,6 @@ class ModelChoice:
     task: str = ""
     task_options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
-    dtype: str = "auto"
     batch: int = 32
 
 

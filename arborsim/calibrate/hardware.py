@@ -43,8 +43,6 @@ class HardwareRequest:
         A reference model, a folder, or ``config:`` and a geometry's name (random weights).
     device : str
         ``cpu``, ``cuda`` or ``cuda:1``.
-    dtype : str
-        "auto" is the type the weights are stored in.
     quick : bool
         Fewer sizes, fewer repetitions.
     policies : tuple of str
@@ -54,7 +52,6 @@ class HardwareRequest:
 
     model: str = "chain"
     device: str = "cpu"
-    dtype: str = "auto"
     quick: bool = False
     policies: tuple[str, ...] = ()
 

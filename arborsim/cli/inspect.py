@@ -116,9 +116,8 @@ def _about(found: Description, unicode: bool) -> Table:
     info = found.info
     geometry = info.geometry
     accuracy = found.accuracy
-    attention = info.attention
-    if attention == "sparse":
-        attention += f", top {info.attention_top} positions per row"
+    top = f", top {info.attention_top} positions per row" if info.attention == "sparse" else ""
+    attention = info.attention + top
     return _pairs(
         f"{found.num_episodes} episodes, {_size(found.file_bytes)}",
         {

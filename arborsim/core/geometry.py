@@ -1,6 +1,6 @@
 """The shape of a model: what its KV cache holds, and what its forward pass computes and reads.
 
-Three kinds of layers are told apart, because a cache must not be counted wrongly:
+A cache must not be counted wrongly, so there are three kinds of layers:
 
 - *full attention* keeps keys and values of every token: ``2 H_kv d`` numbers;
 - *latent attention* (MLA) keeps one compressed vector and one rotary key of every token, from which
@@ -11,9 +11,15 @@ Three kinds of layers are told apart, because a cache must not be counted wrongl
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+_OrNone = Annotated[int, Meta(ge=0)]  # 0: the model has no such thing
+#: `Geometry.tokens_in` of a cache that does not grow any more.
+UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -47,24 +53,24 @@ class Geometry:
     """
 
     name: str
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    intermediate: int
-    vocab: int
-    parameters: int
-    kv_bytes_per_element: int = 2
-    weight_bytes_per_element: int = 2
-    latent_dim: int = 0
-    rope_dim: int = 0
-    value_dim: int = 0
-    window: int = 0
-    window_layers: int = 0
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_parameters: int = 0
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    hidden: Count
+    intermediate: Count
+    vocab: Count
+    parameters: Count
+    kv_bytes_per_element: Count = 2
+    weight_bytes_per_element: Count = 2
+    latent_dim: _OrNone = 0
+    rope_dim: _OrNone = 0
+    value_dim: _OrNone = 0
+    window: _OrNone = 0
+    window_layers: _OrNone = 0
+    experts: _OrNone = 0
+    experts_per_token: _OrNone = 0
+    expert_parameters: _OrNone = 0
 
     def __post_init__(self) -> None:
         _all_or_none("latent_dim and value_dim", self.latent_dim, self.value_dim)
@@ -183,16 +189,6 @@ class Geometry:
     def to_dict(self) -> dict[str, Any]:
         """As it is stored: without the fields that are 0, which older readers do not know."""
         return {name: value for name, value in asdict(self).items() if value != 0}
-
-
-#: `Geometry.tokens_in` of a cache that does not grow any more.
-UNBOUNDED = 1 << 62
-
-#: Fields that may be 0.
-OPTIONAL = frozenset({
-    "latent_dim", "rope_dim", "value_dim", "window", "window_layers", "experts",
-    "experts_per_token", "expert_parameters",
-})  # fmt: skip
 
 
 def _all_or_none(names: str, *values: int) -> None:

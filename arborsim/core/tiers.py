@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-import numpy as np
-
 
 class Tier(IntEnum):
     """Where a token's keys and values live, best first.
@@ -32,5 +30,4 @@ class Tier(IntEnum):
         return self in (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED)
 
 
-TierArray = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
 NUM_TIERS = len(Tier)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from arborsim.core.errors import UsageError
 from arborsim.core.events import (
     Answer,
     Boundary,
@@ -21,15 +20,13 @@ from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Kind
 
 
-def play(episode: Episode, max_steps: int | None = None) -> Iterator[Event]:
+def play(episode: Episode) -> Iterator[Event]:
     """Yield the events of one search in time order.
 
     Parameters
     ----------
     episode : Episode
         Validated, with the observations that the policies need.
-    max_steps : int, optional
-        Longest `Decode` run in iterations; longer ones are split.  The prefill stays whole.
 
     Yields
     ------
@@ -37,14 +34,7 @@ def play(episode: Episode, max_steps: int | None = None) -> Iterator[Event]:
         One `Prefill`; one `Transition` per batch of transition rows; a `Decode` for every longest
         run of iterations in which the same leaves, in the same order, decode one token each; and a
         `Boundary`, `Prune` or `Answer` per row of that kind.  A run ends at any other row.
-
-    Raises
-    ------
-    UsageError
-        `max_steps` is not positive.
     """
-    if max_steps is not None and max_steps < 1:
-        raise UsageError(f"a run of at most {max_steps} steps holds nothing: use 1 or more")
     starts, widths = _segments(episode)
     stops = np.append(starts[1:], episode.num_rows).tolist()
     # Token number of each row that has one: runs are slices of the token arrays.
@@ -59,11 +49,7 @@ def play(episode: Episode, max_steps: int | None = None) -> Iterator[Event]:
             yield Prefill(_run(episode, first, first + stop - start, (0,)))
         elif kind == Kind.TOKEN:
             leaves = tuple(episode.node[start : start + width].tolist())
-            steps = (stop - start) // width
-            block = max_steps or steps
-            for step in range(0, steps, block):
-                end = min(step + block, steps)
-                yield Decode(_run(episode, first + step * width, first + end * width, leaves))
+            yield Decode(_run(episode, first, first + stop - start, leaves))
         elif kind == Kind.TRANSITION:
             turned = tuple(episode.node[start:stop].tolist())
             parents = episode.parent[start:stop].tolist()

@@ -11,14 +11,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from arborsim.core.errors import TraceError
-from arborsim.core.geometry import OPTIONAL
+from arborsim.core.errors import TraceError, UsageError
 from arborsim.core.geometry import Geometry as Geometry
 from arborsim.core.observations import Signal
+from arborsim.core.records import convert
 
 FORMAT_VERSION = 1
 METADATA_KEY = b"arborsim.trace"
@@ -101,7 +101,7 @@ class TraceInfo:
     search_parameters: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     capture: Capture = Capture.TREE
-    attention: str = "none"
+    attention: Literal["dense", "sparse", "none"] = "none"
     attention_top: int = 0
     qkv_layers: tuple[int, ...] = ()
     attention_layer_ids: tuple[int, ...] = ()
@@ -148,38 +148,13 @@ class TraceInfo:
         try:
             raw = json.loads(text)
             known = {f.name for f in fields(cls)}
-            extra = {k: v for k, v in raw.items() if k not in known}
             values = {k: v for k, v in raw.items() if k in known}
-            values["geometry"] = Geometry(**values["geometry"])
-            values["capture"] = Capture(values["capture"])
-            values["qkv_layers"] = tuple(values.get("qkv_layers", ()))
-            values["attention_layer_ids"] = tuple(values.get("attention_layer_ids", ()))
-            values["extra"] = {**values.get("extra", {}), **extra}
-            info = cls(**values)
-            _check_types(info)
-            _check_types(info.geometry)
-            if info.attention not in ("dense", "sparse", "none"):
-                raise ValueError(f"attention is {info.attention!r:.40}")
-            return info
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            unknown = {k: v for k, v in raw.items() if k not in known}
+            return convert(cls, values | {"extra": values.get("extra", {}) | unknown}, finite=False)
+        except (ValueError, TypeError, AttributeError, UsageError) as error:
             raise TraceError(
                 f"the trace's metadata cannot be read ({error}); record it again"
             ) from error
-
-
-def _check_types(record: Any) -> None:
-    """JSON can put anything anywhere: refuse what the annotations do not allow."""
-    plain: dict[str, type] = {"int": int, "str": str, "dict": dict, "tuple": tuple}
-    for f in fields(record):
-        expected = plain.get(str(f.type).partition("[")[0])
-        value = getattr(record, f.name)
-        if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
-            raise TypeError(f"{f.name} is {value!r:.40} instead of {expected.__name__}")
-        if f.type == "bool" and not isinstance(value, bool):
-            raise TypeError(f"{f.name} is {value!r:.40} instead of true or false")
-        least = 0 if f.name in OPTIONAL else 1
-        if isinstance(record, Geometry) and isinstance(value, int) and value < least:
-            raise ValueError(f"{f.name} is {value}")
 
 
 def _column(name: str, kind: pa.DataType, unit: str, about: str) -> pa.Field:

@@ -156,7 +156,8 @@ def hidden_change(model: Any, reasoning: Reasoning) -> np.ndarray:
 
 
 def _load(choice: ModelChoice) -> tuple[LoadedModel, ChainTask]:
-    loaded = load_model(choice.model, choice.task, choice.device, choice.dtype, choice.task_options)
+    options = choice.task_options
+    loaded = load_model(choice.model, choice.task, choice.device, task_options=options)
     if not isinstance(loaded.task, ChainTask):
         raise UsageError(
             f"--model {choice.model}: calibration needs a task whose answers can be judged and "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 
-from arborsim.core.events import Event, TokenRun
+from arborsim.core.events import Decode, Event, TokenRun
 from arborsim.core.measurements import Measurements
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.machine import num_groups
@@ -57,6 +59,16 @@ class PlainExecutor:
             self.tier[slice(None) if group == ALL_GROUPS else group, token] = target
 
 
+def in_steps(events: Iterable[Event], most: int = 1) -> Iterator[Event]:
+    """The same events with runs of at most so many iterations."""
+    for event in events:
+        if isinstance(event, Decode):
+            for step in range(0, event.run.steps, most):
+                yield Decode(event.run.part(step, min(step + most, event.run.steps)))
+        else:
+            yield event
+
+
 def decide_all(
     policy: Policy, episode: Episode, budget_tokens: int, max_steps: int | None = None
 ) -> tuple[list[list[int]], np.ndarray]:
@@ -81,8 +93,8 @@ def decide_all(
         meters=[log],
     )
     tiers = []
-    event: Event
-    for event in play(foresee(policy, episode, budget_tokens), max_steps=max_steps):
+    events: Iterable[Event] = play(foresee(policy, episode, budget_tokens))
+    for event in events if max_steps is None else in_steps(events, max_steps):
         controller.handle(event)
         tiers.append(executor.tier.reshape(-1).tolist())
     return tiers, log.rows

@@ -6,11 +6,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.core.errors import UsageError
 from arborsim.core.events import Answer, Boundary, Decode, Prefill, Prune, TokenRun, Transition
 from arborsim.core.observations import DenseRows, Signal
 from arborsim.core.tree import ThoughtTree
@@ -18,12 +16,13 @@ from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
+from tests.helpers.plain_executor import in_steps
 from tests.helpers.traces import make_info, make_trace
 
 NEEDS = [Signal.ATTENTION, Signal.HIDDEN_CHANGE]
 
 
-def slow_events(episode: Episode, max_steps: int | None = None) -> list[tuple]:
+def slow_events(episode: Episode) -> list[tuple]:
     """The definition, one row at a time; runs become (kind, leaves, token numbers)."""
     events: list[tuple] = []
     opened: set[int] = set()
@@ -36,8 +35,7 @@ def slow_events(episode: Episode, max_steps: int | None = None) -> list[tuple]:
         leaves = tuple(node for node, _ in batch)
         numbers = [number for _, number in batch]
         last = events[-1]
-        room = last[0] == "decode" and (max_steps is None or len(last[2]) < max_steps * len(leaves))
-        if room and last[1] == leaves:
+        if last[0] == "decode" and last[1] == leaves:
             last[2].extend(numbers)
         else:
             events.append(("decode", leaves, numbers))
@@ -91,9 +89,9 @@ def check_run(run: TokenRun, numbers: list[int], episode: Episode) -> None:
         np.testing.assert_array_equal(attention.row(i), episode.attention.row(number))
 
 
-def check_play(episode: Episode, max_steps: int | None) -> None:
-    events = list(play(episode, max_steps))
-    expected = slow_events(episode, max_steps)
+def check_play(episode: Episode) -> None:
+    events = list(play(episode))
+    expected = slow_events(episode)
     assert len(events) == len(expected)
     for event, want in zip(events, expected, strict=True):
         match event:
@@ -119,18 +117,15 @@ def check_play(episode: Episode, max_steps: int | None) -> None:
     nodes=st.integers(0, 12),
     block=st.sampled_from([(0, 2), (1, 1), (2, 9)]),
     width=st.integers(1, 5),
-    max_steps=st.sampled_from([None, 1, 2, 3]),
 )
-def test_events_equal_those_of_the_definition(
-    seed, kind, attention, nodes, block, width, max_steps
-):
+def test_events_equal_those_of_the_definition(seed, kind, attention, nodes, block, width):
     info = make_info(layers=2, attention=attention, attention_top=3)
     with tempfile.TemporaryDirectory() as directory:
         path = make_trace(
             Path(directory) / "t.parquet", seed, 1, kind, prompt=3, nodes=nodes, block=block,
             width=width, info=info,
         )  # fmt: skip
-        check_play(next(TraceReader(path).episodes(NEEDS)), max_steps)
+        check_play(next(TraceReader(path).episodes(NEEDS)))
 
 
 @st.composite
@@ -159,9 +154,9 @@ def loose_rows(draw) -> Episode:
 
 
 @settings(max_examples=200, deadline=None)
-@given(episode=loose_rows(), max_steps=st.sampled_from([None, 1, 2]))
-def test_runs_follow_their_definition_on_any_rows(episode, max_steps):
-    check_play(episode, max_steps)
+@given(episode=loose_rows())
+def test_runs_follow_their_definition_on_any_rows(episode):
+    check_play(episode)
 
 
 def test_a_tree_built_from_the_events_agrees_with_the_positions(tmp_path):
@@ -193,11 +188,5 @@ def test_long_chains_are_one_run_per_block(tmp_path):
     episode = next(TraceReader(path).episodes())
     runs = [event.run for event in play(episode) if isinstance(event, Decode)]
     assert [run.steps for run in runs] == [50, 50, 50]
-    split = [event.run.steps for event in play(episode, 20) if isinstance(event, Decode)]
+    split = [event.run.steps for event in in_steps(play(episode), 20) if isinstance(event, Decode)]
     assert split == [20, 20, 10] * 3
-
-
-def test_runs_must_have_room_for_a_step(tmp_path):
-    episode = next(TraceReader(make_trace(tmp_path / "t.parquet")).episodes())
-    with pytest.raises(UsageError, match="use 1 or more"):
-        next(play(episode, 0))

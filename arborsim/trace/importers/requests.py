@@ -58,9 +58,12 @@ class Request:
     prefix_blocks: tuple[int, ...] = ()
     other: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        self.search()  # raises if it is too long
+
     @property
     def num_tokens(self) -> int:
-        return self.search().num_tokens
+        return self.prompt_tokens + self.answer_tokens
 
     def search(self) -> WrittenSearch:
         """The request as a search without branches; an answer without tokens is no block."""
@@ -101,12 +104,7 @@ class JsonLines:
     block_tokens: int
 
     def request_of(self, line: str) -> Request:
-        """One line.
-
-        Raises
-        ------
-        Damage
-        """
+        """One line, which may be a `Damage`."""
         try:
             item = json.loads(line)
         except (ValueError, RecursionError):
@@ -117,7 +115,7 @@ class JsonLines:
         named = ("timestamp", "input_length", "output_length", "hash_ids")
         other = {key: value for key, value in item.items() if key not in named}
         blocks = self._blocks(field(item, "hash_ids"), prompt)
-        return _checked(Request(arrival_s, prompt, answer, blocks, other or None))
+        return Request(arrival_s, prompt, answer, blocks, other or None)
 
     def _blocks(self, ids: Any, prompt: int) -> tuple[int, ...]:
         found = tuple(
@@ -134,12 +132,7 @@ class JsonLines:
 
 
 def azure_request(line: str) -> Request:
-    """One line of Azure's CSV, after the header.
-
-    Raises
-    ------
-    Damage
-    """
+    """One line of Azure's CSV, after the header, which may be a `Damage`."""
     try:
         cells = next(csv.reader([line.strip()]), [])
     except csv.Error as error:
@@ -161,12 +154,7 @@ def azure_request(line: str) -> Request:
         counts.append(int(cell))
     prompt = whole(counts[0], "ContextTokens", low=1)
     arrival_s = seconds + float(match[2] or 0)
-    return _checked(Request(arrival_s, prompt, whole(counts[1], "GeneratedTokens")))
-
-
-def _checked(request: Request) -> Request:
-    request.search()  # raises if it is too long
-    return request
+    return Request(arrival_s, prompt, whole(counts[1], "GeneratedTokens"))
 
 
 def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:

@@ -35,7 +35,7 @@ def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, .
     """
     device = torch.device(check_device(request.device))
     if not request.model.startswith(CONFIG):
-        loaded = load_model(request.model, "", request.device, request.dtype)
+        loaded = load_model(request.model, "", request.device)
         return _deep_enough(loaded), ()
     room = int(free_bytes(device) * _SHARE)
     if device.type == "cpu":
@@ -44,7 +44,7 @@ def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, .
     whole = load_geometry(name)
     fitting = _layers_within(room, name)
     if fitting >= whole.layers:
-        return _deep_enough(load_model(request.model, "", request.device, request.dtype)), ()
+        return _deep_enough(load_model(request.model, "", request.device)), ()
     if fitting < _LEAST_LAYERS:
         raise UsageError(
             f"--model {request.model}: not even {_LEAST_LAYERS} layers fit into the "
@@ -54,7 +54,7 @@ def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, .
         path = Path(folder) / name / "config.json" if "/" not in name else Path(folder) / "m.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(_shorter(config_of(name), fitting)))
-        loaded = load_model(f"{CONFIG}{path}", "", request.device, request.dtype)
+        loaded = load_model(f"{CONFIG}{path}", "", request.device)
     note = f"{fitting} of the model's {whole.layers} layers were run, and as much of its vocabulary"
     return LoadedModel(request.model, loaded.model, random_weights=True), (note,)
 
