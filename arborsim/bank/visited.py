@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from arborsim.bank.walk import Step, Walk
-from arborsim.core.observations import AttentionRows, DenseRows, SparseRows
+from arborsim.core.observations import AttentionRows, DenseRows, LayerRows, SparseRows
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Kind
-from arborsim.trace.vectors import LayerRows, TokenPaths, VectorRows
+from arborsim.trace.vectors import TokenPaths, VectorRows
 
 _NO_ROW = -1
 

@@ -93,7 +93,7 @@ class Kernels:
     matrix_flops : mapping of int to float
         Square matrix products by size.
     read_bytes, copy_bytes, host_read_bytes : mapping of int to float
-        Reading a buffer of so many bytes on the device; copying one there (bytes read and
+        Reading a buffer of n bytes on the device; copying one there (bytes read and
         written); reading one in host memory.
     weights_bytes : float
         All parameters, when each weight matrix is multiplied with one row.
@@ -106,7 +106,7 @@ class Kernels:
     gather_bytes : mapping of int to float
         Tokens' keys or values collected by index, by number of tokens; bytes read and written.
     top_k_s, argpartition_s : mapping of int to float
-        Seconds to choose a sixteenth of so many scores: on the device, and on the host in NumPy.
+        Seconds to choose a sixteenth of n scores: on the device, and on the host in NumPy.
     """
 
     matrix_flops: Mapping[int, float]

@@ -236,7 +236,7 @@ class Msve:
     low, high : tuple of float
         95% interval of each, by bootstrap over traces.
     auc : float
-        How well blocks are told apart by a fit that has not seen their trace.
+        How well a fit that has not seen their trace separates the blocks.
     auc_alone : tuple of float
         How well each feature tells them apart by itself.
     blocks, traces : int

@@ -130,7 +130,7 @@ class _FewRows:
 
 
 def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random numbers in the shapes that the policy's scores have after so many tokens."""
+    """Random numbers in the shapes that the policy's scores have after `tokens` tokens."""
     rows = [np.full(i + 1, 1 / (i + 1)) for i in range(_FEW)]
     vectors = rng.random((_FEW, _LAYERS, _KV_HEADS, _HEAD_DIM)).astype(np.float16)
     per_layer: dict[Any, Any] = {

@@ -111,7 +111,7 @@ class Pressure:
 
 @dataclass(frozen=True)
 class Answer:
-    """The search is over; `correct` is None when nobody judged it."""
+    """The search is over; `correct` is None if it was not judged."""
 
     correct: bool | None
 

@@ -131,12 +131,12 @@ class Geometry:
         return np.minimum(tokens, self.window)
 
     def path_bytes(self, tokens: int) -> int:
-        """Cache of a sequence of so many tokens."""
+        """Cache of a sequence of `tokens` tokens."""
         windowed = int(self.windowed(tokens))
         return self.full_bytes_per_token * tokens + self.window_bytes_per_token * windowed
 
     def tokens_in(self, room_bytes: int) -> int:
-        """Tokens of the longest single sequence whose cache fits into so many bytes."""
+        """Tokens of the longest single sequence whose cache fits into `room_bytes`."""
         if not self.window or room_bytes < self.path_bytes(self.window):
             return max(0, room_bytes) // self.kv_bytes_per_token
         left = room_bytes - self.window_bytes_per_token * self.window
@@ -152,7 +152,7 @@ class Geometry:
         return self._touched(1)
 
     def weight_bytes_read(self, tokens: int) -> float:
-        """Weights that a pass over so many tokens is expected to read.
+        """Weights that a pass over `tokens` tokens is expected to read.
 
         Tokens choose their experts as if independently and evenly: of E experts, of which each
         token uses k, some token uses the share ``1 - (1 - k / E)^tokens``.

@@ -52,20 +52,6 @@ class Signal(StrEnum):
     """Search value of a node, given at its boundary, in [0, 1]."""
 
 
-class AttentionRows(Protocol):
-    """Attention rows of consecutive tokens; row ``i`` covers positions 0 .. own position."""
-
-    def __len__(self) -> int: ...
-
-    def row(self, i: int) -> np.ndarray:
-        """Dense float64 row of token `i`; its length is the token's position + 1."""
-        ...
-
-    def __iter__(self) -> Iterator[np.ndarray]: ...
-
-    def __getitem__(self, tokens: slice) -> AttentionRows: ...
-
-
 class HeadRows(Protocol):
     """Attention rows of single query heads, for consecutive tokens."""
 
@@ -83,19 +69,6 @@ class HeadRows(Protocol):
         ...
 
     def __getitem__(self, tokens: slice) -> HeadRows: ...
-
-
-class LayerAttentionRows(Protocol):
-    """Attention rows of single layers, for consecutive tokens."""
-
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-
-    def of(self, token: int) -> np.ndarray:
-        """Float16 ``[layers, 2, position + 1]``: mean, then variance over the query heads."""
-        ...
-
-    def __getitem__(self, tokens: slice) -> LayerAttentionRows: ...
 
 
 # Rows are widened from float16 in blocks: NumPy converts a block far faster than single rows, and
@@ -124,6 +97,7 @@ class DenseRows:
         return len(self.offsets) - 1
 
     def row(self, i: int) -> np.ndarray:
+        """Float64 row of token `i`; its length is the token's position + 1."""
         return self.values[self.offsets[i] : self.offsets[i + 1]].astype(np.float64, copy=False)
 
     def widened(self) -> DenseRows:
@@ -224,6 +198,48 @@ class SparseRows:
         )
 
 
+#: Attention rows of consecutive tokens: iterated, sliced, and by `row`, float64 of position + 1.
+AttentionRows = DenseRows | SparseRows
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """Attention of some layers, each on its own; one entry per token.
+
+    Parameters
+    ----------
+    layers : tuple of int
+        The captured layers, as in `TraceInfo.attention_layer_ids`.
+    values : float16 ``[sum over tokens of layers x 2 x (position + 1)]``
+    offsets : int64 ``[tokens + 1]``
+
+    Notes
+    -----
+    float16 has no steps below 6e-8: where the heads' standard deviation is less than 1.7e-4 (in a
+    row of a thousand positions most are), the variance is stored as 0.  Rows are NaN where the
+    layer's softmax was; the mean over layers in `Episode.attention` leaves such layers out.
+    """
+
+    layers: tuple[int, ...]
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, tokens: slice) -> LayerRows:
+        start, stop, _ = tokens.indices(len(self))
+        return LayerRows(self.layers, self.values, self.offsets[start : stop + 1])
+
+    def of(self, token: int) -> np.ndarray:
+        """One token's rows, float16 ``[layers, 2, position + 1]``: a view.
+
+        The second axis is the mean over the query heads, then their population variance.
+        """
+        own = self.values[self.offsets[token] : self.offsets[token + 1]]
+        return own.reshape(len(self.layers), 2, -1)
+
+
 @dataclass(frozen=True)
 class Observations:
     """What was observed for a run of consecutive tokens; row ``i`` is the run's token ``i``.
@@ -235,7 +251,7 @@ class Observations:
     per_layer : mapping of Signal to float16 ``[num_tokens, layers]``
         The signals that have one value per token and layer; the key sketch
         ``[num_tokens, sketch size]`` and eviction times, float64 ``[num_tokens]``, are here too.
-    layer_attention : LayerAttentionRows or None
+    layer_attention : LayerRows or None
     head_attention : HeadRows or None
     keys, values : float16 ``[num_tokens, captured layers, KV heads, head_dim]`` or None
     """
@@ -243,7 +259,7 @@ class Observations:
     num_tokens: int
     attention: AttentionRows | None = None
     per_layer: Mapping[Signal, np.ndarray] = field(default_factory=dict)
-    layer_attention: LayerAttentionRows | None = None
+    layer_attention: LayerRows | None = None
     head_attention: HeadRows | None = None
     keys: np.ndarray | None = None
     values: np.ndarray | None = None

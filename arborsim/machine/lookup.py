@@ -123,7 +123,7 @@ def _refuse_other_kind(given: str, what: str) -> None:
     """Say so if the name is that of a GPU, host or model where another of these was expected."""
     kinds: dict[str, tuple[list[str], str]] = {
         "GPU": ([*profile_names(), *PROFILE_ALIASES], "--gpu {0}, or arborsim hardware {0}"),
-        "host": (host_names(), "--host {0}, beside a GPU"),
+        "host": (host_names(), "--host {0}, next to a GPU"),
         "model": ([*geometry_names(), *GEOMETRY_ALIASES], "--model {0}, or arborsim models {0}"),
     }
     for kind, (names, where) in kinds.items():

@@ -1,6 +1,6 @@
 """How much KV cache a GPU has room for, and how that comes about.
 
-What a share of the memory leaves beside the weights is not all cache: activations, and what the
+What a share of the memory leaves next to the weights is not all cache: activations, and what the
 driver keeps for itself, come off first.
 """
 

@@ -68,15 +68,15 @@ class PolicySeconds:
     decision_per_token_s: _Seconds = 0.0
 
     def decision_s(self, examined_tokens: Any) -> Any:
-        """One decision over so many tokens; a number or an array."""
+        """One decision over `examined_tokens`; a number or an array."""
         return self.decision_base_s + self.decision_per_token_s * examined_tokens
 
     def observing_s(self, sequences: int) -> float:
-        """One iteration of so many sequences, without a decision."""
+        """One iteration of n sequences, without a decision."""
         return self.iteration_s + self.lane_s * sequences
 
     def turning_s(self, sequences: int) -> float:
-        """One turn to so many sequences."""
+        """One turn to n sequences."""
         return self.turn_s + self.turn_lane_s * sequences
 
 
@@ -322,10 +322,19 @@ class Number:
         return shown if self.unit == "share" else f"{shown} {self.unit}"
 
 
+#: Numbers that are shown with others of their kind: after which one.
+_AFTER = {
+    "reserve_share": "ddr_bytes_per_s", "overlap": "dequantise_bytes_per_s",
+    "eager_per_layer_s": "per_sequence_s", "decision_rows_s": "decision_per_token_s",
+}  # fmt: skip
+
+
 def numbers_of(profile: HardwareProfile) -> list[Number]:
     """The numbers of a profile, in the units people quote them in."""
+    order = list(_MEANINGS)
+    names = sorted(profile.numbers(), key=lambda n: (order.index(_AFTER.get(n) or n), n in _AFTER))
     found = []
-    for name in profile.numbers():
+    for name in names:
         meaning, raw, source = _MEANINGS[name], getattr(profile, name), profile.source(name)
         scaled = [part / meaning.scale for part in raw] if isinstance(raw, tuple) else None
         value = raw / meaning.scale if scaled is None else scaled

@@ -16,7 +16,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import (
     AttentionRows,
     HeadRows,
-    LayerAttentionRows,
+    LayerRows,
     Observations,
     Signal,
 )
@@ -110,7 +110,7 @@ class _HeadRows(GroupRows):
 class LastLayers(GroupRows):
     """Rows of the last captured layers, each the mean over its heads."""
 
-    def __init__(self, rows: LayerAttentionRows | None, count: int) -> None:
+    def __init__(self, rows: LayerRows | None, count: int) -> None:
         assert rows is not None, "the reader was not asked for the rows of layers"
         self._rows, self.groups = rows, min(count, len(rows.layers))
 

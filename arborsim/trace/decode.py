@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arborsim.core.observations import AttentionRows, DenseRows, Signal, SparseRows
+from arborsim.core.observations import AttentionRows, DenseRows, LayerRows, Signal, SparseRows
 from arborsim.trace.columns import (
     ends_of,
     floats_of,
@@ -21,7 +21,7 @@ from arborsim.trace.columns import (
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
 from arborsim.trace.validate import Where, check_attention, check_layer_rows, validate
-from arborsim.trace.vectors import LayerRows, TokenPaths, VectorRows
+from arborsim.trace.vectors import TokenPaths, VectorRows
 
 _NEVER_NULL = ("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth")
 _AS_THEY_ARE = (

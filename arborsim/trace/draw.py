@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,47 +14,25 @@ _DEEPEST_INDENT = 36
 _MOST_VISITS = 4
 
 
-@dataclass(frozen=True)
-class Strokes:
-    """The characters that make a tree."""
-
-    fork: str
-    last: str
-    only: str
-    down: str
-    blank: str
-    cut: str
+#: Before a child with later siblings, the last child, an only child; below these; a cut indent.
+_UNICODE = ("├─ ", "└─ ", "↓  ", "│  ", "   ", "…")
+_ASCII = ("|- ", "`- ", "v  ", "|  ", "   ", "~")
 
 
-UNICODE = Strokes(fork="├─ ", last="└─ ", only="↓  ", down="│  ", blank="   ", cut="…")
-ASCII = Strokes(fork="|- ", last="`- ", only="v  ", down="|  ", blank="   ", cut="~")
-
-
-@dataclass(frozen=True)
-class DrawnNode:
-    """What one line says about a block.
-
-    Attributes
-    ----------
-    tokens : int
-        Own tokens.
-    reward : float
-        NaN if there is none.
-    closed, pruned, on_answer_path : bool
-    visits : tuple of int
-        The transitions, counted from 1, that turned to it.
-    text : str or None
-    """
+@dataclass
+class _Block:
+    """What one line says about a thought block; visits are numbers of transitions, from 1."""
 
     number: int
     parent: int
     tokens: int
-    reward: float
-    closed: bool
-    pruned: bool
-    on_answer_path: bool
-    visits: tuple[int, ...]
-    text: str | None
+    reward: float = math.nan
+    closed: bool = False
+    pruned: bool = False
+    on_answer_path: bool = False
+    text: str | None = None
+    visits: list[int] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)
 
     def label(self, unicode: bool) -> str:
         about = [f"{self.tokens} tok"]
@@ -74,41 +52,32 @@ class DrawnNode:
         return f"{self.number}{star} ({', '.join(about)}){text}"
 
 
-def drawn_nodes(episode: Episode) -> list[DrawnNode]:
+def _blocks(episode: Episode) -> list[_Block]:
     """Every block of a search, by number."""
     kind, node = episode.kind, episode.node
     count = int(node.max()) + 1
     parent = np.full(count, -1)
     parent[node] = episode.parent
     tokens = np.bincount(node[episode.token_rows], minlength=count)
-    visits: list[list[int]] = [[] for _ in range(count)]
-    closed, pruned = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
-    reward = np.full(count, math.nan)
-    text: list[str | None] = [None] * count
+    blocks = [_Block(n, int(parent[n]), int(tokens[n])) for n in range(count)]
+    for block in blocks[1:]:
+        blocks[block.parent].children.append(block.number)
     batch = 0
     for row in np.flatnonzero(kind > Kind.TOKEN).tolist():
-        n = int(node[row])
+        block = blocks[node[row]]
         if kind[row] == Kind.TRANSITION:
-            batch += kind[row - 1] != Kind.TRANSITION
-            visits[n].append(int(batch))
+            batch += int(kind[row - 1] != Kind.TRANSITION)
+            block.visits.append(batch)
         elif kind[row] == Kind.BOUNDARY:
-            closed[n] = True
-            reward[n] = episode.reward[row]
-            text[n] = episode.text[row] if episode.text else None
+            block.closed, block.reward = True, float(episode.reward[row])
+            block.text = episode.text[row] if episode.text else None
         elif kind[row] == Kind.PRUNE:
-            pruned[n] = True
-    on_path = set()
+            block.pruned = True
     up = int(node[-1]) if kind[-1] == Kind.ANSWER else -1
     while up >= 0:
-        on_path.add(up)
-        up = int(parent[up])
-    return [
-        DrawnNode(
-            n, int(parent[n]), int(tokens[n]), float(reward[n]), bool(closed[n]), bool(pruned[n]),
-            n in on_path, tuple(visits[n]), text[n],
-        )
-        for n in range(count)
-    ]  # fmt: skip
+        blocks[up].on_answer_path = True
+        up = blocks[up].parent
+    return blocks
 
 
 def draw_tree(episode: Episode, nodes: int = 24, unicode: bool = True) -> list[str]:
@@ -126,36 +95,27 @@ def draw_tree(episode: Episode, nodes: int = 24, unicode: bool = True) -> list[s
     unicode : bool
         Box-drawing characters, or plain ASCII throughout.
     """
-    drawn = drawn_nodes(episode)
-    strokes = UNICODE if unicode else ASCII
-    children: list[list[int]] = [[] for _ in drawn]
-    for block in drawn[1:]:
-        children[block.parent].append(block.number)
+    blocks = _blocks(episode)
+    fork, last, only, down, blank, cut = _UNICODE if unicode else _ASCII
     lines: list[str] = []
     # A stack, not recursion: chains are thousands of blocks deep.
     # Entries: block, what stands before it, what stands before its children.
     waiting = [(0, "", "")]
     while waiting and len(lines) < nodes:
         number, before, below = waiting.pop()
-        lines.append(_shorten(before, strokes) + drawn[number].label(unicode))
-        below_own = children[number]
-        if len(below_own) == 1:
-            waiting.append((below_own[0], below + strokes.only, below))
+        if len(before) > _DEEPEST_INDENT:
+            before = cut + before[-_DEEPEST_INDENT + 1 :]
+        lines.append(before + blocks[number].label(unicode))
+        children = blocks[number].children
+        if len(children) == 1:
+            waiting.append((children[0], below + only, below))
             continue
-        for child in reversed(below_own):
-            last = child == below_own[-1]
-            stroke, rest = (strokes.last, strokes.blank) if last else (strokes.fork, strokes.down)
+        for child in reversed(children):
+            stroke, rest = (last, blank) if child == children[-1] else (fork, down)
             waiting.append((child, below + stroke, below + rest))
-    if len(drawn) > len(lines):
-        lines.append(f"... {len(drawn) - len(lines)} more")
+    if len(blocks) > len(lines):
+        lines.append(f"... {len(blocks) - len(lines)} more")
     return lines
-
-
-def _shorten(before: str, strokes: Strokes) -> str:
-    """Cut the left part of a very deep indent."""
-    if len(before) <= _DEEPEST_INDENT:
-        return before
-    return strokes.cut + before[-_DEEPEST_INDENT + 1 :]
 
 
 def plain(text: str, unicode: bool = True, longest: int = 200) -> str:

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.core.observations import AttentionRows, HeadRows, Observations, Signal
+from arborsim.core.observations import (
+    AttentionRows,
+    HeadRows,
+    LayerRows,
+    Observations,
+    Signal,
+)
 from arborsim.trace.schema import TraceInfo
-from arborsim.trace.vectors import LayerRows
 
 
 @dataclass(frozen=True)

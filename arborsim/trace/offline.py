@@ -1,10 +1,10 @@
-"""The offline optimum: when to evict each token, for who knows all attention still to come.
+"""The offline optimum: when to evict each token, knowing all attention still to come.
 
-Whoever evicts without return loses, with every token, the attention it would have received after
-that.  Putting an eviction off never costs more, so tokens go only when the cache is full, and the
-forced evictions are slots in time: which token takes which slot is a linear assignment problem,
-which SciPy solves exactly.  No policy that only evicts and keeps to the budget keeps more
-attention, whatever it ranks by: that is the bound that tables show.
+Evicting a token without return loses the attention it would have received after that.  Putting an
+eviction off never costs more, so tokens go only when the cache is full, and the forced evictions
+are slots in time: which token takes which slot is a linear assignment problem, which SciPy solves
+exactly.  No policy that only evicts and keeps to the budget keeps more attention, whatever it ranks
+by: that is the bound that tables show.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Iteration:
 
 
 def is_exact(tokens: int, budget_tokens: int) -> bool:
-    """Whether the optimum of a search of so many tokens is found exactly."""
+    """Whether the optimum of a search of `tokens` is found exactly."""
     return tokens * max(0, tokens - budget_tokens) <= EXACT_CELLS
 
 

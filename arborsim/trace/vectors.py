@@ -1,4 +1,4 @@
-"""Attention rows of single heads and layers, and the paths that they run along.
+"""Attention rows of single heads, and the paths that they run along.
 
 The `qkv` capture level stores vectors instead of one attention row per head, which would be heads
 times larger.  Rows are computed when a policy or a meter asks for them, once per token: all
@@ -7,7 +7,6 @@ policies of a replay share them as long as they fit into `_KEPT_BYTES`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -175,41 +174,3 @@ class ShiftedRows:
 
     def __getitem__(self, tokens: slice) -> ShiftedRows:
         return ShiftedRows(self._rows, self._start + (tokens.start or 0))
-
-
-@dataclass(frozen=True)
-class LayerRows:
-    """Attention of some layers, each on its own; one entry per token.
-
-    Parameters
-    ----------
-    layers : tuple of int
-        The captured layers, as in `TraceInfo.attention_layer_ids`.
-    values : float16 ``[sum over tokens of layers x 2 x (position + 1)]``
-    offsets : int64 ``[tokens + 1]``
-
-    Notes
-    -----
-    float16 has no steps below 6e-8: where the heads' standard deviation is less than 1.7e-4 (in a
-    row of a thousand positions most are), the variance is stored as 0.  Rows are NaN where the
-    layer's softmax was; the mean over layers in `Episode.attention` leaves such layers out.
-    """
-
-    layers: tuple[int, ...]
-    values: np.ndarray
-    offsets: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, tokens: slice) -> LayerRows:
-        start, stop, _ = tokens.indices(len(self))
-        return LayerRows(self.layers, self.values, self.offsets[start : stop + 1])
-
-    def of(self, token: int) -> np.ndarray:
-        """One token's rows, float16 ``[layers, 2, position + 1]``: a view.
-
-        The second axis is the mean over the query heads, then their population variance.
-        """
-        own = self.values[self.offsets[token] : self.offsets[token + 1]]
-        return own.reshape(len(self.layers), 2, -1)

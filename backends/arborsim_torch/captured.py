@@ -13,13 +13,12 @@ from arborsim.core.errors import UsageError
 from arborsim.core.observations import (
     AttentionRows,
     DenseRows,
-    LayerAttentionRows,
+    LayerRows,
     Signal,
     SparseRows,
 )
 from arborsim.trace.columns import lists
 from arborsim.trace.schema import PER_LAYER
-from arborsim.trace.vectors import LayerRows
 
 _F16 = np.float16
 
@@ -80,7 +79,7 @@ class Captured:
         plain = (*PER_LAYER, Signal.KEY_SKETCH)
         return {signal: self.values(signal.value) for signal in signals if signal in plain}
 
-    def layer_attention(self, layers: tuple[int, ...]) -> LayerAttentionRows | None:
+    def layer_attention(self, layers: tuple[int, ...]) -> LayerRows | None:
         """The rows of single layers as policies read them."""
         if not self.layer_rows:
             return None

@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same measurements on smaller things, one thread."""
     torch = pytest.importorskip("torch")
-    from arborsim.calibrate import decision_cost
+    from arborsim.calibrate import policy_cost
     from arborsim_torch.hardware import measure, searches, transfers
     from arborsim_torch.hardware.passes import Design
 
@@ -35,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(transfers, "QUICK_BLOCKS", (4096, 65536, 1 << 20))
     names = ["h2o", "epikv", "snapkv"]
     monkeypatch.setattr(searches, "_QUICK", ("h2o", "random"))
-    monkeypatch.setattr(decision_cost, "available", lambda: names)
+    monkeypatch.setattr(policy_cost, "available", lambda: names)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -116,7 +116,7 @@ def test_geometry_of_the_wrong_type(good, value):
     changed = metadata(good)
     changed["geometry"]["layers"] = value
     path = with_metadata(good, **{METADATA_KEY.decode(): json.dumps(changed).encode()})
-    refused(path, "layers is")
+    refused(path, "layers must be")
 
 
 def test_unknown_metadata_is_kept(good):

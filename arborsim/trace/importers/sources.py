@@ -1,6 +1,6 @@
 """Read a source item by item, each turned into a search or reported as damaged.
 
-What is wrong with the fields of an item is a `Damage`; whoever reads the items knows the place.
+What is wrong with the fields of an item is a `Damage`; the loop over the items adds the place.
 """
 
 from __future__ import annotations

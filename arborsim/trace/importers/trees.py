@@ -146,7 +146,7 @@ def _answer(state: str) -> str | None:
 def _judge(
     item: Any, states: list[tuple[str, int]], batches: list[ThoughtBatch], count: int
 ) -> FinalAnswer | None:
-    """The answer; the verdicts on final states are put beside their thoughts."""
+    """The answer; the verdicts on final states go to their thoughts, too."""
     if _texts(item, "ys", "the end") != [state for state, _ in states]:
         raise Damage("the final ys are not what the last step selected")
     infos = array(field(item, "infos"), "infos")
