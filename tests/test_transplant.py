@@ -17,7 +17,7 @@ from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
 from arborsim.run.replay import Replay
 from arborsim.run.results import ReplayResult
-from arborsim.show.left_out import paragraph
+from arborsim.show.replay_words import left_out
 from tests.helpers.traces import make_trace
 
 
@@ -85,7 +85,7 @@ def test_what_has_no_meaning_is_refused_or_named(
         play(linear, geometry, "full", policy)
     result = play(linear, geometry, "full", policy, optional=frozenset({policy}))
     assert {episode.policy for episode in result.episodes} == {"full"}
-    (line,) = paragraph(result.left_out)
+    (line,) = left_out(result.left_out)
     assert message in line
     assert line.startswith("Left out: ")
 

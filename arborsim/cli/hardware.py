@@ -64,7 +64,7 @@ def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
 def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
     """A line per GPU, and a line per host; what is assumed has a question mark."""
     from arborsim.machine.lookup import host_names, load_host
-    from arborsim.show.terminal_list import print_list
+    from arborsim.show.table import print_list
 
     columns = {
         "hbm_bytes": ("memory\nGB", 1e9, 1), "hbm_bytes_per_s": ("GB/s", 1e9, 0),

@@ -173,14 +173,15 @@ def live(
 def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
     """Search with a bar on standard error, then show what came of it; returns the exit code."""
     from arborsim.live.backends import get_backend
-    from arborsim.show.live_export import live_json, make_report
-    from arborsim.show.live_table import print_live
+    from arborsim.show.export import live_json
+    from arborsim.show.live import print_live
+    from arborsim.show.live_rows import LiveReport
 
     watch = BarWatch(log, len(request.cells), request.trace)
 
     def show_unfinished() -> None:
         if watch.facts is not None and watch.results and not output.json:
-            print_live(make_report(request, watch.facts, watch.results))
+            print_live(LiveReport.of(request, watch.facts, watch.results))
 
     try:
         with watch.bar:
@@ -196,7 +197,7 @@ def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
         if log is not None:
             log.close()
     assert watch.facts is not None, "the backend has begun"
-    result = make_report(request, watch.facts, watch.results)
+    result = LiveReport.of(request, watch.facts, watch.results)
     if output.report is not None:
         from arborsim.show.live_page import write_live_page
 

@@ -80,7 +80,7 @@ def _list(
     pools: Sequence[KvRoom],
     together: int,
 ) -> None:
-    from arborsim.show.terminal_list import print_list
+    from arborsim.show.table import print_list
 
     rows = [
         [

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from arborsim.core.units import scale_for
 from arborsim.plan.results import CandidateResult, LoadPoint
-from arborsim.show.terminal import plain
+from arborsim.show.words import plain
 
 
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:

@@ -15,7 +15,7 @@ from arborsim.cli.plan_legend import MARKS, legend
 from arborsim.plan.recommend import limits_of
 from arborsim.plan.results import MISSED, CandidateResult, LoadPoint, PlanResult
 from arborsim.show.plan_words import headline, shared_prefixes
-from arborsim.show.terminal import plain
+from arborsim.show.words import plain
 
 _LONGEST_NAME = 22
 _MOST_SLOW = 6  # candidates that are named where all are too slow

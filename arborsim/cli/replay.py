@@ -45,7 +45,7 @@ class ReplayOutput(OutputOptions):
     json: Json = False
 
     def check(self, *inputs: Path) -> None:
-        from arborsim.show.table import VIEWS
+        from arborsim.show.replay import VIEWS
 
         if self.view not in VIEWS:
             raise UnknownName("view", self.view, VIEWS)
@@ -142,18 +142,18 @@ def _show(result: ReplayResult, output: ReplayOutput) -> None:
     """Write and print what was asked for."""
     from arborsim.show.explain import print_terms
     from arborsim.show.export import to_frame, to_json
-    from arborsim.show.table import print_tables
+    from arborsim.show.replay import print_replay
 
     if output.out is not None:
         to_frame(result).to_parquet(output.out, index=False)
     if output.report is not None:
-        from arborsim.show.html import write_report
+        from arborsim.show.replay_page import write_report
 
         write_report(result, output.report)
     if output.json:
         typer.echo(to_json(result))
         return
-    print_tables(result, view=output.view)
+    print_replay(result, view=output.view)
     if output.explain:
         print_terms(result.episodes)
     for path in output.files.values():

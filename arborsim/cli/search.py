@@ -268,7 +268,7 @@ def _kept(
 ) -> tuple[list[Policy], list[str]]:
     """The policies that the bank can serve, and why the others are left out."""
     from arborsim.run.results import LeftOut
-    from arborsim.show.left_out import paragraph
+    from arborsim.show.replay_words import left_out
     from arborsim.trace.schema import recording_options
 
     kept, unserved = [], []
@@ -284,7 +284,7 @@ def _kept(
         unserved.append(
             LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=unrecorded)
         )
-    return kept, paragraph(unserved)
+    return kept, left_out(unserved)
 
 
 def _run(job: SearchJob, left_out: list[str], output: SearchOutput) -> int:
@@ -293,8 +293,8 @@ def _run(job: SearchJob, left_out: list[str], output: SearchOutput) -> int:
 
     from arborsim.bank.results import rows_of, verdicts
     from arborsim.show.provenance import search_heading, search_notes
-    from arborsim.show.search_table import print_searches
-    from arborsim.show.terminal import plain
+    from arborsim.show.search import print_searches
+    from arborsim.show.words import plain
 
     reader = job.open()
     shown = output.problems(job.chosen(reader))

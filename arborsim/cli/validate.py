@@ -195,8 +195,7 @@ def _run(request: LiveRequest, keeper: Keeper) -> int:
 
 
 def _show(keeper: Keeper) -> None:
-    from arborsim.show.validation import write_page
-    from arborsim.show.validation_table import print_validation
+    from arborsim.show.validation import print_validation, write_page
 
     print_validation(keeper.result)
     page = keeper.path.with_name(PAGE)

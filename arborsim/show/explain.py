@@ -11,7 +11,7 @@ from rich.text import Text
 from arborsim.core.units import scale_for
 from arborsim.machine.terms import Term, total
 from arborsim.run.results import EpisodeResult
-from arborsim.show.terminal import plain
+from arborsim.show.words import plain
 
 
 def explained(episodes: Sequence[EpisodeResult]) -> dict[tuple[str, str, str], tuple[Term, ...]]:

@@ -1,4 +1,7 @@
-"""Results as a data frame and as JSON: names carry their units, the same result the same bytes."""
+"""Replays and live runs for other programs: data frames and JSON, in which nothing is rounded.
+
+Names carry their units, and the same result gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim.core.documents import strict
 from arborsim.core.measurements import Measurements, TimeSplit
+from arborsim.live.request import LiveResult
 from arborsim.run.aggregate import aggregate, oracles
 from arborsim.run.results import EpisodeResult, ReplayResult
+from arborsim.show.live_rows import LiveReport, LiveRow, live_rows
+from arborsim.show.live_words import cautions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,21 +42,28 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
 def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str], float]) -> dict[str, Any]:
     measured = result.measured
     bound = bounds.get((result.trace, result.episode, result.budget), math.nan)
-    names = [f.name for f in fields(measured) if f.name not in ("time", "series")]
     return {
         "trace": result.trace,
         "episode": result.episode,
         "policy": result.policy,
         "budget": result.budget,
         "budget_tokens": result.budget_tokens,
-        **{name: getattr(measured, name) for name in names},
-        **{part.name: getattr(measured.time, part.name) for part in fields(TimeSplit)},
+        **_measured(measured),
         "total_s": measured.time.total_s,
         "tokens_per_s": measured.tokens_per_s,
         "attention_kept": result.attention_kept,
         "oracle_gap": bound - result.attention_kept,
         "output_error": result.output_error,
         "bounded": result.bounded,
+    }
+
+
+def _measured(measured: Measurements) -> dict[str, Any]:
+    """What was counted, and the parts of the time."""
+    names = [f.name for f in fields(measured) if f.name not in ("time", "series")]
+    return {
+        **{name: getattr(measured, name) for name in names},
+        **{part.name: getattr(measured.time, part.name) for part in fields(TimeSplit)},
     }
 
 
@@ -73,4 +86,46 @@ def to_json(result: ReplayResult) -> str:
         "does_not_fit": list(result.does_not_fit),
         "left_out": [asdict(policy) for policy in result.left_out],
     }  # fmt: skip
+    return _json(document)
+
+
+def _json(document: Any) -> str:
+    """Strict JSON: unknown numbers are null."""
     return json.dumps(strict(document), indent=2, sort_keys=True, allow_nan=False)
+
+
+def live_json(report: LiveReport) -> str:
+    """Facts, request, rows and searches as strict JSON (unknown numbers are null)."""
+    rows = live_rows(report)
+    document = {
+        "facts": asdict(report.facts),
+        "request": report.request,
+        "command": report.command,
+        "shadow": report.shadow,
+        "rows": [_live_row(row) for row in rows],
+        "results": [flat(result) for result in report.results],
+        "notes": cautions(report, rows),
+    }
+    return _json(document)
+
+
+def _live_row(row: LiveRow) -> dict[str, Any]:
+    found = asdict(row)
+    inner = found.pop("row")
+    for silent in ("trace", "relative", "oracle_gap", "attention_kept", "output_error"):
+        inner.pop(silent)
+    derived = ("accuracy", "total_s", "other_s", "tokens_per_s")
+    return {**inner, **found, **{name: getattr(row, name) for name in derived}}
+
+
+def flat(result: LiveResult) -> dict[str, Any]:
+    """One search as a flat record; names carry their units."""
+    own = [f.name for f in fields(result) if f.name != "measured"]
+    return {**{name: getattr(result, name) for name in own}, **_measured(result.measured)}
+
+
+def live_frame(report: LiveReport) -> pd.DataFrame:
+    """One row per search."""
+    import pandas as pd
+
+    return pd.DataFrame([flat(result) for result in report.results])

@@ -1,4 +1,4 @@
-"""Plotly figures as plain dictionaries: data and layout, coloured by CSS variables.
+"""What the Plotly figures of all pages share: plain dictionaries, coloured by CSS variables.
 
 Colours are written as ``var(--name)`` and resolved in the page, where they follow its light or
 dark theme: the style sheet is the only place that knows a colour.  Names that come from files are
@@ -9,31 +9,19 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from arborsim.core.measurements import thinned
-from arborsim.core.units import scale_for
-from arborsim.run.aggregate import BASELINE, Row
-from arborsim.run.results import EpisodeResult
-
 Figure = dict[str, Any]
 
-_PARTS = (
-    ("Prefill", "prefill_s", "prefill"),
-    ("Decode", "decode_s", "decode"),
-    ("Rehydration", "rehydration_s", "rehydration"),
-    ("Exposed transfer", "exposed_transfer_s", "transfer"),
-    ("Policy", "policy_s", "policy"),
-)
-_LAYERS = (
-    ("KV pages in HBM", "hbm_kv_bytes", "hbm"),
-    ("Staging buffers (HBM)", "staging_bytes", "staging"),
-    ("In flight to DDR (HBM)", "in_flight_bytes", "flight"),
-    ("DDR", "ddr_bytes", "ddr"),
-)
+#: Colours of lines, ``--c0`` to ``--c7``; with more lines than this they repeat.
+COLOURS = 8
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+#: Bars of time that can be told apart in one figure.
+MOST_BARS = 24
 
 
 def label(text: str) -> str:
@@ -41,87 +29,14 @@ def label(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def time_split(rows: Sequence[Row]) -> Figure:
-    """Horizontal bars, one per policy and budget: where the seconds went (rows of one trace)."""
-    scale = scale_for("seconds", [row.time.total_s for row in rows])
-    # Bars are placed by number: two labels that look alike must not fall on one bar.
-    places = list(range(len(rows)))
-    names = [label(f"{row.label}  {row.budget_label}") for row in rows]
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": title,
-            "y": places,
-            "x": [getattr(row.time, part) / scale.size for row in rows],
-            "customdata": names,
-            "marker": {"color": f"var(--{colour})"},
-            "hovertemplate": f"%{{customdata}}<br>{title} %{{x:.4g}} {scale.unit}<extra></extra>",
-        }
-        for title, part, colour in _PARTS
-        if part in ("prefill_s", "decode_s") or any(getattr(row.time, part) for row in rows)
-    ]
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.3,
-        "xaxis": {"title": {"text": f"time over all searches ({scale.unit})"}},
-        "yaxis": {"tickvals": places, "ticktext": names, "range": [len(rows) - 0.5, -0.5],
-                  "zeroline": False, "showgrid": False},
-        "height": 150 + 25 * len(rows),
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+def colour(number: int) -> str:
+    """Of a line, by its number."""
+    return f"var(--c{number % COLOURS})"
 
 
-def memory(result: EpisodeResult, points: int) -> Figure:
-    """Stacked areas of one search: bytes by tier over time, and the budget.
-
-    At most about `points` samples are kept; the peaks among them.
-    """
-    series = result.measured.series
-    keep = thinned(series, points)
-    layers = [
-        (name, np.asarray(getattr(series, field), dtype=float)[keep], colour)
-        for name, field, colour in _LAYERS
-    ]
-    total = np.sum([values for _, values, _ in layers], axis=0)
-    bounded = result.policy != BASELINE
-    budget = result.budget_tokens * result.kv_bytes_per_token if bounded else 0
-    scale = scale_for("bytes", [*total.tolist(), budget])
-    times = np.asarray(series.time_s, dtype=float)[keep]
-    seconds = scale_for("seconds", times.tolist())
-    x = packed(times / seconds.size)
-    data: list[Figure] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "stackgroup": "bytes",
-            "name": name,
-            "x": x,
-            "y": packed(values / scale.size),
-            "line": {"width": 0, "color": f"var(--{colour})"},
-            "fillcolor": f"var(--{colour})",
-            "hovertemplate": f"%{{y:.4g}} {scale.unit}",
-        }
-        for name, values, colour in layers
-        if colour == "hbm" or values.any()
-    ]
-    if budget and len(times):
-        data.append({
-            "type": "scatter",
-            "mode": "lines",
-            "name": "HBM budget",
-            "x": [0.0, float(times[-1] / seconds.size)],
-            "y": [budget / scale.size] * 2,
-            "line": {"width": 2, "dash": "dash", "color": "var(--ink)"},
-            "hoverinfo": "skip",
-        })  # fmt: skip
-    layout = {
-        "xaxis": {"title": {"text": f"simulated time ({seconds.unit})"}},
-        "yaxis": {"title": {"text": f"KV cache ({scale.unit})"}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-        "height": 420,
-    }
-    return {"data": data, "layout": layout}
+def symbol(number: int) -> str:
+    """Of a line's markers, by its number."""
+    return SYMBOLS[number % len(SYMBOLS)]
 
 
 def packed(values: np.ndarray, dtype: str = "f4") -> dict[str, str]:
@@ -131,3 +46,104 @@ def packed(values: np.ndarray, dtype: str = "f4") -> dict[str, str]:
     """
     raw = np.ascontiguousarray(values, dtype=f"<{dtype}").tobytes()
     return {"dtype": dtype, "bdata": base64.b64encode(raw).decode("ascii")}
+
+
+def rounded(value: float, significant: int = 6) -> float | None:
+    """A few digits; None where there is nothing to draw."""
+    return float(f"{value:.{significant}g}") if math.isfinite(value) else None
+
+
+def log_axis(low: float, high: float) -> Figure:
+    """A logarithmic axis that can be read: 1, 2 and 5 times powers of ten around its values."""
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+    near = [tick for tick in ticks if low / 2.5 <= tick <= 2.5 * high]
+    return {"type": "log", "tickvals": near, "ticktext": [f"{tick:,g}" for tick in near]}
+
+
+def named_axis(places: Sequence[float], names: Sequence[str], ends: tuple[float, float]) -> Figure:
+    """An axis whose ticks are names."""
+    return {"tickvals": list(places), "ticktext": list(names), "range": list(ends),
+            "zeroline": False, "showgrid": False}  # fmt: skip
+
+
+#: The axis of shares of right answers.
+ACCURACY_AXIS = {"title": {"text": "accuracy (%)"}, "range": [-3, 103], "zeroline": False}
+
+
+def whiskers(
+    y: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    paint: str,
+    visible: bool = True,
+) -> Figure:
+    """Intervals around points of accuracy; all in per cent."""
+    return {
+        "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": paint,
+        "array": [round(top - at, 4) for at, top in zip(y, high, strict=True)],
+        "arrayminus": [round(at - end, 4) for at, end in zip(y, low, strict=True)],
+        "visible": visible,
+    }  # fmt: skip
+
+
+def stacked_bars(
+    names: Sequence[str],
+    parts: Sequence[tuple[str, Sequence[float], str]],
+    axis: Figure,
+    unit: str,
+    ticks: Sequence[str] | None = None,
+) -> Figure:
+    """Horizontal bars, a row per name: `parts` are (title, values, colour variable).
+
+    Bars are placed by number: two names that look alike must not fall on one bar.
+    """
+    places = list(range(len(names)))
+    labels = [label(name) for name in names]
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": title, "y": places,
+            "x": [rounded(value) for value in values],
+            "customdata": labels,
+            "marker": {"color": f"var(--{paint})"},
+            "hovertemplate": f"%{{customdata}}<br>{title} %{{x:.4g}} {unit}<extra></extra>",
+        }
+        for title, values, paint in parts
+    ]  # fmt: skip
+    shown = labels if ticks is None else [label(tick) for tick in ticks]
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.3,
+        "xaxis": axis,
+        "yaxis": named_axis(places, shown, (len(names) - 0.5, -0.5)),
+        "height": 150 + 25 * len(names),
+    }
+    return {"data": data, "layout": layout}
+
+
+def area(name: str, x: Any, values: np.ndarray, paint: str, unit: str) -> Figure:
+    """A layer of stacked areas."""
+    return {
+        "type": "scatter", "mode": "lines", "stackgroup": "stack", "name": name, "x": x,
+        "y": packed(values),
+        "line": {"width": 0, "color": f"var(--{paint})"}, "fillcolor": f"var(--{paint})",
+        "hovertemplate": f"%{{y:.4g}} {unit}",
+    }  # fmt: skip
+
+
+def level(value: float) -> Figure:
+    """A dashed line across the plot."""
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value,
+            "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"}}  # fmt: skip
+
+
+def upright(value: float) -> Figure:
+    """A dashed line from bottom to top."""
+    return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": value, "x1": value,
+            "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"}}  # fmt: skip
+
+
+def said(text: str, value: float) -> Figure:
+    """What such a line means, above its right end."""
+    return {"text": text, "xref": "paper", "x": 1, "y": value, "xanchor": "right",
+            "yanchor": "bottom", "showarrow": False, "font": {"color": "var(--bound)"}}  # fmt: skip

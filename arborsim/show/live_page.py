@@ -1,25 +1,36 @@
-"""One self-contained HTML page about a live run; see `arborsim.show.html` for its rules."""
+"""The page about a live run: the answer in words, the table, and its figures."""
 
 from __future__ import annotations
 
-import html
 import json
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from arborsim.core.errors import UsageError
-from arborsim.core.units import Scale, quantity
-from arborsim.show import live_figures as figures
-from arborsim.show.live_columns import ANSWERS, MEMORY, TIME, LiveColumn, scales, shown
-from arborsim.show.live_export import to_frame
-from arborsim.show.live_rows import LiveReport, LiveRow, cautions, left_out, live_rows
-from arborsim.show.live_summary import summarise
-from arborsim.show.markup import asset, bullets, filled, in_script, pairs, sorter
+from arborsim.core.units import quantity
+from arborsim.live.request import LiveResult
+from arborsim.run.aggregate import ANY, BASELINE, at_budget
+from arborsim.show import page, replay_figures
+from arborsim.show.export import live_frame
+from arborsim.show.figures import (
+    ACCURACY_AXIS,
+    COLOURS,
+    MOST_BARS,
+    Figure,
+    label,
+    named_axis,
+    symbol,
+    whiskers,
+)
+from arborsim.show.live import ANSWERS, MEMORY, NAMES, TIME
+from arborsim.show.live_rows import LiveReport, LiveRow, episode_result, live_rows
+from arborsim.show.live_words import cautions, left_out, summarise
+from arborsim.show.table import Table, shown
+from arborsim.show.words import counted
 
-#: Bars of time that can be told apart in one figure.
-_MOST_BARS = 24
+_POINTS = 600
+_SPREAD = 0.5  # of the distance between budgets, over which policies stand side by side
 
 
 def write_live_page(report: LiveReport, path: str | Path) -> None:
@@ -30,34 +41,28 @@ def write_live_page(report: LiveReport, path: str | Path) -> None:
     UsageError
         The file cannot be written.
     """
-    try:
-        Path(path).write_text(render(report), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the report {path}: {error.strerror}") from error
+    page.write(render(report), path)
 
 
 def render(report: LiveReport) -> str:
     """The whole page as text."""
-    from plotly.offline import get_plotlyjs
-
     rows = live_rows(report)
-    columns = shown((*ANSWERS, *MEMORY, *TIME), rows) if rows else ()
-    sentences = summarise(rows)
-    parts = {
-        "style": asset("report.css"),
-        "title": "Policies looking on" if report.shadow else "Policies on a live model",
-        "subtitle": html.escape(_subtitle(report)),
-        "summary": f'<p class="lead">{html.escape(sentences[0])}</p>{bullets(sentences[1:])}',
-        "caveat": bullets(cautions(report, rows)),
-        "table": _table(rows, columns),
-        "definitions": pairs({_title(c): c.about for c in columns}),
-        "settings": pairs(_settings(report)),
-        "left_out": bullets(_reasons(report)),
-        "data": in_script(_data(report, rows)),
-        "plotly": get_plotlyjs(),
-        "script": "\n".join(map(asset, ("page.js", "live.js"))),
-    }  # fmt: skip
-    return filled("live.html", parts)
+    return page.render(
+        "live",
+        ("live.js",),
+        _data(report, rows),
+        title="Policies in a shadow run" if report.shadow else "Policies on a live model",
+        subtitle=_subtitle(report),
+        sentences=summarise(rows),
+        cautions=cautions(report, rows),
+        table=Table(
+            rows,
+            shown((*NAMES, *ANSWERS, *MEMORY, *TIME), rows) if rows else NAMES,
+            look=lambda row: "baseline" if row.row.is_baseline else "",
+        ),
+        settings=_settings(report),
+        left_out=_reasons(report),
+    )
 
 
 def _reasons(report: LiveReport) -> list[str]:
@@ -70,31 +75,28 @@ def _reasons(report: LiveReport) -> list[str]:
 
 
 def _data(report: LiveReport, rows: Sequence[LiveRow]) -> dict[str, Any]:
-    budgets = dict.fromkeys(row.budget_label for row in rows if not row.row.is_baseline)
-    times = [("all", rows)]
-    if len(rows) > _MOST_BARS:
-        times = [
-            (budget, [r for r in rows if r.row.is_baseline or r.budget_label == budget])
+    groups = {"all": rows} if rows else {}
+    if len(rows) > MOST_BARS:
+        budgets = dict.fromkeys(row.budget_label for row in rows if not row.row.is_baseline)
+        groups = {
+            budget: [r for r in rows if r.row.is_baseline or r.budget_label == budget]
             for budget in budgets
-        ]
-    memories = figures.memories(report)
+        }
+    shown_memory = memories(report)
     return {
-        "accuracy": figures.accuracy(rows),
-        "time": [{"budget": budget, "figure": figures.time_split(some)} for budget, some in times]
-        if rows
-        else [],
-        "memory": memories,
-        "start": memories[1]["cell"] if len(memories) > 1 else "",
-        "csv": to_frame(report).to_csv(index=False, lineterminator="\n"),
+        "accuracy": accuracy(rows),
+        "time": [{"budget": budget, "figure": time_split(some)} for budget, some in groups.items()],
+        "memory": shown_memory,
+        "start": shown_memory[1]["cell"] if len(shown_memory) > 1 else "",
+        "csv": live_frame(report).to_csv(index=False, lineterminator="\n"),
     }
 
 
 def _subtitle(report: LiveReport) -> str:
     facts = report.facts
-    problems = len({result.episode for result in report.results})
-    how = f"{report.request['search']} search"
+    problems = counted(len({result.episode for result in report.results}), "problem")
     return (
-        f"{facts.model}: {problems} problem{'' if problems == 1 else 's'} of {facts.task}, {how}, "
+        f"{facts.model}: {problems} of {facts.task}, {report.request['search']} search, "
         f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
         f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token."
     )
@@ -121,39 +123,93 @@ def _settings(report: LiveReport) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def _title(column: LiveColumn) -> str:
-    return {"of full": "HBM peak, of full"}.get(column.title, column.title)
+# --- figures ---
 
 
-def _table(rows: Sequence[LiveRow], columns: Sequence[LiveColumn]) -> str:
-    """The comparison, sortable: each cell carries its plain value."""
-    units = scales(columns, rows)
-    head = "".join(
-        f'<th class="text" scope="col">{sorter(text, "")}</th>' for text in ("Policy", "Budget")
-    )
-    head += "".join(
-        f'<th scope="col" title="{html.escape(c.about)}">{sorter(c.title, units[c.key].unit)}</th>'
-        for c in columns
-    )
-    lines = [_line(row, columns, units) for row in rows]
-    return f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+def accuracy(rows: Sequence[LiveRow]) -> Figure | None:
+    """Accuracy with its interval, policies side by side per budget; None if nothing was judged."""
+    judged = [row for row in rows if row.judged and row.row.policy != BASELINE]
+    full = next((row for row in rows if row.judged and row.row.policy == BASELINE), None)
+    if not judged:
+        return None
+    budgets = sorted({row.row.budget for row in judged}, key=_size)
+    policies = list(dict.fromkeys(row.row.policy for row in judged))
+    data = [] if full is None else _baseline(full, len(budgets))
+    for i, policy in enumerate(policies):
+        own = [row for row in judged if row.row.policy == policy]
+        shift = _SPREAD * ((i + 0.5) / len(policies) - 0.5)
+        data.append(_points(own, [budgets.index(row.row.budget) + shift for row in own], i))
+    names = [label(budget) for budget in budgets]
+    layout = {
+        "xaxis": {"title": {"text": "budget"},
+                  **named_axis(range(len(budgets)), names, (-0.5, len(budgets) - 0.5))},
+        "yaxis": ACCURACY_AXIS,
+        "height": 420,
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
 
 
-def _line(row: LiveRow, columns: Sequence[LiveColumn], units: dict[str, Scale]) -> str:
-    policy, budget = html.escape(row.label), html.escape(row.budget_label)
-    cells = [
-        f'<th scope="row" class="text" data-value="{policy}">{policy}</th>',
-        f'<td class="text" data-value="{budget}">{budget}</td>',
-    ]
-    for column in columns:
-        value = column.value(row)
-        known = not math.isnan(value)
-        bar = ""
-        if known and column.key in ("accuracy", "hbm_vs_full"):
-            bar = f' class="bar" style="--share:{min(max(value, 0.0), 1.0):.3f}"'
-        text = column.show(row, units[column.key])
-        minus = column.key == "difference"
-        text = html.escape(text.replace("-", "\u2212" if minus else "\u2013"))
-        cells.append(f'<td{bar} data-value="{f"{value:.9g}" if known else ""}">{text}</td>')
-    kind = ' class="baseline"' if row.row.is_baseline else ""
-    return f"<tr{kind}>{''.join(cells)}</tr>"
+def _size(budget: str) -> tuple[bool, float, str]:
+    """Shares before tokens, by size; no budget last."""
+    number = float("inf") if budget == ANY else float(budget)
+    return number > 1, number, budget
+
+
+def _points(rows: Sequence[LiveRow], places: list[float], i: int) -> Figure:
+    paint = f"var(--c{1 + i % (COLOURS - 1)})"  # the first is full retention's
+    y = [100 * row.accuracy for row in rows]
+    low, high = [100 * row.low for row in rows], [100 * row.high for row in rows]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": label(rows[0].label),
+        "x": places,
+        "y": y,
+        "error_y": whiskers(y, low, high, paint),
+        "marker": {"color": paint, "size": 9, "symbol": symbol(i)},
+        "customdata": [
+            label(f"{row.row.policy}, budget {row.row.budget}: {row.correct}/{row.judged} right, "
+                  f"95% {100 * row.low:.1f} to {100 * row.high:.1f}") for row in rows
+        ],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }  # fmt: skip
+
+
+def _baseline(full: LiveRow, budgets: int) -> list[Figure]:
+    line = {"type": "scatter", "mode": "lines", "x": [-0.5, budgets - 0.5], "hoverinfo": "skip"}
+    edge = {**line, "line": {"width": 0}, "showlegend": False}
+    dashed = {"width": 2, "dash": "dash", "color": "var(--c0)"}
+    return [
+        {**edge, "y": [100 * full.low] * 2},
+        {**edge, "y": [100 * full.high] * 2, "fill": "tonexty", "fillcolor": "var(--bar)",
+         "name": "95% interval of full", "showlegend": True},
+        {**line, "y": [100 * full.accuracy] * 2, "name": "full", "line": dashed},
+    ]  # fmt: skip
+
+
+def time_split(rows: Sequence[LiveRow]) -> Figure:
+    """Where the seconds went; what no part is about is in ``Other``."""
+    return replay_figures.time_split([row.row for row in rows], [row.other_s for row in rows])
+
+
+def memories(report: LiveReport) -> list[dict[str, Any]]:
+    """Bytes by tier of one search per policy and budget: the first that most of them have."""
+    ran = [r for r in report.results if not r.infeasible and r.measured.series.time_s]
+    counts: dict[int, int] = {}
+    for result in ran:
+        counts[result.episode] = counts.get(result.episode, 0) + 1
+    found: dict[tuple[str, str], LiveResult] = {}
+    for episode in sorted(counts, key=lambda episode: (-counts[episode], episode)):
+        for result in ran:
+            if result.episode == episode:
+                found.setdefault((result.policy, result.budget), result)
+    items = []
+    for (policy, budget), result in found.items():
+        drawn = episode_result(report, result)
+        if budget == ANY:  # no budget, no line
+            drawn = replace(drawn, kv_bytes_per_token=0)
+        clock = "simulated time" if report.shadow else "time"
+        figure = replay_figures.memory(drawn, _POINTS, clock)
+        cell = at_budget(policy, budget).replace(" at budget", ", budget")
+        items.append({"search": f"problem {result.episode}", "cell": cell, "figure": figure})
+    return items

@@ -1,4 +1,4 @@
-"""Live results, aggregated: one row per policy and budget, laid beside full retention."""
+"""Live results, aggregated: one row per policy and budget, compared with full retention."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from arborsim.core.statistics import clopper_pearson
-from arborsim.live.request import LiveFacts, LiveResult
-from arborsim.run.aggregate import ANY, BASELINE, MARK, Row, aggregate
+from arborsim.live.log import describe
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
+from arborsim.run.aggregate import BASELINE, Row, aggregate
 from arborsim.run.results import EpisodeResult
 
 #: Differences with a smaller p are called differences.
@@ -39,6 +40,24 @@ class LiveReport:
     command: str
     shadow: bool = False
     unbounded: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, request: LiveRequest, facts: LiveFacts, results: tuple[LiveResult, ...]
+    ) -> LiveReport:
+        """In the order of problems, then of the request's cells."""
+        order = {(c.policy.name, c.budget.text): i for i, c in enumerate(request.cells)}
+        return cls(
+            facts=facts,
+            results=tuple(sorted(
+                results,
+                key=lambda r: (r.episode, order.get((r.policy, r.budget), len(order))),
+            )),
+            request=describe(request),
+            command=request.command,
+            shadow=request.shadow,
+            unbounded=frozenset(c.policy.name for c in request.cells if not c.policy.bounded),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,47 +202,6 @@ def least_visible(correct: int, n: int) -> int | None:
     """The best of the lower counts that `n` problems tell from `correct`; None if there is none."""
     lower = (k for k in range(correct - 1, -1, -1) if fisher_p(k, correct, n) < SIGNIFICANT)
     return next(lower, None)
-
-
-def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:
-    """Why budgets were infeasible, by policy and budget; problem by problem."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for result in report.results:
-        if result.infeasible:
-            found.setdefault((result.policy, result.budget), []).append(result.infeasible)
-    return found
-
-
-def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
-    """What a reader must know in order not to misread the numbers."""
-    found = []
-    if report.facts.random_weights:
-        found.append(
-            "Random weights: text and answers mean nothing; memory and time are those of the "
-            "geometry."
-        )
-    elif not any(row.judged for row in rows):
-        found.append("Nobody judged the answers: there is no accuracy.")
-    if report.shadow:
-        gpu = report.request.get("gpu", {}).get("name", "?")
-        found.append(
-            f"Shadow run: policies decided, nothing was removed. Bytes and seconds are simulated "
-            f"on {gpu}; the answers are those of full retention."
-        )
-    together = report.request.get("batch", 1)
-    if together > 1 and not report.shadow:
-        found.append(
-            f"{together} searches ran at a time: the seconds of one are those of all that ran with "
-            "it, so speeds are those of a single search among others."
-        )
-    if any(row.row.label != row.row.policy for row in rows):
-        found.append(f"{MARK} does not keep to the budget: see HBM peak.")
-    for (policy, budget), why in left_out(report).items():
-        at = "" if budget == ANY else f" at budget {budget}"
-        first = why[0].removeprefix(f"budget infeasible for {policy}: ")
-        times = f"{len(why)} search{'es' if len(why) > 1 else ''}"
-        found.append(f"{policy}{at} could not hold {times}, e.g. {first}.")
-    return found
 
 
 def _peak(results: Sequence[LiveResult]) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-
 from arborsim.core.units import quantity
 from arborsim.plan.load_point import TIME
 from arborsim.plan.results import CandidateResult, PlanResult
@@ -11,39 +9,35 @@ from arborsim.show.plan_columns import RUNS_OUT, STOPPED_BY
 from arborsim.show.plan_words import (
     SATURATED,
     at_load,
-    digits,
     is_least,
     load,
-    money,
     named,
     numbered,
     saturates,
     stated,
     stopped_by,
 )
+from arborsim.show.words import digits, money
 
 
-def key_figures(result: PlanResult) -> str:
-    """The recommended candidate and its alternative, side by side; "" if there is none."""
+def key_figures(result: PlanResult) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
+    """The recommended candidate and its alternative.
+
+    Returns
+    -------
+    list of (str, str)
+        Head and name of each; empty if nothing is recommended.
+    dict
+        Name of a figure -> its text for each; without what is known of none.
+    """
     numbers = (result.recommendation.candidate, result.recommendation.alternative)
     rows = [numbered(result, number) for number in numbers if number is not None]
-    if not rows:
-        return ""
     heads = ("Recommended", "Nearest alternative")
-    head = "".join(
-        f'<th scope="col">{title}<br><small>{html.escape(named(row))}</small></th>'
-        for title, row in zip(heads, rows, strict=False)
-    )
     facts = [_facts(row, result) for row in rows]
-    lines = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>'
-        + "".join(f"<td>{html.escape(each[name])}</td>" for each in facts)
-        + "</tr>"
-        for name in facts[0]
-        if any(each[name] for each in facts)
-    )
-    head = f"<thead><tr><td></td>{head}</tr></thead>"
-    return f'<table class="facts">{head}<tbody>{lines}</tbody></table>'
+    names = facts[0] if facts else {}
+    return [(head, named(row)) for head, row in zip(heads, rows, strict=False)], {
+        name: [each[name] for each in facts] for name in names if any(each[name] for each in facts)
+    }
 
 
 def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
@@ -54,7 +48,7 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     found = {
         "Price per hour": money(row.price_per_hour, result.currency),
         "Largest load offered to one machine": _spread(row, result),
-        "Served at it": "",
+        "Served there": "",
         at_stated: "",
         largest: "",
         solved: "",
@@ -69,7 +63,7 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     if point is not None:
         times, there = point.search_s, load(point.load, result.unit)
         found |= {
-            "Served at it": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
+            "Served there": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
             f"{result.searches:,} searches, which begin empty",
             largest: f"{money(point.cost_per_1000, result.currency)} at {there}",
             "Time per search (p50, p95, p99)": ", ".join(
@@ -96,7 +90,7 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
 
 
 def _first(row: CandidateResult) -> str:
-    """What runs out first, beside what is busiest if that is something else."""
+    """What runs out first, and what is busiest if that is something else."""
     point = row.at_largest
     if point is None:
         return ""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult
 from arborsim.plan.sensitivity import compared_cost
-from arborsim.show.plan_words import at_load, load, load_axis, middle, money, stated
+from arborsim.show.plan_words import at_load, load, load_axis, middle, stated
+from arborsim.show.words import money
 
 
 @dataclass(frozen=True)

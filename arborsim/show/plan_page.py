@@ -1,12 +1,11 @@
-"""One self-contained HTML page about a plan; see `arborsim.show.html` for its rules.
+"""The page about a plan.
 
 The recommendation in words, cost against quality and latency, all candidates, and what the answer
-rests on: what runs out as the load grows, single assumptions changed, the course of one machine.
+rests on: what runs out as the load grows, single assumptions changed, one machine over time.
 """
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,14 @@ from typing import Any
 from arborsim.core.errors import UsageError
 from arborsim.plan.results import PlanResult
 from arborsim.plan.sensitivity import Sensitivity, break_even
-from arborsim.show import plan_export, plan_figures, plan_pareto, plan_timeline
-from arborsim.show.markup import asset, bullets, filled, in_script, pairs
-from arborsim.show.plan_columns import definitions, shown
+from arborsim.show import page, plan_export, plan_figures, plan_pareto, plan_timeline
+from arborsim.show.plan_columns import tables
 from arborsim.show.plan_facts import key_figures
 from arborsim.show.plan_overview import overview, overview_note
 from arborsim.show.plan_sensitivity import sliders
-from arborsim.show.plan_table import failures, table
 from arborsim.show.plan_words import (
     at_load,
-    digits,
+    failures,
     headline,
     load,
     named,
@@ -31,9 +28,7 @@ from arborsim.show.plan_words import (
     shared_prefixes,
     stated,
 )
-
-_SCRIPTS = ("page.js", "buttons.js", "plan.js")
-_WARNING = '<p class="warning"><strong>{}</strong> {}</p>'
+from arborsim.show.words import digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,51 +59,44 @@ def write_plan_page(report: PlanReport, path: str | Path) -> None:
     """
     if not report.result.candidates:
         raise UsageError("no candidate was finished: there is nothing to report")
-    try:
-        Path(path).write_text(render(report), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the report {path}: {error.strerror}") from error
+    page.write(render(report), path)
 
 
 def render(report: PlanReport) -> str:
     """The whole page as text."""
-    from plotly.offline import get_plotlyjs
-
     result = report.result
-    columns = shown(result.met())
+    main, use = tables(result)
     line, line_note = plan_timeline.timeline(result)
     data = _data(report, line)
-    parts = {
-        "style": f"{asset('report.css')}\n{asset('plan.css')}",
-        "title": html.escape(result.workload),
-        "subtitle": html.escape(_subtitle(result)),
-        "headline": html.escape(headline(result)),
-        "answer": html.escape(result.recommendation.text),
-        "warning": _warning(result),
-        "figures": key_figures(result),
-        "unknown": bullets(result.recommendation.unknown),
-        "notes": bullets([text for text in (shared_prefixes(result), *result.notes) if text]),
-        "by": html.escape(data["pareto"]["by"]),
-        "price_bars": " Their bars are ranges of prices." if data["pareto"]["priced"] else "",
-        "table": table(result, columns, "main"),
-        "usage": table(result, columns, "use"),
-        "cost_head": html.escape(f"Cost per 1,000{at_load(result)}"),
-        "failures": bullets(failures(result)),
-        "time_note": html.escape(plan_figures.time_note(result)),
-        "load_note": html.escape(plan_figures.load_note(result)),
-        "watched": html.escape(_watched(result)),
-        "timeline_note": html.escape(line_note),
-        "overview_note": html.escape(overview_note(result, report.sensitivities)),
-        "sensitivity_note": html.escape(_sensitivity_note(report)),
-        "settings": pairs(result.settings),
-        "assumed": bullets(result.assumed),
-        "definitions": pairs(definitions(columns)),
-        "file_columns": pairs(plan_export.ABOUT),
-        "data": in_script(data),
-        "plotly": get_plotlyjs(),
-        "script": "\n".join(map(asset, _SCRIPTS)),
-    }
-    return filled("plan.html", parts)
+    heads, figures = key_figures(result)
+    return page.render(
+        "plan",
+        ("plan.js",),
+        data,
+        title=f"Capacity plan: {result.workload}",
+        subtitle=_subtitle(result),
+        complete=result.complete,
+        headline=headline(result),
+        answer=result.recommendation.text,
+        heads=heads,
+        figures=figures,
+        unknown=result.recommendation.unknown,
+        notes=[text for text in (shared_prefixes(result), *result.notes) if text],
+        pareto=data["pareto"],
+        table=main,
+        usage=use,
+        cost_head=f"Cost per 1,000{at_load(result)}",
+        failures=failures(result),
+        time_note=plan_figures.time_note(result),
+        load_note=plan_figures.load_note(result),
+        watched=_watched(result),
+        timeline_note=line_note,
+        overview_note=overview_note(result, report.sensitivities),
+        sensitivity_note=_sensitivity_note(report),
+        settings=result.settings,
+        assumed=result.assumed,
+        file_columns=plan_export.ABOUT,
+    )
 
 
 def _data(report: PlanReport, line: dict[str, Any] | None) -> dict[str, Any]:
@@ -146,16 +134,8 @@ def _subtitle(result: PlanResult) -> str:
 
 
 def _stated(seconds: float) -> str:
-    """A limit as somebody would write it."""
+    """A limit as people write it."""
     return f"{seconds:g} s" if seconds >= 1 else f"{1000 * seconds:g} ms"
-
-
-def _warning(result: PlanResult) -> str:
-    if not result.complete:
-        return _WARNING.format(
-            "The plan was interrupted.", "Candidates that were not finished are missing."
-        )
-    return ""
 
 
 def _watched(result: PlanResult) -> str:

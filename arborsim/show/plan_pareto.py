@@ -10,7 +10,8 @@ from arborsim.plan.results import CandidateResult, PlanResult
 from arborsim.plan.sensitivity import compared_cost
 from arborsim.show.figures import Figure, label
 from arborsim.show.plan_measures import Measure, measures
-from arborsim.show.plan_words import digits, named
+from arborsim.show.plan_words import named
+from arborsim.show.words import digits
 
 _COLOURS = 8
 #: About half a marker, in shares of the plot.

@@ -19,16 +19,15 @@ from arborsim.show.plan_figures import curve, level, marks, said
 from arborsim.show.plan_overview import at, run_of
 from arborsim.show.plan_words import (
     at_load,
-    digits,
     is_least,
     load,
     load_axis,
     middle,
-    money,
     numbered,
     runs_out,
     told_apart,
 )
+from arborsim.show.words import digits, money
 
 _PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 _ABOVE_LIMIT = 2.0

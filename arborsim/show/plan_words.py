@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from arborsim.core.units import Scale
 from arborsim.plan.load_point import TIME
 from arborsim.plan.recommend import load_of
-from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.plan.results import MET, MISSED, CandidateResult, LoadPoint, PlanResult
+from arborsim.show.words import digits
 
 #: Names of `LoadPoint.saturated`.
 SATURATED = {
@@ -153,18 +153,8 @@ def _percent(share: float) -> str:
 
 
 def middle(bounds: tuple[float, float] | None) -> float:
-    """Of a range of prices; NaN if nobody named one."""
+    """Of a range of prices; NaN without prices."""
     return math.nan if bounds is None else sum(bounds) / 2
-
-
-def digits(value: float, least: int = 3) -> str:
-    """A number with `least` significant digits: ``0.0123``, ``1.20``, ``1,234``."""
-    if math.isnan(value):
-        return "unknown"
-    if math.isinf(value):
-        return "unlimited" if value > 0 else "none"
-    decimals = 0 if value == 0 else max(0, least - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(decimals, 9)}f}"
 
 
 def load(value: float | None, unit: str) -> str:
@@ -172,26 +162,6 @@ def load(value: float | None, unit: str) -> str:
     if value is None:
         return "none"
     return f"{value:,.0f} {unit}" if unit == "clients" else f"{digits(value)} {unit}"
-
-
-def money(bounds: tuple[float, float] | None, currency: str) -> str:
-    """``"1.20 to 1.80 USD"``; one number if both ends are the same."""
-    if bounds is None:
-        return "no price given"
-    low, high = digits(bounds[0]), digits(bounds[1])
-    return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
-
-
-def plain_scale(values: Iterable[float], unit: str) -> Scale:
-    """A column of numbers without prefixes (loads, prices).
-
-    The smallest shows three digits, unless that gives the largest more than four.
-    """
-    known = [abs(v) for v in values if math.isfinite(v) and v]
-    if not known:
-        return Scale(unit, 1.0, 2)
-    small, large = (math.floor(math.log10(end)) for end in (min(known), max(known)))
-    return Scale(unit, 1.0, min(max(min(2 - small, 3 - large), 0), 6))
 
 
 def told_apart(candidates: Iterable[CandidateResult]) -> dict[int, str]:
@@ -219,3 +189,13 @@ def _short(each: CandidateResult, different: dict[str, bool]) -> str:
     if not different["hardware"]:
         return text
     return f"{text}, {each.hardware}" if text else each.hardware
+
+
+def failures(result: PlanResult) -> list[str]:
+    """Why the other candidates are not in the tables, one line each."""
+    return [
+        f"{named(row)}: {'misses the target' if row.status == MISSED else row.status}"
+        + (f" ({row.reason})" if row.reason else "")
+        for row in result.candidates
+        if row.status != MET
+    ]

@@ -1,18 +1,28 @@
-"""Figures of searches on a bank: see `arborsim.show.figures` for how they name colours."""
+"""Figures of searches on a bank: accuracy against size and against width."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import scale_for
-from arborsim.show.figures import Figure, label
+from arborsim.run.aggregate import at_budget
+from arborsim.show.figures import (
+    ACCURACY_AXIS,
+    COLOURS,
+    Figure,
+    colour,
+    label,
+    log_axis,
+    named_axis,
+    rounded,
+    symbol,
+    whiskers,
+)
+from arborsim.show.search import cells_of
 
-_COLOURS = 8
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
 _DASHES = ("solid", "dash", "dot")
 #: With more lines than this, their intervals hide each other: only a chosen line shows its own.
 _MOST_INTERVALS = 5
@@ -82,26 +92,15 @@ def _figure(
         for number, name in enumerate(names)
         for own in [[row for row in rows if row.label == name]]
     ]
-    xaxis: dict[str, Any] = {"title": {"text": axis}}
-    if wide:
-        ticks = _ticks(min(sizes), max(sizes))
-        xaxis |= {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,g}" for tick in ticks]}
-    else:
-        xaxis |= {"rangemode": "tozero"}
+    scale = log_axis(min(sizes), max(sizes)) if wide else {"rangemode": "tozero"}
+    xaxis = {"title": {"text": axis}, **scale}
     return {"title": title, "figure": {"data": data, "layout": _layout(xaxis)}, "names": names}
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, around sizes."""
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
-    return [tick for tick in ticks if low / 2.5 <= tick <= 2.5 * high]
 
 
 def _layout(xaxis: dict[str, Any]) -> dict[str, Any]:
     return {
         "xaxis": xaxis,
-        "yaxis": {"title": {"text": "accuracy (%)"}, "range": [-3, 103], "zeroline": False},
+        "yaxis": ACCURACY_AXIS,
         "hovermode": "closest",
         "height": 460,
     }
@@ -111,23 +110,18 @@ def _line(
     name: str, rows: Sequence[Row], x: Sequence[float], number: int, lines: int, unit: str
 ) -> dict[str, Any]:
     """One search over its widths, in order of size."""
-    colour = f"var(--c{number % _COLOURS})"
+    paint = colour(number)
     y = [100 * row.accuracy for row in rows]
+    low, high = [100 * row.low for row in rows], [100 * row.high for row in rows]
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": label(name),
-        "x": [float(f"{each:.5g}") for each in x],
+        "x": [rounded(each, 5) for each in x],
         "y": [round(each, 4) for each in y],
-        "error_y": {
-            "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": colour,
-            "array": [round(100 * row.high - at, 4) for row, at in zip(rows, y, strict=True)],
-            "arrayminus": [round(at - 100 * row.low, 4) for row, at in zip(rows, y, strict=True)],
-            "visible": lines <= _MOST_INTERVALS,
-        },
-        "line": {"color": colour, "width": 2,
-                 "dash": _DASHES[number // _COLOURS % len(_DASHES)]},
-        "marker": {"color": colour, "size": 9, "symbol": _SYMBOLS[number % len(_SYMBOLS)]},
+        "error_y": whiskers(y, low, high, paint, visible=lines <= _MOST_INTERVALS),
+        "line": {"color": paint, "width": 2, "dash": _DASHES[number // COLOURS % len(_DASHES)]},
+        "marker": {"color": paint, "size": 9, "symbol": symbol(number)},
         "customdata": [_point(row, at, unit) for row, at in zip(rows, x, strict=True)],
         "hovertemplate": "%{customdata}<extra></extra>",
     }  # fmt: skip
@@ -158,24 +152,18 @@ def against_width(rows: Sequence[Row]) -> dict[str, Any] | None:
         line = _line(name, own, [row.width for row in own], number, len(names), "thoughts")
         line["x"] = [round(widths.index(row.width) + shift, 3) for row in own]
         data.append(line)
-    xaxis = {"title": {"text": "width"}, "tickvals": list(range(len(widths))),
-             "ticktext": [str(width) for width in widths], "range": [-0.5, len(widths) - 0.5],
-             "zeroline": False, "showgrid": False}  # fmt: skip
+    ticks = named_axis(range(len(widths)), list(map(str, widths)), (-0.5, len(widths) - 0.5))
+    xaxis = {"title": {"text": "width"}, **ticks}
     return {"title": "", "figure": {"data": data, "layout": _layout(xaxis)}, "names": names}
 
 
 def figures_of(rows: Sequence[Row]) -> Figure:
     """All figures, by policy and budget."""
-    cells = list(dict.fromkeys((row.policy, row.budget) for row in rows))
-    by_cell = {
-        (policy, budget): [row for row in rows if (row.policy, row.budget) == (policy, budget)]
-        for policy, budget in cells
-    }
+    cells = cells_of(rows)
     return {
         "sizes": [
-            {"cell": policy if budget == "any" else f"{policy} at {budget}",
-             "figures": against_size(own)}
-            for (policy, budget), own in by_cell.items()
+            {"cell": at_budget(*cell).replace(" budget", ""), "figures": against_size(own)}
+            for cell, own in cells.items()
         ],
-        "width": against_width(by_cell[cells[0]]) if cells else None,
-    }  # fmt: skip
+        "width": against_width(next(iter(cells.values()))) if cells else None,
+    }

@@ -10,7 +10,7 @@ import numpy as np
 from arborsim.bank.bank import Bank
 from arborsim.bank.walk import Walk
 from arborsim.run.results import NodeRecord
-from arborsim.show import forest
+from arborsim.show import trees
 from arborsim.trace.schema import End, Kind
 
 #: Thoughts of one problem that are drawn, and characters of each that are shown.
@@ -44,7 +44,7 @@ def records(bank: Bank, drawn: Sequence[int]) -> list[NodeRecord]:
 
 def layout_of(bank: Bank, drawn: Sequence[int], nodes: Sequence[NodeRecord]) -> dict[str, Any]:
     """Places and facts of the drawn thoughts, for the page's scripts."""
-    return {**forest.layout(nodes), **forest.facts(nodes), **_said(bank, drawn)}
+    return {**trees.layout(nodes), **trees.facts(nodes), **_said(bank, drawn)}
 
 
 def _said(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:

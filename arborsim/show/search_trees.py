@@ -26,7 +26,7 @@ from arborsim.core.tiers import NUM_TIERS
 from arborsim.core.workers import in_order
 from arborsim.run.episode import Cell
 from arborsim.run.results import Frame, NodeRecord, TreePicture
-from arborsim.show import forest
+from arborsim.show import trees
 from arborsim.show.search_film import NEVER, SearchFilm
 from arborsim.show.search_thoughts import drawn_nodes, fate, layout_of, records
 from arborsim.trace.reader import TraceReader
@@ -158,10 +158,10 @@ def take_trees(
     alone = job.workers == 1 or len(units) == 1
     take = partial(problem_trees, advance=advance if alone else None)
     found = []
-    for trees in in_order(take, units, 1 if alone else min(job.workers, len(units))):
-        found.append(trees)
+    for taken in in_order(take, units, 1 if alone else min(job.workers, len(units))):
+        found.append(taken)
         if advance and not alone:
-            advance(trees.name, len(job.arms) * len(job.cells))
+            advance(taken.name, len(job.arms) * len(job.cells))
     return found
 
 
@@ -213,11 +213,11 @@ def _film(
     name, budget = cell.policy.name, cell.budget.text
     frames = tuple(_placed(frame, shown, len(drawn)) for frame in film.frames)
     picture = TreePicture(name, budget, job.trace.name, unit.episode, tuple(nodes), frames)
-    rows, count = forest.rows([_own(done, n, kept) for n in kept])
+    rows, count = trees.rows([_own(done, n, kept) for n in kept])
     return {
         "search": unit.title,
         "cell": cell_name(arm.label, arm.width, name, budget, len(job.cells) > 1),
-        "frames": _with_hidden(forest.frames(picture), film.frames, shown),
+        "frames": _with_hidden(trees.frames(picture), film.frames, shown),
         "nodes": [shown[n] for n in kept],
         "row": rows,
         "rows": count,

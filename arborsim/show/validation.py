@@ -1,29 +1,143 @@
-"""One page on a validation: the verdict, what was compared, line by line, and four figures.
+"""A validation in a terminal and as a page: the verdict, and a line per policy and budget.
 
-The page needs no script and no network: the figures are SVG.  Everything that comes from a file is
-escaped.
+The page needs no script and no network: its figures are SVG.
 """
 
 from __future__ import annotations
 
-import html
-import re
-from collections.abc import Sequence
-from importlib.resources import files
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from arborsim.core.errors import UsageError
+from arborsim.show import page
+from arborsim.show.table import LABEL, Column, Table, name_column, print_tables
 from arborsim.show.validation_figures import (
     bytes_figures,
     jaccard_figures,
     parts_legend,
-    quality_figure,
+    quality_figures,
     time_figure,
 )
-from arborsim.show.validation_table import COLUMNS, cells_of
-from arborsim.validate.results import PEAKS, Validation
-from arborsim.validate.summary import Line, lines_of, term_errors
-from arborsim.validate.verdict import sentences
+from arborsim.show.validation_words import left_out, peak_notes, sentences
+from arborsim.show.words import percent, plain
+from arborsim.validate.results import Validation
+from arborsim.validate.summary import Line, TermError, lines_of, term_errors
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: Below this width the columns of `_SPARE` are left out.
+_WIDE = 100
+_SPARE = ("time", "same", "kept")
+
+
+def _figure(
+    title: str, about: str, value: Callable[[Line], float], text: Callable[[Line], str]
+) -> Column[Line]:
+    """A figure of searches that ran, shown as `text`."""
+    return Column(title, title, "count", value, about,
+                  text=lambda line: text(line) if line.searches else "")  # fmt: skip
+
+
+def _of(count: int, total: int) -> str:
+    return "all" if count == total else f"{count}/{total}"
+
+
+def _share(part: float, whole: float) -> str:
+    return "all" if part == whole else f"{100 * part / whole:.1f}%" if whole else ""
+
+
+def _signed(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:+.0f}%"
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"
+
+
+def _per_token(line: Line) -> float:
+    live, simulated = line.per_token_s()
+    return simulated / live - 1 if live else math.nan
+
+
+NAMES: tuple[Column[Line], ...] = (
+    name_column("policy", lambda line: line.policy),
+    name_column("budget", lambda line: line.budget, LABEL),
+)
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("n", "n", "count", lambda line: line.searches,
+           "live searches; +k: the budget was too small for k more",
+           text=lambda line: f"{line.searches}" + f"+{line.infeasible}" * bool(line.infeasible)),
+    Column("plans", "plans", "count", lambda line: line.parity,
+           "shadow runs that decide exactly as the replay of their own recording",
+           text=lambda line: _of(line.parity, line.searches + line.infeasible)),
+    _figure("bytes",
+            "share of steps after which the simulated bytes of every tier are the live ones",
+            lambda line: line.equal_calls, lambda line: _share(line.equal_calls, line.calls)),
+    _figure("peaks", "searches in which all simulated peaks are the live ones",
+            lambda line: line.peaks_equal, lambda line: _of(line.peaks_equal, line.searches)),
+    _figure("time", "relative error of all seconds, simulated against measured",
+            lambda line: line.error("total_s"), lambda line: _signed(line.error("total_s"))),
+    _figure("token", "relative error of the seconds per generated token, without the prompt",
+            _per_token, lambda line: _signed(_per_token(line))),
+    _figure("same", "share of the iterations that the live run repeats token by token",
+            lambda line: line.same, lambda line: _share(line.same, 1.0)),
+    _figure("J", "Jaccard index of the tokens in HBM, shadow against live, while the tokens are "
+            "the same", lambda line: line.jaccard_before,
+            lambda line: _number(line.jaccard_before)),
+    _figure("J after", "the same after the first other token, matched by order of arrival",
+            lambda line: line.jaccard_after, lambda line: _number(line.jaccard_after)),
+    _figure("kept", "attention kept, in the replay of the full-retention trace",
+            lambda line: line.attention_kept, lambda line: _number(line.attention_kept)),
+    _figure("right", "answers of the live searches", lambda line: line.correct,
+            lambda line: f"{line.correct}/{line.judged}" if line.judged else ""),
+)  # fmt: skip
+TERMS: tuple[Column[TermError], ...] = (
+    name_column("term", lambda error: _term(error)),
+    Column("lines", "policies and budgets", "count", lambda error: error.lines),
+    Column("median", "median error", "percent", lambda error: error.median,
+           text=lambda error: percent(error.median)),
+    Column("worst", "worst error", "percent", lambda error: error.worst,
+           text=lambda error: percent(error.worst)),
+    name_column("worst", lambda error: error.worst_name, LABEL),
+)  # fmt: skip
+
+
+def _term(error: TermError) -> str:
+    return error.term.removesuffix("_s").replace("_", " ")
+
+
+def print_validation(result: Validation, console: Console | None = None) -> None:
+    """Print the verdict, the lines and the terms of the time; fits 80 columns."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    if not result.checks:
+        console.print("Nothing was compared.")
+        return
+    lines = lines_of(result.checks)
+    table = Table(lines, (*NAMES, *COLUMNS))
+    shown = table if console.width >= _WIDE else table.without(_SPARE)
+    print_tables(console, [("", shown)])
+    console.print(plain(_legend(shown)), style="dim", markup=False)
+    for error in term_errors(lines):
+        if error.lines:
+            console.print(
+                f"  {_term(error)}: off by {percent(error.median)} in the median, "
+                f"{percent(error.worst)} at worst ({plain(error.worst_name)}), n {error.lines}",
+                markup=False,
+            )
+    for sentence in (*sentences(result.checks), *result.left_out):
+        console.print(plain(sentence), markup=False)
+
+
+def _legend(shown: Table[Line]) -> str:
+    """What the columns show, and which of them a wider terminal would show."""
+    said = "; ".join(f"{c.title}: {c.about.replace('; ', ', ')}" for c in shown.columns if c.about)
+    hidden = [column.title for column in COLUMNS if column not in shown.columns]
+    missing = f" From {_WIDE} columns on also {', '.join(hidden)}." if hidden else ""
+    return f"{said}.{missing}"
 
 
 def write_page(result: Validation, path: Path) -> None:
@@ -34,117 +148,27 @@ def write_page(result: Validation, path: Path) -> None:
     UsageError
         The file cannot be written.
     """
-    try:
-        path.write_text(render(result), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    page.write(render(result), path)
 
 
 def render(result: Validation) -> str:
     """The whole page as text."""
-    lines = lines_of(result.checks)
+    lines: Sequence[Line] = lines_of(result.checks)
     about = result.about
     where = [about[key] for key in ("task", "search", "device", "GPU profile") if key in about]
-    left_out = [
-        *result.left_out,
-        *(f"{c.policy} at {c.budget}, problem {c.episode}: {c.infeasible}"
-          for c in result.checks if c.infeasible),
-    ]  # fmt: skip
-    parts = {
-        "style": _asset("report.css"),
-        "subtitle": html.escape(", ".join(where)),
-        "verdict": _list(sentences(result.checks)),
-        "table": _table(lines),
-        "bytes": "".join(bytes_figures(result.checks)),
-        "parts": parts_legend(),
-        "peaks": _peaks(result),
-        "time": time_figure(lines),
-        "terms": _terms(lines),
-        "jaccard": "".join(jaccard_figures(result.checks)),
-        "quality": quality_figure(result.checks, lines),
-        "about": _pairs(dict(about)),
-        "left_out": _list(left_out),
-        "columns": _pairs(dict(COLUMNS)),
-    }
-    # One pass: what is put in is never searched for placeholders again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("validation.html"))
-
-
-def _asset(name: str) -> str:
-    return (files("arborsim.show") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _table(lines: Sequence[Line]) -> str:
-    titles = ("policy", "budget", *(title for title, _ in COLUMNS))
-    head = "".join(
-        f'<th scope="col"{_text_class(i < 2)}>{html.escape(title)}</th>'
-        for i, title in enumerate(titles)
+    return page.render(
+        "validation",
+        title="Simulated against measured",
+        subtitle=", ".join(where),
+        verdict=sentences(result.checks),
+        table=Table(lines, (*NAMES, *COLUMNS)),
+        bytes=bytes_figures(result.checks),
+        parts=parts_legend(),
+        peaks=peak_notes(result),
+        time=time_figure(lines),
+        terms=Table(term_errors(lines), TERMS),
+        jaccard=jaccard_figures(result.checks),
+        quality=quality_figures(result.checks, lines),
+        about=dict(about),
+        left_out=left_out(result),
     )
-    return f"<thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, lines))}</tbody>"
-
-
-def _text_class(text: bool) -> str:
-    return ' class="text"' if text else ""
-
-
-def _row(line: Line) -> str:
-    cells = "".join(f"<td>{html.escape(text)}</td>" for text in cells_of(line))
-    name = f'<th scope="row" class="text">{html.escape(line.policy)}</th>'
-    return f'<tr>{name}<td class="text">{html.escape(line.budget)}</td>{cells}</tr>'
-
-
-def _peaks(result: Validation) -> str:
-    """Peaks that differ, one by one; the size of tensors and allocator beside them."""
-    ran = [check for check in result.checks if not check.infeasible]
-    said = []
-    for check in ran:
-        for name, live, simulated in zip(
-            PEAKS, check.live_peaks, check.simulated_peaks, strict=True
-        ):
-            if live != simulated:
-                said.append(
-                    f"{check.policy} at {check.budget}, problem {check.episode}: {name} is "
-                    f"{simulated:,} B simulated, {live:,} B live"
-                )
-    gaps = [c.allocated_bytes / c.live_peaks[0] for c in ran if c.live_peaks and c.live_peaks[0]]
-    if gaps:
-        said.append(
-            f"The pools' tensors, gaps included, take {min(gaps):.2f} to {max(gaps):.2f} times the "
-            "peak of the tokens in them."
-        )
-    over = [c.device_peak_bytes - c.weight_bytes - c.allocated_bytes for c in ran
-            if c.device_peak_bytes]  # fmt: skip
-    if over:
-        said.append(
-            f"The allocator's peak, less weights and pools, is {min(over):,} to {max(over):,} B: "
-            "activations, and copies while pools grow."
-        )
-    return _list(said)
-
-
-def _terms(lines: Sequence[Line]) -> str:
-    head = "".join(
-        f'<th scope="col"{_text_class(title == "term")}>{title}</th>'
-        for title in ("term", "policies and budgets", "median error", "worst error", "worst")
-    )
-    rows = "".join(
-        f'<tr><th scope="row" class="text">{error.term.removesuffix("_s").replace("_", " ")}</th>'
-        f"<td>{error.lines}</td><td>{_percent(error.median)}</td><td>{_percent(error.worst)}</td>"
-        f"<td>{html.escape(error.worst_name)}</td></tr>"
-        for error in term_errors(lines)
-    )
-    return f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
-
-
-def _percent(value: float) -> str:
-    return "n/a" if value != value else f"{100 * value:.1f}%"
-
-
-def _pairs(pairs: dict[str, str]) -> str:
-    return "".join(
-        f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in pairs.items()
-    )
-
-
-def _list(items: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html.escape(i)}</li>' for i in items)}</ul>" if items else ""

@@ -15,9 +15,10 @@ from arborsim.core.errors import UsageError
 from arborsim.core.measurements import MemorySeries, thinned
 from arborsim.run.aggregate import aggregate
 from arborsim.run.results import LeftOut, NodeRecord, ReplayResult
-from arborsim.show import figures, forest, pareto
-from arborsim.show.heat import heat
-from arborsim.show.html import render, write_report
+from arborsim.show import replay_figures as figures
+from arborsim.show import trees as forest
+from arborsim.show.replay_figures import ERROR, KEPT, TIMES, efficient, heat, pareto
+from arborsim.show.replay_page import render, write_report
 from tests.show.synthetic import OTHERS, POLICIES, chain, result, tree
 
 VOID = {"meta", "input", "link", "br", "hr", "img"}
@@ -130,7 +131,7 @@ def test_placeholders_in_names_are_not_filled():
 def test_labels_for_plotly_are_escaped():
     name = "<a href='http://x'>p</a>"
     rows = aggregate(replace(e, policy=name) for e in result(policies=("h2o",)).episodes)
-    for figure in (pareto.figure(rows, pareto.KEPT)["figure"], figures.time_split(rows)):
+    for figure in (pareto(rows, KEPT)["figure"], figures.time_split(rows)):
         assert "<a" not in json.dumps(figure)
 
 
@@ -139,7 +140,7 @@ def test_figures_are_what_plotly_expects():
 
     replay = result()
     rows = aggregate(replay.episodes)
-    drawn = [pareto.figure(rows, metric)["figure"] for metric in (pareto.KEPT, pareto.TIMES)]
+    drawn = [pareto(rows, metric)["figure"] for metric in (KEPT, TIMES)]
     drawn += [figures.time_split(rows), *(figures.memory(e, 100) for e in replay.episodes)]
     for figure in drawn:
         go.Figure(figure)  # raises on unknown or malformed properties
@@ -234,22 +235,22 @@ def test_many_policies_on_three_traces_stay_within_reason():
 
 def test_the_oracle_is_no_choice():
     rows = aggregate(result(policies=("full", "h2o", "oracle", "random")).episodes)
-    best = pareto.efficient(rows, pareto.KEPT)
+    best = efficient(rows, KEPT)
     assert [(row.policy, row.budget) for row in best] == [
         ("h2o", "0.25"), ("h2o", "0.5"), ("full", "any")]  # fmt: skip
-    drawn = pareto.figure(rows, pareto.KEPT)
+    drawn = pareto(rows, KEPT)
     assert "oracle" not in drawn["policies"]
     assert any(trace["name"].startswith("oracle") for trace in drawn["figure"]["data"])
     assert drawn["efficient"][0].startswith("h2o at budget 0.25: 25.0% of full retention's memory")
 
 
-@pytest.mark.parametrize("metric", [pareto.KEPT, pareto.TIMES, pareto.ERROR])
+@pytest.mark.parametrize("metric", [KEPT, TIMES, ERROR])
 def test_efficient_settings_are_those_that_nothing_beats(metric):
     """Against the definition, pair by pair, up to what counts as equal memory."""
     rows = aggregate(result(policies=(*POLICIES, *OTHERS), errors=True).episodes)
     able = [row for row in rows if not row.is_oracle]
     sign = -1 if metric.higher else 1
-    best = pareto.efficient(rows, metric)
+    best = efficient(rows, metric)
     for row in best:
         assert not any(
             other.peak_hbm_kv_bytes <= row.peak_hbm_kv_bytes

@@ -22,12 +22,12 @@ from arborsim.show import (
     plan_pareto,
     plan_timeline,
 )
-from arborsim.show.plan_columns import COLUMNS, definitions, shown
+from arborsim.show.plan_columns import tables
 from arborsim.show.plan_overview import overview
 from arborsim.show.plan_page import PlanReport, render, write_plan_page
 from arborsim.show.plan_sensitivity import sliders
-from arborsim.show.plan_table import table
-from arborsim.show.plan_words import digits, money, named, told_apart
+from arborsim.show.plan_words import named, told_apart
+from arborsim.show.words import digits, money
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan, sensitivities
 from tests.show.test_html import EVIL, Page
@@ -60,6 +60,13 @@ def data_of(page: str) -> dict:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     assert found is not None
     return json.loads(found[1])
+
+
+def part(page: str, name: str) -> str:
+    """The table of that name."""
+    found = re.search(f'<table id="{name}">.*?</table>', page, re.S)
+    assert found is not None
+    return found[0]
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -228,13 +235,12 @@ def test_quality_that_all_share_is_not_weighed() -> None:
 
 def test_the_table_has_a_body_per_gpu_and_plain_values() -> None:
     result = plan()
-    columns = shown(result.met())
-    html, usage = table(result, columns, "main"), table(result, columns, "use")
+    page = render(PlanReport(result))
+    html, usage = part(page, "comparison"), part(page, "usage")
     for each in (html, usage):
         assert each.count("<tbody>") == 3
         assert each.count("<tr>") + each.count('<tr class="chosen">') == 1 + len(result.met())
-    assert "refused" not in [column.key for column in columns]
-    assert {column.key for column in columns} < {column.key for column in COLUMNS}
+    assert "Refused per 1,000" not in usage
     assert f'data-value="{result.candidates[0].largest:.9g}"' in html
     assert html.count("★") == html.count("☆") == 1
 
@@ -353,7 +359,7 @@ def test_no_cell_is_a_formula(text: str) -> None:
 
 def test_a_real_plan_has_a_page() -> None:
     page = render(PlanReport(small_plan()))
-    assert small_plan().recommendation.text in page.replace("&#x27;", "'")
+    assert small_plan().recommendation.text in page.replace("&#39;", "'")
     assert len(rows_of(data_of(page)["csv"]["candidates"])) == 4
 
 
@@ -411,16 +417,16 @@ def test_what_stops_more_load_is_said_row_by_row() -> None:
         for i, row in enumerate(base.candidates[:6])
         if row.at_largest is not None
     ]
-    columns = shown(rows)
-    html = table(replace(base, candidates=tuple(rows)), columns, "main")
+    result = replace(base, candidates=tuple(rows), recommendation=Recommendation(None, ""))
+    html = part(render(PlanReport(replace(result, timeline=None))), "comparison")
     assert html.count('data-value="HBM bandwidth"') == 4
     assert html.count('data-value="not seen; busiest: HBM bandwidth"') == 2
     for text in ("the latency target", "searches arriving faster than they end",
                  "the length of the runs: it may serve more"):  # fmt: skip
         assert html.count(f'data-value="{text}"') == 2
-    terms = definitions(columns)
+    terms = {name: about for each in tables(result) for name, about in each.definitions().items()}
     assert "missed it" not in terms["Largest load, offered"]
-    assert {"Served at it", "Runs out first", "More load is stopped by"} <= set(terms)
+    assert {"Served there", "Runs out first", "More load is stopped by"} <= set(terms)
 
 
 def test_loads_are_offered_and_what_was_served_stands_beside_them() -> None:
@@ -434,7 +440,7 @@ def test_loads_are_offered_and_what_was_served_stands_beside_them() -> None:
     page = render(PlanReport(result))
     assert "Largest load offered to one machine" in page
     assert "1.25 searches/s in runs of 1,000 searches, which begin empty" in page
-    assert 'data-value="1.25"' in table(result, shown(result.met()), "use")
+    assert 'data-value="1.25"' in part(page, "usage")
     axes = [plot["figure"]["layout"]["xaxis"]["title"]["text"]
             for plot in plan_figures.against_load(result)]  # fmt: skip
     assert set(axes) == {"load offered to one machine (searches/s)"}

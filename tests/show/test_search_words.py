@@ -11,9 +11,10 @@ import pytest
 from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core.measurements import TimeSplit
 from arborsim.search import search_names
-from arborsim.show.search_columns import scales, shown
+from arborsim.show.search import ANSWERS, MEMORY, WORK
 from arborsim.show.search_figures import against_size, against_width, figures_of
-from arborsim.show.search_summary import by_levels, cautions, missing, summarise
+from arborsim.show.search_words import by_levels, cautions, missing, summarise
+from arborsim.show.table import scales, shown
 from tests.bank.test_results import PLAIN, result
 
 
@@ -131,8 +132,8 @@ def test_without_anything_to_compare_with() -> None:
     unjudged = [replace(r, correct=None) for r in several("ets", 0, 3, kv=50)]
     (line,) = lines(unjudged, [replace(r, correct=None) for r in several("rebase", 0, 3)])
     assert line == (
-        "The bank does not judge answers, so nobody knows which searches were right. ets at width "
-        "16 needs the least KV, with 0.50 times REBASE's KV size."
+        "The bank does not judge answers, so it is not known which searches were right. ets at "
+        "width 16 needs the least KV, with 0.50 times REBASE's KV size."
     )
 
 
@@ -245,9 +246,10 @@ def test_figures_are_what_plotly_expects() -> None:
 
 def test_columns_that_say_nothing_are_left_out() -> None:
     rows = rows_of(several("ets", 2, 4))
-    keys = [column.key for column in shown(rows)]
+    found = shown((*ANSWERS, *MEMORY, *WORK), rows)
+    keys = [column.key for column in found]
     assert "kv" in keys
     assert not {"kv_vs", "hbm_vs", "time_vs", "ddr", "kept"} & set(keys)
-    units = scales(shown(rows), rows)
+    units = scales(found, rows)
     assert units["kv"] == units["kv_prompt"]
     assert math.isnan(rows[0].times("kv_tokens"))

@@ -13,8 +13,8 @@ from rich.console import Console
 from arborsim.run.aggregate import aggregate
 from arborsim.run.results import LeftOut, ReplayResult
 from arborsim.show.export import to_frame, to_json
-from arborsim.show.left_out import paragraph
-from arborsim.show.table import print_tables
+from arborsim.show.replay import print_replay
+from arborsim.show.replay_words import left_out
 from tests.show.synthetic import OTHERS, POLICIES, result
 
 GOLDEN = Path(__file__).parent / "golden_80.txt"
@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden_80.txt"
 
 def printed(replay: ReplayResult, width: int, view: str = "auto") -> str:
     out = io.StringIO()
-    print_tables(replay, Console(file=out, width=width, highlight=False, color_system=None), view)
+    print_replay(replay, Console(file=out, width=width, highlight=False, color_system=None), view)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -124,27 +124,27 @@ def test_what_was_left_out_takes_a_few_lines():
     lacking = [LeftOut(t, n, remedy="--capture qkv") for n in names for t in ("a", "b")]
     small = [LeftOut("a", n, "0.1", least="0.15" if n < "policy-10" else "0.3") for n in names]
     small += [LeftOut("a", n, "0.25", least="0.3") for n in names[10:]]
-    first, second = paragraph([*lacking, *small])
+    first, second = left_out([*lacking, *small])
     assert first.endswith("a and b do not hold what they read; record with --capture qkv.")
     assert all(name in first for name in names)
     assert second.count("policy-19") == 1
     assert "on a: at least 0.15 for policy-00" in second
     assert " and at least 0.3 for policy-10" in second
-    assert paragraph([]) == []
+    assert left_out([]) == []
 
 
 def test_nobody_is_told_to_record_what_was_imported():
     lacks = "the source of this import lacks it"
     own = LeftOut("log", "h2o", remedy="--capture signals", unrecorded=lacks)
-    assert paragraph([own]) == [f"Left out: h2o. log does not hold what they read; {lacks}."]
+    assert left_out([own]) == [f"Left out: h2o. log does not hold what they read; {lacks}."]
 
 
 def test_what_another_setting_would_serve_is_said():
     own = [LeftOut(t, n, remedy="--capture qkv", instead="per=shared")
            for n in ("snapkv", "tova") for t in ("a", "b")]  # fmt: skip
-    (line,) = paragraph([*own, LeftOut("a", "arkv", remedy="--capture qkv")])[:1]
+    (line,) = left_out([*own, LeftOut("a", "arkv", remedy="--capture qkv")])[:1]
     assert line.endswith("--capture qkv. Without that, --set per=shared runs snapkv and tova.")
-    assert "per=shared" not in paragraph([LeftOut("a", "arkv", remedy="--capture qkv")])[0]
+    assert "per=shared" not in left_out([LeftOut("a", "arkv", remedy="--capture qkv")])[0]
 
 
 def unbounded(replay: ReplayResult, *names: str) -> ReplayResult:

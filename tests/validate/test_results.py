@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from arborsim.core.errors import UsageError
-from arborsim.show.validation import render
-from arborsim.show.validation_table import print_validation
+from arborsim.show.validation import print_validation, render
+from arborsim.show.validation_words import sentences
 from arborsim.validate.beside import Bytes
 from arborsim.validate.results import (
     CellCheck,
@@ -24,7 +24,6 @@ from arborsim.validate.results import (
     write_results,
 )
 from arborsim.validate.summary import lines_of, rank_agreements, term_errors
-from arborsim.validate.verdict import sentences
 
 CHECK = CellCheck(
     episode=0, policy="h2o", budget="0.5", budget_tokens=50, full_tokens=100, shadow_moves=10,

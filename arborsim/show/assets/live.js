@@ -1,7 +1,5 @@
 // Fills the page of a live run.
 
-sortable(byId("comparison"));
-byId("download").addEventListener("click", () => download("arborsim-live.csv", DATA.csv));
 
 byId("accuracy-section").hidden = !DATA.accuracy;
 if (DATA.accuracy) draw("accuracy", DATA.accuracy);

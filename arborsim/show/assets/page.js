@@ -123,6 +123,50 @@ function picker(name, items, show) {
   }
 }
 
+// --- buttons, sections, wide tables ---
+
+// Buttons of which one is pressed; tells `show` the chosen item, which has a `title`.
+function buttons(box, items, show) {
+  const before = box.querySelector("[aria-pressed=true]")?.textContent;
+  const press = (item) => {
+    for (const one of box.children) one.setAttribute("aria-pressed", one.textContent === item.title);
+    show(item);
+  };
+  box.replaceChildren(
+    ...items.map((item) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = item.title;
+      button.addEventListener("click", () => press(item));
+      return button;
+    }),
+  );
+  if (items.length) press(items.find((item) => item.title === before) ?? items[0]);
+}
+
+// A section without anything to show goes.
+function section(name, there) {
+  byId(`${name}-section`).hidden = !there;
+  return there;
+}
+
+// A table that is wider than its place says so, until its end is in sight.
+for (const box of document.querySelectorAll(".scroll:has(table)")) {
+  const hint = document.createElement("p");
+  hint.className = "scroll-hint";
+  hint.textContent = "More columns to the right: scroll →";
+  hint.hidden = true;
+  box.before(hint);
+  const look = () => {
+    hint.hidden = box.scrollWidth <= box.clientWidth + 1;
+    box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    box.classList.toggle("more", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
+  };
+  box.addEventListener("scroll", look);
+  new ResizeObserver(look).observe(box);
+  if (box.firstElementChild) new ResizeObserver(look).observe(box.firstElementChild);
+}
+
 // --- table ---
 
 // Each trace has its own body: rows move within it, under its heading.
@@ -155,6 +199,9 @@ function comparison(column, sign, text) {
   };
 }
 
+// Each comparison sorts by the heads of its columns.
+for (const table of document.querySelectorAll("table:has(thead button)")) sortable(table);
+
 // --- download ---
 
 function download(name, text) {
@@ -164,6 +211,8 @@ function download(name, text) {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
+
+byId("download")?.addEventListener("click", ({ target }) => download(target.dataset.file, DATA.csv));
 
 // --- redrawing: in another width, another theme, and on paper ---
 

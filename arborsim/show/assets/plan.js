@@ -1,30 +1,5 @@
 // Fills the page of a plan.
 
-sortable(byId("comparison"));
-sortable(byId("usage"));
-
-// A table that is wider than its place says so, until its end is in sight.
-for (const box of document.querySelectorAll(".scroll")) {
-  const hint = document.createElement("p");
-  hint.className = "scroll-hint";
-  hint.textContent = "More columns to the right: scroll →";
-  hint.hidden = true;
-  box.before(hint);
-  const look = () => {
-    hint.hidden = box.scrollWidth <= box.clientWidth + 1;
-    box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
-    box.classList.toggle("more", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
-  };
-  box.addEventListener("scroll", look);
-  new ResizeObserver(look).observe(box);
-  if (box.firstElementChild) new ResizeObserver(look).observe(box.firstElementChild);
-}
-
-// A section without anything to show goes.
-function section(name, there) {
-  byId(`${name}-section`).hidden = !there;
-  return there;
-}
 
 function item(text) {
   const made = document.createElement("li");
@@ -38,7 +13,6 @@ if (section("pareto", DATA.pareto.plots.length)) {
   byId("pareto-efficient").replaceChildren(...DATA.pareto.efficient.map(item));
   buttons(byId("pareto-kind"), DATA.pareto.plots, ({ figure }) => draw("pareto", figure));
 }
-section("table", byId("comparison").tBodies.length);
 if (section("load", DATA.load.length)) {
   buttons(byId("load-kind"), DATA.load, ({ figure }) => draw("load", figure));
 }

@@ -1,7 +1,5 @@
 // Fills the page of searches on a bank.
 
-sortable(byId("comparison"));
-byId("download").addEventListener("click", () => download("arborsim-searches.csv", DATA.csv));
 
 // --- accuracy against size and against width: a line per search, of which one can be highlighted ---
 

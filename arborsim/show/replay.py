@@ -1,7 +1,7 @@
-"""The compact comparison of many policies: one line each, and the figures that decide.
+"""`arborsim replay` in a terminal: detailed tables for a few settings, a matrix for many.
 
-Budgets stand side by side where the terminal is wide enough for all of them; otherwise each has a
-block of its own.
+The matrix has one line per policy and the figures that decide.  Budgets stand side by side where
+the terminal is wide enough for all of them; otherwise each has a block of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,27 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from arborsim.core.units import Scale
-from arborsim.run.aggregate import ANY, Row
-from arborsim.show.columns import MEMORY, REHYDRATIONS, TIME, Column, scales, shown
-from arborsim.show.terminal import plain
+from arborsim.run.aggregate import ANY, Row, aggregate
+from arborsim.run.notes import MACHINE
+from arborsim.run.results import ReplayResult
+from arborsim.show.replay_columns import COLUMNS, MEMORY, NAMES, TIME
+from arborsim.show.replay_words import left_out, notes
+from arborsim.show.table import Column, Table, print_tables, scales, shown
+from arborsim.show.words import counted, plain
 
-_BY_KEY = {column.key: column for column in (*MEMORY, *TIME, REHYDRATIONS)}
+if TYPE_CHECKING:
+    from rich.console import Console
+
+VIEWS = ("auto", "table", "matrix")
+#: From this width on, memory and time stand in one table.
+WIDE = 140
+#: With more rows per trace than this, `auto` shows the matrix.
+_MOST_ROWS = 16
+#: Columns that others imply: the first to go where there is no room.
+_IMPLIED = ("speed_vs_full", "tokens_per_s", "model")
 #: Narrow headers, in the order of what decides.
 _HEADS = {
     "kept": "kept",
@@ -35,6 +49,65 @@ _ABOVE = {"hbm_vs_full": "of", "time_vs_full": "vs"}
 _RELATIVE = ("time_vs_full", "hbm_vs_full")
 _LONGEST_NAME = 20
 _BETWEEN_BUDGETS = " │ "
+
+
+def print_replay(result: ReplayResult, console: Console | None = None, view: str = "auto") -> None:
+    """Print the comparison, one block per trace, at the width of the terminal.
+
+    Parameters
+    ----------
+    result : ReplayResult
+    console : rich.console.Console, optional
+    view : {"auto", "table", "matrix"}
+        ``table`` has all figures: below `WIDE` columns two tables per trace (memory and moves; time
+        and quality), which fit 80 columns, above it one.  ``matrix`` has a line per policy and the
+        figures that decide.  ``auto`` takes the matrix where there is much to compare.
+    """
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    rows = aggregate(result.episodes)
+    traces = [[r for r in rows if r.trace == t] for t in dict.fromkeys(row.trace for row in rows)]
+    if view == "auto":
+        view = "matrix" if max(map(len, traces), default=0) > _MOST_ROWS else "table"
+    if MACHINE in result.settings:
+        console.print(plain(result.settings[MACHINE]), markup=False)
+    for of_trace in traces:
+        _heading(console, of_trace[0])
+        if view == "matrix":
+            for line in matrix(of_trace, console.width):
+                console.print(line, markup=False, no_wrap=True, crop=False)
+        else:
+            print_tables(console, _groups(of_trace, console.width), implied=_IMPLIED)
+    if rows:
+        for note in notes(result, rows):
+            console.print(plain(note), style="dim", markup=False)
+    else:
+        console.print("Nothing was replayed.")
+    for line in (*result.does_not_fit, *left_out(result.left_out)):
+        console.print(plain(line), markup=False)
+
+
+def _groups(rows: Sequence[Row], width: int) -> list[tuple[str, Table[Row]]]:
+    # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
+    spare = "" if width >= WIDE else "speed_vs_full"
+    return [
+        (title, Table(rows, (*NAMES, *(c for c in shown(columns, rows) if c.key != spare)),
+                      section=lambda row: row.budget_label))
+        for title, columns in (("Memory and moves", MEMORY), ("Time and quality", TIME))
+    ]  # fmt: skip
+
+
+def _heading(console: Console, row: Row) -> None:
+    from rich.text import Text
+
+    text = Text(plain(row.trace), style="bold")
+    text.append(
+        f"  {counted(row.searches, 'search')}, {row.prompt_tokens:,} prompt + "
+        f"{row.generated_tokens:,} generated tokens",
+        style="not bold",
+    )
+    console.print(text)
 
 
 @dataclass(frozen=True)
@@ -95,7 +168,7 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
     return lines
 
 
-def _always(row: Row, columns: Sequence[Column], units: dict[str, Scale]) -> str:
+def _always(row: Row, columns: Sequence[Column[Row]], units: dict[str, Scale]) -> str:
     """A policy that does not know budgets, full retention above all: said once."""
     told = {
         "kept": "kept",
@@ -112,13 +185,13 @@ def _always(row: Row, columns: Sequence[Column], units: dict[str, Scale]) -> str
     return f"{_fitted(row.label)}, whatever the budget: {', '.join(parts)}"
 
 
-def _columns(rows: Sequence[Row]) -> list[Column]:
-    columns = shown([_BY_KEY[key] for key in _HEADS], rows)
+def _columns(rows: Sequence[Row]) -> list[Column[Row]]:
+    columns = shown([COLUMNS[key] for key in _HEADS], rows)
     nothing = {"peak_ddr", "rehydrations"}
     return [c for c in columns if c.key not in nothing or any(map(c.value, rows))]
 
 
-def _units(columns: Iterable[Column], rows: Sequence[Row]) -> dict[str, Scale]:
+def _units(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> dict[str, Scale]:
     """Three digits are enough to compare."""
     return {
         key: replace(scale, decimals=max(0, scale.decimals - 1))
@@ -162,7 +235,7 @@ def _block(
     rows: Iterable[Row],
     names: Iterable[str],
     budget: str,
-    columns: Sequence[Column],
+    columns: Sequence[Column[Row]],
     units: dict[str, Scale],
 ) -> _Block:
     by_name = {row.policy: row for row in rows if row.budget == budget}

@@ -1,4 +1,4 @@
-"""The answer of a live run in words."""
+"""The answer of a live run in words, and what its reader must know."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from arborsim.core.units import quantity
-from arborsim.run.aggregate import ANY, BASELINE
-from arborsim.show.live_rows import SIGNIFICANT, LiveRow, least_visible
+from arborsim.run.aggregate import ANY, BASELINE, MARK
+from arborsim.show.live_rows import SIGNIFICANT, LiveReport, LiveRow, least_visible
+from arborsim.show.words import counted, score
 
 
 def summarise(rows: Sequence[LiveRow]) -> list[str]:
@@ -47,7 +48,7 @@ def _verdict(full: LiveRow, rest: Sequence[LiveRow], worse: Sequence[LiveRow]) -
     if not rest:
         return "Every setting tried answers measurably worse."
     least = least_visible(full.correct, full.judged)
-    problems = f"{full.judged} problem{'' if full.judged == 1 else 's'}"
+    problems = counted(full.judged, "problem")
     if least is None:
         are = "is" if full.judged == 1 else "are"
         return f"{problems} {are} too few to tell any setting from it: raise --episodes."
@@ -91,13 +92,51 @@ def _name(row: LiveRow) -> str:
 
 
 def _score(row: LiveRow) -> str:
-    return (
-        f"{row.correct}/{row.judged} ({100 * row.accuracy:.1f} %, 95% interval "
-        f"{100 * row.low:.1f} to {100 * row.high:.1f})"
-    )
+    return score(row.correct, row.judged, row.low, row.high)
 
 
 def _memory(row: LiveRow) -> str:
     share = row.hbm_vs_full
     of_full = "" if math.isnan(share) or row.row.policy == BASELINE else f" ({share:.0%} of full)"
     return f"{quantity('bytes', row.row.peak_hbm_kv_bytes)}{of_full}"
+
+
+def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:
+    """Why budgets were infeasible, by policy and budget; problem by problem."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for result in report.results:
+        if result.infeasible:
+            found.setdefault((result.policy, result.budget), []).append(result.infeasible)
+    return found
+
+
+def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
+    """What a reader must know in order not to misread the numbers."""
+    found = []
+    if report.facts.random_weights:
+        found.append(
+            "Random weights: text and answers mean nothing; memory and time are those of the "
+            "geometry."
+        )
+    elif not any(row.judged for row in rows):
+        found.append("The answers were not judged: there is no accuracy.")
+    if report.shadow:
+        gpu = report.request.get("gpu", {}).get("name", "?")
+        found.append(
+            f"Shadow run: policies decided, nothing was removed. Bytes and seconds are simulated "
+            f"on {gpu}; the answers are those of full retention."
+        )
+    together = report.request.get("batch", 1)
+    if together > 1 and not report.shadow:
+        found.append(
+            f"{together} searches ran at a time: the seconds of one are those of all that ran with "
+            "it, so speeds are those of a single search among others."
+        )
+    if any(row.row.label != row.row.policy for row in rows):
+        found.append(f"{MARK} does not keep to the budget: see HBM peak.")
+    for (policy, budget), why in left_out(report).items():
+        at = "" if budget == ANY else f" at budget {budget}"
+        first = why[0].removeprefix(f"budget infeasible for {policy}: ")
+        times = counted(len(why), "search")
+        found.append(f"{policy}{at} could not hold {times}, e.g. {first}.")
+    return found

@@ -1,4 +1,4 @@
-"""The verdict of a validation, in sentences."""
+"""The verdict of a validation in sentences, and its notes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arborsim.validate.results import PEAKS, TERMS, CellCheck
+from arborsim.show.words import number, percent
+from arborsim.validate.results import PEAKS, TERMS, CellCheck, Validation
 from arborsim.validate.summary import (
     LEAST_PROBLEMS,
     Line,
@@ -44,12 +45,12 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
         f"own recording ({same:,} of {moved:,} moves).",
         f"Bytes: equal to the byte after {equal:,} of {calls:,} steps of {searches:,} live "
         f"searches; all {len(PEAKS)} peaks equal in {peaks:,}.",
-        f"Time: seconds per token off by {_percent(token.median)} in the median, "
-        f"{_percent(token.worst)} at worst ({token.worst_name or 'nothing ran'})."
+        f"Time: seconds per token off by {percent(token.median)} in the median, "
+        f"{percent(token.worst)} at worst ({token.worst_name or 'nothing ran'})."
         + _against_full(against)
         + _of_thread(ran, thread),
-        f"Decisions under real eviction: Jaccard index of the tokens in HBM {_number(before)} "
-        f"while the tokens are the same, {_number(after)} after that (medians over policies and "
+        f"Decisions under real eviction: Jaccard index of the tokens in HBM {number(before)} "
+        f"while the tokens are the same, {number(after)} after that (medians over policies and "
         "budgets).",
     ]
     ranks = rank_agreements(checks)
@@ -73,8 +74,8 @@ def _against_full(error: TermError) -> str:
     if not error.lines:
         return ""
     return (
-        f" As multiples of full retention's in this run, off by {_percent(error.median)} in the "
-        f"median, {_percent(error.worst)} at worst ({error.worst_name})."
+        f" As multiples of full retention's in this run, off by {percent(error.median)} in the "
+        f"median, {percent(error.worst)} at worst ({error.worst_name})."
     )
 
 
@@ -86,19 +87,48 @@ def _of_thread(lines: Sequence[Line], error: TermError) -> str:
     share = terms_s / sum(line.thread_s for line in lines)
     return (
         f" Seconds are CPU time of the searching thread here, of which the terms are "
-        f"{_percent(share)}; against all of it the sum is off by {_percent(error.median)} in the "
-        f"median, {_percent(error.worst)} at worst ({error.worst_name})."
+        f"{percent(share)}; against all of it the sum is off by {percent(error.median)} in the "
+        f"median, {percent(error.worst)} at worst ({error.worst_name})."
     )
-
-
-def _percent(value: float) -> str:
-    return "n/a" if value != value else f"{100 * value:.1f}%"
-
-
-def _number(value: float) -> str:
-    return "n/a" if value != value else f"{value:.3f}"
 
 
 def _median(values: Sequence[float]) -> float:
     known = [value for value in values if value == value]
     return float(np.median(known)) if known else float("nan")
+
+
+def peak_notes(result: Validation) -> list[str]:
+    """Peaks that differ, one by one; the size of tensors and of the allocator."""
+    ran = [check for check in result.checks if not check.infeasible]
+    said = [
+        f"{check.policy} at {check.budget}, problem {check.episode}: {name} is "
+        f"{simulated:,} B simulated, {live:,} B live"
+        for check in ran
+        for name, live, simulated in zip(
+            PEAKS, check.live_peaks, check.simulated_peaks, strict=True
+        )
+        if live != simulated
+    ]
+    gaps = [c.allocated_bytes / c.live_peaks[0] for c in ran if c.live_peaks and c.live_peaks[0]]
+    if gaps:
+        said.append(
+            f"The pools' tensors, gaps included, take {min(gaps):.2f} to {max(gaps):.2f} times the "
+            "peak of the tokens in them."
+        )
+    over = [c.device_peak_bytes - c.weight_bytes - c.allocated_bytes for c in ran
+            if c.device_peak_bytes]  # fmt: skip
+    if over:
+        said.append(
+            f"The allocator's peak, less weights and pools, is {min(over):,} to {max(over):,} B: "
+            "activations, and copies while pools grow."
+        )
+    return said
+
+
+def left_out(result: Validation) -> list[str]:
+    """What could not be compared, and why."""
+    infeasible = (c for c in result.checks if c.infeasible)
+    return [
+        *result.left_out,
+        *(f"{c.policy} at {c.budget}, problem {c.episode}: {c.infeasible}" for c in infeasible),
+    ]

@@ -1,4 +1,4 @@
-"""Memory against what it buys: one marker per policy and budget, the efficient ones joined."""
+"""The figures of a replay's page: what memory buys, policies by budgets, time, memory."""
 
 from __future__ import annotations
 
@@ -7,17 +7,103 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arborsim.core.units import quantity
-from arborsim.run.aggregate import Row
-from arborsim.show.columns import MEMORY, TIME, Column, scales
-from arborsim.show.figures import Figure, label
+import numpy as np
 
-_COLUMNS = {column.key: column for column in (*MEMORY, *TIME)}
-#: With more policies than this, colours no longer tell them apart.
-_MOST_COLOURS = 8
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
+from arborsim.core.measurements import thinned
+from arborsim.core.units import quantity, scale_for
+from arborsim.run.aggregate import BASELINE, Row
+from arborsim.run.results import EpisodeResult
+from arborsim.show.figures import (
+    COLOURS,
+    Figure,
+    area,
+    colour,
+    label,
+    packed,
+    stacked_bars,
+    symbol,
+)
+from arborsim.show.replay_columns import COLUMNS
+from arborsim.show.table import Column, scales
+
 #: Settings that differ by less than this share of full retention's memory need the same.
 _SAME_MEMORY = 0.005
+
+_PARTS = (
+    ("Prefill", "prefill_s", "prefill"),
+    ("Decode", "decode_s", "decode"),
+    ("Rehydration", "rehydration_s", "rehydration"),
+    ("Exposed transfer", "exposed_transfer_s", "transfer"),
+    ("Policy", "policy_s", "policy"),
+)
+_LAYERS = (
+    ("KV pages in HBM", "hbm_kv_bytes", "hbm"),
+    ("Staging buffers (HBM)", "staging_bytes", "staging"),
+    ("In flight to DDR (HBM)", "in_flight_bytes", "flight"),
+    ("DDR", "ddr_bytes", "ddr"),
+)
+
+
+def time_split(rows: Sequence[Row], other_s: Sequence[float] = ()) -> Figure:
+    """Horizontal bars, one per policy and budget: where the seconds went (rows of one trace).
+
+    `other_s` is time that no part of the rows is about.
+    """
+    others = other_s or [0.0] * len(rows)
+    totals = [row.time.total_s + other for row, other in zip(rows, others, strict=True)]
+    scale = scale_for("seconds", totals)
+    parts = [
+        (title, [getattr(row.time, part) / scale.size for row in rows], paint)
+        for title, part, paint in _PARTS
+        if part in ("prefill_s", "decode_s") or any(getattr(row.time, part) for row in rows)
+    ]
+    if any(others):
+        parts.append(("Other", [each / scale.size for each in others], "evicted"))
+    names = [f"{row.label}  {row.budget_label}" for row in rows]
+    axis = {"title": {"text": f"time over all searches ({scale.unit})"}}
+    return stacked_bars(names, parts, axis, scale.unit)
+
+
+def memory(result: EpisodeResult, points: int, clock: str = "simulated time") -> Figure:
+    """Stacked areas of one search: bytes by tier over time, and the budget.
+
+    At most about `points` samples are kept; the peaks among them.
+    """
+    series = result.measured.series
+    keep = thinned(series, points)
+    layers = [
+        (name, np.asarray(getattr(series, field), dtype=float)[keep], paint)
+        for name, field, paint in _LAYERS
+    ]
+    total = np.sum([values for _, values, _ in layers], axis=0)
+    bounded = result.policy != BASELINE
+    budget = result.budget_tokens * result.kv_bytes_per_token if bounded else 0
+    scale = scale_for("bytes", [*total.tolist(), budget])
+    times = np.asarray(series.time_s, dtype=float)[keep]
+    seconds = scale_for("seconds", times.tolist())
+    x = packed(times / seconds.size)
+    data = [
+        area(name, x, values / scale.size, paint, scale.unit)
+        for name, values, paint in layers
+        if paint == "hbm" or values.any()
+    ]
+    if budget and len(times):
+        data.append({
+            "type": "scatter",
+            "mode": "lines",
+            "name": "HBM budget",
+            "x": [0.0, float(times[-1] / seconds.size)],
+            "y": [budget / scale.size] * 2,
+            "line": {"width": 2, "dash": "dash", "color": "var(--ink)"},
+            "hoverinfo": "skip",
+        })  # fmt: skip
+    layout = {
+        "xaxis": {"title": {"text": f"{clock} ({seconds.unit})"}},
+        "yaxis": {"title": {"text": f"KV cache ({scale.unit})"}, "rangemode": "tozero"},
+        "hovermode": "x unified",
+        "height": 420,
+    }
+    return {"data": data, "layout": layout}
 
 
 @dataclass(frozen=True)
@@ -41,8 +127,8 @@ class Metric:
     higher: bool
 
     @property
-    def column(self) -> Column:
-        return _COLUMNS[self.key]
+    def column(self) -> Column[Row]:
+        return COLUMNS[self.key]
 
     def value(self, row: Row) -> float:
         """For a figure: per cent, or times full retention."""
@@ -50,7 +136,7 @@ class Metric:
         return 100 * value if self.column.kind == "percent" else value
 
     def show(self, row: Row, rows: Sequence[Row]) -> str:
-        """For people; `rows` are those it stands beside."""
+        """For people, in the unit of `rows`."""
         scale = scales([self.column], rows)[self.key]
         unit = {"x": "×", "%": "%"}.get(scale.unit, f" {scale.unit}")
         return f"{scale.show(self.column.value(row))}{unit}"
@@ -88,7 +174,7 @@ def efficient(rows: Sequence[Row], metric: Metric) -> list[Row]:
     return found
 
 
-def figure(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
+def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
     """The plot of one trace, and the efficient settings in words.
 
     Returns
@@ -99,7 +185,7 @@ def figure(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
     """
     best = efficient(rows, metric)
     relative = known(PEAK, rows)
-    size = scales([_COLUMNS["peak_hbm"]], rows)["peak_hbm"]
+    size = scales([COLUMNS["peak_hbm"]], rows)["peak_hbm"]
 
     def across(row: Row) -> float:
         return PEAK.value(row) if relative else row.peak_hbm_kv_bytes / size.size
@@ -154,15 +240,14 @@ def _others(
     rows: Sequence[Row], policies: Sequence[str], across: Callable[[Row], float], metric: Metric
 ) -> list[Figure]:
     """Settings that others beat: by policy if there are few policies, else all alike."""
-    if len(policies) > _MOST_COLOURS:
+    if len(policies) > COLOURS:
         marker = {"color": "var(--dot)", "size": 7, "line": {"width": 0}}
         return [{"type": "scatter", "mode": "markers", "name": "others", "marker": marker,
                  **_markers(rows, across, metric)}]  # fmt: skip
     found = []
     for number, policy in enumerate(policies):
         own = [row for row in rows if row.policy == policy]
-        colour = f"var(--c{number % _MOST_COLOURS})"
-        marker = {"color": colour, "size": 10, "symbol": _SYMBOLS[number % len(_SYMBOLS)]}
+        marker = {"color": colour(number), "size": 10, "symbol": symbol(number)}
         if own:
             found.append({"type": "scatter", "mode": "markers", "name": label(policy),
                           "marker": marker, **_markers(own, across, metric)})  # fmt: skip
@@ -188,7 +273,7 @@ def _bound(rows: Sequence[Row], across: Callable[[Row], float], metric: Metric) 
 
 
 def _frontier(rows: Sequence[Row], across: Callable[[Row], float], metric: Metric) -> Figure:
-    """Numbered markers: names beside them would overlap."""
+    """Numbered markers: names would overlap."""
     return {
         "type": "scatter",
         "mode": "lines+markers+text",
@@ -200,3 +285,58 @@ def _frontier(rows: Sequence[Row], across: Callable[[Row], float], metric: Metri
         "textfont": {"color": "var(--card)", "size": 11},
         **_markers(rows, across, metric),
     }  # fmt: skip
+
+
+_METRICS = (KEPT, ERROR, TIMES, PEAK)
+
+
+def heat(rows: Sequence[Row]) -> dict[str, Any]:
+    """The heat maps of one trace.
+
+    Returns
+    -------
+    dict
+        ``budgets``; ``metrics``: for each that is known ``title``, ``unit`` and ``policies``, best
+        first, but those that do not keep to the budget last.  Each has its ``name``, the ``text``
+        of its cells and their ``shade``: 1 for the best cell of the map, 0 for the worst, none
+        where a cell was left out.
+    """
+    rows = [row for row in rows if not row.is_baseline]
+    budgets = list(dict.fromkeys(row.budget for row in rows))
+    metrics = [_map(rows, budgets, metric) for metric in _METRICS if known(metric, rows)]
+    return {"budgets": budgets, "metrics": metrics}
+
+
+def _map(rows: Sequence[Row], budgets: Sequence[str], metric: Metric) -> dict[str, Any]:
+    column = metric.column
+    cells = {(row.policy, row.budget): column.value(row) for row in rows}
+    values = [value for value in cells.values() if not math.isnan(value)]
+    scale = scale_for(column.kind, values)
+    low, high = min(values), max(values)
+
+    def shade(value: float) -> float | None:
+        if math.isnan(value):
+            return None
+        share = (value - low) / (high - low) if high > low else 1.0
+        return round(share if metric.higher else 1 - share, 3)
+
+    def worst_last(policy: str) -> tuple[float, ...]:
+        shades = [shade(cells.get((policy, budget), math.nan)) for budget in budgets]
+        return tuple(1.0 if one is None else -one for one in shades)
+
+    labels = {row.policy: row.label for row in rows}
+    oracles = {row.policy for row in rows if row.is_oracle}
+    unbounded = {row.policy for row in rows if not row.bounded}
+    policies = sorted(
+        dict.fromkeys(row.policy for row in rows),
+        key=lambda p: (p not in oracles, p in unbounded, worst_last(p), p),
+    )
+    found = []
+    for policy in policies:
+        own = [cells.get((policy, budget), math.nan) for budget in budgets]
+        text = ["" if math.isnan(value) else scale.show(value) for value in own]
+        found.append(
+            {"name": labels[policy], "text": text, "shade": [shade(value) for value in own]}
+        )
+    unit = {"x": "times full retention", "%": "%"}.get(scale.unit, scale.unit)
+    return {"title": metric.title, "unit": unit, "higher": metric.higher, "policies": found}

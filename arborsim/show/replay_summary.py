@@ -1,4 +1,4 @@
-"""The answer in words: sentences made from the rows of a trace, best news first."""
+"""The answer of a replay in words: sentences made from the rows of a trace, best news first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from arborsim.core.units import quantity
 from arborsim.run.aggregate import Row
+from arborsim.show.words import listed
 
 #: Shares of attention kept that settings are grouped by, strictest first.
 LEVELS = (0.99, 0.95, 0.9, 0.8)
@@ -159,7 +160,7 @@ def _slowest(others: Sequence[Row], full: Row | None, said: Row | None) -> list[
     against = "" if full is None else f" ({slowest.relative.time:.2f} times full retention)"
     return [
         f"Slowest is {_name(slowest)}: {quantity('seconds', total)}{against}, "
-        f"of which {_listed(shares)}."
+        f"of which {listed(shares)}."
     ]
 
 
@@ -212,9 +213,3 @@ def _time(row: Row, full: Row | None) -> str:
     extra = {what: seconds - base[what] for what, seconds in _parts(row).items()}
     cause = max(extra, key=lambda what: extra[what])
     return f"it takes {ratio - 1:.1%} more time than full retention, mostly for {cause}"
-
-
-def _listed(items: Sequence[str]) -> str:
-    if len(items) < 2:
-        return "".join(items)
-    return f"{', '.join(items[:-1])} and {items[-1]}"

@@ -16,6 +16,7 @@ from arborsim.search.chains import IndependentSamples, Linear
 from arborsim.search.levels import LevelSearch
 from arborsim.search.tot import TotBfs
 from arborsim.show.search_figures import reference
+from arborsim.show.words import counted, score
 
 #: Searches whose selections show all that they hold: by levels, or of chains.  The others come back
 #: to older states, which the KV size does not count again (`arborsim.bank.walk`).
@@ -136,7 +137,7 @@ def _at_width(
 
 
 def _lacking(row: Row, base: Row) -> str:
-    """A reminder beside each comparison that rests on too few thoughts."""
+    """A reminder with each comparison that rests on too few thoughts."""
     most = max(row.missed, base.missed)
     return (
         f" Up to {_share(most)} of the thoughts that one of the two asked for were not recorded."
@@ -171,7 +172,7 @@ def _told_apart(row: Row, base: Row, pair: Paired) -> str:
     low, high = pair.interval()
     overlap = row.low <= base.high and base.low <= row.high
     intervals = "The intervals overlap" if overlap else "The intervals do not overlap"
-    problems = f"{pair.judged} problem{'' if pair.judged == 1 else 's'}"
+    problems = counted(pair.judged, "problem")
     if pair.gained or pair.lost:
         same = (
             f"of the same {problems}, only {row.label} solves {pair.gained} and only REBASE "
@@ -212,16 +213,13 @@ def _unjudged(rows: Sequence[Row]) -> str:
     small = min(rows, key=lambda row: row.figures["kv_tokens"])
     size = _size(small).replace("its", "REBASE's")
     return (
-        "The bank does not judge answers, so nobody knows which searches were right. "
+        "The bank does not judge answers, so it is not known which searches were right. "
         f"{small.label} at width {small.width} needs the least KV{', ' if size else ''}{size}."
     )
 
 
 def _score(row: Row) -> str:
-    return (
-        f"{row.right}/{row.judged} ({100 * row.accuracy:.1f} %, 95% interval {100 * row.low:.1f} "
-        f"to {100 * row.high:.1f})"
-    )
+    return score(row.right, row.judged, row.low, row.high)
 
 
 def missing(rows: Sequence[Row]) -> str:

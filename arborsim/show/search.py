@@ -1,0 +1,176 @@
+"""`arborsim search` in a terminal: ETS's tables 1 and 2, for any searches, and their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from arborsim.bank.arms import REFERENCE
+from arborsim.bank.results import SearchRow as Row
+from arborsim.core.units import Scale
+from arborsim.run.aggregate import BASELINE, at_budget
+from arborsim.show.table import (
+    NOTHING,
+    UNKNOWN,
+    Column,
+    Table,
+    name_column,
+    print_tables,
+    shown,
+)
+from arborsim.show.words import hundredths, interval, plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NAMES: tuple[Column[Row], ...] = (
+    name_column("Search", lambda r: r.label),
+    Column("width", "Width", "count", lambda r: r.width, "Thoughts that run together at first.",
+           ("width",)),
+)  # fmt: skip
+
+
+def _figure(name: str) -> Callable[[Row], float]:
+    """A figure of a row, by its name in `arborsim.bank.results.FIGURES`."""
+    return lambda row: row.figures[name]
+
+
+def _versus(key: str, title: str, head: str, figure: str, hide: str = UNKNOWN) -> Column[Row]:
+    """A figure as a multiple of REBASE's."""
+    name = REFERENCE.upper()
+    about = f"As a multiple of {name}'s at the same width, policy and budget."
+    return Column(key, f"{title} vs {name}", "factor", lambda row: row.times(figure), about,
+                  (head, "vs", name), hide=hide)  # fmt: skip
+
+
+def _mean(values: Sequence[float]) -> Scale:
+    """Counts are means here."""
+    return Scale("", 1.0, 1)
+
+
+ANSWERS: tuple[Column[Row], ...] = (
+    Column("accuracy", "Accuracy", "percent", lambda r: r.accuracy,
+           "Share of right answers among the problems that were judged.", ("accu-", "racy"),
+           text=lambda r: hundredths(r.accuracy), hide=UNKNOWN, bar=True),
+    Column("interval", "95% interval", "percent", lambda r: r.low,
+           "Clopper-Pearson interval of the accuracy.", ("95%", "interval"),
+           text=lambda r: interval(r.low, r.high), hide=UNKNOWN),
+    Column("right", "Right", "count", lambda r: r.right,
+           "Problems solved, of those that were judged.", ("", "right"),
+           text=lambda r: f"{r.right}/{r.judged}" if r.judged else "n/a"),
+    Column("kv", "KV size", "tokens", _figure("kv_tokens"),
+           "Unique tokens of all unfinished candidates and their ancestors at each selection, "
+           "summed over selections, without the prompt (ETS, figure 3); mean per search, as are "
+           "all figures that follow.", ("KV", "size"), "kv"),
+    _versus("kv_vs", "KV", "KV", "kv_tokens"),
+    Column("kv_prompt", "KV with prompt", "tokens", _figure("kv_tokens_with_prompt"),
+           "The KV size with the prompt, counted once per selection.", ("with", "prompt"), "kv"),
+    _versus("kv_prompt_vs", "KV with prompt", "same", "kv_tokens_with_prompt"),
+    Column("missed", "Bank misses", "percent", lambda r: r.missed,
+           "Share of the thoughts asked for that were not recorded. A search that is denied "
+           "thoughts is a smaller one than its width says.", ("bank", "misses"), warn=True),
+)  # fmt: skip
+MEMORY: tuple[Column[Row], ...] = (
+    Column("hbm", "HBM peak", "bytes", _figure("peak_hbm_kv_bytes"),
+           "Largest KV footprint in HBM under the policy.", ("HBM", "peak"), "memory",
+           hide=UNKNOWN),
+    _versus("hbm_vs", "HBM peak", "peak", "peak_hbm_kv_bytes"),
+    Column("ddr", "DDR peak", "bytes", _figure("peak_ddr_bytes"),
+           "Largest KV footprint in host memory.", ("DDR", "peak"), "memory", hide=NOTHING),
+    Column("held", "Held peak", "bytes", _figure("peak_held_kv_bytes"),
+           "Largest KV size of what the search has not given up, whatever the policy keeps.",
+           ("held", "peak"), "memory", hide=UNKNOWN),
+    _versus("held_vs", "Held peak", "held", "peak_held_kv_bytes"),
+    Column("hbm_s", "HBM byte-seconds", "bytes", _figure("hbm_kv_byte_s"),
+           "Integral over time of the KV bytes in HBM.", ("HBM", "byte-s"), "byte-s", per="s",
+           hide=UNKNOWN),
+    _versus("hbm_s_vs", "HBM byte-seconds", "b-s", "hbm_kv_byte_s"),
+    Column("held_s", "Held byte-seconds", "bytes", _figure("held_kv_byte_s"),
+           "The same of what the search has not given up.", ("held", "byte-s"), "byte-s", per="s",
+           hide=UNKNOWN),
+    _versus("held_s_vs", "Held byte-seconds", "b-s", "held_kv_byte_s"),
+)  # fmt: skip
+WORK: tuple[Column[Row], ...] = (
+    Column("calls", "Model calls", "count", _figure("model_calls"),
+           "Thoughts opened: each is one request to the model.", ("model", "calls"), scale=_mean,
+           hide=UNKNOWN),
+    _versus("calls_vs", "Model calls", "calls", "model_calls"),
+    Column("tokens", "Tokens", "tokens", _figure("generated_tokens"), "Generated tokens.",
+           ("", "tokens"), hide=UNKNOWN),
+    _versus("tokens_vs", "Tokens", "tok.", "generated_tokens"),
+    Column("time", "Time", "seconds", _figure("total_s"),
+           "Simulated seconds per search, alone on the GPU.", ("per", "search"), hide=UNKNOWN),
+    _versus("time_vs", "Time", "time", "total_s"),
+    Column("speed", "Speed", "rate", _figure("tokens_per_s"),
+           "Generated tokens per simulated second, over all searches.", ("", "speed"),
+           hide=UNKNOWN),
+    Column("kept", "Attention kept", "percent", _figure("attention_kept"),
+           "Share of the recorded attention that fell on readable tokens.", ("attn.", "kept"),
+           hide=UNKNOWN),
+)  # fmt: skip
+_GROUPS = (("Answers and KV size", ANSWERS), ("Memory", MEMORY), ("Work and time", WORK))
+
+LEGEND = (
+    "Figures are means per search. KV size: unique tokens of all unfinished candidates and their "
+    "ancestors at each selection, summed over selections, without and with the prompt. HBM: what "
+    "the policy keeps; held: what the search has not given up. Bank misses: the share of the "
+    "thoughts asked for that were not recorded."
+)
+ANSWERED = (
+    "Right answers are those recorded, under full retention: what a policy's evictions do to them "
+    "is not in here (arborsim live)."
+)
+VERSUS = (
+    "vs REBASE: a multiple of REBASE's figure at the same width, policy and budget; below 1 is "
+    "less KV, memory, work or time."
+)
+
+
+def cells_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """Rows by policy and budget."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.policy, row.budget), []).append(row)
+    return found
+
+
+def print_searches(rows: Sequence[Row], heading: str, console: Console | None = None) -> None:
+    """Print a block per policy and budget, at the width of the terminal.
+
+    Groups of columns share a table where they fit side by side.
+    """
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    console.print(plain(heading), style="bold", markup=False)
+    if not rows:
+        console.print("No search was completed.")
+        return
+    cells = cells_of(rows)
+    for (policy, budget), own in cells.items():
+        if len(cells) > 1 or policy != BASELINE:
+            console.print(plain(f"policy {at_budget(policy, budget)}"), markup=False)
+        groups = [
+            (title, Table(own, (*NAMES, *shown(columns, own)), lambda row: str(row.width)))
+            for title, columns in _GROUPS
+        ]
+        print_tables(console, groups)
+    if any(row.policy != BASELINE for row in rows):
+        console.print(ANSWERED, markup=False)
+    for line in _unjudged(rows):
+        console.print(plain(line), markup=False)
+    console.print(LEGEND, style="dim", markup=False)
+    if any(row.reference for row in rows):
+        console.print(VERSUS, style="dim", markup=False)
+
+
+def _unjudged(rows: Sequence[Row]) -> list[str]:
+    """What keeps accuracies from being of all problems."""
+    unjudged = [row for row in rows if row.judged < row.searches]
+    if not unjudged:
+        return []
+    counts = (f"{row.label} {row.width} ({row.searches - row.judged})" for row in unjudged)
+    return [
+        "Answers that the bank does not judge count neither way; of "
+        f"{max(row.searches for row in rows)} problems: {', '.join(dict.fromkeys(counts))}."
+    ]
