@@ -28,8 +28,8 @@ NAME, LABEL, REMARK = "name", "label", "remark"
 _TEXTS = (NAME, LABEL, REMARK)
 #: When a column is left out: where no row knows its figure, or where it is zero in all as well.
 UNKNOWN, NOTHING = "unknown", "nothing"
-#: A name of a terminal's table folds from this many characters on.
-_LONGEST_NAME = 18
+#: Spaces between the columns of a terminal's table, and from how many characters on names fold.
+_FORMS = ((2, 18), (1, 18), (0, 18), (0, 14))
 _DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 
@@ -265,7 +265,7 @@ def print_tables(
         for key in implied:
             choices.append(choices[-1].without([key]))
         title = title if len(joined) > 1 else ""
-        made = [_rich(title, some, padding) for some in choices for padding in (2, 1, 0)]
+        made = [_rich(title, some, *form) for some in choices for form in _FORMS]
         console.print(first_fitting(console, made) or made[-1])
 
 
@@ -281,7 +281,7 @@ def _joined(console: Console, groups: Iterable[tuple[str, Table[R]]]) -> list[tu
             known = {column.key for column in first.columns}
             more = [column for column in table.columns if column.key not in known]
             both = replace(first, columns=[*first.columns, *more])
-            if first_fitting(console, [_rich("", both, 1)]):
+            if first_fitting(console, [_rich("", both, *_FORMS[1])]):
                 joined = f"{before}, {title[0].lower()}{title[1:]}" if before and title else before
                 found[-1] = (joined, both)
                 continue
@@ -296,7 +296,7 @@ def first_fitting(console: Console, tables: Iterable[RichTable]) -> RichTable | 
     return next(fitting, None)
 
 
-def _rich(title: str, table: Table[R], padding: int) -> RichTable:
+def _rich(title: str, table: Table[R], padding: int, longest: int) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -307,7 +307,7 @@ def _rich(title: str, table: Table[R], padding: int) -> RichTable:
     )  # fmt: skip
     units = table.scales()
     for column in table.columns:
-        _add_column(made, column, units, table.rows)
+        _add_column(made, column, units, table.rows, longest)
     before = None
     for row in table.rows:
         if before is not None and table.section(row) != before:
@@ -322,13 +322,13 @@ _PLAIN = Scale("", 1.0, 0)
 
 
 def _add_column(
-    made: RichTable, column: Column[R], units: dict[str, Scale], rows: Sequence[R]
+    made: RichTable, column: Column[R], units: dict[str, Scale], rows: Sequence[R], longest: int
 ) -> None:
     if column.kind == NAME:
         needed = max((len(plain(column.show(row, _PLAIN))) for row in rows), default=0)
         made.add_column(
             "\n".join(column.head) or column.title.lower(), vertical="bottom", overflow="fold",
-            max_width=_LONGEST_NAME, min_width=min(_LONGEST_NAME, needed),
+            max_width=longest, min_width=min(longest, needed),
         )  # fmt: skip
         return
     unit = "" if column.is_text else _unit(column, units[column.key])
