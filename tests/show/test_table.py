@@ -56,7 +56,9 @@ def test_the_longest_row_fits_80_columns():
     episodes = []
     for e in replay.episodes:
         name = "mypackage.policies.module:VeryLongPolicyName" if e.policy == "h2o" else e.policy
-        measured = replace(e.measured, quantised_tokens=123_456.0, evicted_tokens=9.9e7)
+        measured = replace(
+            e.measured, quantised_tokens=123_456.0, peak_quantised_bytes=10**8, evicted_tokens=9.9e7
+        )
         budget = e.budget if e.policy == "full" else "131072"
         episodes.append(replace(e, policy=name, budget=budget, measured=measured))
     shown = printed(replace(replay, episodes=tuple(episodes)), 80)
