@@ -41,25 +41,14 @@ Objective = Callable[[Values], np.ndarray]
 
 @dataclass(frozen=True)
 class Tuning:
-    """The outcome.
+    """The outcome."""
 
-    Attributes
-    ----------
-    values, published : dict
-        The best settings found, and the policy's defaults.
-    errors : tuple of float
-        Mean error of every trial, in order; the first is the published one.
-    tuned_on : tuple of float
-        Mean error on the episodes that were tuned on: published, best.
-    held_out : tuple of float
-        The same on the other episodes; NaN without any.
-    """
-
+    #: The best settings found, and the policy's defaults
     values: dict[str, float]
     published: dict[str, float]
-    errors: tuple[float, ...]
-    tuned_on: tuple[float, float]
-    held_out: tuple[float, float]
+    errors: tuple[float, ...]  # mean error of every trial, in order; the first is the published one
+    tuned_on: tuple[float, float]  # mean error on the episodes that were tuned on: published, best
+    held_out: tuple[float, float]  # the same on the other episodes; NaN without any
 
 
 def published() -> dict[str, float]:

@@ -17,148 +17,83 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A reference model and its problems.
+    """A reference model and its problems."""
 
-    Attributes
-    ----------
-    model, task : str
-        As for `arborsim record`.
-    task_options : mapping
-        E.g. ``lines`` of `chain`.
-    device : str
-    batch : int
-        Sequences at a time.
-    """
-
+    #: As for `arborsim record`
     model: str = "chain"
     task: str = ""
-    task_options: Mapping[str, Any] = field(default_factory=dict)
+    task_options: Mapping[str, Any] = field(default_factory=dict)  # e.g. ``lines`` of `chain`.
     device: str = "cpu"
-    batch: int = 32
+    batch: int = 32  # sequences at a time
 
 
 @dataclass(frozen=True)
 class OcclusionRequest:
-    """Which windows of which reasonings to occlude (EpiKV, section 3.4 and appendix C).
-
-    Attributes
-    ----------
-    choice : ModelChoice
-    traces : int
-        Correctly answered greedy reasonings to use.
-    split : str
-    first : int
-        Number of the first problem.
-    window, stride : int
-        Tokens.
-    regenerate : {"answer", "rest"}
-        What is generated anew after a window was occluded: the answer alone, as in the paper, or
-        everything after the window.
-    answer_tokens : int
-        Tokens a regenerated reasoning may have beyond the original's place of the answer.
-    """
+    """Which windows of which reasonings to occlude (EpiKV, section 3.4 and appendix C)."""
 
     choice: ModelChoice
-    traces: int
+    traces: int  # correctly answered greedy reasonings to use
     split: str = "train"
-    first: int = 0
+    first: int = 0  # number of the first problem
+    #: Tokens
     window: int = 32
     stride: int = 16
+    #: What is generated anew after a window was occluded: the answer alone, as in the paper, or
+    #: everything after the window
     regenerate: str = "answer"
+    #: Tokens a regenerated reasoning may have beyond the original's place of the answer
     answer_tokens: int = 48
 
 
 @dataclass(frozen=True)
 class OccludedTrace:
-    """One reasoning, and which of its windows the answer depends on.
-
-    Attributes
-    ----------
-    problem : int
-    hidden_change : float16 ``[reasoning tokens, layers]``
-        Of the reasoning as it was generated, without its answer.
-    windows : int64 ``[windows, 2]``
-        First token of each window, counted from the start of the reasoning, and last one + 1.
-    flipped : bool ``[windows]``
-        Whether the answer changed when the window was occluded.
-    """
+    """One reasoning, and which of its windows the answer depends on."""
 
     problem: int
+    #: float16 [reasoning tokens, layers]: of the reasoning as it was generated, without its answer
     hidden_change: np.ndarray
+    #: int64 [windows, 2]: first token of each window, counted from the start of the reasoning, and
+    #: last one + 1
     windows: np.ndarray
-    flipped: np.ndarray
+    flipped: np.ndarray  # bool [windows]: whether the answer changed when the window was occluded
 
 
 @dataclass(frozen=True)
 class Occlusions:
-    """All traces of a request.
+    """All traces of a request."""
 
-    Attributes
-    ----------
-    model : str
-        Its full name.
-    padding : str
-        The token that stood in for occluded ones.
-    problems : int
-        Tried until there were enough correct answers.
-    """
-
-    model: str
-    padding: str
-    problems: int
+    model: str  # its full name
+    padding: str  # the token that stood in for occluded ones
+    problems: int  # tried until there were enough correct answers
     traces: tuple[OccludedTrace, ...]
 
 
 @dataclass(frozen=True)
 class Masking:
-    """A block of a recorded path, to be hidden from everything after it.
-
-    Attributes
-    ----------
-    problem : int
-    prompt : tuple of int
-    path : tuple of int
-        Generated tokens from the prompt to the end of the block.
-    block_tokens : int
-        How many of them are the block.
-    """
+    """A block of a recorded path, to be hidden from everything after it."""
 
     problem: int
     prompt: tuple[int, ...]
-    path: tuple[int, ...]
-    block_tokens: int
+    path: tuple[int, ...]  # generated tokens from the prompt to the end of the block
+    block_tokens: int  # how many of them are the block
 
 
 @dataclass(frozen=True)
 class MaskingRequest:
-    """Blocks to hide, one at a time.
-
-    Attributes
-    ----------
-    choice : ModelChoice
-    split : str
-        Where the problems come from.
-    recorded : str
-        Full name of the model that decoded the blocks.
-    items : sequence of Masking
-    """
+    """Blocks to hide, one at a time."""
 
     choice: ModelChoice
-    split: str
-    recorded: str
+    split: str  # where the problems come from
+    recorded: str  # full name of the model that decoded the blocks
     items: Sequence[Masking]
 
 
 @dataclass(frozen=True)
 class Maskings:
-    """Whether greedy continuations answer right.
+    """Whether greedy continuations answer right."""
 
-    Attributes
-    ----------
-    whole, masked : bool ``[items]``
-        After the end of each block, with all keys and values readable, and without the block's.
-    """
-
+    #: bool [items]: after the end of each block, with all keys and values readable, and without the
+    #: block's
     whole: np.ndarray
     masked: np.ndarray
 

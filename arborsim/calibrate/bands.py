@@ -28,58 +28,35 @@ _NOTHING = np.empty(0)
 
 @dataclass(frozen=True)
 class LayerCorrelation:
-    """How one layer's rolling hidden-state change goes with importance.
-
-    Attributes
-    ----------
-    layer : int
-    mean : float
-        Mean over traces of the correlation inside each trace: what ranks tokens of one cache.
-    low, high : float
-        95% interval of `mean`, by bootstrap over traces.
-    pooled : float
-        Correlation over the tokens of all traces together, as the paper reports it.
-    per_trace : tuple of float
-        NaN for a trace whose tokens are all alike.
-    """
+    """How one layer's rolling hidden-state change goes with importance."""
 
     layer: int
+    #: Mean over traces of the correlation inside each trace: what ranks tokens of one cache
     mean: float
+    #: 95% interval of `mean`, by bootstrap over traces
     low: float
     high: float
-    pooled: float
-    per_trace: tuple[float, ...]
+    pooled: float  # correlation over the tokens of all traces together, as the paper reports it
+    per_trace: tuple[float, ...]  # NaN for a trace whose tokens are all alike
 
 
 @dataclass(frozen=True)
 class Bands:
-    """The outcome.
+    """The outcome."""
 
-    Attributes
-    ----------
-    layers : tuple of LayerCorrelation
-        Of every layer, layer 0 included.
-    a, b : int
-        Layers of the contrast.
-    band_a, band_b : tuple of int
-        First and last layer around each.
-    important : float
-        Share of the reasoning tokens that are important.
-    traces, tokens : int
-        Traces that hold both kinds of tokens (the effective n), and reasoning tokens in all traces.
-    contrast : tuple of float
-        Correlation of EpiKV's score ``z_A - z_B`` with the labels: mean over traces, each with
-        layers chosen on the others, and its 95% interval.
-    """
-
-    layers: tuple[LayerCorrelation, ...]
+    layers: tuple[LayerCorrelation, ...]  # of every layer, layer 0 included
+    #: Layers of the contrast
     a: int
     b: int
+    #: First and last layer around each
     band_a: tuple[int, int]
     band_b: tuple[int, int]
-    important: float
+    important: float  # share of the reasoning tokens that are important
+    #: Traces that hold both kinds of tokens (the effective n), and reasoning tokens in all traces
     traces: int
     tokens: int
+    #: Correlation of EpiKV's score ``z_A - z_B`` with the labels: mean over traces, each with
+    #: layers chosen on the others, and its 95% interval
     contrast: tuple[float, float, float]
 
     @property

@@ -32,42 +32,22 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found on a model.
-
-    Attributes
-    ----------
-    kind : str
-    model : str
-        Name of the model it was found on.
-    layers : int
-        Of that model.
-    traces, tokens : int
-        How much it rests on.
-    seed : int
-    command : str
-        That made it.
-    policies : mapping of name to mapping
-        Settings for each policy.
-    finding : str
-        The outcome in one sentence.
-    versions, protocol, evidence : mapping
-    source : str
-        File it was read from; "" for a new one.
-    """
+    """What was found on a model."""
 
     kind: Literal["bands", "msve", "arkv"]
-    model: str
-    layers: int
+    model: str  # name of the model it was found on
+    layers: int  # of that model
+    #: How much it rests on
     traces: int
     tokens: int
     seed: int
-    command: str
-    policies: Mapping[str, Mapping[str, bool | int | float | str]]
-    finding: str = ""
+    command: str  # that made it
+    policies: Mapping[str, Mapping[str, bool | int | float | str]]  # settings for each policy
+    finding: str = ""  # the outcome in one sentence
     versions: Mapping[str, str] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    source: str = ""
+    source: str = ""  # file it was read from; "" for a new one
 
     def to_toml(self) -> str:
         """The file's text; the same calibration gives the same bytes."""

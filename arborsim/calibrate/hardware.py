@@ -35,165 +35,90 @@ _UNKNOWNS = 5
 
 @dataclass(frozen=True)
 class HardwareRequest:
-    """What to measure.
+    """What to measure."""
 
-    Attributes
-    ----------
-    model : str
-        A reference model, a folder, or ``config:`` and a geometry's name (random weights).
-    device : str
-        ``cpu``, ``cuda`` or ``cuda:1``.
-    quick : bool
-        Fewer sizes, fewer repetitions.
-    policies : tuple of str
-        Policies to time in live searches, however long that takes; empty for as many as the time
-        allows.
-    """
-
+    #: A reference model, a folder, or ``config:`` and a geometry's name (random weights)
     model: str = "chain"
-    device: str = "cpu"
-    quick: bool = False
+    device: str = "cpu"  # ``cpu``, ``cuda`` or ``cuda:1``
+    quick: bool = False  # fewer sizes, fewer repetitions
+    #: Policies to time in live searches, however long that takes; empty for as many as the time
+    #: allows
     policies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class LinkRates:
-    """Copies between device and host in contiguous blocks.
+    """Copies between device and host in contiguous blocks."""
 
-    Attributes
-    ----------
-    block_bytes : tuple of int
-        Rising.
-    h2d, d2h : tuple of float
-        Bytes per second for blocks of each size, page-locked host memory; the time of an empty
-        transfer is taken off.
-    pageable_h2d, pageable_d2h : tuple of float
-        The same with ordinary host memory; empty where the two are the same (a CPU).
-    latency_s : float
-        Of an empty transfer.
-    both_bytes_per_s : float
-        Large blocks, both directions at once, added up.
-    """
-
-    block_bytes: tuple[int, ...]
+    block_bytes: tuple[int, ...]  # rising
+    #: Bytes per second for blocks of each size, page-locked host memory; the time of an empty
+    #: transfer is taken off
     h2d: tuple[float, ...]
     d2h: tuple[float, ...]
+    #: The same with ordinary host memory; empty where the two are the same (a CPU)
     pageable_h2d: tuple[float, ...]
     pageable_d2h: tuple[float, ...]
-    latency_s: float
-    both_bytes_per_s: float
+    latency_s: float  # of an empty transfer
+    both_bytes_per_s: float  # large blocks, both directions at once, added up
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Single operations, in the model's number format; rates per second.
+    """Single operations, in the model's number format; rates per second."""
 
-    Attributes
-    ----------
-    matrix_flops : mapping of int to float
-        Square matrix products by size.
-    read_bytes, copy_bytes, host_read_bytes : mapping of int to float
-        Reading a buffer of n bytes on the device; copying one there (bytes read and
-        written); reading one in host memory.
-    weights_bytes : float
-        All parameters, when each weight matrix is multiplied with one row.
-    kv_bytes : mapping of int to float
-        Keys and values read by fused attention of one query, by number of tokens.
-    eager_bytes : mapping of int to float
-        Probability rows written (softmax) and read back (mean over heads), by number of tokens.
-    quantise_bytes, dequantise_bytes : mapping of str to float
-        Quantised bytes (data and scales) written and read, by format.
-    gather_bytes : mapping of int to float
-        Tokens' keys or values collected by index, by number of tokens; bytes read and written.
-    top_k_s, argpartition_s : mapping of int to float
-        Seconds to choose a sixteenth of n scores: on the device, and on the host in NumPy.
-    """
-
-    matrix_flops: Mapping[int, float]
+    matrix_flops: Mapping[int, float]  # square matrix products by size
+    #: Reading a buffer of n bytes on the device; copying one there (bytes read and written);
+    #: reading one in host memory
     read_bytes: Mapping[int, float]
     copy_bytes: Mapping[int, float]
     host_read_bytes: Mapping[int, float]
-    weights_bytes: float
+    weights_bytes: float  # all parameters, when each weight matrix is multiplied with one row
+    #: Keys and values read by fused attention of one query, by number of tokens
     kv_bytes: Mapping[int, float]
+    #: Probability rows written (softmax) and read back (mean over heads), by number of tokens
     eager_bytes: Mapping[int, float]
+    #: Quantised bytes (data and scales) written and read, by format
     quantise_bytes: Mapping[str, float]
     dequantise_bytes: Mapping[str, float]
+    #: Tokens' keys or values collected by index, by number of tokens; bytes read and written
     gather_bytes: Mapping[int, float]
+    #: Seconds to choose a sixteenth of n scores: on the device, and on the host in NumPy
     top_k_s: Mapping[int, float]
     argpartition_s: Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One kind of forward pass of the model, cut to its first layers, and the time it took.
-
-    Attributes
-    ----------
-    kind : {"decode", "prefill"}
-    layers : int
-        Of the model that was run.
-    parameters : int
-        That count as read by it.
-    lanes : int
-        Sequences; 1 for a prefill.
-    tokens : int
-        New ones of each sequence.
-    attended : float
-        Tokens on a sequence's path when it is over.
-    shared : float
-        Tokens of all paths, each counted once: what a kernel for trees reads.
-    seconds : float
-    held_out : bool
-        Not to be fitted to.
-    """
+    """One kind of forward pass of the model, cut to its first layers, and the time it took."""
 
     kind: Literal["decode", "prefill"]
-    layers: int
-    parameters: int
-    lanes: int
-    tokens: int
-    attended: float
-    shared: float
+    layers: int  # of the model that was run
+    parameters: int  # that count as read by it
+    lanes: int  # sequences; 1 for a prefill
+    tokens: int  # new ones of each sequence
+    attended: float  # tokens on a sequence's path when it is over
+    shared: float  # tokens of all paths, each counted once: what a kernel for trees reads
     seconds: float
-    held_out: bool = False
+    held_out: bool = False  # not to be fitted to
 
 
 @dataclass(frozen=True)
 class HardwareMeasurements:
-    """Everything a backend measured.
+    """Everything a backend measured."""
 
-    Attributes
-    ----------
-    device : str
-        Name of the GPU or CPU, with the number of threads used on a CPU.
-    on_cpu : bool
-    geometry : Geometry
-        Of the whole model.
-    dtype : str
-    memory_bytes, host_memory_bytes : int
-        Installed.
-    versions : mapping
-        Of the software.
-    link : LinkRates
-    kernels : Kernels
-    passes : tuple of Pass
-    notes : tuple of str
-        What was left out, and why.
-    policies : tuple of PolicyTime
-        Searches under policies; empty if the model is too slow for them.
-    """
-
-    device: str
+    device: str  # name of the GPU or CPU, with the number of threads used on a CPU
     on_cpu: bool
-    geometry: Geometry
+    geometry: Geometry  # of the whole model
     dtype: str
+    #: Installed
     memory_bytes: int
     host_memory_bytes: int
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # of the software
     link: LinkRates
     kernels: Kernels
     passes: tuple[Pass, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out, and why
+    #: Searches under policies; empty if the model is too slow for them
     policies: tuple[PolicyTime, ...] = ()
 
 
@@ -218,14 +143,7 @@ def get_measuring_backend() -> MeasuringBackend:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The cost model's numbers that follow from timed passes.
-
-    Attributes
-    ----------
-    mfu, kv_read_efficiency : float
-    overlap : float
-    per_layer_s, per_step_s, per_sequence_s : float
-    """
+    """The cost model's numbers that follow from timed passes."""
 
     mfu: float
     kv_read_efficiency: float
@@ -237,19 +155,12 @@ class Fitted:
 
 @dataclass(frozen=True)
 class PassAgreement:
-    """Predictions against measurements.
-
-    Attributes
-    ----------
-    passes : int
-    r2 : float
-        Share of the variance of the seconds that is explained; NaN for fewer than two passes.
-    median, largest : float
-        Of the relative errors ``|predicted - measured| / measured``.
-    """
+    """Predictions against measurements."""
 
     passes: int
+    #: Share of the variance of the seconds that is explained; NaN for fewer than two passes
     r2: float
+    #: Of the relative errors ``|predicted - measured| / measured``
     median: float
     largest: float
 

@@ -49,47 +49,29 @@ _TASK_OPTION = "task."  # how a recording marks options of its task among those 
 
 @dataclass(frozen=True)
 class HiddenBlock:
-    """A closed block on the path to a right answer.
+    """A closed block on the path to a right answer."""
 
-    Attributes
-    ----------
-    trace : int
-        Number of its search.
-    features : tuple of float
-        v, u and a of MSVE, as the policy reads them when the search ends.
-    masking : Masking
-    whole, masked : bool
-        Whether greedy decoding from the block's end on answers right: with all keys and values
-        readable, and without the block's.
-    """
-
-    trace: int
+    trace: int  # number of its search
+    #: v, u and a of MSVE, as the policy reads them when the search ends
     features: tuple[float, float, float]
     masking: Masking
+    #: Whether greedy decoding from the block's end on answers right: with all keys and values
+    #: readable, and without the block's
     whole: bool = False
     masked: bool = False
 
 
 @dataclass(frozen=True)
 class Searches:
-    """What was asked of the model about all traces.
-
-    Attributes
-    ----------
-    model : str
-    layers : int
-    blocks : tuple of HiddenBlock
-    right, all : int
-        Searches that found the right answer, and all that were read.
-    recordings : mapping of str to mapping
-        By file name: the search, its parameters and how many searches there are.
-    """
+    """What was asked of the model about all traces."""
 
     model: str
     layers: int
     blocks: tuple[HiddenBlock, ...]
+    #: Searches that found the right answer, and all that were read
     right: int
     all: int
+    #: By file name: the search, its parameters and how many searches there are
     recordings: Mapping[str, Mapping[str, Any]]
 
 
@@ -227,35 +209,19 @@ def features_of(episode: Episode) -> tuple[ThoughtTree, np.ndarray]:
 
 @dataclass(frozen=True)
 class Msve:
-    """The outcome.
+    """The outcome."""
 
-    Attributes
-    ----------
-    theta : tuple of float
-        Of v, u and a.
-    low, high : tuple of float
-        95% interval of each, by bootstrap over traces.
-    auc : float
-        How well a fit that has not seen their trace separates the blocks.
-    auc_alone : tuple of float
-        How well each feature tells them apart by itself.
-    blocks, traces : int
-        That could be judged: without hiding anything, the answer came out right.
-    lost : float
-        Share of those blocks without which the answer was lost.
-    unjudged : int
-        Blocks after which even the whole cache does not lead to the right answer.
-    """
-
-    theta: tuple[float, ...]
+    theta: tuple[float, ...]  # of v, u and a
+    #: 95% interval of each, by bootstrap over traces
     low: tuple[float, ...]
     high: tuple[float, ...]
-    auc: float
-    auc_alone: tuple[float, ...]
+    auc: float  # how well a fit that has not seen their trace separates the blocks
+    auc_alone: tuple[float, ...]  # how well each feature does so by itself
+    #: That could be judged: without hiding anything, the answer came out right
     blocks: int
     traces: int
-    lost: float
-    unjudged: int
+    lost: float  # share of those blocks without which the answer was lost
+    unjudged: int  # blocks after which even the whole cache does not lead to the right answer
 
 
 def fit_msve(blocks: Sequence[HiddenBlock], ridge: float, seed: int) -> Msve:

@@ -46,25 +46,15 @@ _LIMIT_S = 0.2  # per policy and size; a size four times as large is left out th
 
 @dataclass(frozen=True)
 class DecisionCost:
-    """Medians over the policies, and each policy's own numbers.
+    """Medians over the policies, and each policy's own numbers."""
 
-    Attributes
-    ----------
-    base_s, per_token_s : float
-        The cost model's ``decision_base_s`` and ``decision_per_token_s``.
-    policies : mapping of name to tuple of float
-        Base and seconds per token of each.
-    sizes : tuple of int
-        Tokens of the views.
-    run_s : float
-        Median seconds per iteration where runs are decided at once, at the largest size; NaN if no
-        policy does.
-    """
-
+    #: The cost model's ``decision_base_s`` and ``decision_per_token_s``
     base_s: float
     per_token_s: float
-    policies: Mapping[str, tuple[float, float]]
-    sizes: tuple[int, ...]
+    policies: Mapping[str, tuple[float, float]]  # base and seconds per token of each
+    sizes: tuple[int, ...]  # tokens of the views
+    #: Median seconds per iteration where runs are decided at once, at the largest size; NaN if no
+    #: policy does
     run_s: float
 
 
@@ -209,58 +199,33 @@ def _relative_line(tokens: tuple[int, ...], seconds: tuple[float, ...]) -> tuple
 
 
 class Quiet(NamedTuple):
-    """A policy in a search whose budget holds everything: nothing is decided.
+    """A policy in a search whose budget holds everything: nothing is decided."""
 
-    Attributes
-    ----------
-    lanes : int
-        Sequences that decode together.
-    thought : int
-        Iterations between two turns.
-    per_iteration_s : float
-        The policy's seconds, turns included, per iteration.
-    """
-
-    lanes: int
-    thought: int
-    per_iteration_s: float
+    lanes: int  # sequences that decode together
+    thought: int  # iterations between two turns
+    per_iteration_s: float  # the policy's seconds, turns included, per iteration
 
 
 @dataclass(frozen=True)
 class PolicyTime:
-    """One search under one policy, and the same search under full retention.
-
-    Attributes
-    ----------
-    name : str
-    rows, quantises : bool
-        Whether the policy reads attention rows, and whether it rounds tokens.
-    layers : int
-    tokens : float
-        Tokens on the path where decisions are made, mean.
-    iterations, turns, decisions : int
-        `turns` are from one thought to the next.
-    decode_s, policy_s : float
-        Of all iterations.
-    full_decode_s, full_policy_s : float
-        The same under full retention.
-    quiet : tuple of Quiet
-        Searches whose budget holds everything.
-    """
+    """One search under one policy, and the same search under full retention."""
 
     name: str
+    #: Whether the policy reads attention rows, and whether it rounds tokens
     rows: bool
     quantises: bool
     layers: int
-    tokens: float
+    tokens: float  # tokens on the path where decisions are made, mean
     iterations: int
     decisions: int
+    #: Of all iterations
     decode_s: float
     policy_s: float
+    #: The same under full retention
     full_decode_s: float
     full_policy_s: float
-    quiet: tuple[Quiet, ...] = ()
-    turns: int = 0
+    quiet: tuple[Quiet, ...] = ()  # searches whose budget holds everything
+    turns: int = 0  # from one thought to the next
 
     @property
     def decides_often(self) -> bool:
@@ -275,21 +240,13 @@ class PolicyTime:
 
 @dataclass(frozen=True)
 class PolicyCost:
-    """The cost model's numbers; medians over policies.
+    """The cost model's numbers; medians over policies."""
 
-    Attributes
-    ----------
-    base_s, per_token_s : float
-        A decision of a policy that reads no attention.
-    rows_s : float
-        What is added to it where attention rows are read.
-    eager_per_layer_s : float
-        What an iteration takes longer where attention rows are read, per layer.
-    """
-
+    #: A decision of a policy that reads no attention
     base_s: float
     per_token_s: float
-    rows_s: float
+    rows_s: float  # what is added to it where attention rows are read
+    #: What an iteration takes longer where attention rows are read, per layer
     eager_per_layer_s: float
 
 

@@ -34,16 +34,10 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class MeasuredProfile:
-    """A profile, and how it predicts.
-
-    Attributes
-    ----------
-    profile : HardwareProfile
-    agreements : mapping of str to PassAgreement
-        "decode fitted", "decode held out", "prefill fitted", "prefill held out".
-    """
+    """A profile, and how it predicts."""
 
     profile: HardwareProfile
+    #: "decode fitted", "decode held out", "prefill fitted", "prefill held out"
     agreements: Mapping[str, PassAgreement]
 
 

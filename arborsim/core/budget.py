@@ -10,21 +10,11 @@ from arborsim.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget as the user gave it.
+    """A budget as the user gave it."""
 
-    Attributes
-    ----------
-    text : str
-        As given, for tables.
-    tokens : int or None
-        An absolute number of tokens, or
-    share : float or None
-        a share in (0, 1] of the episode's full-retention peak.
-    """
-
-    text: str
-    tokens: int | None = None
-    share: float | None = None
+    text: str  # as given, for tables
+    tokens: int | None = None  # an absolute number of tokens,
+    share: float | None = None  # or a share in (0, 1] of the episode's full-retention peak
 
     @classmethod
     def parse(cls, text: str) -> Budget:

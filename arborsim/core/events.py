@@ -20,23 +20,12 @@ class TokenRun:
 
     Token ``t * len(leaves) + w`` of the run is the one that leaf ``w`` decodes in iteration ``t``.
     With one leaf this is a plain run of tokens.
-
-    Attributes
-    ----------
-    leaves : tuple of int
-        Nodes that decode together, one token each per iteration.
-    steps : int
-        Decode iterations in the run.
-    token : int32 ``[steps * len(leaves)]``
-        Vocabulary ids.
-    observed : Observations
-        For the same tokens.
     """
 
-    leaves: tuple[int, ...]
-    steps: int
-    token: np.ndarray
-    observed: Observations
+    leaves: tuple[int, ...]  # nodes that decode together, one token each per iteration
+    steps: int  # decode iterations in the run
+    token: np.ndarray  # int32 [steps * len(leaves)]: vocabulary ids
+    observed: Observations  # for the same tokens
 
     @property
     def num_tokens(self) -> int:
@@ -78,19 +67,11 @@ class Transition:
 
 @dataclass(frozen=True)
 class Boundary:
-    """A thought block is complete.
-
-    Attributes
-    ----------
-    node : int
-    reward : float
-        Search value in [0, 1]; NaN if the search gave none.
-    entropy : float
-        Entropy of the next-token distribution after the block's last token, nats; NaN if unknown.
-    """
+    """A thought block is complete."""
 
     node: int
-    reward: float
+    reward: float  # search value in [0, 1]; NaN if the search gave none
+    #: Entropy of the next-token distribution after the block's last token, nats; NaN if unknown
     entropy: float
 
 

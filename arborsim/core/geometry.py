@@ -26,26 +26,6 @@ UNBOUNDED = 1 << 62
 class Geometry:
     """The shape of a model.
 
-    Attributes
-    ----------
-    name : str
-    layers, heads, kv_heads, head_dim, hidden, intermediate, vocab : int
-        As in the model's configuration (`heads` are query heads; `head_dim` is that of queries and
-        keys).
-    parameters : int
-        Number of weights.
-    kv_bytes_per_element, weight_bytes_per_element : int
-        2 for bf16 and fp16, 4 for fp32, 1 for FP8.
-    latent_dim, rope_dim, value_dim : int
-        Latent attention: compressed vector (``kv_lora_rank``), rotary key (``qk_rope_head_dim``)
-        and values of a head (``v_head_dim``); all 0 without it.
-    window, window_layers : int
-        Tokens that a query sees in layers with a sliding window, itself included, and the number
-        of such layers; 0 without them.
-    experts, experts_per_token, expert_parameters : int
-        Mixture of experts: experts of a layer that are routed to, how many a token uses, and the
-        weights of all of them in all layers; 0 without them.
-
     Raises
     ------
     ValueError
@@ -53,6 +33,8 @@ class Geometry:
     """
 
     name: str
+    #: As in the model's configuration (`heads` are query heads; `head_dim` is that of queries and
+    #: keys)
     layers: Count
     heads: Count
     kv_heads: Count
@@ -60,14 +42,21 @@ class Geometry:
     hidden: Count
     intermediate: Count
     vocab: Count
-    parameters: Count
+    parameters: Count  # number of weights
+    #: 2 for bf16 and fp16, 4 for fp32, 1 for FP8
     kv_bytes_per_element: Count = 2
     weight_bytes_per_element: Count = 2
+    #: Latent attention: compressed vector (``kv_lora_rank``), rotary key (``qk_rope_head_dim``) and
+    #: values of a head (``v_head_dim``); all 0 without it
     latent_dim: _OrNone = 0
     rope_dim: _OrNone = 0
     value_dim: _OrNone = 0
+    #: Tokens that a query sees in layers with a sliding window, itself included, and the number of
+    #: such layers; 0 without them
     window: _OrNone = 0
     window_layers: _OrNone = 0
+    #: Mixture of experts: experts of a layer that are routed to, how many a token uses, and the
+    #: weights of all of them in all layers; 0 without them
     experts: _OrNone = 0
     experts_per_token: _OrNone = 0
     expert_parameters: _OrNone = 0

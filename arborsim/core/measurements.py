@@ -13,29 +13,18 @@ import numpy as np
 
 @dataclass
 class TimeSplit:
-    """Where the seconds of a search went; the parts add up to `total_s`.
+    """Where the seconds of a search went; the parts add up to `total_s`."""
 
-    Attributes
-    ----------
-    prefill_s, decode_s : float
-        Model computation of the prompt and of the decode iterations, weights and KV reads and the
-        per-layer and per-step overheads included.
-    policy_s : float
-        Decisions on the host, and what scoring costs on the device (rows of attention written out).
-    exposed_transfer_s : float
-        What decoding waited for: recalls, and buffers that were not free yet.
-    rehydration_s : float
-        Prefill passes over evicted spans.
-    hidden_transfer_s : float
-        Transfers that ran behind computation; not part of the total.
-    """
-
+    #: Model computation of the prompt and of the decode iterations, weights and KV reads and the
+    #: per-layer and per-step overheads included
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    #: Decisions on the host, and what scoring costs on the device (rows of attention written out)
     policy_s: float = 0.0
+    #: What decoding waited for: recalls, and buffers that were not free yet
     exposed_transfer_s: float = 0.0
-    rehydration_s: float = 0.0
-    hidden_transfer_s: float = 0.0
+    rehydration_s: float = 0.0  # prefill passes over evicted spans
+    hidden_transfer_s: float = 0.0  # transfers that ran behind computation; not part of the total
 
     @property
     def total_s(self) -> float:
@@ -90,54 +79,35 @@ def thinned(series: MemorySeries, points: int) -> np.ndarray:
 
 @dataclass
 class Measurements:
-    """One search under one policy.
-
-    Attributes
-    ----------
-    prompt_tokens, generated_tokens, iterations : int
-    peak_hbm_kv_bytes : int
-        Largest sum of KV pages, staging buffers and pages in flight in HBM at any moment.
-    peak_hbm_kv_tokens : int
-        Largest number of tokens whose KV was in HBM (the hardware-independent figure).
-    peak_ddr_bytes : int
-    peak_quantised_bytes : int
-        Largest size of what is held quantised, in HBM (tokens, not pages) and DDR together.
-    evicted_tokens, offloaded_tokens, quantised_tokens, rehydrated_tokens : float
-        Moves into those tiers, in tokens (a token moved in half of the groups counts 0.5);
-        a token may count several times.
-    rehydrations : int
-        Prefill passes that brought evicted tokens back.
-    to_ddr_bytes, from_ddr_bytes : int
-        Traffic on the two PCIe directions.
-    decisions : int
-    peak_staging_bytes : int
-        Largest size of the HBM buffers for recalled tokens (part of `peak_hbm_kv_bytes`).
-    weight_bytes, workspace_bytes : int
-        HBM that weights take, and the largest need of activations, logits and attention matrices.
-    usable_hbm_bytes, usable_ddr_bytes : int
-        What the machine offers (HBM less its reserve); 0 if unknown.
-    time : TimeSplit
-    series : MemorySeries
-    """
+    """One search under one policy."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
     iterations: int = 0
+    #: Largest sum of KV pages, staging buffers and pages in flight in HBM at any moment
     peak_hbm_kv_bytes: int = 0
+    #: Largest number of tokens whose KV was in HBM (the hardware-independent figure)
     peak_hbm_kv_tokens: int = 0
     peak_ddr_bytes: int = 0
+    #: Largest size of what is held quantised, in HBM (tokens, not pages) and DDR together
     peak_quantised_bytes: int = 0
+    #: Moves into those tiers, in tokens (a token moved in half of the groups counts 0.5); a token
+    #: may count several times
     evicted_tokens: float = 0.0
     offloaded_tokens: float = 0.0
     quantised_tokens: float = 0.0
     rehydrated_tokens: float = 0.0
-    rehydrations: int = 0
+    rehydrations: int = 0  # prefill passes that brought evicted tokens back
+    #: Traffic on the two PCIe directions
     to_ddr_bytes: int = 0
     from_ddr_bytes: int = 0
     decisions: int = 0
+    #: Largest size of the HBM buffers for recalled tokens (part of `peak_hbm_kv_bytes`)
     peak_staging_bytes: int = 0
+    #: HBM that weights take, and the largest need of activations, logits and attention matrices
     weight_bytes: int = 0
     workspace_bytes: int = 0
+    #: What the machine offers (HBM less its reserve); 0 if unknown
     usable_hbm_bytes: int = 0
     usable_ddr_bytes: int = 0
     time: TimeSplit = field(default_factory=TimeSplit)

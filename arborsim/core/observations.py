@@ -81,17 +81,10 @@ _LISTED_VALUES = 1 << 16  # listed positions of sparse rows: they stay in the pr
 
 @dataclass(frozen=True)
 class DenseRows:
-    """Rows stored whole.
+    """Rows stored whole."""
 
-    Parameters
-    ----------
-    values : float16 or float64 ``[sum of lengths]``
-    offsets : int64 ``[rows + 1]``
-        Row ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
-    """
-
-    values: np.ndarray
-    offsets: np.ndarray
+    values: np.ndarray  # float16 or float64 [sum of lengths]
+    offsets: np.ndarray  # int64 [rows + 1]: row ``i`` is ``values[offsets[i]:offsets[i + 1]]``
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -125,24 +118,13 @@ class DenseRows:
 
 @dataclass(frozen=True)
 class SparseRows:
-    """Rows that keep their top positions; the rest of the mass is spread evenly over the others.
+    """Rows that keep their top positions; the rest of the mass is spread evenly over the others."""
 
-    Parameters
-    ----------
-    index : int32 ``[sum of kept]``
-    value : float16 ``[sum of kept]``
-    offsets : int64 ``[rows + 1]``
-    rest : float32 ``[rows]``
-        Mass on the positions that are not listed.
-    lengths : int64 ``[rows]``
-        Full length of each row.
-    """
-
-    index: np.ndarray
-    value: np.ndarray
-    offsets: np.ndarray
-    rest: np.ndarray
-    lengths: np.ndarray
+    index: np.ndarray  # int32 [sum of kept]
+    value: np.ndarray  # float16 [sum of kept]
+    offsets: np.ndarray  # int64 [rows + 1]
+    rest: np.ndarray  # float32 [rows]: mass on the positions that are not listed
+    lengths: np.ndarray  # int64 [rows]: full length of each row
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -206,13 +188,6 @@ AttentionRows = DenseRows | SparseRows
 class LayerRows:
     """Attention of some layers, each on its own; one entry per token.
 
-    Parameters
-    ----------
-    layers : tuple of int
-        The captured layers, as in `TraceInfo.attention_layer_ids`.
-    values : float16 ``[sum over tokens of layers x 2 x (position + 1)]``
-    offsets : int64 ``[tokens + 1]``
-
     Notes
     -----
     float16 has no steps below 6e-8: where the heads' standard deviation is less than 1.7e-4 (in a
@@ -220,9 +195,9 @@ class LayerRows:
     layer's softmax was; the mean over layers in `Episode.attention` leaves such layers out.
     """
 
-    layers: tuple[int, ...]
-    values: np.ndarray
-    offsets: np.ndarray
+    layers: tuple[int, ...]  # the captured layers, as in `TraceInfo.attention_layer_ids`
+    values: np.ndarray  # float16 [sum over tokens of layers x 2 x (position + 1)]
+    offsets: np.ndarray  # int64 [tokens + 1]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -242,25 +217,17 @@ class LayerRows:
 
 @dataclass(frozen=True)
 class Observations:
-    """What was observed for a run of consecutive tokens; row ``i`` is the run's token ``i``.
-
-    Attributes
-    ----------
-    num_tokens : int
-    attention : AttentionRows or None
-    per_layer : mapping of Signal to float16 ``[num_tokens, layers]``
-        The signals that have one value per token and layer; the key sketch
-        ``[num_tokens, sketch size]`` and eviction times, float64 ``[num_tokens]``, are here too.
-    layer_attention : LayerRows or None
-    head_attention : HeadRows or None
-    keys, values : float16 ``[num_tokens, captured layers, KV heads, head_dim]`` or None
-    """
+    """What was observed for a run of consecutive tokens; row ``i`` is the run's token ``i``."""
 
     num_tokens: int
     attention: AttentionRows | None = None
+    #: mapping of Signal to float16 [num_tokens, layers]: the signals that have one value per token
+    #: and layer; the key sketch ``[num_tokens, sketch size]`` and eviction times, float64
+    #: ``[num_tokens]``, are here too
     per_layer: Mapping[Signal, np.ndarray] = field(default_factory=dict)
     layer_attention: LayerRows | None = None
     head_attention: HeadRows | None = None
+    #: float16 [num_tokens, captured layers, KV heads, head_dim]
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
 

@@ -15,23 +15,15 @@ _KEY = "arborsim.setting"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field is for.
+    """What a field is for."""
 
-    Attributes
-    ----------
-    about, unit : str
-        One line; the unit is empty for plain numbers.
-    low, high : float
-        Least and largest value, both allowed.
-    choices : tuple of str
-        Allowed words, if the field holds one.
-    """
-
+    #: One line; the unit is empty for plain numbers
     about: str
     unit: str = ""
+    #: Least and largest value, both allowed
     low: float = -math.inf
     high: float = math.inf
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # allowed words, if the field holds one
 
     @property
     def bounds(self) -> str:

@@ -18,29 +18,18 @@ NO_PARENT = -1
 
 @dataclass
 class Node:
-    """One thought block.
+    """One thought block."""
 
-    Attributes
-    ----------
-    parent, depth : int
-        Index of the parent node (-1 for the root) and distance from the root.
-    reward : float
-        Search value in [0, 1] given at the boundary; NaN until then.
-    entropy : float
-        Entropy of the next-token distribution at the boundary, nats; NaN until then.
-    closed, pruned : bool
-        Whether the block has ended, and whether the search has given the node up for good.
-    last_active : int
-        Number of the last transition that had the node on an active path.
-    """
-
+    #: Index of the parent node (-1 for the root) and distance from the root
     parent: int
     depth: int
-    reward: float = float("nan")
+    reward: float = float("nan")  # search value in [0, 1] given at the boundary; NaN until then
+    #: Entropy of the next-token distribution at the boundary, nats; NaN until then
     entropy: float = float("nan")
+    #: Whether the block has ended, and whether the search has given the node up for good
     closed: bool = False
     pruned: bool = False
-    last_active: int = 0
+    last_active: int = 0  # number of the last transition that had the node on an active path
 
 
 class GrowingArray:

@@ -175,22 +175,13 @@ PriceRange = Annotated[tuple[float, float], parsed(_price_range)]
 
 @dataclass(frozen=True)
 class Prices:
-    """What an hour of a GPU costs: a dated list.
-
-    Attributes
-    ----------
-    currency, date, source : str
-    per_hour : mapping of str to (float, float)
-        Lowest and highest price by name of the GPU's profile.
-    notes : mapping of str to str
-        What to know about a GPU's price.
-    """
+    """What an hour of a GPU costs: a dated list."""
 
     currency: Text
     date: Text
     source: Text
-    per_hour: Mapping[str, PriceRange]
-    notes: Mapping[str, Text] = field(default_factory=dict)
+    per_hour: Mapping[str, PriceRange]  # lowest and highest price by name of the GPU's profile
+    notes: Mapping[str, Text] = field(default_factory=dict)  # what to know about a GPU's price
 
     def of(self, gpu: str) -> tuple[float, float] | None:
         """Lowest and highest price per hour; None if the list does not have the GPU.

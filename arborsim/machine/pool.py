@@ -18,28 +18,14 @@ CONTEXT_BYTES = int(0.15 * 2**30)
 
 @dataclass(frozen=True)
 class KvRoom:
-    """Where the memory of a GPU goes; ``pool_bytes`` is what the other parts leave.
-
-    Attributes
-    ----------
-    hbm_bytes : int
-    reserve_bytes : int
-        What the profile's `reserve_share` keeps free.
-    weight_bytes : int
-    activation_bytes : int
-        Of the largest pass, see `CostModel.workspace_bytes`.
-    context_bytes : int
-        Of driver and libraries.
-    tokens : int
-        Tokens of one sequence that fit into the pool; `UNBOUNDED` if it stops growing.
-    """
+    """Where the memory of a GPU goes; ``pool_bytes`` is what the other parts leave."""
 
     hbm_bytes: int
-    reserve_bytes: int
+    reserve_bytes: int  # what the profile's `reserve_share` keeps free
     weight_bytes: int
-    activation_bytes: int
-    context_bytes: int
-    tokens: int
+    activation_bytes: int  # of the largest pass, see `CostModel.workspace_bytes`
+    context_bytes: int  # of driver and libraries
+    tokens: int  # tokens of one sequence that fit into the pool; `UNBOUNDED` if it stops growing
 
     @property
     def pool_bytes(self) -> int:

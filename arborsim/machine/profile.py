@@ -45,25 +45,15 @@ _Seconds = Annotated[float, Meta(ge=0)]
 
 @dataclass(frozen=True)
 class PolicySeconds:
-    """What a policy takes on the host, on top of the model: taking signals in, scoring, deciding.
+    """What a policy takes on the host: taking signals in, scoring, deciding."""
 
-    Attributes
-    ----------
-    iteration_s : float
-        Every decode iteration, also those after which nothing is decided.
-    lane_s : float
-        The same for each sequence that decodes: its newest token's signals.
-    turn_s, turn_lane_s : float
-        Whenever the search turns to other sequences, once and for each of them: thoughts end and
-        begin, with the signals that were held back until then.
-    decision_base_s, decision_per_token_s : float
-        A decision: once, and per token it looks at.
-    """
-
-    iteration_s: _Seconds = 0.0
-    lane_s: _Seconds = 0.0
+    iteration_s: _Seconds = 0.0  # every decode iteration, also those after which nothing is decided
+    lane_s: _Seconds = 0.0  # the same for each sequence that decodes: its newest token's signals
+    #: Whenever the search turns to other sequences, once and for each of them: thoughts end and
+    #: begin, with the signals that were held back until then
     turn_s: _Seconds = 0.0
     turn_lane_s: _Seconds = 0.0
+    #: A decision: once, and per token it looks at
     decision_base_s: _Seconds = 0.0
     decision_per_token_s: _Seconds = 0.0
 
@@ -294,24 +284,14 @@ def _check_sources(kind: type[Any], values: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a profile, ready to be shown.
-
-    Attributes
-    ----------
-    name, unit, about, source : str
-    value : float or list of float
-        In `unit`.
-    date : str
-        That the source names; empty if it names none.
-    assumed : bool
-    """
+    """One number of a profile, ready to be shown."""
 
     name: str
-    value: Any
+    value: Any  # in `unit`
     unit: str
     about: str
     source: str
-    date: str
+    date: str  # that the source names; empty if it names none
     assumed: bool
 
     @property

@@ -69,31 +69,10 @@ class Capture(StrEnum):
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """What a trace is and how it was made (the file's metadata).
+    """What a trace is and how it was made (the file's metadata)."""
 
-    Attributes
-    ----------
-    geometry : Geometry
-        Of the model that was recorded.
-    task, search, tokenizer, model : str
-        Names; `search_parameters` holds the search's options.
-    seed : int
-    capture : Capture
-    attention : {"dense", "sparse", "none"}
-        How attention rows are stored; "sparse" keeps `attention_top` positions per row.
-    qkv_layers, attention_layer_ids : tuple of int
-        Layers whose vectors (`qkv` capture) and whose own rows are stored.
-    embeddings : bool
-        Whether capture level `tree` stores embeddings, as a bank does; the other levels always do.
-    device, software : str, dict
-        Where it ran and the versions it ran with.
-    timing : dict
-        The recorded timing profile, e.g. ``{"decode_tokens_per_s": ...}``.
-    command : str
-        The command that made it.
-    """
-
-    geometry: Geometry
+    geometry: Geometry  # of the model that was recorded
+    #: Names; `search_parameters` holds the search's options
     model: str
     task: str
     search: str
@@ -101,15 +80,20 @@ class TraceInfo:
     search_parameters: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     capture: Capture = Capture.TREE
+    #: How attention rows are stored; "sparse" keeps `attention_top` positions per row
     attention: Literal["dense", "sparse", "none"] = "none"
     attention_top: int = 0
+    #: Layers whose vectors (`qkv` capture) and whose own rows are stored
     qkv_layers: tuple[int, ...] = ()
     attention_layer_ids: tuple[int, ...] = ()
+    #: Whether capture level `tree` stores embeddings, as a bank does; the other levels always do
     embeddings: bool = False
+    #: Where it ran and the versions it ran with
     device: str = ""
     software: dict[str, str] = field(default_factory=dict)
+    #: The recorded timing profile, e.g. ``{"decode_tokens_per_s": ...}``.
     timing: dict[str, float] = field(default_factory=dict)
-    command: str = ""
+    command: str = ""  # the command that made it
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -39,24 +39,14 @@ AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 @dataclass(frozen=True)
 class Request:
-    """One request.
+    """One request."""
 
-    Attributes
-    ----------
-    arrival_s : float
-        On the source's clock.
-    prompt_tokens, answer_tokens : int
-    prefix_blocks : tuple of int
-        Ids of the prompt's blocks, in order; requests share the tokens of equal leading ids.
-    other : dict
-        The source's other fields.
-    """
-
-    arrival_s: float
+    arrival_s: float  # on the source's clock
     prompt_tokens: int
     answer_tokens: int
+    #: Ids of the prompt's blocks, in order; requests share the tokens of equal leading ids
     prefix_blocks: tuple[int, ...] = ()
-    other: dict[str, Any] | None = None
+    other: dict[str, Any] | None = None  # the source's other fields
 
     def __post_init__(self) -> None:
         self.search()  # raises if it is too long
@@ -90,18 +80,10 @@ class Request:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Requests as JSON lines.
+    """Requests as JSON lines."""
 
-    Attributes
-    ----------
-    ticks_per_s : float
-        What `timestamp` counts: 1000 for ms, 1 for s.
-    block_tokens : int
-        Tokens per prefix block.
-    """
-
-    ticks_per_s: float
-    block_tokens: int
+    ticks_per_s: float  # what `timestamp` counts: 1000 for ms, 1 for s
+    block_tokens: int  # tokens per prefix block
 
     def request_of(self, line: str) -> Request:
         """One line, which may be a `Damage`."""

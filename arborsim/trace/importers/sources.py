@@ -93,16 +93,9 @@ class Importable(Protocol):
 
 @dataclass(frozen=True)
 class Damaged:
-    """An item that is no search.
+    """An item that is no search."""
 
-    Attributes
-    ----------
-    place : str
-        ``"item 3"`` (of a JSON list, from 0) or ``"line 4"`` (from 1).
-    what : str
-    """
-
-    place: str
+    place: str  # ``"item 3"`` (of a JSON list, from 0) or ``"line 4"`` (from 1)
     what: str
 
 

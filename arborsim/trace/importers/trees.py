@@ -32,21 +32,12 @@ TOKENS_PER_CHARACTER = 0.62
 
 @dataclass(frozen=True)
 class TotLog:
-    """How a log becomes searches.
+    """How a log becomes searches."""
 
-    Attributes
-    ----------
-    tokens_per_character : float
-        The log has text, but no tokens.
-    prompt_tokens : int
-        Length of the prompt, of which the log has only the problem; 0: the problem's length.
-    value_scale : float
-        The value that becomes reward 1.
-    """
-
-    tokens_per_character: float = TOKENS_PER_CHARACTER
+    tokens_per_character: float = TOKENS_PER_CHARACTER  # the log has text, but no tokens
+    #: Length of the prompt, of which the log has only the problem; 0: the problem's length
     prompt_tokens: int = 0
-    value_scale: float = VALUE_SCALE
+    value_scale: float = VALUE_SCALE  # the value that becomes reward 1
 
     def tokens(self, written: str) -> int:
         """Tokens of a text; at least one."""

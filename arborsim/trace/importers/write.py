@@ -27,30 +27,16 @@ NO_ENDS = {"ends": "unknown"}
 
 @dataclass(frozen=True)
 class Thought:
-    """A thought block.
+    """A thought block."""
 
-    Attributes
-    ----------
-    parent : int
-        Number of the block above; 0 is the prompt, and thoughts count from 1 in batch order.
-    tokens : int
-    reward : float
-        In [0, 1]; NaN for none.
-    text : str or None
-    correct : int
-        1, 0, or -1 for "not judged".
-    end : End
-    answer : str or None
-        Only of finished thoughts.
-    """
-
+    #: Number of the block above; 0 is the prompt, and thoughts count from 1 in batch order
     parent: int
     tokens: int
-    reward: float = math.nan
+    reward: float = math.nan  # in [0, 1]; NaN for none
     text: str | None = None
-    correct: int = -1
+    correct: int = -1  # 1, 0, or -1 for "not judged"
     end: End = End.NONE
-    answer: str | None = None
+    answer: str | None = None  # only of finished thoughts
 
 
 @dataclass(frozen=True)
@@ -73,13 +59,6 @@ class FinalAnswer:
 @dataclass(frozen=True)
 class WrittenSearch:
     """One search, whatever format it came in.
-
-    Attributes
-    ----------
-    prompt_tokens : int
-    batches : sequence of ThoughtBatch
-    prompt_text : str or None
-    answer : FinalAnswer or None
 
     Raises
     ------
@@ -191,22 +170,14 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Description:
-    """What a format says about its searches, for the trace's metadata.
+    """What a format says about its searches, for the trace's metadata."""
 
-    Attributes
-    ----------
-    format, task, search, lengths : str
-        `lengths` says where the numbers of tokens are from.
-    parameters : dict
-        Options of the import.
-    extra : dict
-    """
-
+    #: `lengths` says where the numbers of tokens are from
     format: str
     task: str
     search: str
     lengths: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Any]  # options of the import
     extra: dict[str, Any]
 
 
