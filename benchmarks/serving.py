@@ -27,11 +27,11 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 from arborsim.core.budget import Budget
-from arborsim.machine.demand import SearchDemand
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.options import ClosedLoop, ServingOptions
+from arborsim.machine.program import SearchDemand
 from arborsim.policies.registry import build
 from arborsim.run.record import record_demands
 

@@ -337,7 +337,7 @@ def _base_and_slope(seconds: Mapping[int, float]) -> tuple[float, float]:
 
 
 def _without_decisions_s(one: PolicyTime, quiet: PolicySeconds) -> float:
-    return one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1)
+    return float(one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1))
 
 
 def _line(times: Sequence[PolicyTime]) -> tuple[float, float]:

@@ -138,17 +138,17 @@ class Geometry:
     @property
     def active_parameters(self) -> float:
         """Weights that one token uses."""
-        return self._touched(1)
+        return float(self._touched(1))
 
-    def weight_bytes_read(self, tokens: int) -> float:
-        """Weights that a pass over `tokens` tokens is expected to read.
+    def weight_bytes_read(self, tokens: Any) -> Any:
+        """Weights that a pass over `tokens` tokens (a number or an array) is expected to read.
 
         Tokens choose their experts as if independently and evenly: of E experts, of which each
         token uses k, some token uses the share ``1 - (1 - k / E)^tokens``.
         """
         return self._touched(tokens) * self.weight_bytes_per_element
 
-    def _touched(self, tokens: int) -> float:
+    def _touched(self, tokens: Any) -> Any:
         if not self.experts:
             return self.parameters
         unused = (1 - self.experts_per_token / self.experts) ** tokens

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.demand import Op
 from arborsim.machine.options import Arrivals, Timed
-from arborsim.machine.priced import PricedDemand
+from arborsim.machine.priced import PricedProgram
+from arborsim.machine.program import Op
 from arborsim.machine.search import Search
 from arborsim.machine.state import State
 
@@ -20,12 +20,14 @@ class Admission:
     Parameters
     ----------
     state : State
-    demands : sequence of PricedDemand
+    demands : sequence of PricedProgram
     peaks : sequence of int
         HBM that each needs by itself.
     """
 
-    def __init__(self, state: State, demands: Sequence[PricedDemand], peaks: Sequence[int]) -> None:
+    def __init__(
+        self, state: State, demands: Sequence[PricedProgram], peaks: Sequence[int]
+    ) -> None:
         self._state = state
         self._demands = demands
         self._peaks = peaks
@@ -79,8 +81,8 @@ class Admission:
             self.refuse(
                 search, f"needs {self._peaks[demand]} bytes of HBM, of {state.kv_bytes} for KV"
             )
-        elif search.priced.source.peak_ddr_bytes > state.host.ddr_bytes + state.host.nvme_bytes:
-            self.refuse(search, f"needs {search.priced.source.peak_ddr_bytes} bytes of DDR")
+        elif search.priced.peak_ddr_bytes > state.host.ddr_bytes + state.host.nvme_bytes:
+            self.refuse(search, f"needs {search.priced.peak_ddr_bytes} bytes of DDR")
         else:
             self._waiting.append(search)
 

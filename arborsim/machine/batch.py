@@ -1,12 +1,7 @@
 """The searches that decode together: sums of their linear pieces, and iterations in closed form.
 
-An iteration of the batch takes, with sums over its searches::
-
-    bound  = longer + (1 - overlap) * shorter   of FLOPs, and weights + keys and values
-    decode = bound + dequantising + layers + step + sequences
-    total  = decode + policies + max(0, streaming - decode) + max(0, CPU attention - GPU attention)
-
-All terms are linear between the ends of pieces, so a run of iterations is a few arithmetic series.
+All terms of `arborsim.machine.price` are linear between the ends of pieces, so a run of iterations
+is a few arithmetic series.
 """
 
 from __future__ import annotations
@@ -16,8 +11,8 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from arborsim.machine.price import Price
 from arborsim.machine.priced import NOTHING, Extra, Piece
-from arborsim.machine.pricing import Pricing
 
 _REBUILD = 4096  # changes of the sums after which they are added up afresh: rounding stays rounding
 
@@ -47,14 +42,16 @@ class Span:
 
 @dataclass(slots=True)
 class Sums:
-    """Sums over the batch, for its next iteration, and their growth per iteration."""
+    """Sums over the batch by lane, for its next iteration, and their growth per iteration."""
 
-    flops: float = 0.0
-    flops_g: float = 0.0
+    compute: float = 0.0
+    compute_g: float = 0.0
     kv: float = 0.0
     kv_g: float = 0.0
-    quantised: float = 0.0
-    quantised_g: float = 0.0
+    dequantise: float = 0.0
+    dequantise_g: float = 0.0
+    serial: float = 0.0
+    serial_g: float = 0.0
     policy: float = 0.0
     policy_g: float = 0.0
     hbm: int = 0
@@ -64,21 +61,27 @@ class Sums:
     near: float = 0.0
     nears: int = 0
     streamed_bytes: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
     sequences: int = 0
     eager: int = 0
 
     def add(self, piece: Piece, i: int, sign: int) -> None:
         """Let a search in iteration `i` of `piece` in (sign 1) or out (-1)."""
-        first, growth = piece.flops_s
-        self.flops += sign * (first + i * growth)
-        self.flops_g += sign * growth
+        first, growth = piece.compute_s
+        self.compute += sign * (first + i * growth)
+        self.compute_g += sign * growth
         first, growth = piece.kv_s
         self.kv += sign * (first + i * growth)
         self.kv_g += sign * growth
         first, growth = piece.dequantise_s
         if first or growth:
-            self.quantised += sign * (first + i * growth)
-            self.quantised_g += sign * growth
+            self.dequantise += sign * (first + i * growth)
+            self.dequantise_g += sign * growth
+        first, growth = piece.serial_s
+        if first or growth:
+            self.serial += sign * (first + i * growth)
+            self.serial_g += sign * growth
         first, growth = piece.policy_s
         if first or growth:
             self.policy += sign * (first + i * growth)
@@ -88,6 +91,13 @@ class Sums:
         self.hbm_g += sign * grows
         self.sequences += sign * piece.sequences
         self.eager += sign * piece.eager
+        if piece.streamed_bytes or piece.near_s:
+            self._add_side(piece, sign)
+
+    def _add_side(self, piece: Piece, sign: int) -> None:
+        """What goes on beside the GPU's work; sums of nothing are 0, without rounding."""
+        self.down_bytes += sign * piece.down_bytes
+        self.up_bytes += sign * piece.up_bytes
         if piece.streamed_bytes:
             self.streamed_bytes += sign * piece.streamed_bytes
             self.stream = self.stream + sign * piece.stream_s if self.streamed_bytes else 0.0
@@ -98,9 +108,10 @@ class Sums:
 
     def advance(self, k: int) -> None:
         """`k` iterations have passed."""
-        self.flops += k * self.flops_g
+        self.compute += k * self.compute_g
         self.kv += k * self.kv_g
-        self.quantised += k * self.quantised_g
+        self.dequantise += k * self.dequantise_g
+        self.serial += k * self.serial_g
         self.policy += k * self.policy_g
         self.hbm += k * self.hbm_g
 
@@ -110,7 +121,7 @@ class IterationTime:
 
     Parameters
     ----------
-    pricing : Pricing
+    price : Price
 
     Attributes
     ----------
@@ -118,13 +129,12 @@ class IterationTime:
         What streaming takes at least, if it does anything: the NVMe may be slower than the link.
     """
 
-    def __init__(self, pricing: Pricing) -> None:
+    def __init__(self, price: Price) -> None:
         self.stream_floor_s = 0.0
-        self._weights_s = pricing.weights_s  # of so many tokens
-        self._fixed_s = pricing.layers_s + pricing.step_s
-        self._eager_s = pricing.eager_layers_s - pricing.layers_s
-        self._sequence_s = pricing.sequence_s
-        self._overlap = pricing.overlap
+        self._weights_s = price.weights_s  # of so many tokens
+        self._fixed_s = price.fixed_s
+        self._eager_s = price.eager_fixed_s - price.fixed_s
+        self._overlap = price.overlap
 
     def terms(self, s: Sums, i: float, extra: Extra = NOTHING) -> tuple[float, float, float]:
         """Seconds of iteration `i` from now: in all, exposed, and of the policies."""
@@ -135,21 +145,21 @@ class IterationTime:
             exposed = stream - decode
         if s.near:
             exposed += max(0.0, self._near_gap_s(s, i))
-        policy = s.policy + i * s.policy_g + extra.other_s
+        policy = s.policy + i * s.policy_g + extra.policy_s
         return decode + policy + exposed, exposed, policy
 
     def _decode_s(self, s: Sums, i: float, extra: Extra = NOTHING) -> float:
-        compute = s.flops + i * s.flops_g + extra.flops_s
+        compute = s.compute + i * s.compute_g + extra.compute_s
         memory = self._weights_s(s.sequences + extra.tokens)
         memory += s.kv + i * s.kv_g + extra.kv_s
         longer, shorter = (compute, memory) if compute > memory else (memory, compute)
-        decode = longer + (1.0 - self._overlap) * shorter + s.quantised + i * s.quantised_g
-        decode += self._fixed_s + self._sequence_s * (s.sequences + extra.sequences)
+        decode = longer + (1.0 - self._overlap) * shorter + s.dequantise + i * s.dequantise_g
+        decode += self._fixed_s + s.serial + i * s.serial_g + extra.serial_s
         return decode + self._eager_s if s.eager else decode
 
     def _near_gap_s(self, s: Sums, i: float) -> float:
         """By how much the CPU's attention takes longer than the GPU's."""
-        return s.near - s.kv - s.quantised - i * (s.kv_g + s.quantised_g)
+        return s.near - s.kv - s.dequantise - i * (s.kv_g + s.dequantise_g)
 
     def span(self, s: Sums, k: int) -> Span:
         """The next `k` iterations."""
@@ -175,7 +185,7 @@ class IterationTime:
                 + (held * growth + s.hbm_g * total) * (n * (n - 1) / 2)
                 + s.hbm_g * growth * (n * (n - 1) * (2 * n - 1) / 6)
             )
-        out.flops_s = k * s.flops + s.flops_g * (k * (k - 1) / 2)
+        out.flops_s = k * s.compute + s.compute_g * (k * (k - 1) / 2)
         weights_s = self._weights_s(s.sequences)
         out.memory_s = k * (weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)
         return out
@@ -183,7 +193,7 @@ class IterationTime:
     def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
         """The next iteration, with something that joins it."""
         total, exposed, policy = self.terms(s, 0, extra)
-        flops = s.flops + extra.flops_s
+        flops = s.compute + extra.compute_s
         memory = self._weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
         return Span(total, s.hbm * total, flops, memory, exposed, policy)
 
@@ -200,10 +210,10 @@ class IterationTime:
     def _bends(self, s: Sums, k: int) -> list[int]:
         """Iterations from which the time is linear up to the next one; 0 and `k` included."""
         bends = {0, k}
-        compute_over_memory_s = s.flops - self._weights_s(s.sequences) - s.kv
-        self._cross(compute_over_memory_s, s.flops_g - s.kv_g, 0, k, bends)
+        compute_over_memory_s = s.compute - self._weights_s(s.sequences) - s.kv
+        self._cross(compute_over_memory_s, s.compute_g - s.kv_g, 0, k, bends)
         if s.near:
-            self._cross(self._near_gap_s(s, 0), -s.kv_g - s.quantised_g, 0, k, bends)
+            self._cross(self._near_gap_s(s, 0), -s.kv_g - s.dequantise_g, 0, k, bends)
         if s.streamed_bytes:
             stream = max(s.stream, self.stream_floor_s)
             marks = sorted(bends)

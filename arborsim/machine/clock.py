@@ -74,23 +74,28 @@ class Link:
 
     Attributes
     ----------
-    busy_s : float
-        Time spent on transfers.
+    moving_s, streamed_s : float
+        Time spent on transfers, and on what iterations stream.
     carried_bytes : int
     free_s : float
         When all that was asked for so far has been carried.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.busy_s = 0.0
+        self.moving_s = 0.0
+        self.streamed_s = 0.0
         self.carried_bytes = 0
         self.free_s = 0.0
         self._clock = clock
 
+    @property
+    def busy_s(self) -> float:
+        return self.moving_s + self.streamed_s
+
     def send(self, size_bytes: int, seconds: float, done: Callback) -> None:
         """Ask for a transfer; `done` is called when it has ended."""
         self.free_s = max(self._clock.now, self.free_s) + seconds
-        self.busy_s += seconds
+        self.moving_s += seconds
         self.carried_bytes += size_bytes
         self._clock.at(self.free_s, done)
 

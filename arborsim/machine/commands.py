@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from arborsim.machine.priced import NOTHING, Extra
+from arborsim.machine.priced import NOTHING, Extra, PricedProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,13 @@ class Idle:
     """Let time pass up to the next event."""
 
 
-Command = Spend | Decode | Idle
+@dataclass(frozen=True, slots=True)
+class Starve:
+    """Wait until more of this program has been written."""
+
+    program: PricedProgram
+
+
+Command = Spend | Decode | Idle | Starve
 Commands = Generator[Command, None, None]
 Tries = Generator[Command, None, bool]

@@ -20,20 +20,105 @@ layers take longer where attention rows are read (``eager_per_layer``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from arborsim.machine.cost_records import Array as Array
-from arborsim.machine.cost_records import DecodeCost as DecodeCost
-from arborsim.machine.cost_records import PrefillCost as PrefillCost
-from arborsim.machine.cost_records import Reads as Reads
-from arborsim.machine.cost_records import SideCost as SideCost
 from arborsim.machine.profile import Direction, HardwareProfile
 from arborsim.trace.schema import Geometry
 
+Array = np.ndarray | float
 SCALE_BYTES = 4  # fp32
 _PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...
 _PROBABILITY_BYTES_PREFILL = 2  # ... and rounded to bf16 before they meet the values
 _LOG_SUM_EXP_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What the attention of decode iterations reads; each a number or an array ``[steps]``.
+
+    Attributes
+    ----------
+    sequences : int
+        Tokens decoded per iteration.
+    attended_tokens : array
+        Tokens attended to, summed over the sequences; where layers differ, their mean.
+    bytes : array
+        Keys and values read: a shared node counts once with a tree-attention kernel, once per
+        branch without.
+    quantised_bytes : array
+        The part of `bytes` that must be dequantised.
+    """
+
+    sequences: int
+    attended_tokens: Array
+    bytes: Array
+    quantised_bytes: Array = 0.0
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """Seconds of decode iterations by term; arrays ``[steps]`` where the reads are.
+
+    `overlap` is the profile's.
+    """
+
+    flops_s: Array
+    weights_s: Array
+    kv_s: Array
+    dequantise_s: Array
+    layers_s: float
+    step_s: float
+    overlap: float = 1.0
+
+    @property
+    def total_s(self) -> np.ndarray:
+        bound = _bound(self.flops_s, self.weights_s + self.kv_s, self.overlap) + self.dequantise_s
+        return np.asarray(bound + self.layers_s + self.step_s)
+
+    @property
+    def attention_s(self) -> np.ndarray:
+        """The part spent on reading keys and values (what a CPU can work beside)."""
+        return np.asarray(self.kv_s + self.dequantise_s)
+
+
+@dataclass(frozen=True)
+class PrefillCost:
+    """Seconds of a prefill by term; `overlap` is the profile's."""
+
+    matrices_s: float
+    attention_s: float
+    memory_s: float
+    overhead_s: float
+    overlap: float = 1.0
+
+    @property
+    def total_s(self) -> float:
+        compute_s = self.matrices_s + self.attention_s
+        return float(_bound(compute_s, self.memory_s, self.overlap)) + self.overhead_s
+
+
+def _bound(compute_s: Array, memory_s: Array, overlap: float) -> np.ndarray:
+    """The longer of the two, and what the longer does not hide of the shorter."""
+    shown_s = (1.0 - overlap) * np.minimum(compute_s, memory_s)
+    return np.asarray(np.maximum(compute_s, memory_s) + shown_s)
+
+
+@dataclass(frozen=True)
+class SideCost:
+    """Work beside the GPU's in decode iterations: streaming over PCIe or attention on the CPU.
+
+    Attributes
+    ----------
+    total_s : array ``[steps]``
+        What the work takes.
+    exposed_s : array ``[steps]``
+        The part of it that the GPU waits for.
+    """
+
+    total_s: np.ndarray
+    exposed_s: np.ndarray
 
 
 class CostModel:
@@ -84,18 +169,30 @@ class CostModel:
 
         Without a fused kernel layers launch more; what they write is `eager_rows_s`.
         """
-        p, g = self.profile, self.geometry
-        matrices = self._flops_per_token * reads.sequences
-        attention = self._attention_flops(reads.attended_tokens, absorbed=True)
+        p = self.profile
         return DecodeCost(
-            flops_s=(matrices + attention) / (p.flops_per_s * p.mfu),
-            weights_s=self._reading_weights_s(reads.sequences),
+            flops_s=self.flops_s(reads.sequences, reads.attended_tokens),
+            weights_s=self.weights_read_s(reads.sequences),
             kv_s=self.kv_read_s(reads.bytes),
-            dequantise_s=reads.quantised_bytes / p.dequantise_bytes_per_s,
-            layers_s=g.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s)),
+            dequantise_s=self.dequantise_s(reads.quantised_bytes),
+            layers_s=self.layers_s(fused),
             step_s=p.per_step_s + p.per_sequence_s * reads.sequences,
             overlap=p.overlap,
         )
+
+    def flops_s(self, sequences: Array, attended_tokens: Array) -> Array:
+        """Matrix products of a token per sequence, and attention to so many tokens."""
+        matrices = self._flops_per_token * sequences
+        attention = self._attention_flops(attended_tokens, absorbed=True)
+        return (matrices + attention) / (self.profile.flops_per_s * self.profile.mfu)
+
+    def dequantise_s(self, quantised_bytes: Array) -> Array:
+        return quantised_bytes / self.profile.dequantise_bytes_per_s
+
+    def layers_s(self, fused: bool = True) -> float:
+        """What the layers of a pass take beside their work."""
+        p = self.profile
+        return self.geometry.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s))
 
     def prefill(self, new_tokens: int, present_tokens: float = 0.0) -> PrefillCost:
         """`new_tokens` in one pass, attending to `present_tokens` before them and to each other.
@@ -113,7 +210,7 @@ class CostModel:
         return PrefillCost(
             matrices_s=self._flops_per_token * new_tokens / peak,
             attention_s=attention / peak,
-            memory_s=self._reading_weights_s(new_tokens) + float(self.kv_read_s(kv_bytes)),
+            memory_s=float(self.weights_read_s(new_tokens) + self.kv_read_s(kv_bytes)),
             overhead_s=g.layers * p.per_layer_s + p.per_step_s + p.per_sequence_s,
             overlap=p.overlap,
         )
@@ -133,12 +230,13 @@ class CostModel:
         """Scores and weighted values of so many (query, key) pairs per layer: ``4 L H d`` each."""
         return self._flops_per_pair[absorbed] * pairs
 
-    def _reading_weights_s(self, tokens: int) -> float:
+    def weights_read_s(self, tokens: Array) -> Array:
         """Reading the weights that a pass over so many tokens uses."""
         if not self.geometry.experts:
             return self._weights_s
         p = self.profile
-        return self.geometry.weight_bytes_read(tokens) / (p.hbm_bytes_per_s * p.mbu)
+        read_bytes: Array = self.geometry.weight_bytes_read(tokens)
+        return read_bytes / (p.hbm_bytes_per_s * p.mbu)
 
     def eager_rows_s(self, attended_tokens: Array) -> Array:
         """Writing out and reading back the probability rows of decode iterations."""

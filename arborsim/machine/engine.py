@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 from arborsim.machine.batch import Batch, IterationTime, Sums
 from arborsim.machine.clock import TOGETHER, Clock, Steps
-from arborsim.machine.commands import Command, Decode, Spend
+from arborsim.machine.commands import Command, Decode, Idle, Starve
 from arborsim.machine.cost import CostModel
-from arborsim.machine.demand import Op, SearchDemand
 from arborsim.machine.options import Arrivals, KvPool, ServingOptions, Timed
-from arborsim.machine.priced import PricedDemand
-from arborsim.machine.pricing import Pricing
+from arborsim.machine.price import Price
+from arborsim.machine.priced import PricedProgram
 from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.program import Op, SearchDemand
 from arborsim.machine.report import ServingReport, report
 from arborsim.machine.server import Server
 from arborsim.trace.schema import Geometry
 
 _UNLIMITED = 1 << 62
-Play = Callable[[Sequence[PricedDemand], Sequence[int], Pricing, ServingOptions, int, Arrivals],
+Play = Callable[[Sequence[PricedProgram], Sequence[int], Price, ServingOptions, int, Arrivals],
                 Server]  # fmt: skip
 Watch = Callable[[Server, Command, float], bool]
 
@@ -78,27 +78,27 @@ class ServingEngine:
     ) -> None:
         self.options = options or ServingOptions()
         cost = CostModel(profile, geometry)
-        self.pricing = Pricing(cost, self.options)
-        workspace = self.pricing.workspace_bytes(demands, self.options.prefill_chunk)
+        self.price = Price(cost, self.options)
+        workspace = self.price.workspace_bytes(demands, self.options.prefill_chunk)
         self.pool = KvPool.of(cost, self.options, workspace)
         self.kv_bytes = self.pool.kv_bytes if kv_bytes is None else kv_bytes
         shares = self.options.prefix_sharing
-        self.demands = [_private(self.pricing.price(d), shares) for d in demands]
+        self.demands = [_private(self.price.program(d), shares) for d in demands]
         self.alone = tuple(self._alone(priced) for priced in self.demands)
 
     def run(self, arrivals: Arrivals, play: Play | None = None) -> ServingReport:
         """Play the demands; `play` may be another driver of the same rules."""
         peaks = [alone.peak_hbm_bytes for alone in self.alone]
         server = (play or play_closed_form)(
-            self.demands, peaks, self.pricing, self.options, self.kv_bytes, arrivals
+            self.demands, peaks, self.price, self.options, self.kv_bytes, arrivals
         )
         return report(server, self.pool)
 
-    def _alone(self, priced: PricedDemand) -> Alone:
+    def _alone(self, priced: PricedProgram) -> Alone:
         """Play one search on the machine as if memory had no end."""
         options = replace(self.options, nvme_bytes=_UNLIMITED, prefix_host_bytes=0)
         server = play_closed_form(
-            [priced], [0], self.pricing, options, _UNLIMITED, Timed(((0.0, 0),))
+            [priced], [0], self.price, options, _UNLIMITED, Timed(((0.0, 0),))
         )
         return Alone(server.state.searches[0].finish_s, server.state.tally.peak_hbm_bytes)
 
@@ -111,7 +111,7 @@ class Alone:
     peak_hbm_bytes: int
 
 
-def _private(priced: PricedDemand, shares: bool) -> PricedDemand:
+def _private(priced: PricedProgram, shares: bool) -> PricedProgram:
     """Without the shared prefix, which the engine holds once for all."""
     if not shares or not priced.prefix_tokens:
         return priced
@@ -120,9 +120,9 @@ def _private(priced: PricedDemand, shares: bool) -> PricedDemand:
 
 
 def play_closed_form(
-    demands: Sequence[PricedDemand],
+    demands: Sequence[PricedProgram],
     peaks: Sequence[int],
-    pricing: Pricing,
+    price: Price,
     options: ServingOptions,
     kv_bytes: int,
     arrivals: Arrivals,
@@ -134,22 +134,28 @@ def play_closed_form(
     not happened when it returns True never does.
     """
     clock = Clock()
-    server = Server(demands, peaks, pricing, options, kv_bytes, clock, Batch())
+    server = Server(demands, peaks, price, options, kv_bytes, clock, Batch())
     server.expect(arrivals)
-    clock.env.run(until=clock.env.process(_serve(server, IterationTime(pricing), watch)))
+    clock.env.run(until=clock.env.process(serving(server, price, watch)))
     return server
 
 
-def _serve(server: Server, time: IterationTime, watch: Watch | None) -> Steps:
+def serving(server: Server, price: Price, watch: Watch | None = None) -> Steps:
     """The server's process: let time pass as its rules say."""
-    clock = server.state.clock
+    clock, tally, time = server.state.clock, server.state.tally, IterationTime(price)
     yield from clock.settle()
     for command in server.loop():
         before = clock.now
         if isinstance(command, Decode):
             yield from _decode(server, time, command)
+        elif isinstance(command, Starve):
+            yield command.program.starve()
         else:
-            yield from clock.spend(command.seconds) if isinstance(command, Spend) else clock.skip()
+            if isinstance(command, Idle):
+                yield from clock.skip()
+                tally.idle_s += clock.now - before
+            else:
+                yield from clock.spend(command.seconds)
             server.state.spent(clock.now - before)
         if watch is not None and watch(server, command, before):
             break
@@ -165,6 +171,7 @@ def _decode(server: Server, time: IterationTime, command: Decode) -> Steps:
         yield from clock.spend(waited_s)
         state.spent(waited_s)
         state.tally.busy.exposed_s += waited_s
+        state.tally.link_wait_s += waited_s
         most = 1  # somebody may be able to join the next iteration
     time.stream_floor_s = state.stream_floor_s
     extra = command.extra

@@ -6,7 +6,7 @@ from functools import partial
 
 from arborsim.machine.admission import Admission
 from arborsim.machine.commands import Commands, Idle, Spend, Tries
-from arborsim.machine.demand import Op
+from arborsim.machine.program import Op
 from arborsim.machine.reuse import Reuse
 from arborsim.machine.search import Restore, Search
 from arborsim.machine.state import State
@@ -126,7 +126,7 @@ class Eviction:
             present += found
             tokens += search.priced.prefix_tokens - found
         if tokens:
-            seconds = state.pricing.prefill_s(tokens, present)
+            seconds = state.price.prefill_s(tokens, present)
             yield Spend(seconds, Op.RECOMPUTE, search.key)
             state.tally.spent(Op.RECOMPUTE, seconds)
             restore.tokens = 0

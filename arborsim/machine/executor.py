@@ -1,50 +1,160 @@
-"""The simulated executor: decisions become bytes in a ledger and seconds in a simulated machine.
+"""The simulated executor: decisions become bytes in a ledger, and phases of a program.
 
-A decode iteration appends its tokens, computes, and then carries out what the policy decided.
-While nothing runs in the background, any number of iterations is one step in *closed form*: their
-costs are computed as arrays and their sum is one timeout.  Iterations that start transfers, or run
-beside some, are simulated one by one.  Both ways agree to rounding, which the tests check by
-forcing the second one (``event_by_event=True``).
+A decode iteration appends its tokens, computes, and then carries out what the policy decided.  The
+executor writes down what that asks of the machine, in bytes and tokens; SimPy plays it
+(`arborsim.machine.writing`), and all seconds are read there.  A run of iterations is written as a
+whole, cut where its moves start transfers.  While transfers are under way, iterations are written
+one at a time: the end of a transfer can change what the next one reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from arborsim.core.errors import UsageError
+from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.events import TokenRun
-from arborsim.core.tiers import Tier
+from arborsim.core.measurements import Measurements
+from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.machine.iterations import IterationCosts
-from arborsim.machine.parts import ExecutorParts
+from arborsim.machine.cost import SCALE_BYTES, CostModel
 from arborsim.machine.paths import ActivePaths
-from arborsim.machine.runs import between_steps, cut
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.program import ATTENDED_UNITS, DemandInfo, Op, SearchDemand
+from arborsim.machine.recall import Recall
+from arborsim.machine.terms import BACKGROUND, LINK_TERMS, TERMS, Term
 from arborsim.machine.transfers import Transfers
 from arborsim.machine.windows import Windows
+from arborsim.machine.writing import OpenProgram
 from arborsim.memory.census import Changes, kinds
+from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Moves
 from arborsim.memory.run_profile import RunProfile
+from arborsim.trace.schema import Geometry
 
-_RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
-_QUANTISING = kinds(lambda source, target: target.quantised and not source.quantised)
-_FETCHING = ("stream", "ondemand")
+_EVICTED, _RECOMPUTED, _OFFLOADED, _QUANTISING = (
+    kinds(lambda source, target: target == Tier.EVICTED),
+    kinds(lambda source, target: source == Tier.EVICTED),
+    kinds(lambda source, target: target.in_ddr and not source.in_ddr),
+    kinds(lambda source, target: target.quantised and not source.quantised),
+)
+_COUNTED = np.stack([_EVICTED, _RECOMPUTED, _OFFLOADED, _QUANTISING])
+_ROUNDED_BY_GPU = kinds(
+    lambda source, target: target.quantised and not source.quantised and not source.in_ddr
+)
+_STARTING = kinds(  # changes that start transfers or a recomputation, or end a staged copy
+    lambda source, target: source.in_ddr or target.in_ddr or source == Tier.EVICTED
+)
+_IN_HBM = np.array([tier.in_hbm for tier in Tier])
+_CELLS = 1 << 20  # (group, iteration) pairs of one run: bounds its arrays to some 100 MB
 
 
-class SimulatedExecutor(ExecutorParts):
+class SimulatedExecutor:
     """Implements `arborsim.run.controller.Executor` on a hardware profile.
 
-    Parameters and errors are those of `ExecutorParts`.
+    Parameters
+    ----------
+    geometry : Geometry
+        Model that bytes and seconds are charged for (it need not be the recorded one).
+    profile : HardwareProfile
+    groups : int
+        Cache groups that plans distinguish: 1, layers, or layers x KV heads.
+    page_tokens : int
+        Slots per page.
+    recall : {"stage", "stream", "near", "ondemand"}
+        How tokens in DDR take part in attention.
+    policy : str
+        Name of the policy that decides: the profile may know what it takes.
+    fused : bool
+        False if the policy reads attention rows, which then must be written out.
+    tree_attention : bool
+        Whether a batch reads shared nodes once, or once per branch.
+    overlap : bool
+        False waits for every transfer at once, as the memory-hierarchy paper's prototype does.
+    pinned : bool
+        Whether host buffers are page-locked.
+    compact : bool
+        Merge half-empty pages after every decision outside runs.
+    event_by_event : bool
+        Play every iteration by itself.
+    explain : bool
+        Keep what `terms` needs.
+    keep_matrices : bool
+        A prefill that writes attention matrices out holds those of all layers at once.
+    record : bool
+        Keep what `demand` needs.
+    prefix_tokens : int
+        First tokens of the prompt, which other searches may share; for `demand`.
+
+    Raises
+    ------
+    UsageError
+        A name or number that cannot work; or what a demand cannot describe is to be recorded.
     """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        profile: HardwareProfile,
+        *,
+        groups: int = 1,
+        page_tokens: int = 1,
+        recall: str = "stage",
+        policy: str = "",
+        fused: bool = True,
+        tree_attention: bool = True,
+        overlap: bool = True,
+        pinned: bool = True,
+        compact: bool = False,
+        event_by_event: bool = False,
+        explain: bool = False,
+        keep_matrices: bool = False,
+        record: bool = False,
+        prefix_tokens: int = 0,
+    ) -> None:
+        if recall not in RECALLS:
+            raise UnknownName("recall mode", recall, RECALLS)
+        if page_tokens < 1:
+            raise UsageError(f"pages of {page_tokens} tokens hold nothing: use 1 or more")
+        if record:
+            _check_recordable(geometry, recall, compact)
+        self._cost = CostModel(profile, geometry, pinned=pinned)
+        self._ledger = Ledger(
+            groups,
+            geometry.full_bytes_per_token,
+            self._cost.elements_per_token,
+            scales_per_token=self._cost.scales_per_token,
+            scale_bytes=SCALE_BYTES,
+            page_tokens=page_tokens,
+        )
+        size = self._ledger.bytes_by_tier
+        self._recall = Recall(self._cost, size, groups, recall, fused, tree_attention)
+        info = DemandInfo(
+            "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused
+        )
+        self._program = OpenProgram(info, self._cost, self._levels, record or explain)
+        self._measured = Measurements()
+        self._overlap = overlap
+        self._compact = compact
+        self._event_by_event = event_by_event
+        self._explain = explain
+        self._keep_matrices = keep_matrices
+        self._prefix_tokens = prefix_tokens
+        self._prefix_bytes = 0
+        self._buffer_bytes = 0  # of what the last iterations streamed
+        # Quantising on the GPU reads the one and writes the other.
+        self._touched_bytes = _ROUNDED_BY_GPU * (size[:, None] + size[None]).ravel()
 
     def bind(self, tree: ThoughtTree) -> None:
         """Follow the paths of `tree`, which the controller keeps up to date.  Call once, first."""
         self._paths = ActivePaths(tree, self._ledger)
         self._windows = Windows(tree, self._ledger, self._cost.geometry)
-        self._transfers = Transfers(
-            self._engine, self._ledger, self._paths, self._gauge, self._iterations.recall
-        )
+        self._transfers = Transfers(self._program, self._ledger, self._paths, self._recall.mode)
+
+    # What happens to the search.
 
     def prefill(self, run: TokenRun) -> None:
         """Compute the prompt; its tokens enter HBM."""
@@ -52,31 +162,31 @@ class SimulatedExecutor(ExecutorParts):
         self._ledger.append(run.leaves, run.steps)
         self._paths.turn(run.leaves)
         self._windows.turn(run.leaves)
-        self._gauge.window_bytes = self._windows.held_bytes
-        self._gauge.observe(self._engine.now_s)
-        cost, workspace = self._cost.prefill(tokens), self._cost.workspace_bytes(tokens)
-        self._engine.spend(cost.total_s)
-        if not self._iterations.fused:
+        self._look()
+        workspace = self._cost.workspace_bytes(tokens)
+        if not self._recall.fused:
             layers = self._cost.geometry.layers if self._keep_matrices else 1
             workspace += layers * self._cost.eager_prefill_bytes(tokens)
-            matrices_s = self._cost.eager_prefill_s(tokens)
-            self._spend_on_policy(matrices_s, "attention matrices of the prefill")
-        self._bill.workspace(workspace)
-        self._bill.prefill(cost)
-        self._bill.measured.prompt_tokens = tokens
+        self._workspace(workspace)
+        self._measured.prompt_tokens = tokens
+        self._prefix_tokens = min(self._prefix_tokens, tokens)
+        self._count_prefix()
+        self._program.put(Op.PREFILL, tokens)
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         """The next tokens belong to `leaves`; waits for what their paths hold in DDR."""
+        self._settle()
+        self._program.wait_for_returned()
         self._paths.turn(leaves)
         forgotten = self._windows.turn(leaves)
-        self._gauge.window_bytes = self._windows.held_bytes
-        self._bill.expose(self._transfers.turn())
+        self._transfers.turn()
         self._recompute(forgotten)
-        self._spend_on_policy(self._policy.turning_s(len(leaves)), "turns")
-        self._gauge.observe(self._engine.now_s)
+        self._program.turn(len(leaves))
+        self._look()
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         """Decode the run; after iteration ``t`` carry out the moves of step ``t``."""
+        self._settle()
         if not self._paths.are_active(run.leaves):
             self.activate(run.leaves)
         elif run.leaves != self._paths.leaves:  # some branches pause or have ended
@@ -85,100 +195,161 @@ class SimulatedExecutor(ExecutorParts):
         if decided_from is not None:
             decided[decided_from:] = True
         changes = self._ledger.resolve(moves, arriving=run.num_tokens)
-        parts = cut(run.steps, changes, self._ledger.groups, self._one_by_one)
-        for first, last, together in parts:
+        for first, last, together in cut(run.steps, changes, self._ledger.groups, self._one_by_one):
             inside = between_steps(moves, first, last)
             if together:
-                self._iterate_together(decided[first:last], inside)
+                self._count(self._iterate(decided[first:last], inside))
             else:
-                self._iterate_once(decided[first:last])
+                self._iterate(decided[first:last], Moves.none())
                 self._carry_out(self._ledger.resolve(inside))
-        self._bill.measured.decisions += int(decided.sum())
-        self._bill.measured.generated_tokens += run.num_tokens
-        self._bill.measured.iterations += run.steps
+        self._measured.decisions += int(decided.sum())
+        self._measured.generated_tokens += run.num_tokens
+        self._measured.iterations += run.steps
 
     def apply(self, moves: Moves, examined_tokens: int) -> None:
         """Carry out one decision taken over `examined_tokens` tokens."""
-        self._bill.measured.decisions += 1
-        self._spend_on_policy(float(self._policy.decision_s(examined_tokens)), "decisions")
+        self._measured.decisions += 1
+        self._program.put(Op.DECIDE, examined_tokens)
         self._carry_out(self._ledger.resolve(moves))
         if self._compact:
             copied_bytes = self._ledger.compact()
-            self._spend_on_policy(float(self._cost.copy_s(2 * copied_bytes)), "compaction")
-            self._gauge.observe(self._engine.now_s)
+            if copied_bytes:
+                self._program.put(Op.COPY, 2 * copied_bytes, 1)
+            self._look()
 
     def finish(self) -> None:
-        """Let transfers end; nobody waits for them any more, so they count as hidden."""
-        self._engine.wait()
+        """Let transfers end; nothing waits for them any more, so they count as hidden."""
+        self._program.settle_levels()
+        self._program.drain()
+
+    # What can be asked of it.
+
+    @property
+    def tier(self) -> np.ndarray:
+        """Int8 ``[groups, tokens]``."""
+        return self._ledger.tier
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._ledger
+
+    @property
+    def staging_bytes(self) -> int:
+        """HBM buffers that hold recalled tokens now."""
+        self._settle()
+        return self._transfers.staging_bytes + self._buffer_bytes
+
+    def clock(self) -> float:
+        """Simulated seconds since the search began."""
+        self._program.play()
+        return self._program.clock.now
+
+    def measurements(self) -> Measurements:
+        """What has been measured so far."""
+        program, m = self._program, self._measured
+        program.play()
+        tally, clock = program.tally, program.clock
+        tally.look()
+        m.peak_hbm_kv_bytes = tally.peak_hbm_bytes
+        m.peak_staging_bytes = tally.peak_staging_bytes
+        m.weight_bytes = self._cost.geometry.weight_bytes
+        m.usable_hbm_bytes = self._cost.profile.usable_hbm_bytes
+        m.usable_ddr_bytes = self._cost.profile.ddr_bytes
+        m.to_ddr_bytes, m.from_ddr_bytes = clock.down.carried_bytes, clock.up.carried_bytes
+        busy = tally.busy
+        m.time.prefill_s, m.time.decode_s = busy.prefill_s, busy.decode_s
+        m.time.policy_s, m.time.rehydration_s = busy.policy_s, busy.recompute_s
+        m.time.exposed_transfer_s = busy.exposed_s + tally.idle_s
+        m.time.hidden_transfer_s = (
+            self._behind_s() + program.side_s - (busy.exposed_s - tally.link_wait_s)
+        )
+        m.series = tally.memory()
+        return m
+
+    def terms(self) -> tuple[Term, ...]:
+        """What the time so far consists of; empty unless it was to be explained."""
+        if not self._explain:
+            return ()
+        program = self._program
+        program.play()
+        found = dict.fromkeys(TERMS, (0.0, 0.0))
+        for term in program.terms():
+            seconds, hidden_s = found[term.name]
+            found[term.name] = seconds + term.seconds, hidden_s + term.hidden_s
+        waited_s = program.tally.idle_s + program.tally.link_wait_s
+        found[BACKGROUND] = waited_s, self._behind_s()
+        for name, link in zip(LINK_TERMS, (program.clock.down, program.clock.up), strict=True):
+            found[name] = 0.0, link.moving_s
+        terms = (Term(name, *seconds) for name, seconds in found.items())
+        return tuple(term for term in terms if term.seconds or term.hidden_s)
+
+    def demand(self, info: DemandInfo) -> SearchDemand:
+        """What the search asked for, once it has finished, as it was written down."""
+        return self._program.kept(info)
+
+    # Writing.
+
+    def _settle(self) -> None:
+        """Before anything changes that the end of a transfer looks at: let the clock catch up."""
+        if self._program.chains:
+            self._program.play()
 
     def _one_by_one(self) -> bool:
-        """Whether iterations must be simulated by themselves now."""
-        return self._event_by_event or self._engine.busy
+        """Whether iterations must be written one at a time now."""
+        if self._event_by_event:
+            self._program.play()
+            return True
+        return self._program.under_way
 
-    def _iterate_together(self, decided: np.ndarray, moves: Moves) -> None:
-        """Decode as many iterations as `decided` has entries, in closed form."""
-        run, costs = self._price(decided, moves)
-        buffers = self._buffers(costs)
-        if buffers is None:
-            buffers = np.full(len(decided), self._gauge.staging_bytes)
-        passed_s = np.cumsum(costs.total_s)
-        self._gauge.observe_run(self._engine.now_s + passed_s, run, buffers)
-        self._spend(costs, float(passed_s[-1]))
-        self._count(run.changes)
-
-    def _iterate_once(self, decided: np.ndarray) -> None:
-        """Decode one iteration; transfers may end while it runs."""
-        _, costs = self._price(decided, Moves.none())
-        buffers = self._buffers(costs)
-        if buffers is not None:
-            self._gauge.staging_bytes = int(buffers[0])
-        self._gauge.observe(self._engine.now_s)
-        self._spend(costs, float(costs.total_s[0]))
-
-    def _buffers(self, costs: IterationCosts) -> np.ndarray | None:
-        """Buffers of what each iteration fetches; None in recall modes that fetch nothing."""
-        if self._iterations.recall not in _FETCHING or costs.beside is None:
-            return None
-        return costs.beside.staging_bytes
-
-    def _price(self, decided: np.ndarray, moves: Moves) -> tuple[RunProfile, IterationCosts]:
-        """Let tokens enter and move in the books, and price the iterations that this takes."""
-        landing, leaves = self._transfers.landing(), self._paths.leaves
-        run = self._ledger.advance(leaves, len(decided), moves)
+    def _iterate(self, decided: np.ndarray, moves: Moves) -> Changes:
+        """Decode as many iterations as `decided` has entries; returns what the moves change."""
+        steps, leaves = len(decided), self._paths.leaves
+        landing = self._transfers.landing()
+        run = self._ledger.advance(leaves, steps, moves)
         path = self._paths.advance(run)
-        windows = self._windows.advance(leaves, len(decided))
+        windows = self._windows.advance(leaves, steps)
         if windows is not None:
-            self._gauge.window_bytes = self._windows.held_bytes
-            token_bytes = self._cost.geometry.window_bytes_per_token
-            run = run.with_windows(windows.held * token_bytes)
+            run = run.with_windows(windows.held * self._cost.geometry.window_bytes_per_token)
             path = replace(path, windows=windows)
-        return run, self._iterations.price(path, len(leaves), landing, decided)
-
-    def _spend(self, costs: IterationCosts, seconds: float) -> None:
-        """Let the `seconds` that decode iterations cost pass."""
-        beside = costs.beside
-        fetches = self._iterations.recall in _FETCHING
-        if fetches and beside and beside.from_ddr_bytes.any():
-            self._bill.expose(self._engine.spend_streaming(seconds))
-        else:
-            self._engine.spend(seconds)
-        self._bill.iterations(costs)
-        if beside:
-            self._engine.down.carried_bytes += int(beside.to_ddr_bytes.sum())
-            self._engine.up.carried_bytes += int(beside.from_ddr_bytes.sum())
+        reading = self._recall.reading(path, len(leaves), landing)
+        held = np.maximum(run.hbm_page_bytes_before, run.hbm_page_bytes_after)
+        if reading.buffer_bytes is not None:
+            held = held + reading.buffer_bytes
+            self._buffer_bytes = int(reading.buffer_bytes[-1])
+        scale = ATTENDED_UNITS * self._ledger.groups * self._cost.geometry.layers
+        table = np.empty((steps, 12), dtype=np.int64)
+        columns: tuple[Any, ...] = (
+            len(leaves), decided, reading.streamed_bytes, reading.remote_bytes,
+            reading.window_bytes if self._recall.mode in ("near", "ondemand") else 0,
+            reading.read_bytes, reading.quantised_bytes, np.rint(reading.attended * scale),
+            np.rint(reading.rows * scale), np.where(decided, path.length, 0), held,
+            self._prefix_during(run.changes, steps),
+        )  # fmt: skip
+        for at, column in enumerate(columns):
+            table[:, at] = column
+        self._program.iterations(table)
+        self._look_at(run)
+        return run.changes
 
     def _carry_out(self, changes: Changes) -> None:
         """Change tiers, recompute what was evicted, and wait for what decoding needs."""
         if not len(changes):
             return
+        self._settle()
         if self._transfers.needs_link(changes):
-            self._bill.expose(self._engine.wait())
+            self._program.wait()
+            self._settle()
         self._count(changes)
+        self._settle()
         self._transfers.carry_out(changes)
+        self._look()
         self._rehydrate(changes)
-        self._bill.expose(self._transfers.wait_for_returning())
+        self._transfers.wait_for_returning()
         if not self._overlap:
-            self._bill.expose(self._engine.wait())
+            self._program.wait()
+            self._settle()
+        self._count_prefix()
+        self._program.settle_levels()
 
     def _rehydrate(self, changes: Changes) -> None:
         """One prefill over the recovered tokens, with the rest of the active paths present."""
@@ -187,15 +358,14 @@ class SimulatedExecutor(ExecutorParts):
 
     def _recompute(self, recovered: np.ndarray) -> None:
         """One prefill over these tokens."""
-        if not len(recovered):
-            return
-        seconds = self._cost.prefill(len(recovered), self._paths.readable_beside(recovered)).total_s
-        self._engine.spend(seconds)
-        self._bill.rehydration(seconds)
-        self._bill.workspace(self._cost.workspace_bytes(len(recovered)))
+        if len(recovered):
+            present = self._paths.readable_beside(recovered)
+            self._program.put(Op.RECOMPUTE, len(recovered), present)
+            self._measured.rehydrations += 1
+            self._workspace(self._cost.workspace_bytes(len(recovered)))
 
     def _count(self, changes: Changes) -> None:
-        """Count moves by kind, and pay for quantising on the GPU."""
+        """Count moves by kind, and let the GPU quantise."""
         if not len(changes):
             return
         if self._cost.geometry.kv_bytes_per_element == 1 and changes.count(_QUANTISING):
@@ -203,10 +373,119 @@ class SimulatedExecutor(ExecutorParts):
                 f"the policy moves tokens to 8 bits, and the cache of {self._cost.geometry.name} "
                 "is in 8 bits already: set it not to, or use a cache in bf16"
             )
-        self._bill.moves(changes)
-        rounding_s = float(self._cost.copy_s(changes.count(self._touched_bytes)))
-        self._spend_on_policy(rounding_s, "quantising")
+        m, groups = self._measured, self._ledger.groups
+        evicted, rehydrated, offloaded, quantised = (_COUNTED @ changes.flow).tolist()
+        m.evicted_tokens += evicted / groups
+        m.rehydrated_tokens += rehydrated / groups
+        m.offloaded_tokens += offloaded / groups
+        m.quantised_tokens += quantised / groups
+        touched_bytes = changes.count(self._touched_bytes)
+        if touched_bytes:
+            self._program.put(Op.COPY, touched_bytes)
 
-    def _spend_on_policy(self, seconds: float, what: str) -> None:
-        self._engine.spend(seconds)
-        self._bill.policy(seconds, what)
+    # Counting what needs no clock.
+
+    def _look(self) -> None:
+        """Take in what the ledger holds now."""
+        ledger = self._ledger
+        self._peaks(ledger.hbm_tokens, ledger.ddr_bytes, ledger.quantised_bytes)
+
+    def _look_at(self, run: RunProfile) -> None:
+        tokens = max(run.hbm_tokens_before.max(), run.hbm_tokens_after.max())
+        self._peaks(
+            int(tokens), int(run.ddr_bytes_after.max()), int(run.quantised_bytes_after.max())
+        )
+
+    def _peaks(self, hbm_tokens: int, ddr_bytes: int, quantised_bytes: int) -> None:
+        m = self._measured
+        m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, hbm_tokens)
+        m.peak_ddr_bytes = max(m.peak_ddr_bytes, ddr_bytes)
+        m.peak_quantised_bytes = max(m.peak_quantised_bytes, quantised_bytes)
+
+    def _workspace(self, needed_bytes: int) -> None:
+        """A forward pass needs so much HBM beside weights and cache."""
+        self._measured.workspace_bytes = max(self._measured.workspace_bytes, needed_bytes)
+
+    def _behind_s(self) -> float:
+        """Transfers in the background that nothing waited for."""
+        tally, clock = self._program.tally, self._program.clock
+        moving_s = clock.down.moving_s + clock.up.moving_s
+        return max(0.0, moving_s - tally.idle_s - tally.link_wait_s)
+
+    def _levels(self) -> tuple[int, int, int]:
+        """Pages and streaming buffers, what of them is the shared prefix, and DDR; bytes."""
+        pages = self._ledger.hbm_page_bytes + self._windows.held_bytes
+        return pages + self._buffer_bytes, self._prefix_bytes, self._ledger.ddr_bytes
+
+    def _prefix_during(self, changes: Changes, steps: int) -> np.ndarray | int:
+        """Bytes of the shared prefix in HBM once each iteration's moves are done."""
+        if not self._prefix_tokens or not len(changes):
+            return self._prefix_bytes
+        mine = changes.where(changes.token < self._prefix_tokens)
+        size = self._ledger.bytes_by_tier * _IN_HBM
+        net = np.bincount(mine.step, size[mine.target] - size[mine.source], steps)
+        held = self._prefix_bytes + np.cumsum(net).astype(np.int64)
+        self._prefix_bytes = int(held[-1])
+        return np.asarray(held)
+
+    def _count_prefix(self) -> None:
+        if self._prefix_tokens:
+            size = self._ledger.bytes_by_tier * _IN_HBM
+            self._prefix_bytes = int(size[self._ledger.tier[:, : self._prefix_tokens]].sum())
+
+
+def _check_recordable(geometry: Geometry, recall: str, compact: bool) -> None:
+    if compact:
+        raise UsageError(
+            f"recall '{recall}' with compact={compact} cannot be recorded for serving: "
+            f"use {', '.join(RECALLS)} without compaction"
+        )
+    if recall in ("near", "ondemand") and geometry.window:
+        raise UsageError(
+            f"recall '{recall}' cannot be recorded for serving {geometry.name}, "
+            "which has layers with a sliding window: use stage or stream"
+        )
+
+
+def cut(
+    steps: int, changes: Changes, groups: int, one_by_one: Callable[[], bool]
+) -> Iterator[tuple[int, int, bool]]:
+    """Cut a run into stretches written together (True) and single iterations (False).
+
+    An iteration stands alone if transfers run beside it, or if its moves start some.
+
+    Parameters
+    ----------
+    steps : int
+    changes : Changes
+        What the moves of the run change.
+    groups : int
+        Cache groups.
+    one_by_one : callable
+        Whether iterations must be written by themselves from now on; asked before each part.
+
+    Yields
+    ------
+    first, last : int
+        Iterations ``first`` up to, not including, ``last``.
+    together : bool
+    """
+    starting = changes.of(_STARTING)
+    alone = np.unique(starting.step) if len(starting) else starting.step
+    longest = max(1, _CELLS // groups)
+    first = 0
+    while first < steps:
+        i = int(np.searchsorted(alone, first))
+        last = int(alone[i]) if i < len(alone) else steps
+        together = last > first and not one_by_one()
+        last = min(last, first + longest) if together else first + 1
+        yield first, last, together
+        first = last
+
+
+def between_steps(moves: Moves, first: int, last: int) -> Moves:
+    """The moves of iterations ``first`` up to, not including, ``last``, counted from 0."""
+    if not len(moves):
+        return moves
+    a, b = np.searchsorted(moves.step, [first, last])
+    return Moves(moves.step[a:b] - first, moves.group[a:b], moves.token[a:b], moves.target[a:b])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Tier
@@ -58,8 +58,9 @@ class Machine:
         self,
         policy: Policy,
         recorded: TraceInfo,
-        kind: type[SimulatedExecutor] | None = None,
-        **options: Any,
+        *,
+        record: bool = False,
+        prefix_tokens: int = 0,
     ) -> SimulatedExecutor:
         """A simulated machine for one search of a trace under `policy`.
 
@@ -67,8 +68,8 @@ class Machine:
         ----------
         policy : Policy
         recorded : TraceInfo
-        kind : type, optional
-            The executor's class, if it is not `SimulatedExecutor`; gets `options` too.
+        record, prefix_tokens : bool, int
+            As of `SimulatedExecutor`.
 
         Raises
         ------
@@ -80,7 +81,7 @@ class Machine:
         geometry = self.charged(recorded)
         if why := unsuited(policy, geometry):
             raise UsageError(why)
-        return (kind or SimulatedExecutor)(
+        return SimulatedExecutor(
             geometry,
             self.profile,
             groups=num_groups(policy, recorded),
@@ -93,7 +94,8 @@ class Machine:
             event_by_event=self.event_by_event,
             explain=self.explain,
             keep_matrices=self.keep_matrices,
-            **options,
+            record=record,
+            prefix_tokens=prefix_tokens,
         )
 
 

@@ -50,10 +50,6 @@ class PathProfile:
         return PathProfile(self.shared * mask[:, None], self.branches * mask[:, None], self.length)
 
 
-_NO_TOKENS = np.zeros((NUM_TIERS, 1), dtype=np.int64)
-NOBODY = PathProfile(_NO_TOKENS, _NO_TOKENS, np.zeros(1, dtype=np.int64))
-
-
 class ActivePaths:
     """Follows the tokens on the paths from the root to the leaves that decode now.
 

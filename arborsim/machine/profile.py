@@ -61,8 +61,8 @@ class PolicySeconds:
         """One decision over `examined_tokens`; a number or an array."""
         return self.decision_base_s + self.decision_per_token_s * examined_tokens
 
-    def observing_s(self, sequences: int) -> float:
-        """One iteration of n sequences, without a decision."""
+    def observing_s(self, sequences: Any) -> Any:
+        """One iteration of n sequences (a number or an array), without a decision."""
         return self.iteration_s + self.lane_s * sequences
 
     def turning_s(self, sequences: int) -> float:

@@ -135,5 +135,5 @@ def report(server: Server, pool: KvPool) -> ServingReport:
 def _outcome(search: Search) -> SearchOutcome:
     return SearchOutcome(
         search.demand, search.arrival_s, search.admitted_s, search.first_token_s, search.finish_s,
-        search.preemptions, search.generated, search.priced.source.iterations, search.refused,
+        search.preemptions, search.generated, search.priced.demand.iterations, search.refused,
     )  # fmt: skip

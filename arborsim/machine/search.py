@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
-from arborsim.machine.priced import Piece, PricedDemand
+from arborsim.machine.priced import Piece, PricedProgram
 
 
 @dataclass
@@ -42,6 +43,10 @@ class Search:
         Iterations done of the piece that it left, when it lost its place.
     base_bytes, extra_bytes : int
         HBM in pages and beside them, its own.
+    staging_bytes : int
+        The part of `extra_bytes` that is buffers of recalled tokens; the rest is in flight.
+    buffer_bytes : int
+        The part of `base_bytes` that is buffers of what its iterations stream.
     ddr_bytes : int
     wanted_bytes, wanted_ddr_bytes : int
         What it lacked when it gave up its own place.
@@ -58,7 +63,7 @@ class Search:
         -1 before, and -2 once what became of the prefix has been counted.
     parked : bool
         Waits for a transfer.
-    legs_begun, legs_ended : list of int
+    legs_begun, legs_ended : dict of int to int
         Transfers of each of its chains.
     outstanding : int
         Chains that have not ended.
@@ -66,12 +71,14 @@ class Search:
 
     key: int
     demand: int
-    priced: PricedDemand
+    priced: PricedProgram
     arrival_s: float
     at: int = 0
     offset: int = 0
     base_bytes: int = 0
     extra_bytes: int = 0
+    staging_bytes: int = 0
+    buffer_bytes: int = 0
     ddr_bytes: int = 0
     wanted_bytes: int = 0
     wanted_ddr_bytes: int = 0
@@ -85,8 +92,8 @@ class Search:
     holds_prefix: bool = False
     prefix_found: int = -1
     restore: Restore | None = None
-    legs_begun: list[int] = field(default_factory=list)
-    legs_ended: list[int] = field(default_factory=list)
+    legs_begun: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    legs_ended: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     outstanding: int = 0
     admitted_s: float = -1.0
     first_token_s: float = -1.0
@@ -94,10 +101,6 @@ class Search:
     preemptions: int = 0
     generated: int = 0
     refused: str = ""
-
-    def __post_init__(self) -> None:
-        self.legs_begun = [0] * len(self.priced.chains)
-        self.legs_ended = [0] * len(self.priced.chains)
 
     @property
     def resident(self) -> bool:
@@ -114,7 +117,7 @@ class Search:
 
     def tokens_of(self, size_bytes: int) -> int:
         """Tokens whose keys and values take so much, at full precision."""
-        return -(-size_bytes // self.priced.source.info.kv_bytes_per_token)
+        return -(-size_bytes // self.priced.info.kv_bytes_per_token)
 
     def chain_ended(self, chain: int) -> bool:
         return self.legs_ended[chain] == len(self.priced.chains[chain])

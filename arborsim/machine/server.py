@@ -30,15 +30,16 @@ from functools import partial
 from arborsim.machine.admission import Admission
 from arborsim.machine.batch import Batch
 from arborsim.machine.clock import Clock
-from arborsim.machine.commands import Commands, Decode, Idle, Spend, Tries
-from arborsim.machine.demand import Op
+from arborsim.machine.commands import Commands, Decode, Idle, Spend, Starve, Tries
 from arborsim.machine.eviction import Eviction
 from arborsim.machine.options import Arrivals, ServingOptions
-from arborsim.machine.priced import Extra, PricedDemand
-from arborsim.machine.pricing import Pricing
+from arborsim.machine.price import Price
+from arborsim.machine.priced import Extra, PricedProgram
+from arborsim.machine.program import Op
 from arborsim.machine.reuse import Reuse
 from arborsim.machine.search import Search
 from arborsim.machine.state import State
+from arborsim.machine.tally import Tally
 
 _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 
@@ -48,15 +49,16 @@ class Server:
 
     Parameters
     ----------
-    demands : sequence of PricedDemand
+    demands : sequence of PricedProgram
     peaks : sequence of int
         HBM that each needs by itself.
-    pricing : Pricing
+    price : Price
     options : ServingOptions
     kv_bytes : int
         HBM for keys and values.
     clock : Clock
     batch : Batch
+    tally : type of Tally, optional
 
     Attributes
     ----------
@@ -65,15 +67,16 @@ class Server:
 
     def __init__(
         self,
-        demands: Sequence[PricedDemand],
+        demands: Sequence[PricedProgram],
         peaks: Sequence[int],
-        pricing: Pricing,
+        price: Price,
         options: ServingOptions,
         kv_bytes: int,
         clock: Clock,
         batch: Batch,
+        tally: type[Tally] = Tally,
     ) -> None:
-        self.state = State(pricing, options, kv_bytes, clock, batch)
+        self.state = State(price, options, kv_bytes, clock, batch, tally)
         self._admission = Admission(self.state, demands, peaks)
         self._reuse = Reuse(self.state)
         self._eviction = Eviction(self.state, self._admission, self._reuse)
@@ -94,6 +97,10 @@ class Server:
                     yield from self._eviction.relieve()
                 else:
                     yield from self._iterate()
+            elif state.starved is not None:
+                yield Starve(state.starved.priced)
+                state.ready.append(state.starved)
+                state.starved = None
             elif state.resident or self._admission.unfinished:
                 yield Idle()
             else:
@@ -129,7 +136,7 @@ class Server:
             return
         ops = search.priced.ops
         while search.at < len(ops):
-            kind, one, _, three = ops[search.at]
+            kind, one, two, three = ops[search.at]
             if kind == Op.DECODE:
                 state.join(search)
                 return
@@ -140,8 +147,9 @@ class Server:
                 if not search.prefilled:
                     return
             elif kind in _SPENT:
-                yield Spend(search.priced.seconds[search.at], kind, search.key)
-                state.tally.spent(Op(kind), search.priced.seconds[search.at])
+                seconds = search.priced.seconds[search.at]
+                yield Spend(seconds, kind, search.key)
+                state.tally.spent(kind, seconds)
             elif kind == Op.SEND:
                 self._leg(search, one)
             elif kind == Op.WAIT or kind == Op.BEGUN:
@@ -152,10 +160,15 @@ class Server:
                 if not (yield from self._eviction.take(search, one)):
                     return
                 search.extra_bytes += one
+                if two:
+                    search.staging_bytes += one
             elif kind == Op.LEVEL and not (yield from self._level(search, one, three)):
                 return
             search.at += 1
-        self._end(search)
+        if search.priced.open:
+            state.starved = search
+        else:
+            self._end(search)
 
     def _arrived(self, search: Search, kind: int, chain: int) -> bool:
         if kind == Op.BEGUN:
@@ -179,19 +192,21 @@ class Server:
             search.prompt_left = tokens - present
             state.prefilling.append(search)
             return
-        fused = search.priced.source.info.fused
+        fused = search.priced.info.fused
         seconds = search.priced.seconds[search.at]
         if present:
-            seconds = state.pricing.prefill_s(tokens - present, present, fused)
+            seconds = state.price.prefill_s(tokens - present, present, fused)
         yield Spend(seconds, Op.PREFILL, search.key)
-        state.tally.spent(Op.PREFILL, seconds)
+        eager_s = state.price.eager_s(tokens - present, present, fused)
+        state.tally.spent(Op.PREFILL, seconds - eager_s)
+        state.tally.busy.policy_s += eager_s
         self._prompt_done(search)
 
     def _chunk(self, search: Search, tokens: int) -> Extra:
         """What the next `tokens` of a prompt add to an iteration."""
         total = search.priced.ops[search.at][1]
         present = total - search.prompt_left
-        return self.state.pricing.chunk(tokens, present, search.priced.source.info.fused)
+        return self.state.price.chunk(tokens, present, search.priced.info.fused)
 
     def _prompt_done(self, search: Search) -> None:
         search.prefilled = True
@@ -228,6 +243,7 @@ class Server:
             return
         leg = legs[i]
         search.legs_begun[chain] += 1
+        search.staging_bytes += leg.hold_before
         self._beside(search, leg.hold_before)
         state.wake(search)
         ended = partial(self._leg_ended, search, chain)
@@ -238,6 +254,7 @@ class Server:
         link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up), ended)
 
     def _leg_ended(self, search: Search, chain: int) -> None:
+        search.priced.leg_ended(chain, search.legs_ended[chain])
         leg = search.priced.chains[chain][search.legs_ended[chain]]
         search.legs_ended[chain] += 1
         self._beside(search, leg.hold_after)

@@ -10,8 +10,8 @@ from arborsim.machine.clock import Clock, Level
 from arborsim.machine.memory import Host
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.prefixes import Prefixes
+from arborsim.machine.price import Price
 from arborsim.machine.priced import Piece
-from arborsim.machine.pricing import Pricing
 from arborsim.machine.search import Restore, Search
 from arborsim.machine.tally import Tally
 
@@ -21,7 +21,7 @@ class State:
 
     Parameters
     ----------
-    pricing : Pricing
+    price : Price
     options : ServingOptions
     kv_bytes : int
         HBM for keys and values.
@@ -41,14 +41,22 @@ class State:
     hbm : Level
         All HBM for keys and values but the pages of searches in the batch, which are
         `decoding_bytes`.
+    starved : Search or None
+        One that has done all of its program that has been written so far.
     stream_floor_s : float
         What the NVMe takes for what iterations stream.
     """
 
     def __init__(
-        self, pricing: Pricing, options: ServingOptions, kv_bytes: int, clock: Clock, batch: Batch
+        self,
+        price: Price,
+        options: ServingOptions,
+        kv_bytes: int,
+        clock: Clock,
+        batch: Batch,
+        tally: type[Tally] = Tally,
     ) -> None:
-        self.pricing = pricing
+        self.price = price
         self.options = options
         self.kv_bytes = kv_bytes
         self.clock = clock
@@ -60,13 +68,14 @@ class State:
         self.hbm = Level(clock)
         block = options.prefix_block_tokens
         self.host = Host(
-            clock, pricing.cost.profile.ddr_bytes, options.nvme_bytes,
+            clock, price.cost.profile.ddr_bytes, options.nvme_bytes,
             options.prefix_host_bytes, block,
         )  # fmt: skip
         self.prefixes = Prefixes(block, self.host)
-        self.tally = Tally(clock, options.series_points)
+        self.tally = tally(self, options.series_points)
         self.decoding_bytes = 0
         self.stream_floor_s = 0.0
+        self.starved: Search | None = None
         self._returning: list[tuple[int, Search]] = []  # by order of arrival
 
     @property
@@ -118,12 +127,13 @@ class State:
     def prefix_of(self, search: Search) -> str:
         """Key of its shared prefix; "" for none."""
         shared = self.options.prefix_sharing and search.priced.prefix_tokens
-        return search.priced.source.info.prefix if shared else ""
+        return search.priced.info.prefix if shared else ""
 
     def join(self, search: Search) -> None:
         """Take part in the iterations from now on."""
         self.hbm.add(-search.base_bytes)
         self.decoding_bytes += search.base_bytes
+        search.buffer_bytes = search.piece.buffer_bytes
         self.batch.add(search.key, search.piece, search.offset)
 
     def leave(self, search: Search) -> None:
@@ -202,28 +212,30 @@ class State:
 
     def transfer_s(self, size_bytes: int, up: bool) -> float:
         """A transfer to or from the host as it is now, the NVMe included."""
-        below_s = self.pricing.nvme_s(int(size_bytes * self.host.below_share))
-        return max(self.pricing.transfer_s(size_bytes, up), below_s)
+        below_s = self.price.nvme_s(int(size_bytes * self.host.below_share))
+        return max(self.price.transfer_s(size_bytes, up), below_s)
 
     def find_stream_floor(self) -> None:
         """Bring `stream_floor_s` up to date."""
         share = self.host.below_share
         streamed = self.batch.sums.streamed_bytes if share else 0
-        self.stream_floor_s = self.pricing.nvme_s(int(share * streamed))
+        self.stream_floor_s = self.price.nvme_s(int(share * streamed))
 
     def passing(self, k: int) -> None:
         """The driver is about to let `k` iterations pass."""
         sums = self.batch.sums
         last = sums.hbm + (k - 1) * sums.hbm_g
         self.decoding_bytes = max(sums.hbm, last)
-        self.tally.hbm(self.used_bytes)
+        self.tally.hbm(self.used_bytes, decoding=True)
         self.decoding_bytes = last
 
     def passed(self, span: Span, k: int) -> None:
         """The driver has let `k` iterations pass."""
         self.tally.iterations(span, k, self.batch.sums)
-        self.clock.up.carried_bytes += k * self.batch.sums.streamed_bytes
-        self.clock.up.busy_s += k * self.batch.sums.link
+        sums, clock = self.batch.sums, self.clock
+        clock.down.carried_bytes += k * sums.down_bytes
+        clock.up.carried_bytes += k * (sums.streamed_bytes + sums.up_bytes)
+        clock.up.streamed_s += k * sums.link
         self.batch.advance(k)
         self.tally.sample(self.used_bytes, self.host.level.value, len(self.batch))
 

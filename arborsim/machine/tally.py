@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from arborsim.machine.batch import Span, Sums
-from arborsim.machine.clock import Clock
-from arborsim.machine.demand import Op
+from arborsim.machine.program import Op
+
+if TYPE_CHECKING:
+    from arborsim.machine.state import State
 
 _CAUSE = {
     Op.PREFILL: "prefill_s", Op.RECOMPUTE: "recompute_s", Op.DECIDE: "policy_s",
@@ -79,25 +82,29 @@ class Tally:
         What computing and reading memory would take by themselves, in decode iterations.
     decoding_byte_s : float
         Bytes held by the pages of searches that decode, times seconds.
+    idle_s, link_wait_s : float
+        Without anything to do; iterations that waited for the link before they streamed.
     peak_hbm_bytes : int
     num_iterations, tokens, events, preemptions : int
     first_s : dict of str to float
         When memory, or the number of searches, first kept somebody waiting.
     """
 
-    def __init__(self, clock: Clock, points: int) -> None:
+    def __init__(self, state: State, points: int) -> None:
         self.busy = BusySeconds()
         self.prefixes = PrefixTokens()
         self.flops_s = 0.0
         self.memory_s = 0.0
         self.decoding_byte_s = 0.0
+        self.idle_s = 0.0
+        self.link_wait_s = 0.0
         self.peak_hbm_bytes = 0
         self.num_iterations = 0
         self.tokens = 0
         self.events = 0
         self.preemptions = 0
         self.first_s: dict[str, float] = {}
-        self._clock = clock
+        self._clock = state.clock
         self._points = points
         self._samples: list[tuple[float, int, int, int]] = []
         self._stride = 1
@@ -113,15 +120,16 @@ class Tally:
         self.num_iterations += k
         self.tokens += k * sums.sequences
 
-    def spent(self, op: Op, seconds: float) -> None:
+    def spent(self, op: int, seconds: float) -> None:
         """The engine has done something for one search."""
-        cause = _CAUSE[op]
+        cause = _CAUSE[Op(op)]
         setattr(self.busy, cause, getattr(self.busy, cause) + seconds)
 
     def held(self, byte_s: float) -> None:
         self.decoding_byte_s += byte_s
 
-    def hbm(self, used_bytes: int) -> None:
+    def hbm(self, used_bytes: int, decoding: bool = False) -> None:
+        """So much is in use, or will be in iterations that are about to pass."""
         if used_bytes > self.peak_hbm_bytes:
             self.peak_hbm_bytes = used_bytes
 

@@ -1,51 +1,35 @@
-"""Every term of a search's time: which formula it comes from, and what ran behind something else.
+"""The price: what every phase of a program takes, as named terms, in one place.
 
-The terms add up to `TimeSplit.total_s`.  Where computing and reading memory overlap, the longer of
-both counts in full and the shorter only with what the machine does not hide of it; what is hidden
-stands beside it and is no part of the sum.
+An iteration of a batch takes, with sums over its searches::
+
+    bound = longer + (1 - overlap) * shorter   of computing, and of reading weights, keys and values
+    model = bound + dequantising + what nothing hides
+    total = model + policies + max(0, streaming - model) + max(0, CPU attention - GPU attention)
+
+Every term of it is a row of `ITERATION_TERMS`: its name, the *lane* of the sum that it belongs to,
+and its formula over `CostModel`.  A row is all that a new term needs: the server adds up lanes,
+`--explain` and a plan's terms itemise rows.  Within a piece every term is linear, so the server
+keeps a first value and a growth for each lane.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arborsim.machine.cost_records import Array, DecodeCost, PrefillCost
+from arborsim.machine.cost import Array
+from arborsim.machine.profile import PolicySeconds
 
 if TYPE_CHECKING:
-    from arborsim.machine.iterations import IterationCosts
+    from arborsim.machine.price import Price
 
-#: All terms in the order in which they are shown.
-TERMS = (
-    "prefill: matrix products",
-    "prefill: attention",
-    "prefill: weights and KV read",
-    "prefill: per layer and step",
-    "decode: FLOPs",
-    "decode: weights read",
-    "decode: KV read",
-    "decode: dequantise",
-    "decode: per layer",
-    "decode: per step and sequence",
-    "policy: decisions",
-    "policy: turns",
-    "policy: attention matrices of the prefill",
-    "policy: attention rows",
-    "policy: quantising",
-    "policy: compaction",
-    "transfers: waiting for DDR and back",
-    "transfers: streamed",
-    "transfers: near",
-    "transfers: ondemand",
-    "rehydration",
-    "link busy with moves: to DDR",
-    "link busy with moves: from DDR",
-)
-BACKGROUND = "transfers: waiting for DDR and back"
+#: Sums over a batch: arithmetic, reading keys and values, dequantising them, what nothing hides,
+#: and policies.
+LANES = ("compute", "kv", "dequantise", "serial", "policy")
 
 
 @dataclass(frozen=True)
@@ -68,91 +52,153 @@ class Term:
     hidden_s: float = 0.0
 
 
-class Terms:
-    """Collects the terms of one search."""
+@dataclass(frozen=True)
+class Asked:
+    """What decode iterations of one search ask for; int64 or float64 ``[n]``.
 
-    def __init__(self) -> None:
-        self._seconds = dict.fromkeys(TERMS, 0.0)
-        self._hidden = dict.fromkeys(TERMS, 0.0)
+    `attended` and `rows` are tokens, summed over the sequences; where layers or groups differ, the
+    mean over them.  The others are as in `SearchDemand.pieces`.
+    """
 
-    def add(self, name: str, seconds: float, hidden_s: float = 0.0) -> None:
-        """`name` took longer."""
-        self._seconds[name] += seconds
-        self._hidden[name] += hidden_s
+    policy: PolicySeconds
+    fused: bool
+    sequences: np.ndarray
+    decided: np.ndarray
+    streamed_bytes: np.ndarray
+    remote_bytes: np.ndarray
+    window_bytes: np.ndarray
+    read_bytes: np.ndarray
+    quantised_bytes: np.ndarray
+    attended: np.ndarray
+    rows: np.ndarray
+    examined: np.ndarray
 
-    def prefill(self, cost: PrefillCost) -> None:
-        """The prompt has been computed."""
-        compute_s = cost.matrices_s + cost.attention_s
-        computing, reading = _shares(compute_s, cost.memory_s, cost.overlap)
-        self._split("prefill: matrix products", cost.matrices_s, computing)
-        self._split("prefill: attention", cost.attention_s, computing)
-        self._split("prefill: weights and KV read", cost.memory_s, reading)
-        self.add("prefill: per layer and step", cost.overhead_s)
-
-    def iterations(self, costs: IterationCosts, recall: str) -> None:
-        """A run of decode iterations."""
-        steps = len(costs.policy_s)
-        self._decode(costs.decode, steps)
-        rows_s = float(np.sum(costs.rows_s))
-        self.add("policy: attention rows", rows_s)
-        self.add("policy: decisions", float(costs.policy_s.sum()) - rows_s)
-        if costs.beside is not None:
-            name = {"stream": "transfers: streamed"}.get(recall, f"transfers: {recall}")
-            exposed_s = float(costs.beside.exposed_s.sum())
-            self.add(name, exposed_s, float(costs.beside.total_s.sum()) - exposed_s)
-
-    def _decode(self, cost: DecodeCost, steps: int) -> None:
-        computing, reading = _shares(cost.flops_s, cost.weights_s + cost.kv_s, cost.overlap)
-        for name, seconds, share in (
-            ("decode: FLOPs", cost.flops_s, computing),
-            ("decode: weights read", cost.weights_s, reading),
-            ("decode: KV read", cost.kv_s, reading),
-        ):
-            self._split(name, np.broadcast_to(np.asarray(seconds), steps), share)
-        dequantise_s = np.broadcast_to(np.asarray(cost.dequantise_s), steps)
-        self.add("decode: dequantise", float(dequantise_s.sum()))
-        self.add("decode: per layer", cost.layers_s * steps)
-        self.add("decode: per step and sequence", cost.step_s * steps)
-
-    def _split(self, name: str, seconds: Array, shown: Array) -> None:
-        """The share `shown` of the seconds counts, the rest is hidden."""
-        counted = float(np.sum(seconds * shown))
-        self.add(name, counted, float(np.sum(seconds)) - counted)
-
-    def close(
-        self, background_hidden_s: float, down_s: float = 0.0, up_s: float = 0.0
-    ) -> tuple[Term, ...]:
-        """All terms that took any time, in the order of `TERMS`.
-
-        Parameters
-        ----------
-        background_hidden_s : float
-            Transfers in the background that nobody waited for.
-        down_s, up_s : float
-            How long each direction of the link carried moves.
-        """
-        hidden = {**self._hidden, BACKGROUND: background_hidden_s}
-        hidden |= {TERMS[-2]: down_s, TERMS[-1]: up_s}
-        found = (Term(name, self._seconds[name], max(0.0, hidden[name])) for name in TERMS)
-        return tuple(term for term in found if term.seconds or term.hidden_s)
+    def head(self, count: int) -> Asked:
+        """The first `count` iterations."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Asked)}
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                values[name] = value[:count]
+        return Asked(**values)
 
 
-def _shares(compute_s: Array, memory_s: Array, overlap: float) -> tuple[Array, Array]:
-    """What of computing and of reading memory is not hidden behind the other."""
-    computes = np.asarray(compute_s) >= np.asarray(memory_s)
-    return np.where(computes, 1.0, 1.0 - overlap), np.where(computes, 1.0 - overlap, 1.0)
+@dataclass(frozen=True)
+class IterationTerm:
+    """A term of decode iterations.
+
+    Attributes
+    ----------
+    name, plan : str
+        As ``--explain`` and a plan's terms show it.
+    lane : str
+        One of `LANES`.
+    seconds : callable
+        The price and what is asked for in, seconds out; linear in everything but `sequences`.
+    numbers : tuple of str
+        Fields of `HardwareProfile` that it rests on: whether they are measured or assumed, the
+        profile says.
+    shared : bool
+        The batch takes it once: `sequences` are those of the whole batch.
+    """
+
+    name: str
+    plan: str
+    lane: str
+    seconds: Callable[[Price, Asked], Array]
+    numbers: tuple[str, ...]
+    shared: bool = False
+
+
+ITERATION_TERMS: tuple[IterationTerm, ...] = (
+    IterationTerm(
+        "decode: FLOPs", "decode: arithmetic", "compute",
+        lambda price, q: price.cost.flops_s(q.sequences, q.attended) / price.gpus,
+        ("flops_per_s", "mfu"),
+    ),
+    IterationTerm(
+        "decode: weights read", "decode: reading weights", "kv",
+        lambda price, q: price.cost.weights_read_s(q.sequences) / price.gpus,
+        ("hbm_bytes_per_s", "mbu"), shared=True,
+    ),
+    IterationTerm(
+        "decode: KV read", "decode: reading keys and values", "kv",
+        lambda price, q: price.cost.kv_read_s(q.read_bytes) / price.gpus,
+        ("hbm_bytes_per_s", "kv_read_efficiency"),
+    ),
+    IterationTerm(
+        "decode: dequantise", "decode: dequantising", "dequantise",
+        lambda price, q: price.cost.dequantise_s(q.quantised_bytes) / price.gpus,
+        ("dequantise_bytes_per_s",),
+    ),
+    IterationTerm(
+        "decode: per layer", "decode: overhead of layers", "serial",
+        lambda price, q: price.cost.layers_s(q.fused),
+        ("per_layer_s", "eager_per_layer_s"), shared=True,
+    ),
+    IterationTerm(
+        "decode: per step and sequence", "decode: overhead of iterations", "serial",
+        lambda price, q: price.step_s, ("per_step_s",), shared=True,
+    ),
+    IterationTerm(
+        "decode: per step and sequence", "decode: overhead of sequences", "serial",
+        lambda price, q: price.sequence_s * q.sequences, ("per_sequence_s",),
+    ),
+    IterationTerm(
+        "policy: decisions", "policy", "policy",
+        lambda price, q: q.policy.observing_s(q.sequences)
+        + np.where(q.decided > 0, q.policy.decision_s(q.examined), 0.0),
+        ("decision_base_s", "decision_per_token_s"),
+    ),
+    IterationTerm(
+        "policy: attention rows", "policy", "policy",
+        lambda price, q: price.cost.eager_rows_s(q.rows) / price.gpus, ("eager_bytes_per_s",),
+    ),
+)  # fmt: skip
+
+#: Terms of phases other than iterations, and what they are in a plan's terms.
+PREFILL_TERMS = (
+    "prefill: matrix products", "prefill: attention", "prefill: weights and KV read",
+    "prefill: per layer and step",
+)  # fmt: skip
+MATRICES = "policy: attention matrices of the prefill"
+REHYDRATION = "rehydration"
+BACKGROUND = "transfers: waiting for DDR and back"
+#: By recall mode, with the name of a plan's terms.
+SIDE_TERMS = {
+    "stream": ("transfers: streamed", "decode: streaming from DDR"),
+    "near": ("transfers: near", "decode: work of the CPU"),
+    "ondemand": ("transfers: ondemand", "decode: work of the CPU"),
+}
+LINK_TERMS = ("link busy with moves: to DDR", "link busy with moves: from DDR")
+
+
+def _in_order() -> tuple[str, ...]:
+    policy = [term.name for term in ITERATION_TERMS if term.lane == "policy"]
+    return tuple(dict.fromkeys((
+        *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.lane != "policy"), policy[0],
+        "policy: turns", MATRICES, *policy[1:], "policy: quantising", "policy: compaction",
+        BACKGROUND, *(name for name, _ in SIDE_TERMS.values()), REHYDRATION, *LINK_TERMS,
+    )))  # fmt: skip
+
+
+def plan_name(name: str) -> str:
+    """What a term of a phase other than decoding is called in a plan's terms."""
+    if name == REHYDRATION:
+        return "recomputing evicted tokens"
+    return "prefill" if name in PREFILL_TERMS else "policy"
+
+
+#: All terms in the order in which they are shown.
+TERMS = _in_order()
 
 
 def total(searches: Iterable[Iterable[Term]]) -> tuple[Term, ...]:
     """The terms of several searches, added up."""
-    seconds: dict[str, list[float]] = {name: [] for name in TERMS}
-    hidden: dict[str, list[float]] = {name: [] for name in TERMS}
+    found: dict[str, tuple[list[float], list[float]]] = {}
     for terms in searches:
         for term in terms:
-            seconds[term.name].append(term.seconds)
-            hidden[term.name].append(term.hidden_s)
-    return tuple(
-        Term(name, math.fsum(seconds[name]), math.fsum(hidden[name]))
-        for name in TERMS
-        if seconds[name]
-    )
+            seconds, hidden = found.setdefault(term.name, ([], []))
+            seconds.append(term.seconds)
+            hidden.append(term.hidden_s)
+    ordered = sorted(found, key=lambda name: TERMS.index(name) if name in TERMS else len(TERMS))
+    return tuple(Term(name, *map(math.fsum, found[name])) for name in ordered)

@@ -8,14 +8,15 @@ active path: reads are fast, but HBM is not saved.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
-import simpy
 
 from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import GrowingTable
-from arborsim.machine.gauge import MemoryGauge
-from arborsim.machine.paths import NOBODY, ActivePaths, PathProfile
-from arborsim.machine.replay_engine import Engine, Steps
+from arborsim.machine.paths import ActivePaths, PathProfile
+from arborsim.machine.program import Leg
+from arborsim.machine.writing import Next, OpenProgram
 from arborsim.memory.census import Changes, kinds
 from arborsim.memory.ledger import Ledger
 
@@ -49,23 +50,25 @@ class Transfers:
 
     Parameters
     ----------
-    engine, ledger, paths, gauge
+    program : OpenProgram
+        What the transfers are written to.
+    ledger, paths
         Of the same search.
-    recall : {"stage", "stream", "near"}
+    recall : {"stage", "stream", "near", "ondemand"}
     """
 
     def __init__(
-        self, engine: Engine, ledger: Ledger, paths: ActivePaths, gauge: MemoryGauge, recall: str
+        self, program: OpenProgram, ledger: Ledger, paths: ActivePaths, recall: str
     ) -> None:
-        self._engine = engine
+        self.staging_bytes = 0
+        self._program = program
         self._ledger = ledger
         self._paths = paths
-        self._gauge = gauge
         self._stages = recall == "stage"
         self._sizes_left = _LEAVING * np.repeat(ledger.bytes_by_tier, NUM_TIERS)
         self._staged = _Marks(ledger)
         self._flying = _Marks(ledger)
-        self._promotions: list[tuple[simpy.Process, np.ndarray]] = []
+        self._promotions: list[tuple[int, np.ndarray]] = []  # chains, and their tokens
 
     def needs_link(self, changes: Changes) -> bool:
         """Whether carrying out `changes` starts a transfer."""
@@ -84,22 +87,24 @@ class Transfers:
         freed_bytes += changes.count(_RECOMPUTED) * int(self._ledger.bytes_by_tier[Tier.HBM])
         self._start_leaving(leaving, freed_bytes)
         self._start_returning(returning)
-        self._gauge.observe(self._engine.now_s)
 
-    def wait_for_returning(self) -> float:
-        """Wait for tokens on their way back to an active path; returns the time it took."""
+    def wait_for_returning(self) -> None:
+        """Wait for tokens on their way back to an active path."""
         if not self._promotions:
-            return 0.0
-        needed = [p for p, tokens in self._promotions if self._paths.active(tokens).any()]
-        waited = self._engine.wait(needed) if needed else 0.0
-        self._promotions = [(p, tokens) for p, tokens in self._promotions if p.is_alive]
-        return waited
+            return
+        program = self._program
+        needed = [n for n, tokens in self._promotions if self._paths.active(tokens).any()]
+        for chain in needed:
+            program.wait(chain)
+        program.play()
+        ended = program.search.chain_ended
+        self._promotions = [(n, tokens) for n, tokens in self._promotions if not ended(n)]
 
-    def turn(self) -> float:
-        """The active paths have changed; returns the wait for tokens that they need."""
+    def turn(self) -> None:
+        """The active paths have changed: wait for tokens that they need."""
         if not self._ledger.ddr_bytes and not self._promotions:
-            return 0.0
-        waited = self.wait_for_returning()
+            return
+        self.wait_for_returning()
         if self._stages:
             staged = self._staged.values
             in_ddr = _IN_DDR[self._ledger.tier]
@@ -107,13 +112,12 @@ class Transfers:
             self._unstage(np.nonzero(staged & ~on_path))
             missing = np.nonzero(in_ddr & on_path & ~staged & ~self._flying.values)
             if len(missing[0]):
-                waited += self._engine.wait([self._engine.start(self._stage(missing))])
-        return waited
+                self._program.wait(self._program.send(self._stage(missing)))
 
-    def landing(self) -> PathProfile:
-        """Tokens on the active paths that are in DDR by name and still read from HBM."""
-        if self._stages or not self._engine.busy:
-            return NOBODY
+    def landing(self) -> PathProfile | None:
+        """Tokens on the active paths that are in DDR by name and still read from HBM, if any."""
+        if self._stages or not self._program.under_way:
+            return None
         return self._paths.count(*np.nonzero(self._flying.values))
 
     def _returning(self, changes: Changes) -> Changes:
@@ -141,54 +145,55 @@ class Transfers:
         if not len(leaving):
             return
         self._flying.values[leaving.group, leaving.token] = True
-        self._gauge.in_flight_bytes += freed_bytes
-        self._engine.start(self._leave(leaving, freed_bytes))
+        self._program.hold(freed_bytes, staging=False)
+        size = int(self._ledger.bytes_by_tier[leaving.target].sum())
+        self._program.send(Leg(False, size, 0, 0), partial(self._left, leaving, freed_bytes))
 
-    def _leave(self, leaving: Changes, freed_bytes: int) -> Steps:
-        """Copy to DDR; in ``stage`` mode fetch what is needed back; then give the pages up.
+    def _left(self, leaving: Changes, freed_bytes: int) -> Next:
+        """A copy to DDR has ended: give the pages up, if need be once what is needed is back.
 
-        What is not needed gives up its place as soon as it has been copied.
+        What is not needed gives up its place at once.
         """
         cells = leaving.group, leaving.token
-        yield from self._engine.down.send(int(self._ledger.bytes_by_tier[leaving.target].sum()))
         self._flying.values[cells] = False
-        if self._stages:
-            # For a branch that has ended nothing is fetched before the search turns to it again.
-            read = self._paths.read_now(cells[1])
-            needed = _IN_DDR[self._ledger.tier[cells]] & read & ~self._staged.values[cells]
-            kept_bytes = freed_bytes
-            if not self._ledger.has_pages:  # a page waits for all of its tokens
-                came_from = np.where(leaving.source == Tier.EVICTED, Tier.HBM, leaving.source)
-                kept_bytes = int(self._ledger.bytes_by_tier[came_from[needed]].sum())
-            self._gauge.in_flight_bytes -= freed_bytes - kept_bytes
-            freed_bytes = kept_bytes
-            yield from self._stage((cells[0][needed], cells[1][needed]))
-        self._gauge.in_flight_bytes -= freed_bytes
-        self._gauge.observe(self._engine.now_s)
+        if not self._stages:
+            return -freed_bytes, None
+        # For a branch that has ended nothing is fetched before the search turns to it again.
+        read = self._paths.read_now(cells[1])
+        needed = _IN_DDR[self._ledger.tier[cells]] & read & ~self._staged.values[cells]
+        kept_bytes = freed_bytes
+        if not self._ledger.has_pages:  # a page waits for all of its tokens
+            came_from = np.where(leaving.source == Tier.EVICTED, Tier.HBM, leaving.source)
+            kept_bytes = int(self._ledger.bytes_by_tier[came_from[needed]].sum())
+        fetch = self._stage((cells[0][needed], cells[1][needed]), kept_bytes)
+        return kept_bytes - freed_bytes, fetch
 
-    def _stage(self, cells: Cells) -> Steps:
-        """Fetch tokens from DDR into staging buffers."""
+    def _stage(self, cells: Cells, freed_bytes: int = 0) -> Leg:
+        """Fetch tokens from DDR into staging buffers; then give pages up."""
         size = self._bytes(cells)
         self._staged.values[cells] = True
-        self._gauge.staging_bytes += size
-        self._gauge.observe(self._engine.now_s)
-        yield from self._engine.up.send(size)
+        self.staging_bytes += size
+        return Leg(True, size, size, -freed_bytes)
 
     def _unstage(self, cells: Cells) -> None:
-        self._gauge.staging_bytes -= self._bytes(cells)
+        self._release(self._bytes(cells))
         self._staged.values[cells] = False
 
     def _release_staging(self, changes: Changes) -> None:
         """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
-        if not self._stages or not self._gauge.staging_bytes or not len(changes):
+        if not self._stages or not self.staging_bytes or not len(changes):
             return
         staged = self._staged.values
         held = changes.where(staged[changes.group, changes.token])
         stays = _IN_DDR[held.target]
         bytes_by_tier = self._ledger.bytes_by_tier
-        self._gauge.staging_bytes -= int(bytes_by_tier[held.source].sum())
-        self._gauge.staging_bytes += int(bytes_by_tier[held.target[stays]].sum())
+        before = int(bytes_by_tier[held.source].sum())
+        self._release(before - int(bytes_by_tier[held.target[stays]].sum()))
         staged[held.group[~stays], held.token[~stays]] = False
+
+    def _release(self, size: int) -> None:
+        self.staging_bytes -= size
+        self._program.hold(-size, staging=True)
 
     def _bytes(self, cells: Cells) -> int:
         return int(self._ledger.bytes_by_tier[self._ledger.tier[cells]].sum())
@@ -196,5 +201,5 @@ class Transfers:
     def _start_returning(self, returning: Changes) -> None:
         if len(returning):
             size = int(self._ledger.bytes_by_tier[returning.source].sum())
-            process = self._engine.start(self._engine.up.send(size))
-            self._promotions.append((process, returning.token))
+            chain = self._program.send(Leg(True, size, 0, 0))
+            self._promotions.append((chain, returning.token))

@@ -19,10 +19,9 @@ import numpy as np
 from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
-from arborsim.machine.demand import LEG_COLUMNS, Op, SearchDemand
 from arborsim.machine.machine import Machine, unsuited
-from arborsim.machine.pieces import LINEAR, PIECE_COLUMNS
 from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
 from arborsim.plan.arrivals import Draws
 from arborsim.plan.results import Quality
 from arborsim.plan.workload import Candidate, PolicyChoice, Workload

@@ -10,9 +10,11 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.cost import CostModel
-from arborsim.machine.demand import Op, SearchDemand
 from arborsim.machine.options import ClosedLoop
-from arborsim.machine.pricing import Piece, PricedDemand, Pricing
+from arborsim.machine.price import Price
+from arborsim.machine.priced import PricedProgram
+from arborsim.machine.program import SearchDemand
+from arborsim.machine.terms import plan_name
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import Variant, VariantDemands
 from arborsim.plan.largest import LargestLoad
@@ -24,13 +26,9 @@ from arborsim.plan.workload import Hardware, Workload
 
 #: Terms that hide behind others, or behind each other; what is not hidden adds up.
 HIDDEN = "hidden behind others"
-_PHASES = {
-    Op.PREFILL: "prefill", Op.RECOMPUTE: "recomputing evicted tokens", Op.DECIDE: "policy",
-    Op.TURN: "policy", Op.COPY: "policy",
-}  # fmt: skip
 
 
-def cost_terms(priced: PricedDemand, pricing: Pricing, alone_s: float) -> Mapping[str, float]:
+def cost_terms(priced: PricedProgram, price: Price, alone_s: float) -> Mapping[str, float]:
     """Seconds of each cost term of one search; they add up to `alone_s`.
 
     Reading memory and computing hide behind each other (a roofline), and streaming and attention on
@@ -38,42 +36,23 @@ def cost_terms(priced: PricedDemand, pricing: Pricing, alone_s: float) -> Mappin
 
     Parameters
     ----------
-    pricing : Pricing
+    price : Price
         Of the same machine.
     alone_s : float
         What the search takes by itself.
     """
     terms: dict[str, float] = defaultdict(float)
-    for op, seconds in zip(priced.ops, priced.seconds, strict=True):
-        if op[0] in _PHASES:
-            terms[_PHASES[Op(op[0])]] += seconds
-        elif op[0] == Op.DECODE:
-            _add_piece(terms, priced.pieces[op[1]], pricing)
+    for op in priced.ops:
+        for term in price.op_terms(priced.info, op):
+            terms[plan_name(term.name)] += term.seconds
+    for name, term in price.iteration_terms(priced.info, priced.demand.pieces):
+        terms[name] += term.seconds + term.hidden_s
     for chain in priced.chains:
         for leg in chain:
             name = "transfers to HBM" if leg.up else "transfers to DDR"
-            terms[name] += pricing.transfer_s(leg.bytes, leg.up)
+            terms[name] += price.transfer_s(leg.bytes, leg.up)
     terms[HIDDEN] = alone_s - sum(terms.values())
     return dict(terms)
-
-
-def _add_piece(terms: dict[str, float], piece: Piece, pricing: Pricing) -> None:
-    n = piece.iterations
-
-    def total(pair: tuple[float, float]) -> float:
-        return n * pair[0] + pair[1] * (n * (n - 1) / 2)
-
-    layers_s = pricing.eager_layers_s if piece.eager else pricing.layers_s
-    terms["decode: arithmetic"] += total(piece.flops_s)
-    terms["decode: reading weights"] += n * pricing.weights_s(piece.sequences)
-    terms["decode: reading keys and values"] += total(piece.kv_s)
-    terms["decode: dequantising"] += total(piece.dequantise_s)
-    terms["decode: overhead of layers"] += n * layers_s
-    terms["decode: overhead of iterations"] += n * pricing.step_s
-    terms["decode: overhead of sequences"] += n * piece.sequences * pricing.sequence_s
-    terms["decode: streaming from DDR"] += n * piece.stream_s
-    terms["decode: work of the CPU"] += n * piece.near_s
-    terms["policy"] += total(piece.policy_s)
 
 
 def weights_too_large(workload: Workload, hardware: Hardware) -> str:
@@ -92,8 +71,8 @@ def too_large(workload: Workload, hardware: Hardware, found: VariantDemands) -> 
     """What the model and the smallest search need, against what the GPUs have."""
     geometry = workload.geometry
     options = replace(workload.serving, tensor_parallel=hardware.gpus)
-    pricing = Pricing(CostModel(hardware.profile, geometry), options)
-    workspace = hardware.gpus * pricing.workspace_bytes(found.demands, options.prefill_chunk)
+    price = Price(CostModel(hardware.profile, geometry), options)
+    workspace = hardware.gpus * price.workspace_bytes(found.demands, options.prefill_chunk)
     least = min(map(_peak_kv_bytes, found.demands), default=0)
     usable = hardware.gpus * hardware.profile.usable_hbm_bytes
     return (
@@ -113,9 +92,9 @@ def _peak_kv_bytes(demand: SearchDemand) -> int:
 def too_many_refused(bench: Bench) -> str:
     """Why too many searches can never be served; "" if enough can."""
     engine, workload = bench.engine, bench.workload
-    ddr_bytes = engine.pricing.cost.profile.ddr_bytes + workload.serving.nvme_bytes
+    ddr_bytes = engine.price.cost.profile.ddr_bytes + workload.serving.nvme_bytes
     hbm = np.array([each.peak_hbm_bytes for each in engine.alone])
-    ddr = np.array([priced.source.peak_ddr_bytes for priced in engine.demands])
+    ddr = np.array([priced.demand.peak_ddr_bytes for priced in engine.demands])
     refused = (hbm > engine.kv_bytes) | (ddr > ddr_bytes)
     worst = max(int(refused[drawn[workload.warm_up :]].sum()) for drawn in bench.drawn.values())
     if worst <= bench.allowed:
@@ -145,13 +124,13 @@ def served_alone(bench: Bench) -> tuple[Alone, bool]:
     within &= token <= (np.inf if target.token_s is None else target.token_s)
     terms: dict[str, float] = {}
     for weight, priced, seconds in zip(weights, engine.demands, latency, strict=True):
-        for name, value in cost_terms(priced, engine.pricing, float(seconds)).items():
+        for name, value in cost_terms(priced, engine.price, float(seconds)).items():
             terms[name] = terms.get(name, 0.0) + float(weight * value)
 
     def mean(values: list[float]) -> float:
         return float(weights @ np.array(values, dtype=np.float64))
 
-    sources = [priced.source for priced in engine.demands]
+    sources = [priced.demand for priced in engine.demands]
     alone = Alone(
         mean([each.seconds for each in engine.alone]),
         mean([each.peak_hbm_bytes for each in engine.alone]),

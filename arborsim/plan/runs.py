@@ -78,7 +78,7 @@ class Verdicts:
         limit, token = self._target.search_s, self._target.token_s
         if limit is not None and search.finish_s - search.arrival_s > limit:
             return False
-        iterations = search.priced.source.iterations
+        iterations = search.priced.demand.iterations
         if token is None or iterations < 2:
             return True
         return (search.finish_s - search.first_token_s) / (iterations - 1) <= token
@@ -217,7 +217,7 @@ class Bench:
         )
         begin_s, before = since[0] if since else (0.0, 0)
         # By tokens, not by searches that have ended: those under way are partly served.
-        tokens = np.array([priced.source.generated_tokens for priced in self.engine.demands])
+        tokens = np.array([priced.demand.generated_tokens for priced in self.engine.demands])
         per_search, seconds = float(tokens[self.drawn[seed]].mean()), report.total_s - begin_s
         if not per_search or not seconds:  # of prompts only
             ended = sum(search.finish_s >= 0 for search in report.searches)
@@ -230,7 +230,7 @@ class Bench:
         It sees a third of a run: that must be 100 searches, and more if few of them are far larger
         than the others.
         """
-        tokens = np.array([priced.source.generated_tokens for priced in self.engine.demands])
+        tokens = np.array([priced.demand.generated_tokens for priced in self.engine.demands])
         seen = int(self.workload.searches * MOST_AT_ONCE)
         return relative_error(tokens[self.drawn[seed]], seen) <= RATE_ERROR
 

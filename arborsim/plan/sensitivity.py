@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from arborsim.machine.demand import SearchDemand
 from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.program import SearchDemand
 from arborsim.plan.demands import VariantDemands, stretched
 from arborsim.plan.evaluate import evaluate, load_curve
 from arborsim.plan.results import CandidateResult, PlanResult, fleet_for

@@ -10,7 +10,7 @@ from typing import Any
 from arborsim.core.errors import UsageError
 from arborsim.machine.clock import Link
 from arborsim.machine.commands import Command, Decode, Spend
-from arborsim.machine.demand import Op
+from arborsim.machine.program import Op
 from arborsim.machine.server import Server
 from arborsim.plan.plan import Planner
 from arborsim.plan.results import CandidateResult, Slice, Timeline

@@ -14,10 +14,10 @@ from msgspec import Meta
 from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Duration, Seed, Text, one_of, parsed
+from arborsim.core.tiers import RECALLS
 from arborsim.machine.config import KV_DTYPES
 from arborsim.machine.lookup import PriceRange
 from arborsim.machine.options import ServingOptions
-from arborsim.machine.recording import RECORDED_RECALLS
 from arborsim.plan.arrivals import TRACE
 from arborsim.plan.workload import Workload, check_run_length
 from arborsim.trace.importers.requests import FORMATS
@@ -115,7 +115,7 @@ class CandidatesTable:
         Budget("0.5", share=0.5),
     )
     recalls: Annotated[
-        tuple[Annotated[str, one_of("recall mode", RECORDED_RECALLS)], ...], Meta(min_length=1)
+        tuple[Annotated[str, one_of("recall mode", RECALLS)], ...], Meta(min_length=1)
     ] = ("stage",)
 
     def __post_init__(self) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from arborsim.core.budget import Budget
 from arborsim.core.measurements import Measurements
-from arborsim.machine.demand import DemandInfo, SearchDemand
 from arborsim.machine.machine import Machine, num_groups
+from arborsim.machine.program import DemandInfo, SearchDemand
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell, play_episode
@@ -65,12 +65,7 @@ def record_demand(
     meters: Sequence[Meter] = (),
 ) -> tuple[SearchDemand, Measurements]:
     """The demand of one episode, and what its replay measured on an idle machine."""
-    from arborsim.machine.recording import RecordingExecutor
-
-    executor = machine.executor(
-        policy, episode.info, RecordingExecutor, prefix_tokens=prefix_tokens
-    )
-    assert isinstance(executor, RecordingExecutor)
+    executor = machine.executor(policy, episode.info, record=True, prefix_tokens=prefix_tokens)
     played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
     geometry, groups = machine.charged(episode.info), num_groups(policy, episode.info)
     verdicts = episode.correct[episode.kind == Kind.ANSWER]

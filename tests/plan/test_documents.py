@@ -39,10 +39,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from arborsim.machine.demand import SearchDemand
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.options import ClosedLoop, ServingOptions
+from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
 from arborsim.plan.plan import Planner
 from tests.plan.make import small_workload

@@ -447,6 +447,6 @@ def test_what_a_machine_finishes_counts_prompts_of_searches_under_way_once() -> 
         ("shared_prompt_tokens = 50", ""),
     ).with_run_length(90, 9, 1)
     bench = Bench(workload, workload.hardware[0], Planner(workload).demands_of(0))
-    prefill_s = bench.engine.pricing.prefill_s(2000, 0)
+    prefill_s = bench.engine.price.prefill_s(2000, 0)
     rate, _ = bench.keeps_up_with(0)
     assert 0.8 < rate * prefill_s < 1.02

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.budget import Budget
-from arborsim.machine.demand import Op, SearchDemand
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.machine.program import Op, SearchDemand
 from arborsim.plan.demands import stretched
 from arborsim.plan.distributions import Fixed
 from arborsim.plan.evaluate import SHARES, evaluate, load_curve

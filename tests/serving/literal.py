@@ -15,8 +15,8 @@ from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import TOGETHER, Callback, Clock, Link, Steps
 from arborsim.machine.commands import Decode, Spend
 from arborsim.machine.options import Arrivals, ServingOptions
-from arborsim.machine.priced import NOTHING, Extra, Piece, PricedDemand
-from arborsim.machine.pricing import Pricing
+from arborsim.machine.price import Price
+from arborsim.machine.priced import NOTHING, Extra, Piece, PricedProgram
 from arborsim.machine.server import Server
 
 
@@ -29,7 +29,7 @@ class EventLink(Link):
 
     def send(self, size_bytes: int, seconds: float, done: Callback) -> None:
         """Ask for a transfer; `done` is called when it has ended."""
-        self.busy_s += seconds
+        self.moving_s += seconds
         self.carried_bytes += size_bytes
         self._clock.env.process(self._carry(seconds, done, self.place.request()))
 
@@ -93,31 +93,33 @@ class LiteralBatch(Batch):
 class LiteralTime(IterationTime):
     """What one iteration takes, term by term as the cost model has it."""
 
-    def __init__(self, pricing: Pricing) -> None:
+    def __init__(self, pricing: Price) -> None:
         super().__init__(pricing)
         self._pricing = pricing
 
     def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
         p = self._pricing
-        compute_s = s.flops + extra.flops_s
+        compute_s = s.compute + extra.compute_s
         memory_s = p.weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
         hidden_s = p.overlap * min(compute_s, memory_s)
-        layers_s = p.eager_layers_s if s.eager else p.layers_s
+        layers_s = p.cost.layers_s(fused=not s.eager)
         sequences = s.sequences + extra.sequences
-        model_s = compute_s + memory_s - hidden_s + s.quantised
+        model_s = compute_s + memory_s - hidden_s + s.dequantise
         model_s += layers_s + p.step_s + p.sequence_s * sequences
+        if extra.tokens:  # the other tokens of a part of a prompt are reduced, too
+            model_s += (extra.tokens - 1) * (p.sequence_s - p.cost.profile.per_sequence_s)
         stream_s = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
         exposed_s = max(0.0, stream_s - model_s)
-        exposed_s += max(0.0, s.near - (s.kv + s.quantised)) if s.near else 0.0
-        policy_s = s.policy + extra.other_s
+        exposed_s += max(0.0, s.near - (s.kv + s.dequantise)) if s.near else 0.0
+        policy_s = s.policy + extra.policy_s
         seconds = model_s + exposed_s + policy_s
         return Span(seconds, s.hbm * seconds, compute_s, memory_s, exposed_s, policy_s)
 
 
 def play_event_by_event(
-    demands: Sequence[PricedDemand],
+    demands: Sequence[PricedProgram],
     peaks: Sequence[int],
-    pricing: Pricing,
+    pricing: Price,
     options: ServingOptions,
     kv_bytes: int,
     arrivals: Arrivals,

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.machine.demand import (
+from arborsim.machine.program import (
     ATTENDED_UNITS,
+    FIXED,
     LEG_COLUMNS,
+    LINEAR,
+    PIECE_COLUMNS,
     DemandInfo,
     Op,
     SearchDemand,
 )
-from arborsim.machine.pieces import FIXED, LINEAR, PIECE_COLUMNS
 from tests.simulator.bench import GEOMETRY, KV
 
 UNITS = ATTENDED_UNITS * GEOMETRY.layers  # of a token in one group

@@ -13,14 +13,22 @@ from hypothesis import strategies as st
 
 from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
-from arborsim.machine.demand import DemandInfo, Op, SearchDemand
 from arborsim.machine.engine import ServingEngine
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.machine.notes import Notes
 from arborsim.machine.options import ServingOptions
-from arborsim.machine.pieces import FIXED, LINEAR, cut, iterations, joined
-from arborsim.machine.recording import RecordingExecutor
+from arborsim.machine.program import (
+    FIXED,
+    LINEAR,
+    DemandInfo,
+    Op,
+    SearchDemand,
+    cut,
+    iterations,
+    joined,
+)
+from arborsim.machine.writing import OpenProgram
 from arborsim.policies.registry import build
 from arborsim.run.record import record_demand, record_demands
 from arborsim.trace.reader import TraceReader
@@ -108,7 +116,7 @@ def test_demands_with_rehydration_are_among_the_cases() -> None:
     assert demand.nbytes < 1 << 20
 
 
-class PeakAtTheEnd(RecordingExecutor):
+class PeakAtTheEnd(SimulatedExecutor):
     """Knows the peak of the search itself, without transfers that outlive it."""
 
     peak_bytes = 0
@@ -123,7 +131,7 @@ class RecordingBench(Bench):
 
     def __init__(self, machine: Any, **options: Any) -> None:
         super().__init__(machine)
-        self.executor = PeakAtTheEnd(GEOMETRY, machine, **options)
+        self.executor = PeakAtTheEnd(GEOMETRY, machine, record=True, **options)
         self.executor.bind(self.tree)
 
 
@@ -232,7 +240,7 @@ def test_turns_that_cost_nothing_leave_no_mark(
 
     with_turns = record()
     assert (with_turns.ops[:, 0] == Op.TURN).any()
-    monkeypatch.setattr(Notes, "turns", lambda *_: None)
+    monkeypatch.setattr(OpenProgram, "turn", lambda *_: None)
     never_noted = record()
     assert np.array_equal(with_turns.without_turns.ops, never_noted.ops)
     assert np.array_equal(with_turns.without_turns.pieces, never_noted.pieces)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.demand import Op
 from arborsim.machine.options import ServingOptions, Timed
 from arborsim.machine.prefixes import Shelf
+from arborsim.machine.program import Op
 from arborsim.machine.report import ServingReport
 from arborsim.machine.tally import PrefixTokens
 from tests.serving.make import chain, demand, piece, with_prefix

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.machine.demand import DemandInfo, Op, SearchDemand
 from arborsim.machine.engine import ServingEngine, serve
+from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.options import ClosedLoop, KvPool, ServingOptions, Timed
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.recording import RecordingExecutor
+from arborsim.machine.program import DemandInfo, Op, SearchDemand
 from arborsim.machine.report import ServingReport
 from tests.serving.make import chain, demand, piece, with_prefix
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
@@ -101,7 +101,7 @@ def test_identical_searches_decode_together(searches: int) -> None:
 def test_a_tree_holds_and_reads_its_unique_tokens() -> None:
     """Ten tokens of prompt, then two branches of five: 20 unique ones, not 30."""
     bench = Bench()
-    bench.executor = RecordingExecutor(GEOMETRY, PROFILE)
+    bench.executor = SimulatedExecutor(GEOMETRY, PROFILE, record=True)
     bench.executor.bind(bench.tree)
     bench.prefill(10)
     bench.turn(1, 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
-from arborsim.machine.runs import cut
+from arborsim.machine.executor import cut
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from tests.simulator.bench import Bench, moves, profile
 
@@ -134,13 +134,13 @@ def test_staging_is_what_the_active_paths_hold_in_ddr() -> None:
     rng = np.random.default_rng(3)
 
     def check(bench: Bench) -> None:
-        if bench.executor._engine.busy or len(bench.tree) < 2:
+        if bench.executor._program.under_way or len(bench.tree) < 2:
             return
         on_path = bench.tree.on_path(bench.leaves)[bench.tree.node_of_token.values]
         tier = bench.executor.tier[0]
         small = bench.executor.ledger.bytes_by_tier
         staged = sum(int(small[t]) * int(((tier == t) & on_path).sum()) for t in (Tier.DDR, 3))
-        assert bench.executor._gauge.staging_bytes == staged
+        assert bench.executor.staging_bytes == staged
 
     for _ in range(10):
         bench = Bench(MACHINE, overlap=False)

@@ -11,12 +11,14 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.core.budget import Budget
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import RECALLS, Tier
 from arborsim.machine.cost import CostModel
-from arborsim.machine.iterations import PAGE_TOKENS, PAGES_TOP, RECALLS
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
-from arborsim.machine.terms import TERMS, Term, Terms, total
+from arborsim.machine.price import Price
+from arborsim.machine.program import DemandInfo, Op
+from arborsim.machine.recall import PAGE_TOKENS, PAGES_TOP
+from arborsim.machine.terms import TERMS, Term, total
 from arborsim.policies.registry import build
 from arborsim.run.replay import Replay
 from arborsim.show.explain import explained
@@ -79,9 +81,8 @@ def test_not_explained_unless_asked(tree: Path) -> None:
 def test_what_is_bound_by_memory_hides_its_flops() -> None:
     cost = CostModel(load_profile("h100"), load_geometry("llama-3.1-8b"))
     prefill = cost.prefill(10_000)  # bound by compute
-    terms = Terms()
-    terms.prefill(prefill)
-    parts = {term.name: term for term in terms.close(0.0)}
+    info = DemandInfo("", 0, "full", "1", "stage", "", 1)
+    parts = {term.name: term for term in Price(cost).op_terms(info, (Op.PREFILL, 10_000, 0, 0))}
     assert parts["prefill: matrix products"].seconds == prefill.matrices_s
     assert parts["prefill: weights and KV read"].seconds == 0
     assert parts["prefill: weights and KV read"].hidden_s == prefill.memory_s

@@ -1,7 +1,9 @@
-"""What one search asks of a machine, whoever else is served: phases in order, as numbers.
+"""What one search asks of a machine, whatever else is served: phases in order, as numbers.
 
-A demand holds bytes and tokens, no seconds: a `CostModel` prices it.  Its decode iterations are cut
-into *pieces* in which every quantity grows by the same amount from one iteration to the next.
+A program holds bytes and tokens, no seconds: `arborsim.machine.price` knows those.  Its phases are
+*ops*; its decode iterations are cut into *pieces* in which every quantity grows by the same amount
+from one iteration to the next; its transfers are *chains* of legs that follow one another.  A
+program that is kept is a `SearchDemand`.
 """
 
 from __future__ import annotations
@@ -18,13 +20,20 @@ from pathlib import Path
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.pieces import PIECE_COLUMNS, joined
 
+#: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
+LINEAR = (
+    "read_bytes", "quantised_bytes", "attended", "rows", "examined", "hbm_bytes", "prefix_bytes",
+)  # fmt: skip
+FIXED = ("sequences", "decided", "streamed_bytes", "remote_bytes", "window_bytes")
+PIECE_COLUMNS = ("iterations", *FIXED, *LINEAR, *(f"{name}_growth" for name in LINEAR))
 LEG_COLUMNS = ("chain", "upward", "bytes", "hold_before", "hold_after")
 #: `attended` and `rows` count these parts of a token, so that means over layers stay whole numbers.
 ATTENDED_UNITS = 1 << 16
 _FORMAT = 1
-_WIDTHS = {"ops": 4, "pieces": len(PIECE_COLUMNS), "legs": len(LEG_COLUMNS)}
+#: `window_bytes` is not in files: demands in which it matters are not kept.
+_WINDOW = PIECE_COLUMNS.index("window_bytes")
+_WIDTHS = {"ops": 4, "pieces": len(PIECE_COLUMNS) - 1, "legs": len(LEG_COLUMNS)}
 _DAMAGE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, NotImplementedError,
     zipfile.BadZipFile, zlib.error,
@@ -39,12 +48,13 @@ class Op(IntEnum):
     PREFILL : tokens of the prompt
     DECODE : row of `SearchDemand.pieces`
     DECIDE : tokens that the policy examines in a decision outside a run of iterations
-    COPY : bytes of HBM that device code reads and writes (quantising)
+    COPY : bytes of HBM that device code reads and writes; 1 if to merge pages, else to quantise
     RECOMPUTE : evicted tokens to prefill again, tokens present
     SEND : chain of transfers that starts now, in the background
     WAIT : chain that must have ended before the search goes on; -1 for all
     BEGUN : chain whose last transfer must have begun before the search goes on
-    HOLD : bytes of HBM taken (or given up, if negative) beside the pages
+    HOLD : bytes of HBM taken (or given up, if negative) beside the pages; 1 for buffers of
+        recalled tokens, 0 for pages in flight
     LEVEL : bytes of HBM in pages and streaming buffers from now on, the part of them that holds
         the shared prefix, bytes of DDR
     TURN : sequences that the search turns to
@@ -61,6 +71,16 @@ class Op(IntEnum):
     HOLD = 8
     LEVEL = 9
     TURN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One transfer: its direction and size, and bytes of HBM taken when it begins and ends."""
+
+    up: bool
+    bytes: int
+    hold_before: int
+    hold_after: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +135,8 @@ class SearchDemand:
         them, tokens attended to (in `ATTENDED_UNITS`, summed over sequences, groups and layers),
         those of them whose probabilities are written out (0 if fused), tokens examined by a
         decision, bytes of HBM held, the part of those in the shared prefix.  Sequences, whether
-        the policy decides, bytes fetched over PCIe and bytes read by the CPU stay the same.
+        the policy decides, bytes fetched over PCIe, bytes read by the CPU and bytes read in layers
+        with a sliding window (where the CPU works beside the other layers) stay the same.
     legs : int64 ``[transfers, 5]``
         Transfers (`LEG_COLUMNS`) in the order of their chains; each begins when the one before it
         in its chain has ended.  The holds are bytes of HBM taken when it begins and when it ends.
@@ -146,6 +167,13 @@ class SearchDemand:
     def peak_ddr_bytes(self) -> int:
         levels = self.ops[self.ops[:, 0] == Op.LEVEL, 3]
         return int(levels.max()) if len(levels) else 0
+
+    def chains(self) -> list[list[Leg]]:
+        """Its transfers, by chain."""
+        found: list[list[Leg]] = [[] for _ in range(int((self.ops[:, 0] == Op.SEND).sum()))]
+        for chain, up, size, before, after in self.legs.tolist():
+            found[chain].append(Leg(bool(up), size, before, after))
+        return found
 
     @property
     def nbytes(self) -> int:
@@ -178,8 +206,9 @@ class SearchDemand:
         """Write to a compressed ``.npz`` file, without pickles."""
         header = json.dumps({"format": _FORMAT, **asdict(self.info)}, sort_keys=True)
         with path.open("wb") as file:
+            pieces = np.delete(self.pieces, _WINDOW, axis=1)
             np.savez_compressed(
-                file, header=np.array(header), ops=self.ops, pieces=self.pieces, legs=self.legs
+                file, header=np.array(header), ops=self.ops, pieces=pieces, legs=self.legs
             )
 
     @classmethod
@@ -196,8 +225,9 @@ class SearchDemand:
                 header = json.loads(str(stored["header"]))
                 if header.pop("format", None) != _FORMAT:
                     raise UsageError(f"{path}: a demand of another format: record it again")
-                tables = [_table(stored[name], width) for name, width in _WIDTHS.items()]
-                return cls(DemandInfo(**header), *tables)
+                ops, pieces, legs = (_table(stored[n], width) for n, width in _WIDTHS.items())
+                pieces = np.insert(pieces, _WINDOW, 0, axis=1)
+                return cls(DemandInfo(**header), ops, pieces, legs)
         except _DAMAGE as error:
             raise UsageError(f"{path} is not a recorded demand: {error}") from None
 
@@ -207,3 +237,66 @@ def _table(stored: np.ndarray, width: int) -> np.ndarray:
     if stored.dtype != np.int64 or stored.ndim != 2 or stored.shape[1] != width:
         raise ValueError(f"a table of shape {stored.shape} and type {stored.dtype}")
     return stored
+
+
+def cut(fixed: np.ndarray, linear: np.ndarray) -> np.ndarray:
+    """The fewest linear pieces that reproduce every iteration exactly, first come, longest first.
+
+    Parameters
+    ----------
+    fixed : int64 ``[iterations, f]``
+        Quantities that must not change within a piece, as `FIXED`.
+    linear : int64 ``[iterations, g]``
+        Quantities that may grow by a constant amount within a piece, as `LINEAR`.
+
+    Returns
+    -------
+    int64 ``[pieces, 1 + f + 2 g]``
+        Iterations, `fixed`, `linear` and its growth, as `PIECE_COLUMNS`.
+    """
+    count = len(fixed)
+    growth = np.diff(linear, axis=0)
+    joined = (np.diff(fixed, axis=0) == 0).all(axis=1)
+    same = (growth[1:] == growth[:-1]).all(axis=1)
+    # Iterations at which a piece has to end if it holds the two before: taken greedily.
+    bent = np.flatnonzero(~(same & joined[1:] & joined[:-1])) + 2
+    starts = _starts(count, joined, bent)
+    stops = np.append(starts[1:], count)
+    first, width = 1 + fixed.shape[1], linear.shape[1]
+    rows = np.zeros((len(starts), first + 2 * width), dtype=np.int64)
+    rows[:, 0] = stops - starts
+    rows[:, 1:first] = fixed[starts]
+    rows[:, first : first + width] = linear[starts]
+    grows = rows[:, 0] > 1
+    rows[grows, first + width :] = growth[starts[grows]]
+    return rows
+
+
+def iterations(pieces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every iteration of pieces, int64 ``[pieces, len(PIECE_COLUMNS)]``: what `cut` was given."""
+    rows = np.repeat(pieces, pieces[:, 0], axis=0)
+    began = np.cumsum(pieces[:, 0]) - pieces[:, 0]
+    i = np.arange(len(rows)) - np.repeat(began, pieces[:, 0])
+    fixed, linear, growth = np.split(rows[:, 1:], (len(FIXED), len(FIXED) + len(LINEAR)), axis=1)
+    return fixed, linear + i[:, None] * growth
+
+
+def joined(pieces: np.ndarray) -> np.ndarray:
+    """Pieces that follow one another, as few as can be; int64 ``[pieces, len(PIECE_COLUMNS)]``."""
+    return cut(*iterations(pieces)) if len(pieces) > 1 else pieces
+
+
+def _starts(count: int, joined: np.ndarray, bent: np.ndarray) -> np.ndarray:
+    """First iterations of the pieces."""
+    starts = []
+    bends = bent.tolist()
+    at, i = 0, 0
+    while at < count:
+        starts.append(at)
+        if at + 1 < count and not joined[at]:
+            at += 1
+            continue
+        while i < len(bends) and bends[i] < at + 2:
+            i += 1
+        at = bends[i] if i < len(bends) else count
+    return np.array(starts, dtype=np.int64)

@@ -1,0 +1,368 @@
+"""Prices programs: every phase in seconds, by the terms of `arborsim.machine.terms`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.machine.cost import Array, CostModel
+from arborsim.machine.options import ServingOptions
+from arborsim.machine.priced import Extra, Piece, PricedProgram
+from arborsim.machine.profile import Direction, PolicySeconds
+from arborsim.machine.program import (
+    ATTENDED_UNITS,
+    FIXED,
+    LINEAR,
+    DemandInfo,
+    Op,
+    SearchDemand,
+    iterations,
+)
+from arborsim.machine.terms import (
+    ITERATION_TERMS,
+    LANES,
+    MATRICES,
+    PREFILL_TERMS,
+    REHYDRATION,
+    SIDE_TERMS,
+    Asked,
+    Term,
+)
+
+
+class Price:
+    """Seconds of programs on one machine.
+
+    Parameters
+    ----------
+    cost : CostModel
+        Of one GPU of it.
+    options : ServingOptions
+    """
+
+    cost: CostModel
+    gpus: int
+    step_s: float
+    sequence_s: float
+
+    def __init__(self, cost: CostModel, options: ServingOptions | None = None) -> None:
+        options = options or ServingOptions()
+        self.cost = cost
+        self.gpus = options.tensor_parallel
+        self._nvme_bytes_per_s = options.nvme_bytes_per_s
+        profile, geometry = cost.profile, cost.geometry
+        self._weights_s: dict[int, float] = {}
+        self._transfers_s: dict[tuple[int, bool], float] = {}
+        self._policies: dict[tuple[str, bool], PolicySeconds] = {}
+        self.step_s, self.sequence_s = float(profile.per_step_s), float(profile.per_sequence_s)
+        self.overlap = float(profile.overlap)
+        if self.gpus > 1:
+            ring = 2 * (self.gpus - 1) / self.gpus
+            row_bytes = geometry.hidden * geometry.weight_bytes_per_element
+            self.step_s += 2 * geometry.layers * options.all_reduce_latency_s
+            per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
+            self.sequence_s += 2 * geometry.layers * per_token_s
+        self.fixed_s = self._shared_s("serial", 1, fused=True)
+        self.eager_fixed_s = self._shared_s("serial", 1, fused=False)
+
+    # What a batch takes once.
+
+    def weights_s(self, tokens: int) -> float:
+        """Reading the weights that a pass over so many tokens uses."""
+        found = self._weights_s.get(tokens)
+        if found is None:
+            found = self._weights_s[tokens] = self._shared_s("kv", tokens, fused=True)
+        return found
+
+    def _shared_s(self, lane: str, tokens: int, fused: bool) -> float:
+        terms = [term for term in ITERATION_TERMS if term.shared and term.lane == lane]
+        asked = _nothing_but(tokens, fused)
+        return float(sum(np.sum(term.seconds(self, asked)) for term in terms))
+
+    # Phases of a program.
+
+    def program(self, demand: SearchDemand) -> PricedProgram:
+        """Price every phase.
+
+        Raises
+        ------
+        UsageError
+            The demand counts the bytes of another model.
+        """
+        geometry, info = self.cost.geometry, demand.info
+        if (info.geometry, info.kv_bytes_per_token) != (geometry.name, geometry.kv_bytes_per_token):
+            raise UsageError(
+                f"the demand of {info.trace} episode {info.episode} was recorded for "
+                f"{info.geometry}, not {geometry.name}: record it again"
+            )
+        if not self.op_s(info, (Op.TURN, 1, 0, 0)):
+            demand = demand.without_turns
+        pieces = self.pieces(info, demand.pieces)
+        ops = [tuple(op) for op in demand.ops.tolist()]
+        for at, op in enumerate(ops):
+            # The end of the first iteration is when the first token is there.
+            if op[0] == Op.DECODE and pieces[op[1]].iterations > 1:
+                one, rest = pieces[op[1]].split(1)
+                pieces[op[1]] = one
+                ops.insert(at + 1, (int(Op.DECODE), len(pieces), 0, 0))
+                pieces.append(rest)
+            if op[0] == Op.DECODE:
+                break
+        return PricedProgram(
+            demand, info, ops, [self.op_s(info, op) for op in ops], pieces, demand.chains(),
+            info.prefix_tokens if info.prefix else 0,
+            next((op[2] for op in ops if op[0] == Op.LEVEL), 0) if info.prefix else 0,
+        )  # fmt: skip
+
+    def op_s(self, info: DemandInfo, op: tuple[int, ...]) -> float:
+        """Seconds of a phase; 0 of those that take none of the server's time."""
+        return sum(term.seconds for term in self.op_terms(info, op))
+
+    def op_terms(self, info: DemandInfo, op: tuple[int, ...]) -> list[Term]:
+        """What a phase other than decoding takes, term by term."""
+        kind, one, two, _ = op
+        if kind == Op.PREFILL:
+            return self._prefill_terms(one, 0, info.fused)
+        if kind == Op.RECOMPUTE:
+            return [Term(REHYDRATION, self.prefill_s(one, two))]
+        if kind in (Op.DECIDE, Op.TURN):
+            policy = self.policy(info)
+            if kind == Op.TURN:
+                return [Term("policy: turns", float(policy.turning_s(one)))]
+            return [Term("policy: decisions", float(policy.decision_s(one)))]
+        if kind == Op.COPY:
+            name = "policy: compaction" if two else "policy: quantising"
+            return [Term(name, float(self.cost.copy_s(one)) / self.gpus)]
+        return []
+
+    def policy(self, info: DemandInfo) -> PolicySeconds:
+        key = info.policy, info.fused
+        if key not in self._policies:
+            self._policies[key] = self.cost.profile.policy_seconds(*key)
+        return self._policies[key]
+
+    def prefill_s(self, tokens: int, present: int, fused: bool = True) -> float:
+        """A pass over `tokens` with `present` ones before them."""
+        return (
+            sum(t.seconds for t in self._prefill_terms(tokens, present, fused)) if tokens else 0.0
+        )
+
+    def _prefill_terms(self, tokens: int, present: int, fused: bool) -> list[Term]:
+        cost = self.cost.prefill(tokens, present)
+        compute_s, memory_s = (cost.matrices_s + cost.attention_s) / self.gpus, cost.memory_s
+        memory_s /= self.gpus
+        computing, reading = _shown(compute_s, memory_s, self.overlap)
+        split = [
+            Term(name, float(shown) * seconds, (1 - float(shown)) * seconds)
+            for name, seconds, shown in zip(
+                PREFILL_TERMS,
+                (cost.matrices_s / self.gpus, cost.attention_s / self.gpus, memory_s),
+                (computing, computing, reading), strict=False,
+            )
+        ]  # fmt: skip
+        overhead_s = self.fixed_s + self.sequence_s + self._reduced_s(tokens)
+        return [
+            *split, Term(PREFILL_TERMS[3], overhead_s),
+            Term(MATRICES, self.eager_s(tokens, present, fused)),
+        ]  # fmt: skip
+
+    def chunk(self, tokens: int, present: int, fused: bool) -> Extra:
+        """The next `tokens` of a prompt, with `present` ones before them, within an iteration."""
+        cost = self.cost.prefill(tokens, present)
+        return Extra(
+            compute_s=(cost.matrices_s + cost.attention_s) / self.gpus,
+            kv_s=cost.memory_s / self.gpus - self.weights_s(tokens),
+            serial_s=self.sequence_s + self._reduced_s(tokens),
+            policy_s=self.eager_s(tokens, present, fused),
+            sequences=1,
+            tokens=tokens,
+        )
+
+    def _reduced_s(self, tokens: int) -> float:
+        """Adding up the activations of all tokens of a pass but one, which counts as a sequence."""
+        return (tokens - 1) * (self.sequence_s - self.cost.profile.per_sequence_s)
+
+    def eager_s(self, tokens: int, present: int, fused: bool) -> float:
+        """Writing out and reading back the probabilities of a prefill pass."""
+        if fused:
+            return 0.0
+        # The model's formula is for a square: scale it to these rows and columns.
+        share = (tokens + present) / tokens
+        return self.cost.eager_prefill_s(tokens) * share / self.gpus
+
+    def transfer_s(self, size_bytes: int, up: bool) -> float:
+        """A packed transfer, each GPU carrying its part over its own link."""
+        found = self._transfers_s.get((size_bytes, up))
+        if found is None:
+            part = size_bytes / self.gpus
+            direction: Direction = "h2d" if up else "d2h"
+            block_bytes = self.cost.packed_block_bytes(part)
+            found = float(self.cost.transfer_s(part, block_bytes, direction))
+            self._transfers_s[size_bytes, up] = found
+        return found
+
+    def nvme_s(self, size_bytes: int) -> float:
+        """Reading or writing so much below DDR."""
+        return size_bytes / self._nvme_bytes_per_s
+
+    def workspace_bytes(self, demands: Sequence[SearchDemand], chunk: int) -> int:
+        """What the largest forward pass of these searches needs on each GPU."""
+        largest = 0
+        for demand in demands:
+            passes = demand.ops[np.isin(demand.ops[:, 0], (Op.PREFILL, Op.RECOMPUTE)), 1]
+            tokens = int(passes.max(initial=0))
+            tokens = min(tokens, chunk) if chunk else tokens
+            needed = self.cost.workspace_bytes(tokens)
+            if not demand.info.fused:
+                needed += self.cost.eager_prefill_bytes(tokens)
+            largest = max(largest, needed)
+        return -(-largest // self.gpus)
+
+    # Decode iterations.
+
+    def pieces(self, info: DemandInfo, table: np.ndarray) -> list[Piece]:
+        """Price rows of `SearchDemand.pieces`."""
+        count = table[:, 0]
+        last = np.maximum(count - 1, 1)
+        first = 1 + len(FIXED)
+        fixed, linear = table[:, 1:first], table[:, first : first + len(LINEAR)]
+        ends = linear + last[:, None] * table[:, first + len(LINEAR) :]
+        asked = self._asked(info, np.concatenate([fixed, fixed]), np.concatenate([linear, ends]))
+        pairs: list[list[tuple[Any, Any]]] = []
+        for lane in LANES:
+            begin, end = np.split(self._lane_s(lane, asked), 2)
+            growth = (end - begin) / last
+            pairs.append(list(zip(begin.tolist(), growth.tolist(), strict=True)))
+        for name in ("hbm_bytes", "prefix_bytes"):
+            at = first + LINEAR.index(name)
+            held, grows = table[:, at], table[:, at + len(LINEAR)]
+            pairs.append(list(zip(held.tolist(), grows.tolist(), strict=True)))
+        side = self._side(info, asked.head(len(table)))
+        eager = int(not info.fused)
+        rows: Iterator[tuple[Any, ...]] = zip(
+            count.tolist(), fixed[:, 0].tolist(), *pairs, *side.rows(), strict=True
+        )
+        return [Piece(*(*row, eager)) for row in rows]
+
+    def side_s(self, info: DemandInfo, table: np.ndarray) -> float:
+        """What streaming, attention on the CPU, or fetching takes in all pieces, hidden or not."""
+        first = 1 + len(FIXED)
+        asked = self._asked(info, table[:, 1:first], table[:, first : first + len(LINEAR)])
+        return float(table[:, 0] @ self._side(info, asked).total_s)
+
+    def iteration_terms(self, info: DemandInfo, table: np.ndarray) -> list[tuple[str, Term]]:
+        """Terms of all iterations of pieces, of a search by itself, each with its plan's name."""
+        asked = self._asked(info, *iterations(table))
+        count = len(asked.sequences)
+        each = [np.broadcast_to(term.seconds(self, asked), count) for term in ITERATION_TERMS]
+        lanes = {lane: np.zeros(count) for lane in LANES} | {"own kv": np.zeros(count)}
+        for term, seconds in zip(ITERATION_TERMS, each, strict=True):
+            lanes[term.lane] = lanes[term.lane] + seconds
+            if term.lane == "kv" and not term.shared:
+                lanes["own kv"] = lanes["own kv"] + seconds
+        computing, reading = _shown(lanes["compute"], lanes["kv"], self.overlap)
+        shown = {"compute": computing, "kv": reading}
+        terms = []
+        for term, seconds in zip(ITERATION_TERMS, each, strict=True):
+            counted, whole = (
+                float(np.sum(seconds * shown.get(term.lane, 1.0))),
+                float(seconds.sum()),
+            )
+            terms.append((term.plan, Term(term.name, counted, max(0.0, whole - counted))))
+        if info.recall == "stage":
+            return [*terms, *((plan, Term(name, 0.0)) for name, plan in SIDE_TERMS.values())]
+        side = self._side(info, asked)
+        model_s = lanes["compute"] * computing + lanes["kv"] * reading
+        model_s = model_s + lanes["dequantise"] + lanes["serial"]
+        waited = np.where(side.stream_s > 0, np.maximum(0.0, side.stream_s - model_s), 0.0)
+        beside = side.near_s - lanes["own kv"] - lanes["dequantise"]
+        waited = waited + np.where(side.near_s > 0, np.maximum(0.0, beside), 0.0)
+        exposed_s = float(waited.sum())
+        name, plan = SIDE_TERMS[info.recall]
+        hidden_s = float(side.total_s.sum()) - exposed_s
+        others = {each for _, each in SIDE_TERMS.values()} - {plan}
+        terms += [(each, Term(name, 0.0)) for each in others]
+        return [*terms, (plan, Term(name, exposed_s, hidden_s))]
+
+    def _lane_s(self, lane: str, asked: Asked) -> np.ndarray:
+        """What one search adds to a lane in each iteration."""
+        found = np.zeros(len(asked.sequences))
+        for term in ITERATION_TERMS:
+            if term.lane == lane and not term.shared:
+                found = found + term.seconds(self, asked)
+        return found
+
+    def _asked(self, info: DemandInfo, fixed: np.ndarray, linear: np.ndarray) -> Asked:
+        scale = ATTENDED_UNITS * info.groups * self.cost.geometry.layers
+        sequences, decided, streamed, remote, window = fixed.T
+        read, quantised, attended, rows, examined, _, _ = linear.T
+        return Asked(
+            self.policy(info), info.fused, sequences, decided, streamed, remote, window, read,
+            quantised, attended / scale, rows / scale, examined,
+        )  # fmt: skip
+
+    def _side(self, info: DemandInfo, q: Asked) -> _Side:
+        """What goes on beside the GPU's work in each iteration."""
+        none = np.zeros(len(q.sequences))
+        side = _Side(none, none, none, q.streamed_bytes, none, none, none, none)
+        if info.recall == "stage" or not (q.streamed_bytes.any() or q.remote_bytes.any()):
+            return side
+        cost, layers = self.cost, self.cost.geometry.full_layers
+        sequences: Any = q.sequences  # an array, where the formulas speak of one number
+        queries, partials = cost.near_message_bytes(sequences)
+        window_s = np.asarray(cost.kv_read_s(q.window_bytes)) / self.gpus
+        away, streamed = q.remote_bytes > 0, q.streamed_bytes
+        link_s = np.asarray(cost.stream(0.0, streamed / self.gpus).total_s, dtype=float)
+        if info.recall == "stream":
+            buffers = np.asarray(cost.double_buffer_bytes(streamed))
+            return _Side(link_s, none, link_s, streamed, none, none, buffers, link_s)
+        remote = np.asarray(q.remote_bytes, dtype=float)
+        down = np.where(away, layers * queries, 0)
+        if info.recall == "near":
+            total_s = np.asarray(cost.near(0.0, remote, sequences).total_s, dtype=float)
+            near_s = np.where(away, total_s + window_s, 0.0)
+            up = np.where(away, layers * partials, 0)
+            return _Side(none, near_s, none, streamed, down, up, none, total_s)
+        fetched = np.asarray(streamed, dtype=float)
+        total_s = np.asarray(cost.ondemand(0.0, fetched, remote, sequences).total_s, dtype=float)
+        # The GPU attends to the fetched pages afterwards: that part of its attention hides nothing.
+        near_s = total_s + np.asarray(cost.kv_read_s(fetched)) / self.gpus
+        near_s = np.where(near_s > 0, near_s + window_s, 0.0)
+        buffers = -(-streamed // max(1, layers))
+        return _Side(none, near_s, link_s, streamed, down, none, buffers, total_s)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """As in `Piece`, arrays ``[n]``; `total_s` is what it takes, hidden or not."""
+
+    stream_s: np.ndarray
+    near_s: np.ndarray
+    link_s: np.ndarray
+    streamed_bytes: np.ndarray
+    down_bytes: np.ndarray
+    up_bytes: np.ndarray
+    buffer_bytes: np.ndarray
+    total_s: np.ndarray
+
+    def rows(self) -> Iterator[list[Any]]:
+        for name in ("stream_s", "near_s", "link_s"):
+            yield getattr(self, name).tolist()
+        for name in ("streamed_bytes", "down_bytes", "up_bytes", "buffer_bytes"):
+            yield getattr(self, name).astype(np.int64).tolist()
+
+
+def _nothing_but(sequences: int, fused: bool) -> Asked:
+    """A batch that only has a width."""
+    none = np.zeros(1)
+    return Asked(PolicySeconds(), fused, np.full(1, sequences), *(none,) * 9)
+
+
+def _shown(compute_s: Array, memory_s: Array, overlap: float) -> tuple[np.ndarray, np.ndarray]:
+    """The shares of computing and of reading memory that are not hidden behind the other."""
+    computes = np.asarray(compute_s) >= np.asarray(memory_s)
+    return np.where(computes, 1.0, 1.0 - overlap), np.where(computes, 1.0 - overlap, 1.0)
