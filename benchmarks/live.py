@@ -29,8 +29,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.live.drive import drive
-from arborsim_torch.live.policy_search import Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup, run_batched
 from arborsim_torch.sources import RandomSource
 
 #: Name, layers, width, heads, KV heads, MLP: a tiny model is all overhead, a larger one is not.
@@ -116,11 +115,11 @@ def shares(name: str, model: Any, prompt: int, tokens: int) -> list[Share]:
     for policy, settings in POLICIES.items():
         one = PolicySearch(
             setup, source.problem(0), build(policy, settings), max(prompt + 64, tokens // 2),
-            Machine(),
+            CacheOptions(),
         )  # fmt: skip
         outcomes: list[Any] = []
         begun = time.perf_counter()
-        drive([one], 1, lambda search, ended, to=outcomes: to.append(search.outcome(ended)))
+        run_batched([one], 1, lambda search, ended, to=outcomes: to.append(search.outcome(ended)))
         wall_s = time.perf_counter() - begun
         m = outcomes[0].measured
         share = Share(

@@ -29,7 +29,7 @@ from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
 
 LINES = 32
-PROMPT = 5 * LINES + 4  # tokens of a chain program with so many lines
+PROMPT = 5 * LINES + 4  # tokens of a chain program of LINES lines
 #: Shares of the whole search's tokens; the prompt is always kept.
 CLIFF = ("0.95", "0.87", "0.81", "0.69", "0.56")
 

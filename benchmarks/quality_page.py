@@ -119,7 +119,7 @@ def shown(stored: Stored, label: str, budget: str) -> str:
 
 
 def _beside_full(stored: Stored) -> list[str]:
-    """Each arm's accuracy beside that of full retention on the same problems."""
+    """Each arm's accuracy and that of full retention on the same problems."""
     full = next(i for i, arm in enumerate(stored.head["arms"]) if arm["policy"] == "full")
     kept = {row["episode"]: bool(row["correct"]) for row in stored.rows if row["arm"] == full}
     found = []
@@ -171,8 +171,8 @@ def findings(stored: Stored) -> list[str]:
     if stored.name == "arkv":
         return [
             "The task has no redundancy in its prompt, which ARKV may evict, so a few percent of "
-            f"the cache cost what they cost nobody else: {at('arkv-origin', '0.97')} at 0.97. What "
-            "FP8 adds to that is the difference between the rows."
+            f"the cache cost what they cost no other policy: {at('arkv-origin', '0.97')} at 0.97. "
+            "What FP8 adds to that is the difference between the rows."
         ]
     if stored.name == "game24":
         return [

@@ -46,7 +46,7 @@ WIDTHS = (16, 64, 256)
 LEVELS = ("beam-4", "beam-sqrt", "dvts-4", "dvts-sqrt", "rebase", "ets", "ets-kv", "tot-bfs")
 #: ETS's paper takes the largest lambda_b in [1, 2] that costs no accuracy; 1 is the default.
 LAMBDA_B = ("1.25", "1.5", "1.75", "2")
-#: What the public code sets beside lambda_b = 1, by width.
+#: What the public code sets with lambda_b = 1, by width.
 LAMBDA_D = {16: "1.5", 64: "1.4", 256: "1.45"}
 GEOMETRY, PROFILE = "llama-3.1-8b", "h100"
 FULL = "full"

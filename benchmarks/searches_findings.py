@@ -43,7 +43,7 @@ def _reductions(banks: Iterable[Searches]) -> list[str]:
         return []
     paper = ", ".join(f"{low} to {high} at width {w}" for w, (low, high) in PAPER.items())
     parts = [f"KV size of ETS (lambda_b 1, lambda_d 1) against REBASE; the paper has {paper}."]
-    named = {"Wholly below that": below, "Not told apart from it": inside, "Wholly above": above}
+    named = {"Wholly below that": below, "Not distinguished from it": inside, "Wholly above": above}
     parts += [f"{what}: {'; '.join(rows)}." for what, rows in named.items() if rows]
     return [" ".join(parts)]
 
@@ -184,7 +184,7 @@ def _deep(banks: Mapping[str, Searches]) -> list[str]:
     low, high = PAPER[width]
     ets = _kv(searches, Cell("ets", "", width))
     below, above = ets.high < low, ets.low > high
-    place = "wholly below" if below else "wholly above" if above else "not told apart from it"
+    place = "wholly below" if below else "wholly above" if above else "not distinguished from it"
     return [
         f"On deeper trees (`chain`, width {width}, n = {searches.facts['problems']}): "
         f"{'; '.join(parts)}. For ETS the paper has {low} to {high}: {place}."
@@ -210,7 +210,7 @@ def _best(searches: Searches, width: int) -> str:
     right, judged = searches.accuracy(reference)
     return (
         f"At width {width} on `{searches.name}` REBASE is right in {right} of {judged}; better: "
-        f"{', '.join(better) or 'none'}; worse: {', '.join(worse) or 'none'}; not told apart: "
+        f"{', '.join(better) or 'none'}; worse: {', '.join(worse) or 'none'}; not distinguished: "
         f"{rest}."
     )
 

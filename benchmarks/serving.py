@@ -4,7 +4,7 @@ Run on one core: ``python benchmarks/serving.py [--quick] [--out reports/benchma
 
 Demands are recorded from the shipped traces for Llama-3.1-8B on an H100.  As many clients as
 searches are to be served at once start one search after the other.  Memory has no limit, so that
-all are served, except where "half the memory" is said: half of what so many searches need at their
+all are served, except where "half the memory" is said: half of what the searches need at their
 peaks, so that some lose their places.  A *phase* is what happens to one search: the end of a
 piece, a pass, a decision, the start of a transfer, a wait.  A *step* is what the engine does at
 once: a run of iterations up to the next end of a piece, in which several pieces may end, a pass, or
@@ -60,7 +60,7 @@ def demands(trace: str, policy: str, budget: str, recall: str) -> tuple[list[Sea
 def measure(
     recorded: Sequence[SearchDemand], clients: int, tokens: int, rounds: int, half: bool = False
 ) -> dict[str, object]:
-    """Serve about so many tokens to so many clients, several times."""
+    """Serve about `tokens` tokens to `clients` clients, several times."""
     machine = (load_profile("h100"), load_geometry("llama-3.1-8b"), ServingOptions())
     engine = ServingEngine(recorded, *machine, kv_bytes=UNLIMITED)
     if half:

@@ -4,7 +4,7 @@
 
 1. correctness: decisions, masking, rehydration, kernels and copies against the CPU or a definition;
 2. calibration: ``OUT/calibration/DEVICE.toml``, as `arborsim calibrate hardware` measures it;
-3. live: Llama-3.1-8B's geometry with random weights under policies, beside the simulation;
+3. live: Llama-3.1-8B's geometry with random weights under policies, compared with the simulation;
 4. context: the longest prompts that fit, with and without attention rows.
 
 Every result is a line of ``OUT/validation/DEVICE/gpu.jsonl`` as soon as it is known.  What the time

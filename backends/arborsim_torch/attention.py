@@ -1,9 +1,10 @@
 """The attention function that the live backend registers with transformers.
 
-The model's keyword argument ``batch`` (`arborsim_torch.batch.Batch`) says what each pass reads of
-its cache and collects what a recording or a policy needs; transformers hands it through to this
-function, so nothing here is global.  Lanes are the leaves of one tree: they share one set of keys
-and values, read once for all of them, and a mask says which entries lie on whose path.
+The model's keyword argument ``context`` (`arborsim_torch.context.ForwardContext`) says what each
+pass reads of its cache and collects what a recording or a policy needs; transformers hands it
+through to this function, so nothing here is global.  The sequences of a batch are the leaves of one
+tree: they share one set of keys and values, read once for all of them, and a mask says which
+entries lie on which path.
 
 When nothing is collected, PyTorch's fused attention runs.  When rows are collected, probabilities
 are computed once, used for the output, and handed to the batch.
@@ -21,8 +22,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from arborsim_torch.batch import Batch, BatchState
-from arborsim_torch.cache.views import LayerView
+from arborsim_torch.cache.forward import LayerView
+from arborsim_torch.context import ForwardContext, PassContext
 from arborsim_torch.kernels.dense import attend, pack, wide_product
 from arborsim_torch.kernels.flash import attend_prefill
 from arborsim_torch.kernels.merge import merge
@@ -40,65 +41,69 @@ def tree_attention(
     scaling: float,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    batch: Batch | None = None,
+    context: ForwardContext | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention over what the caches hold; the signature is that of transformers' interface.
 
     `key` and `value` are the new tokens' alone, which the caches have stored already.
     """
-    if batch is None:
+    if context is None:
         raise ValueError(f"{NAME} attention runs only through arborsim's decoder")
     # To type checkers, what a module holds is a tensor or a module.
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    if len(batch.parts) == 1:
-        return _attend(batch.parts[0], layer, query, scaling, sliding_window), None
+    if len(context.passes) == 1:
+        return _attend(context.passes[0], layer, query, scaling, sliding_window), None
     outs, first = [], 0
-    for part in batch.parts:
-        rows = query[first : first + part.reading.lanes]
+    for part in context.passes:
+        rows = query[first : first + part.metadata.seqs]
         outs.append(_attend(part, layer, rows, scaling, sliding_window))
-        first += part.reading.lanes
+        first += part.metadata.seqs
     return torch.cat(outs), None
 
 
 def _attend(
-    state: BatchState, layer: int, query: Tensor, scaling: float, window: int | None
+    state: PassContext, layer: int, query: Tensor, scaling: float, window: int | None
 ) -> Tensor:
-    """One pass's attention, ``[lanes, queries, heads, head_dim]``.
+    """One pass's attention, ``[seqs, queries, heads, head_dim]``.
 
-    The query heads of a group, and the lanes, become rows of one matrix, so keys and values are
+    The query heads of a group, and the sequences, become rows of one matrix, so keys and values are
     never repeated.
     """
     if layer in state.query_layers:
         state.query_vectors[layer] = query
-    reading, remote = state.reading, state.reading.remote
-    if reading.plain is not None and not state.collect and reading.limits(window) is None:
-        return _attend_plain(query, reading.plain[2 * layer], reading.plain[2 * layer + 1], scaling)
-    block = None if state.collect or remote else reading.block(layer, window)
+    metadata, host_attention = state.metadata, state.metadata.host_attention
+    if metadata.plain is not None and not state.collect and metadata.limits(window) is None:
+        return _attend_plain(
+            query, metadata.plain[2 * layer], metadata.plain[2 * layer + 1], scaling
+        )
+    block = None if state.collect or host_attention else metadata.block(layer, window)
     if block is not None:
         return _attend_block(query, *block, scaling)
-    apart = None if state.collect or remote else reading.by_path(layer, window)
+    apart = None if state.collect or host_attention else metadata.by_path(layer, window)
     if apart is not None:
         return _attend_by_path(query, *apart, scaling)
-    view = reading.view(layer, window)
-    lanes, heads, queries, dim = query.shape
+    view = metadata.view(layer, window)
+    seqs, heads, queries, dim = query.shape
     kv_heads, n, _ = view.keys.shape
     group = heads // kv_heads
-    if lanes == queries == 1 and view.mask is None and not state.collect and remote is None:
+    if seqs == queries == 1 and view.mask is None and not state.collect and host_attention is None:
         return _attend_plain(query, view.keys[None], view.values[None], scaling)
-    elsewhere = None if remote is None else remote.start(layer, query, scaling, window)
+    elsewhere = (
+        None if host_attention is None else host_attention.start(layer, query, scaling, window)
+    )
     if elsewhere is not None:
         return _attend_both(state, layer, query, scaling, window, view, elsewhere)
     if state.collect and layer not in state.row_layers:
         one = _attend_one(state, layer, query, scaling, view)
         if one is not None:
             return one
-    split = query.view(lanes, kv_heads, group, queries, dim).transpose(0, 1)
-    packed = split.reshape(kv_heads, lanes * group * queries, dim)
+    split = query.view(seqs, kv_heads, group, queries, dim).transpose(0, 1)
+    packed = split.reshape(kv_heads, seqs * group * queries, dim)
     mask = None if view.mask is None else view.mask.transpose(0, 1)[:, :, None]
     if state.collect:
         logits = torch.matmul(packed, view.keys.transpose(1, 2)).mul_(scaling)
-        spread = logits.view(kv_heads, lanes, group, queries, n)
+        spread = logits.view(kv_heads, seqs, group, queries, n)
         if mask is not None:
             spread.masked_fill_(~mask, float("-inf"))
         mass = torch.softmax(spread, dim=-1, dtype=torch.float32)
@@ -106,13 +111,13 @@ def _attend(
         out = torch.matmul(mass.to(query.dtype).view(kv_heads, -1, n), view.values)
     else:
         if mask is not None:
-            wanted = (mask.shape[0], lanes, group, queries, n)
+            wanted = (mask.shape[0], seqs, group, queries, n)
             mask = mask.expand(wanted).reshape(mask.shape[0], -1, n)[None]
         out = F.scaled_dot_product_attention(
             packed[None], view.keys[None], view.values[None], attn_mask=mask, scale=scaling
         )[0]
-    out = out.view(kv_heads, lanes, group, queries, dim).permute(1, 3, 0, 2, 4)
-    return out.reshape(lanes, queries, heads, dim)
+    out = out.view(kv_heads, seqs, group, queries, dim).permute(1, 3, 0, 2, 4)
+    return out.reshape(seqs, queries, heads, dim)
 
 
 def _attend_plain(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -135,25 +140,25 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -
 def _attend_by_path(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """One query per lane over the lane's own path, ``[kv_heads, lanes, positions, head_dim]``."""
-    lanes, heads, _, dim = query.shape
+    """One query per sequence over its own path, ``[kv_heads, seqs, positions, head_dim]``."""
+    seqs, heads, _, dim = query.shape
     kv_heads = len(keys)
-    own = query.view(lanes, kv_heads, heads // kv_heads, dim).transpose(0, 1)
+    own = query.view(seqs, kv_heads, heads // kv_heads, dim).transpose(0, 1)
     read = None if mask is None else mask[None, :, None]
     out = F.scaled_dot_product_attention(own, keys, values, attn_mask=read, scale=scaling)
-    return out.transpose(0, 1).reshape(lanes, 1, heads, dim)
+    return out.transpose(0, 1).reshape(seqs, 1, heads, dim)
 
 
 def _attend_one(
-    state: BatchState, layer: int, query: Tensor, scaling: float, view: LayerView
+    state: PassContext, layer: int, query: Tensor, scaling: float, view: LayerView
 ) -> Tensor | None:
-    """One query per lane and its attention row in one pass, where there is a kernel for that."""
+    """One query per sequence and its attention row in one pass, where a kernel does that."""
     if query.shape[2] > 1 or not _has_kernel(query, view.keys):
         return None
     n = view.keys.shape[1]
     index = torch.arange(n, dtype=torch.int32, device=query.device)
     mask = view.mask
-    if mask is not None:  # [lanes, kv_heads or 1, 1, n]
+    if mask is not None:  # [seqs, kv_heads or 1, 1, n]
         mask = mask[:, 0, 0] if mask.shape[1] == 1 else mask[:, :, 0]
         mask = mask.expand(query.shape[0], *mask.shape[1:])
     out, _, mass = attend_scattered(query[:, :, 0], view.keys, view.values, index, scaling, mask)
@@ -167,7 +172,7 @@ def _has_kernel(query: Tensor, keys: Tensor) -> bool:
 
 
 def _attend_both(
-    state: BatchState,
+    state: PassContext,
     layer: int,
     query: Tensor,
     scaling: float,
@@ -176,7 +181,7 @@ def _attend_both(
     elsewhere: Callable[[], tuple[Tensor, Tensor]],
 ) -> Tensor:
     """The device's part, merged with that of the tokens which stay on the host."""
-    lanes, heads, queries, _ = query.shape
+    seqs, heads, queries, _ = query.shape
     kv_heads, n, _ = view.keys.shape
     out, lse = attend(query, view.keys, view.values, scaling, view.mask)
     far, far_lse = elsewhere()
@@ -184,15 +189,15 @@ def _attend_both(
     if state.collect:
         packed = pack(query, kv_heads)
         logits = wide_product(packed, view.keys.transpose(1, 2)).mul_(scaling)
-        spread = logits.view(kv_heads, lanes, -1, queries, n)
+        spread = logits.view(kv_heads, seqs, -1, queries, n)
         if view.mask is not None:
             spread.masked_fill_(~view.mask.transpose(0, 1)[:, :, None], float("-inf"))
-        level = total.view(lanes, kv_heads, -1, queries).transpose(0, 1)[..., None]
-        remote = state.reading.remote
-        assert remote is not None
-        mass, there = remote.rows(layer, query, scaling, window, total)
+        level = total.view(seqs, kv_heads, -1, queries).transpose(0, 1)[..., None]
+        host_attention = state.metadata.host_attention
+        assert host_attention is not None
+        mass, there = host_attention.rows(layer, query, scaling, window, total)
         state.add(layer, (_placed(view), (spread - level).exp_()), (there, mass))
-    return whole.transpose(1, 2).reshape(lanes, queries, heads, -1)
+    return whole.transpose(1, 2).reshape(seqs, queries, heads, -1)
 
 
 def _placed(view: LayerView) -> LayerView:

@@ -27,7 +27,7 @@ from arborsim_torch.live.run import LiveRun, MetersOf
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.live.validate import ValidationRun, validation_recording
 from arborsim_torch.models import LoadedModel, load_model
-from arborsim_torch.plan import make_plan
+from arborsim_torch.recording_plan import make_plan
 from arborsim_torch.rewards.embed import check_embedder
 from arborsim_torch.rewards.load import check_choice
 from arborsim_torch.sources import read_prompts
@@ -62,7 +62,7 @@ class TorchBackend:
     def live(
         self, request: LiveRequest, watch: LiveWatch, meters: MetersOf | None = None
     ) -> tuple[ModelUsage, ...]:
-        """Search under policies, or with policies looking on.
+        """Search under policies, or with policies in shadow mode.
 
         `meters` are for the controllers: of an episode and a cell.  Returns what reward and
         embedding models took.
@@ -83,7 +83,7 @@ class TorchBackend:
                 ShadowRun(request, loaded, plan, info, watch, meters).run()
             else:
                 LiveRun(request, loaded, plan, watch, meters).run()
-            return plan.beside()
+            return plan.model_usage()
 
     def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:
         """Compare simulated with measured searches; raises what `live` raises."""

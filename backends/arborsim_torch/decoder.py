@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from arborsim_torch import attention
-from arborsim_torch.batch import Batch, BatchState
-from arborsim_torch.cache.hf import Together, hf_cache
+from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.cache.hf import BatchedCaches, hf_cache
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.cache.views import Reading
-from arborsim_torch.upload import uploaded
+from arborsim_torch.context import ForwardContext, PassContext
+from arborsim_torch.tiers.copies import to_device
 
 PREFILL_BLOCK = 256  #: prompt tokens per forward pass: attention needs block x prompt, not n x n
 
@@ -37,7 +37,7 @@ class ObservedCache(Protocol):
     @property
     def leaves(self) -> list[int]: ...
 
-    def length(self, lane: int) -> int: ...
+    def length(self, seq: int) -> int: ...
 
     def parent(self, node: int) -> int: ...
 
@@ -60,15 +60,15 @@ class Observer(Protocol):
     wants_hidden: bool
 
     def forward(
-        self, decoder: Observed, state: BatchState, hidden: list[Tensor], last: Tensor
+        self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
     ) -> None:
-        """Tokens were computed: one per lane, or a block of the prompt.
+        """Tokens were computed: one per sequence, or a block of the prompt.
 
         Parameters
         ----------
-        hidden : list of Tensor ``[lanes, queries, size]``
-            Output of every block; empty if nobody wants them.
-        last : Tensor ``[lanes, queries, size]``
+        hidden : list of Tensor ``[seqs, queries, size]``
+            Output of every block; empty if the observer does not want them.
+        last : Tensor ``[seqs, queries, size]``
             Normalised last hidden state.
         """
 
@@ -127,7 +127,7 @@ class TreeDecoder:
         logits = None
         for start in range(0, ids.shape[1], self.prefill_block):
             block = ids[:, start : start + self.prefill_block]
-            # One row of logits is enough when nobody looks at the others.
+            # Without `on_block` one row of logits is enough.
             keep = 0 if on_block is not None else 1
             logits = self._forward(block, keep)[0]
             if on_block is not None:
@@ -165,7 +165,7 @@ class TreeDecoder:
         for start in range(0, len(tokens), self.prefill_block):
             block = tokens[start : start + self.prefill_block]
             ids = self.cache.vocabulary_id.values[block].astype(np.int64)[None]
-            run_together([Pass(self, ids, self.cache.again(leaf, block), 1, observed=False)])
+            run_together([Pass(self, ids, self.cache.recompute(leaf, block), 1, observed=False)])
         self.cache.activate(leaves)
 
     def drop(self, node: int) -> None:
@@ -190,8 +190,8 @@ class Pass:
     Attributes
     ----------
     decoder : TreeDecoder
-    ids : int64 array ``[lanes, queries]``
-    reading : Reading
+    ids : int64 array ``[seqs, queries]``
+    metadata : AttentionMetadata
     keep : int
         Queries whose logits are wanted, counted from the last; 0 for all.
     observed : bool
@@ -200,20 +200,20 @@ class Pass:
 
     decoder: TreeDecoder
     ids: np.ndarray
-    reading: Reading
+    metadata: AttentionMetadata
     keep: int
     observed: bool
 
-    def state(self) -> BatchState:
+    def state(self) -> PassContext:
         """What the attention function needs to know."""
         observer = self.decoder.observer
         if not self.observed or observer is None:
-            return BatchState(self.reading)
-        return BatchState(
-            self.reading, observer.wants_attention, observer.query_layers, observer.row_layers
+            return PassContext(self.metadata)
+        return PassContext(
+            self.metadata, observer.wants_attention, observer.query_layers, observer.row_layers
         )
 
-    def observe(self, state: BatchState, hidden: list[Tensor], last: Tensor) -> None:
+    def observe(self, state: PassContext, hidden: list[Tensor], last: Tensor) -> None:
         """Show the observer what came of it."""
         observer = self.decoder.observer
         if self.observed and observer is not None:
@@ -227,7 +227,7 @@ def run_together(passes: Sequence[Pass]) -> list[Tensor]:
 
     Returns
     -------
-    list of Tensor ``[lanes, keep or queries, vocabulary]``
+    list of Tensor ``[seqs, keep or queries, vocabulary]``
     """
     return _computed(passes)
 
@@ -236,27 +236,27 @@ def _computed(passes: Sequence[Pass]) -> list[Tensor]:
     """`run_together`, in inference mode already."""
     model = passes[0].decoder.model
     caches = [one.decoder.cache for one in passes]
-    lanes = [one.reading.lanes for one in passes]
+    seqs = [one.metadata.seqs for one in passes]
     alone = len(passes) == 1
     layout = passes[0].decoder.cache.layout
     states = [one.state() for one in passes]
     observers = [one.decoder.observer for one in passes if one.observed]
     watched = any(observer is not None and observer.wants_hidden for observer in observers)
     ids = passes[0].ids if alone else np.concatenate([one.ids for one in passes])
-    at = passes[0].reading.at if alone else torch.cat([one.reading.at for one in passes])
+    at = passes[0].metadata.at if alone else torch.cat([one.metadata.at for one in passes])
     hidden: list[Tensor] = []
     with _block_outputs(model.model.layers, hidden) if watched else nullcontext():
         last = model.model(
-            input_ids=uploaded(ids, layout.device),
+            input_ids=to_device(ids, layout.device),
             position_ids=at,
             past_key_values=(
-                caches[0].hf if alone else hf_cache(Together(caches, lanes), layout.layers)
+                caches[0].hf if alone else hf_cache(BatchedCaches(caches, seqs), layout.layers)
             ),
             use_cache=True,
-            batch=Batch(states),
+            context=ForwardContext(states),
         ).last_hidden_state
     logits, first = [], 0
-    for one, state, count in zip(passes, states, lanes, strict=True):
+    for one, state, count in zip(passes, states, seqs, strict=True):
         rows = slice(first, first + count)
         own = last if alone else last[rows]
         if one.observed:
@@ -265,7 +265,7 @@ def _computed(passes: Sequence[Pass]) -> list[Tensor]:
         first += count
     if alone or len({part.shape[1] for part in logits}) > 1:
         return [model.lm_head(part) for part in logits]
-    return list(model.lm_head(torch.cat(logits)).split(lanes))
+    return list(model.lm_head(torch.cat(logits)).split(seqs))
 
 
 @contextmanager

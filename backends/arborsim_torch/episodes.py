@@ -22,10 +22,10 @@ from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.models import LoadedModel, geometry
-from arborsim_torch.plan import Plan
 from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.recording_plan import Plan
 from arborsim_torch.sampling import Sampler
 
 _PROGRESS_TOKENS = 64
@@ -54,7 +54,7 @@ class Tally:
     iterations: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    beside: tuple[ModelUsage, ...] = ()
+    model_usage: tuple[ModelUsage, ...] = ()
     began: float = field(default_factory=time.perf_counter)
 
     def add(self, result: EpisodeResult) -> None:
@@ -71,7 +71,7 @@ class Tally:
         seconds = time.perf_counter() - self.began
         return RecordProgress(
             self.done, self.episodes, self.correct, self.judged, self.tokens, self.tokens / seconds,
-            self.thoughts, self.beside,
+            self.thoughts, self.model_usage,
         )  # fmt: skip
 
     def timing(self) -> dict[str, float]:
@@ -84,7 +84,7 @@ class Tally:
             ),
             "decode_s": self.decode_s,
             "prefill_s": self.prefill_s,
-            **{key: value for model in self.beside for key, value in model.timing().items()},
+            **{key: value for model in self.model_usage for key, value in model.timing().items()},
         }
 
 
@@ -134,7 +134,7 @@ def record_all(
         result = recorder.run(plan.source.problem(request.first + episode))
         writer.write_episode(result.columns)
         tally.add(result)
-        tally.beside = plan.beside()
+        tally.model_usage = plan.model_usage()
         writer.update_timing(tally.timing())
         on_progress(tally.progress())
     return tally.progress()
@@ -172,7 +172,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> Trace
             "split": request.split,
             "first": request.first,
             **{f"task.{key}": value for key, value in request.task_options.items()},
-            **_beside(request, plan),
+            **_scoring_models(request, plan),
         },
         seed=request.seed,
         capture=request.capture,
@@ -213,7 +213,7 @@ def _parameters(request: RecordRequest) -> dict[str, object]:
     return {**options, "dedupe": dedupe}
 
 
-def _beside(request: RecordRequest, plan: Plan) -> dict[str, str | int]:
+def _scoring_models(request: RecordRequest, plan: Plan) -> dict[str, str | int]:
     """What scores and embeds thoughts, where it is not what does so by default."""
     found: dict[str, str | int] = {}
     if request.reward.name:

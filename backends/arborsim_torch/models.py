@@ -211,7 +211,7 @@ def _check_room(what: str, model: Any, device: str) -> None:
 
 
 def free_bytes(device: str) -> int | None:
-    """Free memory of a device; None where nobody tells."""
+    """Free memory of a device; None where it is not known."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
     try:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arborsim_torch.batch import BatchState
 from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import PREFILL_BLOCK, Observed, Observer, TreeDecoder
 
 _PLAIN_ONLY = "only a plain TreeDecoder observes attention, hidden states, keys and values"
@@ -65,7 +65,7 @@ class PrefixDecoder:
         self._next: dict[tuple[int, int], int] = {}  # (prefix, token) -> prefix
         self._logits = _Rows()  # by prefix
         self._last = _Rows()
-        self._seen: list[tuple[BatchState, Tensor]] = []
+        self._seen: list[tuple[PassContext, Tensor]] = []
 
     def prefill(
         self, token_ids: Sequence[int], on_block: Callable[[Tensor], None] | None = None
@@ -89,8 +89,8 @@ class PrefixDecoder:
         """Turn to these leaves, in this batch order."""
         self.leaves = list(leaves)
 
-    def length(self, lane: int) -> int:
-        """Nobody observes positions here."""
+    def length(self, seq: int) -> int:
+        """Always 0: positions are not observed here."""
         return 0
 
     def parent(self, node: int) -> int:
@@ -130,7 +130,7 @@ class PrefixDecoder:
         """A node that no path will need again: its tokens may be those of others, and stay."""
         del self._at[node]
 
-    def saw(self, state: BatchState, last: Tensor) -> None:
+    def saw(self, state: PassContext, last: Tensor) -> None:
         """Note a pass of the inner decoder."""
         self._seen.append((state, last))
 
@@ -147,7 +147,7 @@ class _Watcher:
         self._outer = outer
 
     def forward(
-        self, decoder: Observed, state: BatchState, hidden: list[Tensor], last: Tensor
+        self, decoder: Observed, state: PassContext, hidden: list[Tensor], last: Tensor
     ) -> None:
         self._outer.saw(state, last)
 

@@ -23,15 +23,19 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.completion import Completion
 from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
-from arborsim_torch.draws import Draws
-from arborsim_torch.frontier import Frontier
 from arborsim_torch.prefixes import PrefixDecoder
-from arborsim_torch.recording import EpisodeResult, Iterations, Listener, LiveNode
+from arborsim_torch.recording import (
+    EpisodeResult,
+    EventRows,
+    Frontier,
+    Iterations,
+    Listener,
+    LiveNode,
+)
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.exact import SourceReward
-from arborsim_torch.rows import Rows
-from arborsim_torch.sampling import Sampler, entropies
+from arborsim_torch.sampling import Draws, Sampler, entropies
 from arborsim_torch.sources import Source
 
 _REWARD_STREAM = 1  # keeps the noise of rewards apart from the draws of tokens
@@ -109,10 +113,10 @@ class EpisodeRecorder:
     def steps(self, problem: Problem) -> Iterations[EpisodeResult]:
         """The search as a coroutine: it yields the tokens of an iteration and wants the logits.
 
-        So that whoever drives it can compute the iterations of several searches together.
+        So that the iterations of several searches can be computed together (`run_batched`).
         """
         self.problem = problem
-        self.rows = Rows()
+        self.rows = EventRows()
         self.decoder = self._make_decoder()
         noise = np.random.default_rng([self.seed, problem.index, _REWARD_STREAM])
         self._completion = Completion(
@@ -160,7 +164,7 @@ class EpisodeRecorder:
         see = None if self.capture is None else (lambda logits: found.append(entropies(logits)))
         logits = self.decoder.prefill(self.problem.prompt, see)
         self._drain()
-        if logits.is_cuda:  # nobody may have asked for a result yet, and the clock goes on
+        if logits.is_cuda:  # the prefill may still be running, and the clock goes on
             torch.cuda.synchronize(logits.device)
         entropy = torch.cat(found).tolist() if found else [math.nan] * len(self.problem.prompt)
         self.rows.time_s = self._clock()

@@ -1,12 +1,17 @@
-"""Choose tokens from logits, and say how likely and how certain the choice was."""
+"""Choose tokens from logits, with probability and entropy, and the next token of every leaf."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from arborsim_torch.recording import LiveNode
+from arborsim_torch.reference.tasks import Problem
+from arborsim_torch.sources import Source
 
 
 @dataclass(frozen=True)
@@ -69,3 +74,62 @@ class Sampler:
         # One transfer for all three.
         packed = torch.stack([token.double(), logprob.double(), entropy.double()]).tolist()
         return Choice([int(t) for t in packed[0]], packed[1], packed[2])
+
+
+class Draws:
+    """Draws the tokens of one search.
+
+    Parameters
+    ----------
+    sampler : Sampler
+    source : Source
+    problem : Problem
+    nodes : list of LiveNode
+        All nodes of the search, which go on growing.
+    """
+
+    def __init__(
+        self, sampler: Sampler, source: Source, problem: Problem, nodes: list[LiveNode]
+    ) -> None:
+        self._sampler, self._source, self._problem, self._nodes = sampler, source, problem, nodes
+        self._waiting: dict[int, tuple[int, float]] = {}  # leaf -> its token, log-probability
+
+    def branch(self, leaves: Sequence[int], parents: Sequence[int]) -> None:
+        """Draw the first token of each new leaf from what its parent's last token led to."""
+        logits = []
+        for parent in parents:
+            last = self._nodes[parent].logits
+            assert last is not None, f"node {parent} was expanded before it was complete"
+            logits.append(last)
+        self.draw(leaves, torch.stack(logits))
+
+    def draw(self, leaves: Sequence[int], logits: Tensor) -> Choice:
+        """Draw each leaf's next token, and note the value that the model states instead of it.
+
+        Parameters
+        ----------
+        leaves : sequence of int
+        logits : Tensor ``[leaves, vocabulary]``
+        """
+        choice = self._sampler.choose(logits)
+        for row, n in enumerate(leaves):
+            node = self._nodes[n]
+            value = self._source.value_from_logits(self._problem, node.generated, logits[row])
+            if value is not None:
+                node.value = value
+            self._waiting[n] = (choice.token[row], choice.logprob[row])
+        return choice
+
+    def feed(self, leaves: Sequence[int]) -> list[tuple[int, float]]:
+        """Append to each leaf the token that was drawn for it; tokens and log-probabilities."""
+        fed = [self._waiting.pop(n) for n in leaves]
+        for n, (token, logprob) in zip(leaves, fed, strict=True):
+            node = self._nodes[n]
+            node.generated.append(token)
+            node.tokens += 1
+            node.logprob += logprob
+        return fed
+
+    def discard(self, n: int) -> None:
+        """A leaf has ended: what was drawn for it is drawn anew for each of its children."""
+        del self._waiting[n]

@@ -47,7 +47,7 @@ class Source(Protocol):
         """Search value in [0, 1] at a boundary; NaN if there is none."""
 
     def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
-        """Verdict on an answer; None if nobody can judge it."""
+        """Verdict on an answer; None if it cannot be judged."""
 
     def text(self, ids: Sequence[int]) -> str: ...
 
@@ -128,7 +128,7 @@ class TaskSource:
 
 
 class PromptSource:
-    """Plain prompts: a thought ends at a newline or after so many tokens; nobody rewards it.
+    """Plain prompts: a thought ends at a newline or after `thought_tokens`; it has no reward.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Signals of tokens from their keys and values; all in float32, whatever the cache's type.
 
-Shapes: ``kv`` is ``[layers, 2, lanes, kv_heads, tokens, head_dim]``, keys then values.
+Shapes: ``kv`` is ``[layers, 2, seqs, kv_heads, tokens, head_dim]``, keys then values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.upload import uploaded
+from arborsim_torch.tiers.copies import to_device
 
 LAG_CHUNK = 128  #: positions per chunk (EpiKV's variant of Lag-KV)
 LAG_EPSILON = 1e-6
@@ -18,18 +18,18 @@ _SKETCH_SEED = 0x6B6579
 
 
 def head_variance(kv: Tensor) -> Tensor:
-    """Population variance over channels, mean over KV heads; ``[layers, 2, lanes, tokens]``."""
+    """Population variance over channels, mean over KV heads; ``[layers, 2, seqs, tokens]``."""
     return kv.float().var(-1, correction=0).mean(3)
 
 
 def key_norm(kv: Tensor) -> Tensor:
-    """L2 norm of the keys, mean over KV heads; ``[layers, lanes, tokens]``."""
+    """L2 norm of the keys, mean over KV heads; ``[layers, seqs, tokens]``."""
     norms: Tensor = torch.linalg.vector_norm(kv[:, 0].float(), dim=-1)
     return norms.mean(2)
 
 
 def value_norm(kv: Tensor) -> Tensor:
-    """L1 norm of the values, mean over KV heads; ``[layers, lanes, tokens]``."""
+    """L1 norm of the values, mean over KV heads; ``[layers, seqs, tokens]``."""
     return kv[:, 1].float().abs().sum(-1).mean(2)
 
 
@@ -97,7 +97,7 @@ def sketch_matrix(features: int, device: torch.device) -> Tensor:
     """A fixed random projection, ``[features, SKETCH_SIZE]``; the same for the same model shape."""
     rng = np.random.default_rng([_SKETCH_SEED, features])
     matrix = rng.standard_normal((features, SKETCH_SIZE)) / np.sqrt(SKETCH_SIZE)
-    return uploaded(matrix.astype(np.float32), device)
+    return to_device(matrix.astype(np.float32), device)
 
 
 def top_entries(row: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, float]:

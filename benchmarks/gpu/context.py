@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.batch import BatchState
-from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.tiered import TieredCache
+from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Pass, TreeDecoder, run_together
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.models import LoadedModel, geometry
@@ -40,7 +39,7 @@ class Rows:
     wants_attention, wants_hidden = True, False
 
     def forward(
-        self, decoder: TreeDecoder, state: BatchState, hidden: list[Tensor], last: Tensor
+        self, decoder: TreeDecoder, state: PassContext, hidden: list[Tensor], last: Tensor
     ) -> None:
         state.attention().cpu()
 
@@ -71,7 +70,7 @@ class Prober:
         return longest
 
     def fits(self, tokens: int) -> bool:
-        """Whether a prompt of so many tokens and one more can be computed."""
+        """Whether a prompt of `tokens` tokens and one more can be computed."""
         try:
             self.probe(tokens)
             return True
@@ -82,7 +81,7 @@ class Prober:
 
     @torch.inference_mode()
     def probe(self, tokens: int) -> None:
-        """Take memory as a prompt of so many tokens does."""
+        """Take memory as a prompt of `tokens` tokens does."""
         model = self.loaded.model
         block = tokens if self.kind == "n x n rows" else min(tokens, self.block_tokens)
         cache = TieredCache(Layout.of(model))

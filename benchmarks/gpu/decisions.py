@@ -1,9 +1,9 @@
 """Whether policies decide on a device what they decide on the CPU, over the same tokens.
 
-All policies look on while a reference model searches on the CPU; the same tokens and rewards are
-then forced upon the device.  Signals are rounded to float16 from float32 logits, attention and
-hidden states, so their last bits may differ, and where two tokens rank alike a decision may, too:
-both are counted.
+All policies run in shadow mode over a search of a reference model on the CPU; the same tokens and
+rewards are then forced upon the device.  Signals are rounded to float16 from float32 logits,
+attention and hidden states, so their last bits may differ, and where two tokens rank alike a
+decision may, too: both are counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from arborsim_torch.cache.layout import Layout
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller
-from arborsim_torch.live.shadow import Onlooker
+from arborsim_torch.live.shadow import ShadowController
 from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import TaskSource
@@ -99,16 +99,16 @@ def _search(
     needs = frozenset[Signal]().union(*(policy.reads() for policy in policies))
     setup = _setup(task, loaded, tape, forced)
     logs = [MoveLog() for _ in policies]
-    lookers = [
-        _onlooker(policy, loaded, task.budget_tokens, log)
+    shadows = [
+        _shadow_controller(policy, loaded, task.budget_tokens, log)
         for policy, log in zip(policies, logs, strict=True)
     ]
     capture = make_capture(needs | ALL_SIGNALS, layers, 0, setup.make_search(), keep=True)
-    feed = Feed(lookers, capture, needs, layers)  # type: ignore[arg-type]
+    feed = Feed(shadows, capture, needs, layers)  # type: ignore[arg-type]
     asked = setup.source.problem(problem)
     episode = setup.recorder(asked, capture, feed, None).run(asked)
     names = [policy.name for policy in policies]
-    said = {name: one.infeasible for name, one in zip(names, lookers, strict=True)}
+    said = {name: one.infeasible for name, one in zip(names, shadows, strict=True)}
     return Shadow(
         episode,
         {name: log.rows for name, log in zip(names, logs, strict=True)},
@@ -131,7 +131,9 @@ def _setup(task: Task, loaded: LoadedModel, tape: Tape, forced: bool) -> TapedSe
     return TapedSetup(**values, tape=tape, forced=forced)
 
 
-def _onlooker(policy: Policy, loaded: LoadedModel, budget_tokens: int, log: MoveLog) -> Onlooker:
+def _shadow_controller(
+    policy: Policy, loaded: LoadedModel, budget_tokens: int, log: MoveLog
+) -> ShadowController:
     machine = SimulatedExecutor(
         geometry(loaded),
         load_profile("h200"),
@@ -139,7 +141,7 @@ def _onlooker(policy: Policy, loaded: LoadedModel, budget_tokens: int, log: Move
         policy=policy.name,
         fused=policy.fused,
     )
-    return Onlooker(make_controller(policy, machine, budget_tokens, loaded.model, [log]))
+    return ShadowController(make_controller(policy, machine, budget_tokens, loaded.model, [log]))
 
 
 def _same_tree(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -28,7 +28,7 @@ _TRACEBACK_LINES = 6
 
 
 class OutOfTime(BaseException):
-    """A part took longer than it may; no `Exception`, so that nobody takes it for their own."""
+    """A part took longer than it may; no `Exception`, so that no handler of errors catches it."""
 
 
 class Journal:
@@ -67,7 +67,7 @@ class Journal:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Parts in here share so many seconds, if as many are left."""
+        """Parts in here share `seconds`, if as many are left."""
         before = self._end
         self._end = min(before, time.monotonic() + seconds)
         try:
@@ -178,7 +178,7 @@ def _failure(error: BaseException) -> Facts:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in the main thread after so many seconds, between two steps of Python."""
+    """Raise `OutOfTime` in the main thread after `seconds`, between two steps of Python."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise OutOfTime
@@ -205,11 +205,11 @@ def reset_peak(device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Give a GPU's memory back that nobody uses, and page-locked memory of the host."""
+    """Give unused memory of a GPU back, and page-locked memory of the host."""
     if device.type != "cuda":
         return  # the host's goes with its last user
     gc.collect()
-    torch.cuda.synchronize(device)  # tells of errors that nobody has waited for
+    torch.cuda.synchronize(device)  # raises errors of work that was not waited for
     torch.cuda.empty_cache()
     empty_host_cache = getattr(torch.accelerator, "empty_host_cache", None)  # PyTorch 2.10
     if empty_host_cache is not None:

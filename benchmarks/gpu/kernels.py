@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 
 from arborsim.core.tiers import Tier
-from arborsim_torch.cache.cells import Cells
-from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.mover import Mover
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.flash import attend_prefill, choose
 from arborsim_torch.kernels.scattered import attend_scattered, attend_scattered_torch, runs_on
 from arborsim_torch.models import load_model
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.link import HostLink
 from benchmarks.gpu.journal import Facts, synchronize
 from tests.live.oracle_attention import numbers
 from tests.live.scattered_cases import CASES, FP8, Case
@@ -33,10 +31,10 @@ from tests.live.scattered_cases import CASES, FP8, Case
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 #: Llama-3.1-8B's heads over half of a long pool, at full precision and in 8 bits.
 LONG = (
-    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=1, n=16384, capacity=32768),
-    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, lanes=4, n=16384, capacity=32768,
-         mask="lanes"),
-    Case(dtype=torch.bfloat16, stored=FP8, dim=128, kv_heads=8, group=4, lanes=1, n=16384,
+    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, seqs=1, n=16384, capacity=32768),
+    Case(dtype=torch.bfloat16, dim=128, kv_heads=8, group=4, seqs=4, n=16384, capacity=32768,
+         mask="sequences"),
+    Case(dtype=torch.bfloat16, stored=FP8, dim=128, kv_heads=8, group=4, seqs=1, n=16384,
          capacity=32768),
 )  # fmt: skip
 SMALL = CASES
@@ -112,7 +110,7 @@ def compare_copies(device: str, block_bytes: tuple[int, ...]) -> Facts:
     """Random bytes down to the host and up again, several at a time, while the device computes."""
     random = torch.Generator().manual_seed(0)
     wrong = 0
-    with Link(device) as link:
+    with HostLink(device) as link:
         busy = torch.rand(512, 512, device=link.device)
         for size in block_bytes:
             blocks = [torch.randint(0, 256, (size,), dtype=torch.uint8, generator=random)
@@ -148,8 +146,8 @@ def compare_moved_tokens(device: str, grouping: str, tokens: int = 96) -> Facts:
     cache = TieredCache(Layout.of(model, grouping))
     every = np.argwhere(np.ones((cache.layout.groups, tokens), dtype=bool))
     half = every[every[:, 1] % 2 == 0]
-    cells = Cells(half[:, 0], half[:, 1])
-    with Link(cache.layout.device) as link:
+    cells = GroupTokenPairs(half[:, 0], half[:, 1])
+    with HostLink(cache.layout.device) as link:
         mover = Mover(cache, link)
         decoder = TreeDecoder(model, cache=cache)
         ids = np.random.default_rng(1).integers(0, model.config.vocab_size, tokens)
@@ -163,12 +161,12 @@ def compare_moved_tokens(device: str, grouping: str, tokens: int = 96) -> Facts:
         device_bits = _bits(cache, Place.HBM_QUANTISED, half)
         _move(mover, cells, Tier.DDR_QUANTISED)
         same_bits = torch.equal(_bits(cache, Place.DDR_QUANTISED, half), device_bits)
-    expected = len(half) * cache.pools[Place.DDR].bytes_per_cell
+    expected = len(half) * cache.pools[Place.DDR].bytes_per_slot
     return {"ok": same and same_bits and in_ddr == expected, "same_after_ddr": same,
             "same_bits_in_ddr": same_bits, "ddr_bytes": in_ddr}  # fmt: skip
 
 
-def _move(mover: Mover, cells: Cells, tier: Tier) -> None:
+def _move(mover: Mover, cells: GroupTokenPairs, tier: Tier) -> None:
     mover.move(cells, np.full(len(cells), tier, dtype=np.int8))
     mover.settle(wait=True)
 

@@ -1,6 +1,6 @@
-"""A model with random weights under policies: real memory and time, beside what was predicted.
+"""A model with random weights under policies: real memory and time, compared with predictions.
 
-Every search has a simulated machine beside the live one (as in `arborsim validate`), charged with
+Every search also runs on a simulated machine (as in `arborsim validate`), charged with
 the profile that was just measured.  transformers' own cache with its fused attention is the
 yardstick.
 """
@@ -26,13 +26,19 @@ from arborsim.validate.beside import PARTS, Beside
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import free_bytes
-from arborsim_torch.live.drive import drive
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import (
+    CacheOptions,
+    Ended,
+    LiveOutcome,
+    PolicySearch,
+    SearchSetup,
+    run_batched,
+)
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
-from arborsim_torch.plan import DENSE_UP_TO
 from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.recording_plan import DENSE_UP_TO
 from arborsim_torch.sources import RandomSource
 from benchmarks.gpu.journal import Facts, peaks, synchronize
 
@@ -141,7 +147,7 @@ def run_arm(loaded: LoadedModel, load: Load, arm: Arm, profile: HardwareProfile)
     policy = build(arm.policy, dict(arm.settings))
     made: list[Beside] = []
 
-    def beside(live: LiveExecutor, mover: Mover) -> Beside:
+    def wrap(live: LiveExecutor, mover: Mover) -> Beside:
         simulated = _simulated(loaded, policy, profile, mover, arm.recall)
         made.append(Beside(live, simulated, lambda: held(mover)))
         return made[0]
@@ -152,11 +158,11 @@ def run_arm(loaded: LoadedModel, load: Load, arm: Arm, profile: HardwareProfile)
         source.problem(0),
         policy,
         arm.budget_tokens(load),
-        Machine(arm.recall),
-        beside=beside,
+        CacheOptions(arm.recall),
+        wrap=wrap,
     )
     ends: list[Ended] = []
-    drive([search], 1, lambda _, ended: ends.append(ended))
+    run_batched([search], 1, lambda _, ended: ends.append(ended))
     if not isinstance(ends[0], EpisodeResult):
         raise ends[0]
     facts = _facts(search.outcome(ends[0]), made[0])

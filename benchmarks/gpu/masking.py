@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from arborsim.core.tiers import Tier
-from arborsim_torch.cache.cells import Cells
-from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.mover import Mover
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.models import load_model
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.link import HostLink
 from benchmarks.gpu.journal import Facts
 
 TOLERANCE = 1e-4  #: of a logit: absolute, and as a share of the largest logit of its row
@@ -46,7 +44,7 @@ class MaskedModel:
         self._twin.set_attn_implementation(_MASKED)
 
     def kill(self, layers: slice, heads: slice, token: int, first_query: int) -> None:
-        """From this query on nobody of these reads the token; said once per token."""
+        """From this query on none of these reads the token; called once per token."""
         self._unread_from[layers, heads, token] = first_query
 
     @torch.inference_mode()
@@ -93,7 +91,7 @@ def evicting_is_masking(
     model = load_model("chain", "", device, "float32").model
     masked = MaskedModel(model, prompt + steps)
     layout, worst = Layout.of(model, grouping), Worst()
-    with Link(layout.device) as link:
+    with HostLink(layout.device) as link:
         cache = TieredCache(layout, ordered=ordered, page_tokens=4, recall=recall, link=link)
         groups = layout.groups
         mover = Mover(cache, link, recall=recall)
@@ -108,7 +106,7 @@ def evicting_is_masking(
             mover.settle(wait=False)
             alive = np.argwhere(cache.place.values[:, :-3] != Place.LOST)
             chosen = alive[rng.choice(len(alive), min(4 * groups, len(alive) // 2), replace=False)]
-            cells = Cells(chosen[:, 0], chosen[:, 1])
+            cells = GroupTokenPairs(chosen[:, 0], chosen[:, 1])
             if step % 5 == 2:
                 in_ddr = cache.pools[Place.DDR].slots.of[cells.group, cells.token] >= 0
                 mover.move(cells, np.where(in_ddr, Tier.HBM, Tier.DDR).astype(np.int8))
@@ -140,7 +138,7 @@ def rehydrating_is_keeping(device: str, grouping: str) -> Facts:
     twin = copy.deepcopy(model)
     twin.set_attn_implementation("eager")
     cache = TieredCache(Layout.of(model, grouping))
-    with Link(cache.layout.device) as link:
+    with HostLink(cache.layout.device) as link:
         mover = Mover(cache, link)
         decoder = TreeDecoder(model, prefill_block=16, cache=cache)
         paths = {0: rng.integers(0, vocabulary, 30).tolist()}
@@ -154,7 +152,7 @@ def rehydrating_is_keeping(device: str, grouping: str) -> Facts:
                 decoder.step(paths[node][-1:])
         every = np.argwhere(cache.place.values != Place.LOST)
         chosen = every[np.sort(rng.choice(len(every), len(every) // 2, replace=False))]
-        cells = Cells(chosen[:, 0], chosen[:, 1])
+        cells = GroupTokenPairs(chosen[:, 0], chosen[:, 1])
         mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
         decoder.activate([2, 3])
         mover.restore(cells)

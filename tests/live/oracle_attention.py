@@ -13,36 +13,36 @@ def numbers(seed, *shape, dtype=torch.float32):
 
 
 def literal(q, k, v, scale, mask=None):
-    """Output, log-sum-exp and weights ``[lanes, heads, queries, n]``, as float64 arrays.
+    """Output, log-sum-exp and weights ``[seqs, heads, queries, n]``, as float64 arrays.
 
-    `mask` is ``[lanes, kv_heads, queries, n]``, already of full shape, or None.
+    `mask` is ``[seqs, kv_heads, queries, n]``, already of full shape, or None.
     """
     q, k, v = (np.asarray(part.detach().double()) for part in (q, k, v))
-    lanes, heads, queries, dim = q.shape
+    seqs, heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
-    out = np.zeros((lanes, heads, queries, dim))
-    lse = np.full((lanes, heads, queries), -math.inf)
-    weights = np.zeros((lanes, heads, queries, n))
-    for lane, head, query in np.ndindex(lanes, heads, queries):
+    out = np.zeros((seqs, heads, queries, dim))
+    lse = np.full((seqs, heads, queries), -math.inf)
+    weights = np.zeros((seqs, heads, queries, n))
+    for seq, head, query in np.ndindex(seqs, heads, queries):
         group = head // (heads // kv_heads)
-        read = [j for j in range(n) if mask is None or bool(mask[lane, group, query, j])]
+        read = [j for j in range(n) if mask is None or bool(mask[seq, group, query, j])]
         if not read:
             continue
-        logits = [scale * float(q[lane, head, query] @ k[group, j]) for j in read]
+        logits = [scale * float(q[seq, head, query] @ k[group, j]) for j in read]
         highest = max(logits)
         total = sum(math.exp(logit - highest) for logit in logits)
-        lse[lane, head, query] = highest + math.log(total)
+        lse[seq, head, query] = highest + math.log(total)
         for j, logit in zip(read, logits, strict=True):
             weight = math.exp(logit - highest) / total
-            weights[lane, head, query, j] = weight
-            out[lane, head, query] += weight * v[group, j]
+            weights[seq, head, query, j] = weight
+            out[seq, head, query] += weight * v[group, j]
     return out, lse, weights
 
 
 def by_group(weights, kv_heads):
-    """Weights averaged over the heads of each KV head, ``[lanes, kv_heads, queries, n]``."""
-    lanes, heads, queries, n = weights.shape
-    return weights.reshape(lanes, kv_heads, heads // kv_heads, queries, n).mean(2)
+    """Weights averaged over the heads of each KV head, ``[seqs, kv_heads, queries, n]``."""
+    seqs, heads, queries, n = weights.shape
+    return weights.reshape(seqs, kv_heads, heads // kv_heads, queries, n).mean(2)
 
 
 def assert_near(found, wanted, atol=2e-6, rtol=2e-5):

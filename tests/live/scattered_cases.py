@@ -16,18 +16,18 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Case:
-    """Attention of one query per lane over `n` of `capacity` slots."""
+    """Attention of one query per sequence over `n` of `capacity` slots."""
 
     dtype: torch.dtype = torch.float32
     stored: torch.dtype | None = None
     dim: int = 64
     kv_heads: int = 2
     group: int = 4
-    lanes: int = 2
+    seqs: int = 2
     n: int = 77
     capacity: int = 300
     index: str = "flat"  # or "by head"
-    mask: str = "none"  # or "lanes", "heads"
+    mask: str = "none"  # or "sequences", "heads"
     padding: int = 0  # among the n
     strided: bool = False
 
@@ -35,7 +35,7 @@ class Case:
     def name(self) -> str:
         parts = {"dtype": self.dtype, "stored": self.stored}
         kind = "-".join(str(part).removeprefix("torch.") for part in parts.values() if part)
-        sizes = f"{self.lanes}x{self.kv_heads}x{self.group}x{self.dim}-n{self.n}-pad{self.padding}"
+        sizes = f"{self.seqs}x{self.kv_heads}x{self.group}x{self.dim}-n{self.n}-pad{self.padding}"
         strided = "-strided" if self.strided else ""
         return f"{kind}-{sizes}-{self.index.replace(' ', '-')}-{self.mask}{strided}"
 
@@ -43,7 +43,7 @@ class Case:
         """Arguments of `attend_scattered`."""
         seed = self.n + self.dim + self.group
         heads = self.kv_heads * self.group
-        q = numbers(seed, self.lanes, heads, self.dim, dtype=self.dtype)
+        q = numbers(seed, self.seqs, heads, self.dim, dtype=self.dtype)
         shape = (2, self.kv_heads, self.capacity, self.dim)
         if self.strided:  # keys and values interleaved, slots before heads
             shape = (self.capacity, self.kv_heads, 2, self.dim)
@@ -59,8 +59,8 @@ class Case:
         mask = None
         if self.mask != "none":
             heads_of_mask = (self.kv_heads,) if self.mask == "heads" else ()
-            mask = numbers(seed + 3, self.lanes, *heads_of_mask, self.n) < 0.3
-            mask[-1] = False  # a lane that reads nothing
+            mask = numbers(seed + 3, self.seqs, *heads_of_mask, self.n) < 0.3
+            mask[-1] = False  # a sequence that reads nothing
         return (q, k, v, self._slots(seed), self.dim**-0.5, mask), scales
 
     def _slots(self, seed: int) -> torch.Tensor:
@@ -81,20 +81,20 @@ CASES = (
         for dim, group, n in ((64, 1, 77), (128, 4, 131), (64, 7, 200))
     ),
     *(
-        Case(dtype=dtype, stored=stored, dim=dim, mask="lanes", padding=5)
+        Case(dtype=dtype, stored=stored, dim=dim, mask="sequences", padding=5)
         for dtype, dim in ((torch.float16, 128), (torch.bfloat16, 64), (torch.float32, 64))
         for stored in (FP8, torch.int8)
     ),
-    Case(index="by head", mask="heads", padding=9, lanes=3),
-    Case(mask="lanes", strided=True, lanes=3),
+    Case(index="by head", mask="heads", padding=9, seqs=3),
+    Case(mask="sequences", strided=True, seqs=3),
     Case(stored=FP8, strided=True, padding=3, index="by head"),
     Case(n=1),
-    Case(n=64, kv_heads=1, group=1, lanes=1),
+    Case(n=64, kv_heads=1, group=1, seqs=1),
     Case(n=12, padding=12),
     Case(n=0),
     Case(dim=80, n=33),
-    Case(lanes=9, group=3, n=70, mask="lanes"),  # more rows than one program takes
-    Case(dtype=torch.bfloat16, lanes=12, group=7, n=150, mask="lanes", dim=128),
+    Case(seqs=9, group=3, n=70, mask="sequences"),  # more rows than one program takes
+    Case(dtype=torch.bfloat16, seqs=12, group=7, n=150, mask="sequences", dim=128),
 )
 
 

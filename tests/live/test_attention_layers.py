@@ -178,7 +178,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_long_paths_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("arborsim_torch.plan.DENSE_UP_TO", 64)
+    monkeypatch.setattr("arborsim_torch.recording_plan.DENSE_UP_TO", 64)
     out = tmp_path / "t.parquet"
     arguments = ["record", "--out", str(out), "--lines", "6", "--episodes", "1"]
     assert main([*arguments, "--attention-layers", "1"]) == 2

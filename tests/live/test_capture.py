@@ -15,9 +15,9 @@ from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, VECTORS, Kind
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.writer import TraceWriter
-from arborsim_torch.batch import BatchState
-from arborsim_torch.cache.views import LayerView
+from arborsim_torch.cache.forward import LayerView
 from arborsim_torch.capture import Capture, middle_layers
+from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
@@ -232,8 +232,8 @@ def test_top_entries() -> None:
 
 
 def test_layers_with_nan_are_left_out() -> None:
-    reading: Any = SimpleNamespace(queries=1)
-    state = BatchState(reading)
+    metadata: Any = SimpleNamespace(queries=1)
+    state = PassContext(metadata)
     view = LayerView(torch.empty(1, 2, 1), torch.empty(1, 2, 1), None, None, 2)
     for layer, row in enumerate([[0.25, 0.75], [float("nan")] * 2, [0.75, 0.25]]):
         state.add(layer, (view, torch.tensor(row).view(1, 1, 1, 1, 2)))

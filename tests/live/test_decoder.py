@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim_torch.cache import dense
-from arborsim_torch.cache.layout import GROUPINGS, Layout
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache import in_place
+from arborsim_torch.cache.forward import AttentionMetadata
+from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.cache.views import Reading
 from arborsim_torch.decoder import TreeDecoder
 from tests.live.tiny import FAMILIES, VOCAB, plain_copy, tiny_model, torch
 
@@ -80,16 +79,16 @@ def test_every_way_to_read_the_cache(family: str, grouping: str, ordered: bool) 
 @pytest.mark.parametrize("family", ["llama", "qwen2-window", "mistral-window"])
 def test_paths_read_one_by_one(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = tiny_model(family), []
-    by_path = Reading.by_path
+    by_path = AttentionMetadata.by_path
 
-    def watched(self: Reading, layer: int, window: int | None) -> Any:
+    def watched(self: AttentionMetadata, layer: int, window: int | None) -> Any:
         found = by_path(self, layer, window)
         read.append(found is not None)
         return found
 
-    monkeypatch.setattr(Reading, "by_path", watched)
-    monkeypatch.setattr(dense, "_SHARED", 2)
-    monkeypatch.setattr(dense, "_ROOM", 3)
+    monkeypatch.setattr(AttentionMetadata, "by_path", watched)
+    monkeypatch.setattr(in_place, "_SHARED", 2)
+    monkeypatch.setattr(in_place, "_ROOM", 3)
     grow(model, seed=2, prompt_tokens=10, cache=TieredCache(Layout.of(model), by_path=True))
     assert {True, False} <= set(read)
 
@@ -132,7 +131,7 @@ def test_a_shared_ancestor_is_stored_once() -> None:
     assert decoder.cache.used_bytes(Place.HBM) == (40 + 4) * per_token
 
 
-def test_several_tokens_at_once_need_one_lane() -> None:
+def test_several_tokens_at_once_need_one_seq() -> None:
     decoder = TreeDecoder(tiny_model())
     decoder.prefill([1, 2])
     for node in (1, 2):

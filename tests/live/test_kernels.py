@@ -24,16 +24,16 @@ few = settings(max_examples=60, deadline=None)
 def problems(draw, most_queries=4):
     """Queries, keys and values of a small problem."""
     kv_heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3, 4, 7]))
-    lanes, count = draw(st.integers(1, 3)), draw(st.integers(1, most_queries))
+    seqs, count = draw(st.integers(1, 3)), draw(st.integers(1, most_queries))
     n = draw(st.integers(0, 9))
     dim, seed = draw(st.sampled_from([8, 16])), draw(st.integers(0, 2**31))
-    q = numbers(seed, lanes, kv_heads * group, count, dim)
+    q = numbers(seed, seqs, kv_heads * group, count, dim)
     return q, numbers(seed + 1, kv_heads, n, dim), numbers(seed + 2, kv_heads, n, dim)
 
 
 @st.composite
 def masked(draw):
-    """A problem and a mask, which may leave lanes with nothing to read."""
+    """A problem and a mask, which may leave sequences with nothing to read."""
     q, k, v = draw(problems())
     full = (q.shape[0], len(k), q.shape[2], k.shape[1])
     shape = [draw(st.sampled_from([1, size])) for size in full[:3]] + [full[3]]
@@ -77,7 +77,7 @@ def test_a_query_that_may_read_nothing_gets_zeros_and_minus_infinity():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bit_inputs_keep_wide_logits(dtype):
-    """Inner products of 80,000, beyond float16, that differ by what bfloat16 cannot tell apart."""
+    """Inner products of 80,000, beyond float16, that differ by less than bfloat16 resolves."""
     q = torch.full((1, 1, 1, 8), 100.0, dtype=dtype)
     k = torch.full((1, 2, 8), 100.0, dtype=dtype)
     k[0, 1, 0] = 101.0

@@ -33,8 +33,8 @@ def whole(q, k, v, is_causal):
 
 
 def problem(is_causal, dtype=torch.float32):
-    lanes, queries = (1, 5) if is_causal else (2, 3)
-    q = numbers(0, lanes, 6, queries, 64, dtype=dtype)
+    seqs, queries = (1, 5) if is_causal else (2, 3)
+    q = numbers(0, seqs, 6, queries, 64, dtype=dtype)
     k, v = numbers(1, 2, 2, 5, 64, dtype=dtype)
     return q, k, v
 

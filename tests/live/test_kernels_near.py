@@ -21,15 +21,15 @@ few = settings(max_examples=40, deadline=None)
 
 @st.composite
 def pools(draw):
-    """Queries, a pool, an index with padding into it and a mask that may close lanes."""
-    kv_heads, group, lanes = draw(st.sampled_from([(1, 4, 2), (2, 1, 3), (2, 7, 1), (3, 2, 2)]))
+    """Queries, a pool, an index with padding into it and a mask that may close sequences."""
+    kv_heads, group, seqs = draw(st.sampled_from([(1, 4, 2), (2, 1, 3), (2, 7, 1), (3, 2, 2)]))
     queries, n, seed = (
         draw(st.integers(1, 3)),
         draw(st.integers(0, 11)),
         draw(st.integers(0, 2**31)),
     )
     capacity, dim = 12, 8
-    q = numbers(seed, lanes, kv_heads * group, queries, dim)
+    q = numbers(seed, seqs, kv_heads * group, queries, dim)
     k, v = numbers(seed + 1, 2, kv_heads, capacity, dim)
     random = torch.Generator().manual_seed(seed)
     index = torch.stack([torch.randperm(capacity, generator=random)[:n] for _ in range(kv_heads)])
@@ -39,7 +39,7 @@ def pools(draw):
     mask = None
     if draw(st.booleans()):
         shape = (
-            lanes,
+            seqs,
             draw(st.sampled_from([1, kv_heads])),
             draw(st.sampled_from([1, queries])),
             n,
@@ -50,10 +50,10 @@ def pools(draw):
 
 
 def wanted(q, k, v, index, mask):
-    lanes, _, queries, _ = q.shape
+    seqs, _, queries, _ = q.shape
     slots = index.expand(len(k), -1)
     n = slots.shape[1]
-    readable = (slots >= 0)[None, :, None].expand(lanes, len(k), queries, n)
+    readable = (slots >= 0)[None, :, None].expand(seqs, len(k), queries, n)
     readable = readable if mask is None else readable & mask
     head = torch.arange(len(k))[:, None]
     return literal(q, k[head, slots], v[head, slots], SCALE, readable)
@@ -120,7 +120,7 @@ def test_the_caller_goes_on_while_the_background_works(monkeypatch):
     real = near.attend_host
 
     def waiting(*arguments, **options):
-        assert go.wait(30)
+        assert go.wait(600)
         return real(*arguments, **options)
 
     monkeypatch.setattr(near, "attend_host", waiting)

@@ -19,12 +19,12 @@ few = settings(max_examples=60, deadline=None)
 @st.composite
 def filled(draw):
     """Queries and bounds over pages, some empty, of small whole numbers: float32 is exact."""
-    kv_heads, group, lanes = draw(st.sampled_from([(1, 4, 2), (2, 1, 3), (2, 7, 1)]))
+    kv_heads, group, seqs = draw(st.sampled_from([(1, 4, 2), (2, 1, 3), (2, 7, 1)]))
     pages, tokens, dim = draw(st.integers(1, 6)), draw(st.integers(0, 14)), 4
     seed = draw(st.integers(0, 2**31))
     random = torch.Generator().manual_seed(seed)
     dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
-    q = torch.randint(-9, 10, (lanes, kv_heads * group, dim), generator=random).to(dtype)
+    q = torch.randint(-9, 10, (seqs, kv_heads * group, dim), generator=random).to(dtype)
     keys = torch.randint(-9, 10, (kv_heads, tokens, dim), generator=random).to(dtype)
     page = torch.randint(0, pages, (kv_heads, tokens), generator=random)
     if draw(st.booleans()):
@@ -42,10 +42,10 @@ def test_no_key_of_a_page_scores_above_its_bound(case):
     q, keys, page, bounds = case
     found = bounds.bound(q)
     group = q.shape[1] // len(keys)
-    for lane, head in np.ndindex(*q.shape[:2]):
+    for seq, head in np.ndindex(*q.shape[:2]):
         for token, at in enumerate(page[head // group].tolist()):
-            score = int(q[lane, head].long() @ keys[head // group, token].long())
-            assert found[lane, head, at] >= score
+            score = int(q[seq, head].long() @ keys[head // group, token].long())
+            assert found[seq, head, at] >= score
 
 
 @few
@@ -54,17 +54,17 @@ def test_the_bound_is_quests_sum_over_channels(case):
     q, keys, page, bounds = case
     found = bounds.bound(q)
     group = q.shape[1] // len(keys)
-    for lane, head, at in np.ndindex(*found.shape):
+    for seq, head, at in np.ndindex(*found.shape):
         own = keys[head // group][page[head // group] == at].long()
         assert bool(bounds.filled[head // group, at]) == bool(len(own))
         if not len(own):
-            assert found[lane, head, at] == -math.inf
+            assert found[seq, head, at] == -math.inf
             continue
         literal_bound = sum(
             max(int(x) * int(channel.min()), int(x) * int(channel.max()))
-            for x, channel in zip(q[lane, head].long(), own.T, strict=True)
+            for x, channel in zip(q[seq, head].long(), own.T, strict=True)
         )
-        assert found[lane, head, at] == literal_bound
+        assert found[seq, head, at] == literal_bound
 
 
 @few
@@ -81,8 +81,8 @@ def test_the_pages_with_the_largest_bounds_are_chosen(case, top):
     found = bounds.select(q, top)
     shared = bounds.select(q, top, shared=True)
     for head in range(kv_heads):
-        for lane in range(len(q)):
-            assert found[lane, head].tolist() == ranked(by_group[lane, head].amax(0), head)
+        for seq in range(len(q)):
+            assert found[seq, head].tolist() == ranked(by_group[seq, head].amax(0), head)
         assert shared[head].tolist() == ranked(by_group[:, head].amax((0, 1)), head)
 
 

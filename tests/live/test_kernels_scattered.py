@@ -48,7 +48,7 @@ def wanted(case):
     (q, k, v, index, scale, mask), scales = case.build()
     slots = index.expand(len(k), -1).tolist()
     rows = torch.zeros((2, len(k), case.n, case.dim), dtype=torch.float64)
-    readable = torch.zeros((case.lanes, len(k), 1, case.n), dtype=torch.bool)
+    readable = torch.zeros((case.seqs, len(k), 1, case.n), dtype=torch.bool)
     for head, row in enumerate(slots):
         for spot, slot in enumerate(row):
             if slot < 0:
@@ -56,12 +56,12 @@ def wanted(case):
             for part, (pool, by) in enumerate(((k, "k_scale"), (v, "v_scale"))):
                 factor = scales[by][head, slot].double() if scales else 1.0
                 rows[part, head, spot] = pool[head, slot].double() * factor
-            for lane in range(case.lanes):
+            for seq in range(case.seqs):
                 if mask is None:
-                    readable[lane, head, 0, spot] = True
+                    readable[seq, head, 0, spot] = True
                 else:
-                    of_head = mask[lane] if mask.ndim == 2 else mask[lane, head]
-                    readable[lane, head, 0, spot] = of_head[spot]
+                    of_head = mask[seq] if mask.ndim == 2 else mask[seq, head]
+                    readable[seq, head, 0, spot] = of_head[spot]
     out, lse, weights = literal(q[:, :, None], rows[0], rows[1], scale, readable)
     return out[:, :, 0], lse[:, :, 0], by_group(weights, len(k))[:, :, 0]
 

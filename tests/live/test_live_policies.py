@@ -11,8 +11,14 @@ from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.policies.registry import available, build
 from arborsim.search import make_search
 from arborsim_torch.cache.tiered import RECALLS
-from arborsim_torch.live.drive import drive
-from arborsim_torch.live.policy_search import Ended, LiveOutcome, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import (
+    CacheOptions,
+    Ended,
+    LiveOutcome,
+    PolicySearch,
+    SearchSetup,
+    run_batched,
+)
 from arborsim_torch.live.run import tokens_that_fit
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
@@ -37,7 +43,7 @@ def tree() -> SearchSetup:
 
 
 def search(
-    setup: SearchSetup, name: str, budget: int, machine: Machine | None = None, **settings: str
+    setup: SearchSetup, name: str, budget: int, machine: CacheOptions | None = None, **settings: str
 ) -> LiveOutcome | BudgetInfeasible:
     policy = build(name, settings)
     problem = setup.source.problem(3)
@@ -46,7 +52,7 @@ def search(
     def done(one: PolicySearch, ended: Ended) -> None:
         found.append(ended if isinstance(ended, BudgetInfeasible) else one.outcome(ended))
 
-    drive([PolicySearch(setup, problem, policy, budget, machine or Machine())], 1, done)
+    run_batched([PolicySearch(setup, problem, policy, budget, machine or CacheOptions())], 1, done)
     return found[0]  # type: ignore[no-any-return]
 
 
@@ -81,8 +87,8 @@ def test_policies_on_a_tree(tree: SearchSetup, name: str) -> None:
     budget = int(0.6 * full.measured.peak_hbm_kv_tokens)
     outcome = search(tree, name, budget, **small)
     assert isinstance(outcome, LiveOutcome)
-    lanes = tree.make_search().slots
-    assert outcome.measured.peak_hbm_kv_tokens <= budget + lanes
+    seqs = tree.make_search().slots
+    assert outcome.measured.peak_hbm_kv_tokens <= budget + seqs
     if name == "arborkv":
         assert outcome.measured.evicted_tokens > 0
 
@@ -108,7 +114,7 @@ def test_hierarchy_is_bitwise_independent_of_the_share_in_hbm(
     setup = chain if kind == "chain" else tree
     options = {"recent": "8", "interval": "8", "evict_ratio": "0.05"}
     runs = [
-        search(setup, "hierarchy", 10_000, Machine(recall=recall), hbm_ratio=beta, **options)
+        search(setup, "hierarchy", 10_000, CacheOptions(recall=recall), hbm_ratio=beta, **options)
         for beta in ("1", "0.5", "0")
     ]
     first = runs[0]
@@ -123,7 +129,7 @@ def test_hierarchy_is_bitwise_independent_of_the_share_in_hbm(
 def test_other_recall_modes_differ_by_rounding_alone(chain: SearchSetup) -> None:
     options = {"recent": "8", "interval": "8", "evict_ratio": "0.02", "quantised_ratio": "0.5"}
     runs = {
-        recall: search(chain, "hierarchy", 10_000, Machine(recall=recall), **options)
+        recall: search(chain, "hierarchy", 10_000, CacheOptions(recall=recall), **options)
         for recall in RECALLS
     }
     stage = runs.pop("stage")
@@ -150,9 +156,9 @@ def test_searches_computed_together_are_those_computed_alone(chain: SearchSetup)
         for problem in problems:
             for name in names:
                 policy = build(name, {"recent": "8"} if name == "epikv" else {})
-                one = PolicySearch(chain, problem, policy, 120, Machine())
+                one = PolicySearch(chain, problem, policy, 120, CacheOptions())
                 searches[one] = (width, problem.index, name)
-        drive(searches, width, lambda one, ended: found.update({searches[one]: ended}))  # noqa: B023
+        run_batched(searches, width, lambda one, ended: found.update({searches[one]: ended}))  # noqa: B023
     for problem in problems:
         for name in names:
             alone, together = found[1, problem.index, name], found[4, problem.index, name]
@@ -171,6 +177,6 @@ def test_what_cannot_run_is_told(chain: SearchSetup) -> None:
 
 
 def test_a_budget_that_would_fit_is_named() -> None:
-    """Beside weights of 16 GB on a card of 80 GB, at 131,072 bytes a token."""
+    """With weights of 16 GB on a card of 80 GB, at 131,072 bytes a token."""
     assert tokens_that_fit(80_000_000_000, 16_000_000_000, 131_072) == 162_760
     assert tokens_that_fit(20_000_000_000, 16_000_000_000, 131_072) == 0

@@ -27,6 +27,7 @@ from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import TaskSource
 from tests.live.tiny import FakeSource, tiny_model, torch
 
+PATIENCE_S = 600  # reached only where something hangs
 SHORT = ["--lines", "10", "--episodes", "2"]
 
 
@@ -308,11 +309,11 @@ def test_interruption_leaves_whole_episodes(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     parts = tmp_path / "t.parquet.parts"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline and len(list(parts.glob("*.parquet"))) < 2:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, error
     assert "interrupted" in error
     assert "Traceback" not in error

@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.tiers import Tier
-from arborsim_torch.cache.cells import Cells
-from arborsim_torch.cache.layout import GROUPINGS, Layout
-from arborsim_torch.cache.mover import Mover
-from arborsim_torch.cache.places import Place
-from arborsim_torch.cache.slots import Slots
+from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
+from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.slots import SlotTable
 from arborsim_torch.cache.tiered import RECALLS, TieredCache
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.link import HostLink
 from tests.live.tiny import HEADS, KV_HEADS, LAYERS, VOCAB, plain_copy, tiny_model, torch
 
 PER_TOKEN = 2 * LAYERS * KV_HEADS * 16 * 4
@@ -74,7 +72,7 @@ def test_evicting_equals_masking(grouping: str, ordered: bool, recall: str) -> N
     rng = np.random.default_rng(3)
     model = tiny_model("qwen2")
     masked = MaskedModel(model)
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         layout = Layout.of(model, grouping)
         cache = TieredCache(layout, ordered=ordered, page_tokens=4, recall=recall, link=link)
         groups = cache.layout.groups
@@ -91,7 +89,7 @@ def test_evicting_equals_masking(grouping: str, ordered: bool, recall: str) -> N
             mover.settle(wait=False)
             alive = np.argwhere(cache.place.values[:, :-3] != Place.LOST)
             chosen = alive[rng.choice(len(alive), 4 * groups, replace=False)]
-            cells = Cells(chosen[:, 0], chosen[:, 1])
+            cells = GroupTokenPairs(chosen[:, 0], chosen[:, 1])
             if step % 5 == 2:
                 in_ddr = cache.pools[Place.DDR].slots.of[cells.group, cells.token] >= 0
                 mover.move(cells, np.where(in_ddr, Tier.HBM, Tier.DDR).astype(np.int8))
@@ -113,7 +111,7 @@ def test_after_rehydration_logits_equal_full_retention(grouping: str) -> None:
     model = tiny_model()
     twin = plain_copy(model)
     cache = TieredCache(Layout.of(model, grouping))
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         mover = Mover(cache, link)
         decoder = TreeDecoder(model, prefill_block=16, cache=cache)
         paths = {0: rng.integers(0, VOCAB, 30).tolist()}
@@ -127,7 +125,7 @@ def test_after_rehydration_logits_equal_full_retention(grouping: str) -> None:
                 decoder.step(paths[node][-1:])
         every = np.argwhere(cache.place.values != Place.LOST)
         chosen = every[np.sort(rng.choice(len(every), len(every) // 2, replace=False))]
-        cells = Cells(chosen[:, 0], chosen[:, 1])
+        cells = GroupTokenPairs(chosen[:, 0], chosen[:, 1])
         mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
         decoder.activate([2, 3])
         mover.restore(cells)
@@ -163,21 +161,21 @@ def test_logits_equal_those_of_dynamic_cache() -> None:
             torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     cache = decoder.cache
     for layer, other in enumerate(theirs.layers):
-        (data,) = cache.pools[Place.HBM].bank(layer)
+        (data,) = cache.pools[Place.HBM].slab(layer)
         torch.testing.assert_close(data[0][:, :80], other.keys[0], rtol=1e-5, atol=1e-5)
     assert cache.hf.get_seq_length() == theirs.get_seq_length() == 80
 
 
 def test_evicting_gives_memory_back() -> None:
     cache = TieredCache(Layout.of(tiny_model()), page_tokens=8)
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         mover = Mover(cache, link)
         decoder = TreeDecoder(tiny_model(), cache=cache)
         decoder.prefill(list(range(50)) * 4)
         before = cache.capacity_bytes(Place.HBM)
         assert before >= 200 * PER_TOKEN
         gone = np.setdiff1d(np.arange(200), [0, 5, 17, 150, 199])
-        cells = Cells(np.zeros(len(gone), dtype=np.int64), gone)
+        cells = GroupTokenPairs(np.zeros(len(gone), dtype=np.int64), gone)
         mover.move(cells, np.full(len(gone), Tier.EVICTED, dtype=np.int8))
     assert cache.used_bytes(Place.HBM) == 5 * PER_TOKEN
     assert cache.capacity_bytes(Place.HBM) == 8 * PER_TOKEN
@@ -186,12 +184,12 @@ def test_evicting_gives_memory_back() -> None:
 def test_quantised_tokens_take_a_byte_an_element_and_a_scale() -> None:
     model = tiny_model()
     cache = TieredCache(Layout.of(model))
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         mover = Mover(cache, link)
         decoder = TreeDecoder(model, cache=cache)
         decoder.prefill(list(range(40)))
         exact = cache.tokens_kv(np.arange(40))
-        cells = Cells(np.zeros(10, dtype=np.int64), np.arange(10))
+        cells = GroupTokenPairs(np.zeros(10, dtype=np.int64), np.arange(10))
         mover.move(cells, np.full(10, Tier.HBM_QUANTISED, dtype=np.int8))
         pool = cache.pools[Place.HBM_QUANTISED]
         assert pool.used_bytes == 10 * 2 * LAYERS * KV_HEADS * (16 + 4)
@@ -204,7 +202,7 @@ def test_quantised_tokens_take_a_byte_an_element_and_a_scale() -> None:
         mover.move(cells, np.full(10, Tier.DDR_QUANTISED, dtype=np.int8))
         mover.settle(wait=True)
         assert cache.used_bytes(Place.HBM_QUANTISED) == 0
-        assert cache.used_bytes(Place.DDR_QUANTISED) == pool.bytes_per_cell * 10
+        assert cache.used_bytes(Place.DDR_QUANTISED) == pool.bytes_per_slot * 10
         host = cache.pools[Place.DDR_QUANTISED]
         again = host.read(0, host.slots.of[0, :10])
         assert torch.equal(again.data.view(torch.uint8), block.data.view(torch.uint8))
@@ -216,7 +214,7 @@ def test_quantised_tokens_take_a_byte_an_element_and_a_scale() -> None:
 def test_slots_never_overlap(seed: int, groups: int) -> None:
     """Whatever is taken and given back, every token has a slot of its own below the highest."""
     rng = np.random.default_rng(seed)
-    slots = Slots(groups)
+    slots = SlotTable(groups)
     held: set[tuple[int, int]] = set()
     for round_ in range(20):
         slots.grow(5 * (round_ + 1))

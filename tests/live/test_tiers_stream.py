@@ -12,7 +12,7 @@ from tests.live.test_tiers_link import DEVICES, gated, numbers, same
 from tests.live.tiny import torch
 
 from arborsim_torch.tiers.codec import Fp8  # isort: skip
-from arborsim_torch.tiers.link import Link  # isort: skip
+from arborsim_torch.tiers.link import HostLink  # isort: skip
 from arborsim_torch.tiers.stream import LayerStream  # isort: skip
 
 
@@ -43,7 +43,7 @@ def round_of(stream: LayerStream, parts: list[list[Any]], after: list[list[Any]]
 def test_every_layer_of_every_iteration(device: str, layers: int) -> None:
     """An odd number of layers turns the buffers round from one iteration to the next."""
     iterations = [host_layers([20 + 9 * i] * layers, seed=1000 * i) for i in range(5)]
-    with Link(device) as link:
+    with HostLink(device) as link:
         stream = LayerStream(link, layers)
         stream.prefetch(0, iterations[0][0])
         for now, following in zip(iterations, [*iterations[1:], iterations[0]], strict=True):
@@ -62,7 +62,7 @@ def test_every_layer_of_every_iteration(device: str, layers: int) -> None:
 )
 def test_any_sizes(tokens: list[list[int]]) -> None:
     iterations = [host_layers(row, seed=10 * i) for i, row in enumerate(tokens)]
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         stream = LayerStream(link, 3)
         stream.prefetch(0, iterations[0][0])
         grown = 0
@@ -80,7 +80,7 @@ def _aligned_bytes(parts: list[Any]) -> int:
 
 def test_buffers_are_used_again_and_counted() -> None:
     parts = [[numbers(64, 8, seed=i)] for i in range(4)]  # 2048 bytes each
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         stream = LayerStream(link, 4)
         assert stream.buffer_bytes == 0
         stream.prefetch(0, parts[0])
@@ -99,7 +99,7 @@ def test_buffers_are_used_again_and_counted() -> None:
 
 def test_the_layer_in_use_stays_while_the_next_arrives() -> None:
     first, second = numbers(50, seed=1), gated(numbers(50, seed=2))
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         stream = LayerStream(link, 2)
         stream.prefetch(0, [first])
         (held,) = stream.take(0)
@@ -112,7 +112,7 @@ def test_the_layer_in_use_stays_while_the_next_arrives() -> None:
 
 
 def test_parts_start_where_the_hardware_likes_it() -> None:
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         stream = LayerStream(link, 1)
         stream.prefetch(0, [torch.ones(3, dtype=torch.int8), torch.ones(5), torch.ones(0, 4)])
         a, b, c = stream.take(0)
@@ -122,7 +122,7 @@ def test_parts_start_where_the_hardware_likes_it() -> None:
 
 
 def test_a_layer_without_tokens_in_ddr_costs_nothing() -> None:
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         stream = LayerStream(link, 2)
         stream.prefetch(0, [])
         assert stream.take(0) == []
@@ -131,7 +131,7 @@ def test_a_layer_without_tokens_in_ddr_costs_nothing() -> None:
 
 def test_discarding_starts_anew() -> None:
     old, new = numbers(40, seed=1), numbers(40, seed=2)
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         stream = LayerStream(link, 3)
         stream.prefetch(0, [old])
         stream.prefetch(1, [old])
@@ -145,7 +145,7 @@ def test_discarding_starts_anew() -> None:
 
 def test_errors_of_order_are_told() -> None:
     part = [numbers(4)]
-    with Link("cpu") as link:
+    with HostLink("cpu") as link:
         stream = LayerStream(link, 3)
         with pytest.raises(ValueError, match="layer 0 taken, but the next one prefetched is none"):
             stream.take(0)

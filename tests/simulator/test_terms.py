@@ -163,5 +163,5 @@ def test_nothing_in_ddr_costs_nothing() -> None:
 
 
 def test_pages_are_those_of_the_live_backend() -> None:
-    remote = pytest.importorskip("arborsim_torch.cache.remote")
+    remote = pytest.importorskip("arborsim_torch.cache.host")
     assert (remote.PAGE_TOKENS, remote.PAGES_TOP) == (PAGE_TOKENS, PAGES_TOP)

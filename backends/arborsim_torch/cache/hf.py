@@ -1,7 +1,7 @@
 """The transformers `Cache` over arborsim's: what models call, and nothing else.
 
 Models only hand new keys and values to `update`.  What attention reads is asked of the pass itself
-(`Reading.view`), because a path's tokens are rarely one contiguous tensor.
+(`AttentionMetadata.view`), because a path's tokens are rarely one contiguous tensor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Passes(Protocol):
         ...
 
 
-class Layer(CacheLayerMixin):
+class TieredLayer(CacheLayerMixin):
     """One layer as transformers sees it."""
 
     def __init__(self, cache: Passes, index: int) -> None:
@@ -62,12 +62,12 @@ class Layer(CacheLayerMixin):
         return self.get_max_length()
 
 
-class Together:
-    """Several caches as one: the rows of a batch are the lanes of each, one after the other."""
+class BatchedCaches:
+    """Several caches as one: the rows of a batch are the sequences of each, one after the other."""
 
-    def __init__(self, caches: Sequence[Passes], lanes: Sequence[int]) -> None:
+    def __init__(self, caches: Sequence[Passes], seqs: Sequence[int]) -> None:
         self._caches = caches
-        self._lanes = lanes
+        self._seqs = seqs
 
     @property
     def seen_tokens(self) -> int:
@@ -79,12 +79,12 @@ class Together:
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         first = 0
-        for cache, lanes in zip(self._caches, self._lanes, strict=True):
-            rows = slice(first, first + lanes)
+        for cache, seqs in zip(self._caches, self._seqs, strict=True):
+            rows = slice(first, first + seqs)
             cache.store(layer, keys[rows], values[rows])
-            first += lanes
+            first += seqs
 
 
 def hf_cache(cache: Passes, layers: int) -> Cache:
-    """A transformers `Cache` of so many layers."""
-    return Cache(layers=[Layer(cache, index) for index in range(layers)])
+    """A transformers `Cache` with `layers` layers."""
+    return Cache(layers=[TieredLayer(cache, index) for index in range(layers)])

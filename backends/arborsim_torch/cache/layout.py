@@ -1,20 +1,23 @@
-"""What shape a cache has, and which part of it each cache group is.
+"""What shape a cache has, which part of it each group is, and where a token can be stored.
 
 A *group* is what plans treat alike: the whole cache ("shared"), a layer, or a KV head of a layer.
-Storage comes in *banks*: tensors whose tokens have the same slot in all layers of the bank.  A
-shared plan needs one bank; otherwise every layer is a bank of its own, and with plans per head the
-heads of a bank may hold different tokens in the same slot.
+Storage comes in *slabs*: tensors whose tokens have the same slot in all layers of the slab.  A
+shared plan needs one slab; otherwise every layer is a slab of its own, and with plans per head the
+heads of a slab may hold different tokens in the same slot.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from arborsim.core.errors import UnknownName
+from arborsim.core.tiers import Tier
 
 GROUPINGS = ("shared", "layer", "head")
 
@@ -65,27 +68,27 @@ class Layout:
         ]
 
     @cached_property
-    def banks(self) -> int:
+    def slabs(self) -> int:
         return 1 if self.grouping == "shared" else self.layers
 
     @property
-    def bank_layers(self) -> int:
-        """Layers per bank."""
-        return self.layers // self.banks
+    def slab_layers(self) -> int:
+        """Layers per slab."""
+        return self.layers // self.slabs
 
-    def bank_of_group(self, group: int) -> tuple[int, slice]:
-        """The bank that a group lies in, and its KV heads there."""
+    def slab_of_group(self, group: int) -> tuple[int, slice]:
+        """The slab that a group lies in, and its KV heads there."""
         if self.grouping == "head":
             layer, head = divmod(group, self.kv_heads)
             return layer, slice(head, head + 1)
         return group, slice(None)
 
-    def bank_of_layer(self, layer: int) -> tuple[int, int]:
-        """The bank that a layer lies in, and its number there."""
+    def slab_of_layer(self, layer: int) -> tuple[int, int]:
+        """The slab that a layer lies in, and its number there."""
         return (0, layer) if self.grouping == "shared" else (layer, 0)
 
     def groups_of_layer(self, layer: int) -> slice:
-        """The groups that the tokens of a layer are told apart by."""
+        """The groups of a layer: one, or one per KV head."""
         if self.grouping == "shared":
             return slice(0, 1)
         size = self.kv_heads if self.grouping == "head" else 1
@@ -96,7 +99,38 @@ class Layout:
         """Numbers in the keys and values of one token in one group."""
         return 2 * self.layers * self.kv_heads * self.head_dim // self.groups
 
+
+class Place(IntEnum):
+    """A pool, or nowhere.
+
+    A token in DDR can have a second, *staged* copy on the device; attention then reads that one.
+    """
+
+    HBM = 0
+    HBM_QUANTISED = 1
+    DDR = 2
+    DDR_QUANTISED = 3
+    STAGING = 4
+    STAGING_QUANTISED = 5
+    LOST = 6
+
     @property
-    def scales_per_group(self) -> int:
-        """Scales of one quantised token in one group: one per layer, KV head, and key or value."""
-        return 2 * self.layers * self.kv_heads // self.groups
+    def quantised(self) -> bool:
+        return self in (Place.HBM_QUANTISED, Place.DDR_QUANTISED, Place.STAGING_QUANTISED)
+
+    @property
+    def on_host(self) -> bool:
+        return self in (Place.DDR, Place.DDR_QUANTISED)
+
+    @property
+    def staged(self) -> bool:
+        return self in (Place.STAGING, Place.STAGING_QUANTISED)
+
+
+#: The place of a tier's own copy, by value of `Tier`.
+HOME = np.array([Place.HBM, Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED, Place.LOST],
+                dtype=np.int8)  # fmt: skip
+#: The place of the staged copy of a token whose own is in this place.
+STAGED = {Place.DDR: Place.STAGING, Place.DDR_QUANTISED: Place.STAGING_QUANTISED}
+
+assert [int(tier) for tier in Tier] == list(range(len(HOME)))

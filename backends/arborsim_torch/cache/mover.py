@@ -1,24 +1,24 @@
 """Moves tokens between tiers: real copies, real frees.
 
-A copy to DDR runs behind the computation; until it has landed, attention reads the old place, whose
-memory is *in flight*.  In ``stage`` mode what the active paths need is then fetched once into a
-staging copy on the device, which stays as long as the token is in DDR and on an active path.  In
+A copy to DDR runs behind the computation; until it is complete, attention reads the old slots,
+whose memory is *in flight*.  In ``stage`` mode what the active paths need is then fetched once into
+a staging copy on the device, which stays as long as the token is in DDR and on an active path.  In
 the other modes nothing is staged: reading tokens in DDR is up to the forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from arborsim_torch.cache.cells import Cells, Flight
-from arborsim_torch.cache.places import HOME, STAGED, Place
-from arborsim_torch.cache.pool import Block
+from arborsim_torch.cache.layout import HOME, STAGED, Place
+from arborsim_torch.cache.pool import StoredTokens
 from arborsim_torch.cache.tiered import TieredCache
-from arborsim_torch.tiers.lane import Ticket
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.copies import Ticket
+from arborsim_torch.tiers.link import HostLink
 
 _ON_DEVICE = (Place.HBM, Place.HBM_QUANTISED)
 
@@ -29,7 +29,7 @@ class Mover:
     Parameters
     ----------
     cache : TieredCache
-    link : Link
+    link : HostLink
     recall : {"stage", "stream", "near", "ondemand"}
     overlap : bool
         False waits for every copy at once.
@@ -45,22 +45,19 @@ class Mover:
     """
 
     def __init__(
-        self, cache: TieredCache, link: Link, *, recall: str = "stage", overlap: bool = True
+        self, cache: TieredCache, link: HostLink, *, recall: str = "stage", overlap: bool = True
     ) -> None:
         self.cache, self.link = cache, link
         self.recall, self.overlap = recall, overlap
         self.exposed_s = 0.0
         self.on_peak: Callable[[], None] = lambda: None
-        self._flights: list[Flight] = []
+        self._pending: list[PendingCopy] = []
 
     @property
     def staging_in_flight_bytes(self) -> int:
         """Bytes on the device of buffers that tokens in DDR are being fetched into."""
         return sum(
-            block.nbytes
-            for flight in self._flights
-            if flight.to_stage
-            for _, _, block in flight.parts
+            block.nbytes for copy in self._pending if copy.to_stage for _, _, block in copy.parts
         )
 
     @property
@@ -68,10 +65,10 @@ class Mover:
         """Bytes on the device of tokens whose home is DDR and which are not staged."""
         cache = self.cache
         return sum(
-            len(token) * cache.pools[Place(place)].bytes_per_cell
-            for flight in self._flights
-            if flight.lands.on_host
-            for group, token, _ in flight.parts
+            len(token) * cache.pools[Place(place)].bytes_per_slot
+            for copy in self._pending
+            if copy.target.on_host
+            for group, token, _ in copy.parts
             for place in np.unique(cache.place.values[group, token])
             if place in (Place.HBM, Place.HBM_QUANTISED)
         )
@@ -80,8 +77,8 @@ class Mover:
     def leaving_tokens(self) -> np.ndarray:
         """Int64 ``[groups]``: tokens of DDR that are still in HBM, because a copy is under way."""
         count = np.zeros(self.cache.layout.groups, dtype=np.int64)
-        for flight in self._flights:
-            for group, token, _ in flight.parts:
+        for copy in self._pending:
+            for group, token, _ in copy.parts:
                 count[group] += int(
                     np.isin(self.cache.place.values[group, token], _ON_DEVICE).sum()
                 )
@@ -90,40 +87,40 @@ class Mover:
     @torch.inference_mode()
     def settle(self, wait: bool) -> None:
         """Let copies that have ended take effect; `wait` for all of them."""
-        self.cache.catch_up()
-        while self._flights:
-            ready = [flight for flight in self._flights if wait or flight.done()]
+        self.cache.grow_slot_tables()
+        while self._pending:
+            ready = [copy for copy in self._pending if wait or copy.done()]
             if not ready:
                 return
-            for flight in ready:
-                self._flights.remove(flight)
-                self.exposed_s += flight.wait()
-                self._land(flight)
+            for copy in ready:
+                self._pending.remove(copy)
+                self.exposed_s += copy.wait()
+                self._land(copy)
 
     @torch.inference_mode()
-    def move(self, cells: Cells, target: np.ndarray) -> None:
-        """Give cells a new tier (values of `Tier`); none may be lost now.
+    def move(self, pairs: GroupTokenPairs, target: np.ndarray) -> None:
+        """Give tokens a new tier (values of `Tier`); none may be lost now.
 
         What frees memory comes first.
         """
-        if not len(cells):
+        if not len(pairs):
             return
         self.settle(wait=True)
         homes = HOME[target]
         lost = homes == Place.LOST
-        self._forget(cells.where(lost))
+        self._forget(pairs.where(lost))
         for place in (Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED, Place.HBM):
-            self._bring(cells.where(homes == place), place)
+            self._bring(pairs.where(homes == place), place)
         self.on_peak()
         self.cache.shrink()
         self.cache.changed()
         if not self.overlap:
             self.settle(wait=True)
 
-    def restore(self, cells: Cells) -> None:
-        """Give lost cells slots in HBM; `TreeDecoder.recompute` fills them."""
+    def restore(self, pairs: GroupTokenPairs) -> None:
+        """Give lost tokens slots in HBM; `TreeDecoder.recompute` fills them."""
         self.settle(wait=True)
-        self.cache.pools[Place.HBM].take(cells.group, cells.token)
+        self.cache.pools[Place.HBM].take(pairs.group, pairs.token)
         self.cache.changed()
 
     @torch.inference_mode()
@@ -140,15 +137,15 @@ class Mover:
         on_path = self._on_path()
         for home, stage in STAGED.items():
             staged = cache.pools[stage].slots.of >= 0
-            self._unstage(Cells(*np.nonzero(staged & ~on_path)), home, stage)
+            self._unstage(GroupTokenPairs(*np.nonzero(staged & ~on_path)), home, stage)
             missing = (cache.pools[home].slots.of >= 0) & on_path & ~staged
-            self._stage(Cells(*np.nonzero(missing)), home)
+            self._stage(GroupTokenPairs(*np.nonzero(missing)), home)
         self.settle(wait=True)
         cache.changed()
 
     def _anything_in_ddr(self) -> bool:
         pools = self.cache.pools
-        return bool(self._flights) or any(pools[home].slots.used.any() for home in STAGED)
+        return bool(self._pending) or any(pools[home].slots.used.any() for home in STAGED)
 
     def _on_path(self) -> np.ndarray:
         tree = self.cache.tree
@@ -156,22 +153,22 @@ class Mover:
 
     # -- one kind of move at a time ------------------------------------------------------------
 
-    def _forget(self, cells: Cells) -> None:
+    def _forget(self, pairs: GroupTokenPairs) -> None:
         """Give up every copy."""
         for pool in self.cache.pools.values():
-            held = pool.slots.of[cells.group, cells.token] >= 0
+            held = pool.slots.of[pairs.group, pairs.token] >= 0
             if held.any():
-                pool.give_back(cells.group[held], cells.token[held])
-        self.cache.place.values[cells.group, cells.token] = Place.LOST
+                pool.give_back(pairs.group[held], pairs.token[held])
+        self.cache.place.values[pairs.group, pairs.token] = Place.LOST
 
-    def _bring(self, cells: Cells, target: Place) -> None:
-        """Move cells from wherever they are to `target`."""
+    def _bring(self, pairs: GroupTokenPairs, target: Place) -> None:
+        """Move tokens from wherever they are to `target`."""
         cache = self.cache
         for source in (Place.HBM, Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED):
             if source is target:
                 continue
-            held = cache.pools[source].slots.of[cells.group, cells.token] >= 0
-            part = cells.where(held)
+            held = cache.pools[source].slots.of[pairs.group, pairs.token] >= 0
+            part = pairs.where(held)
             if not len(part):
                 continue
             if target.on_host and not source.on_host:
@@ -179,25 +176,25 @@ class Mover:
             else:
                 self._copy(part, source, target)
 
-    def _offload(self, cells: Cells, source: Place, target: Place) -> None:
-        flight = Flight(target)
-        for group, token in cells.by_group():
+    def _offload(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
+        copy = PendingCopy(target)
+        for group, token in pairs.by_group():
             block = self._converted(source, target, group, token)
-            host, tickets = self._sent_down(block)
-            flight.tickets += tickets
-            flight.parts.append((group, token, host))
-        self._flights.append(flight)
+            host, tickets = self._copy_down(block)
+            copy.tickets += tickets
+            copy.parts.append((group, token, host))
+        self._pending.append(copy)
 
-    def _sent_down(self, block: Block) -> tuple[Block, list[Ticket]]:
+    def _copy_down(self, block: StoredTokens) -> tuple[StoredTokens, list[Ticket]]:
         """Memory of the host that a block is on its way to, and the tickets of its copies."""
-        host = Block(*(self.link.host_empty(p.shape, p.dtype) for p in block.parts()))
-        pairs = zip(block.parts(), host.parts(), strict=True)
-        return host, [self.link.down(part, out) for part, out in pairs]
+        host = StoredTokens(*(self.link.host_empty(p.shape, p.dtype) for p in block.parts()))
+        tensors = zip(block.parts(), host.parts(), strict=True)
+        return host, [self.link.down(part, out) for part, out in tensors]
 
-    def _copy(self, cells: Cells, source: Place, target: Place) -> None:
+    def _copy(self, pairs: GroupTokenPairs, source: Place, target: Place) -> None:
         """At once: on the device, up from DDR, or from one format to the other in DDR."""
         cache = self.cache
-        for group, token in cells.by_group():
+        for group, token in pairs.by_group():
             block = self._converted(source, target, group, token)
             if target.on_host:
                 block = self._down(block)
@@ -208,13 +205,15 @@ class Mover:
             cache.place.values[group, token] = target
         if target.on_host and self.recall == "stage":  # requantised in DDR
             source_stage = STAGED[source]
-            held = cache.pools[source_stage].slots.of[cells.group, cells.token] >= 0
-            self._unstage(cells.where(held), source, source_stage)
-            on_path = self._on_path()[cells.token]
-            self._stage(cells.where(on_path), target)
+            held = cache.pools[source_stage].slots.of[pairs.group, pairs.token] >= 0
+            self._unstage(pairs.where(held), source, source_stage)
+            on_path = self._on_path()[pairs.token]
+            self._stage(pairs.where(on_path), target)
             self.settle(wait=True)
 
-    def _converted(self, source: Place, target: Place, group: int, token: np.ndarray) -> Block:
+    def _converted(
+        self, source: Place, target: Place, group: int, token: np.ndarray
+    ) -> StoredTokens:
         """The tokens in the format of `target`, on the device."""
         cache, dtype = self.cache, self.cache.layout.dtype
         staged = STAGED.get(source)
@@ -227,66 +226,68 @@ class Mover:
         if source.quantised == target.quantised:
             return block
         codec = cache.pools[target].codec
-        return Block(*codec.encode(pool.codec.decode(block.data, block.scale, dtype)))
+        return StoredTokens(*codec.encode(pool.codec.decode(block.data, block.scale, dtype)))
 
-    def _up(self, block: Block) -> Block:
+    def _up(self, block: StoredTokens) -> StoredTokens:
         device = self.cache.layout.device
-        out = Block(*(torch.empty(p.shape, dtype=p.dtype, device=device) for p in block.parts()))
+        out = StoredTokens(
+            *(torch.empty(p.shape, dtype=p.dtype, device=device) for p in block.parts())
+        )
         tickets = [self.link.up(p, o) for p, o in zip(block.parts(), out.parts(), strict=True)]
         self.exposed_s += sum(ticket.wait() for ticket in tickets)
         return out
 
-    def _down(self, block: Block) -> Block:
-        host, tickets = self._sent_down(block)
+    def _down(self, block: StoredTokens) -> StoredTokens:
+        host, tickets = self._copy_down(block)
         self.exposed_s += sum(ticket.wait() for ticket in tickets)
         return host
 
-    def _stage(self, cells: Cells, home: Place) -> None:
-        """Start to fetch cells from DDR into staging."""
-        if not len(cells):
+    def _stage(self, pairs: GroupTokenPairs, home: Place) -> None:
+        """Start to fetch tokens from DDR into staging."""
+        if not len(pairs):
             return
         pool, device = self.cache.pools[home], self.cache.layout.device
-        flight = Flight(home, to_stage=True)
-        for group, token in cells.by_group():
+        copy = PendingCopy(home, to_stage=True)
+        for group, token in pairs.by_group():
             block = pool.read(group, pool.slots.of[group, token])
-            out = Block(*(torch.empty(p.shape, dtype=p.dtype, device=device)
+            out = StoredTokens(*(torch.empty(p.shape, dtype=p.dtype, device=device)
                           for p in block.parts()))  # fmt: skip
             for part, target in zip(block.parts(), out.parts(), strict=True):
-                flight.tickets.append(self.link.up(part, target))
-            flight.parts.append((group, token, out))
-        self._flights.append(flight)
+                copy.tickets.append(self.link.up(part, target))
+            copy.parts.append((group, token, out))
+        self._pending.append(copy)
         self.on_peak()
 
-    def _unstage(self, cells: Cells, home: Place, stage: Place) -> None:
-        if len(cells):
-            self.cache.pools[stage].give_back(cells.group, cells.token)
-            self.cache.place.values[cells.group, cells.token] = home
+    def _unstage(self, pairs: GroupTokenPairs, home: Place, stage: Place) -> None:
+        if len(pairs):
+            self.cache.pools[stage].give_back(pairs.group, pairs.token)
+            self.cache.place.values[pairs.group, pairs.token] = home
 
-    def _land(self, flight: Flight) -> None:
-        place = STAGED[flight.lands] if flight.to_stage else flight.lands
-        for group, token, block in flight.parts:
+    def _land(self, copy: PendingCopy) -> None:
+        place = STAGED[copy.target] if copy.to_stage else copy.target
+        for group, token, block in copy.parts:
             self._put(place, group, token, block)
-            if flight.to_stage:
+            if copy.to_stage:
                 self._leave_device(group, token)
                 self.cache.place.values[group, token] = place
         self.cache.changed()
-        if flight.to_stage:
+        if copy.to_stage:
             return
-        cells = Cells(
-            np.concatenate([np.full(len(t), g, dtype=np.int64) for g, t, _ in flight.parts]),
-            np.concatenate([t for _, t, _ in flight.parts]),
+        pairs = GroupTokenPairs(
+            np.concatenate([np.full(len(t), g, dtype=np.int64) for g, t, _ in copy.parts]),
+            np.concatenate([t for _, t, _ in copy.parts]),
         )
-        needed = self._on_path()[cells.token] & (self.recall == "stage")
-        for group, token in cells.where(~needed).by_group():
+        needed = self._on_path()[pairs.token] & (self.recall == "stage")
+        for group, token in pairs.where(~needed).by_group():
             self._leave_device(group, token)
             self.cache.place.values[group, token] = place
-        self._stage(cells.where(needed), flight.lands)
+        self._stage(pairs.where(needed), copy.target)
 
     def _leave_device(self, group: int, token: np.ndarray) -> None:
         for place in (Place.HBM, Place.HBM_QUANTISED):
             self._drop(place, group, token)
 
-    def _put(self, place: Place, group: int, token: np.ndarray, block: Block) -> None:
+    def _put(self, place: Place, group: int, token: np.ndarray, block: StoredTokens) -> None:
         pool = self.cache.pools[place]
         slot = pool.take(np.full(len(token), group, dtype=np.int64), token)
         pool.write(group, slot, block)
@@ -296,3 +297,38 @@ class Mover:
         held = token[pool.slots.of[group, token] >= 0]
         if len(held):
             pool.give_back(np.full(len(held), group, dtype=np.int64), held)
+
+
+@dataclass
+class GroupTokenPairs:
+    """(group, token) pairs, each of which takes a slot of its own; int64 arrays ``[m]``."""
+
+    group: np.ndarray
+    token: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def where(self, mask: np.ndarray) -> GroupTokenPairs:
+        return GroupTokenPairs(self.group[mask], self.token[mask])
+
+    def by_group(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Each group that occurs, and its tokens."""
+        for group in np.unique(self.group).tolist():
+            yield group, self.token[self.group == group]
+
+
+@dataclass
+class PendingCopy:
+    """Tokens that are being copied, per group; `target` is where they will be stored."""
+
+    target: Place
+    parts: list[tuple[int, np.ndarray, StoredTokens]] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
+    to_stage: bool = False
+
+    def done(self) -> bool:
+        return all(ticket.done() for ticket in self.tickets)
+
+    def wait(self) -> float:
+        return sum(ticket.wait() for ticket in self.tickets)

@@ -13,18 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.places import Place
-from arborsim_torch.cache.slots import Slots
+from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.slots import SlotTable
 from arborsim_torch.tiers.codec import Codec, Plain
-from arborsim_torch.upload import uploaded
+from arborsim_torch.tiers.copies import to_device
 
 _GROWTH = 1.25
 _SHRINK_BELOW = 0.5  # share of slots in use
 
 
 @dataclass(frozen=True)
-class Block:
+class StoredTokens:
     """Tokens as a pool stores them.
 
     Attributes
@@ -59,13 +58,13 @@ class Pool:
         How tokens are stored.
     device : torch.device
     page_tokens : int
-        The number of slots of a bank is a multiple of this.
+        The number of slots of a slab is a multiple of this.
     pinned : bool
         Page-locked host memory.
 
     Attributes
     ----------
-    slots : Slots
+    slots : SlotTable
     """
 
     def __init__(
@@ -78,15 +77,15 @@ class Pool:
         pinned: bool = False,
     ) -> None:
         self.layout, self.codec, self.device = layout, codec, device
-        self.slots = Slots(layout.groups)
+        self.slots = SlotTable(layout.groups)
         self.page_tokens = page_tokens
         self._pinned = pinned
-        self._banks: list[list[Tensor]] = [[] for _ in range(layout.banks)]
-        self._capacity = [0] * layout.banks
+        self._slabs: list[list[Tensor]] = [[] for _ in range(layout.slabs)]
+        self._capacity = [0] * layout.slabs
         self._views: dict[int, list[Tensor]] = {}  # by layer
 
     @property
-    def bytes_per_cell(self) -> int:
+    def bytes_per_slot(self) -> int:
         """Bytes of one token in one group."""
         vectors = self.layout.elements_per_group // self.layout.head_dim
         return vectors * self.codec.bytes_per_token(self.layout.head_dim)
@@ -94,21 +93,21 @@ class Pool:
     @property
     def used_bytes(self) -> int:
         """Bytes of the tokens held."""
-        return int(self.slots.used.sum()) * self.bytes_per_cell
+        return int(self.slots.used.sum()) * self.bytes_per_slot
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the tensors."""
-        return sum(part.nbytes for bank in self._banks for part in bank)
+        return sum(part.nbytes for slab in self._slabs for part in slab)
 
-    def capacity(self, bank: int = 0) -> int:
-        """Slots of a bank."""
-        return self._capacity[bank]
+    def capacity(self, slab: int = 0) -> int:
+        """Slots of a slab."""
+        return self._capacity[slab]
 
     def reserve(self, tokens: int) -> None:
-        """Make room for so many tokens in every group at once."""
-        for bank in range(self.layout.banks):
-            self._grow(bank, tokens)
+        """Allocate slots for `tokens` tokens in every group at once."""
+        for slab in range(self.layout.slabs):
+            self._grow(slab, tokens)
 
     def enter(self, token: np.ndarray) -> np.ndarray:
         """Give new tokens slots in every group; returns them, int64 ``[groups, tokens]``."""
@@ -122,45 +121,49 @@ class Pool:
         return self.take(group, np.tile(token, groups)).reshape(groups, -1)
 
     def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Give slots to cells (group, token) and make room for them."""
+        """Give slots to pairs (group, token) and make room for them."""
         slot = self.slots.take(group, token)
         self._make_room()
         return slot
 
     def _make_room(self) -> None:
-        per_bank = self.slots.high.reshape(self.layout.banks, -1).max(axis=1)
-        for bank, needed in enumerate(per_bank.tolist()):
-            if needed > self._capacity[bank]:
-                self._grow(bank, max(needed, int(_GROWTH * self._capacity[bank])))
+        per_bank = self.slots.high.reshape(self.layout.slabs, -1).max(axis=1)
+        for slab, needed in enumerate(per_bank.tolist()):
+            if needed > self._capacity[slab]:
+                self._grow(slab, max(needed, int(_GROWTH * self._capacity[slab])))
 
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
-        """Free the slots of cells."""
+        """Free the slots of pairs."""
         self.slots.give_back(group, token)
 
-    def bank(self, layer: int) -> list[Tensor]:
+    def slab(self, layer: int) -> list[Tensor]:
         """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views."""
         known = self._views.get(layer)
         if known is None:
-            bank, index = self.layout.bank_of_layer(layer)
-            known = self._views[layer] = [part[index] for part in self._banks[bank]]
+            slab, index = self.layout.slab_of_layer(layer)
+            known = self._views[layer] = [part[index] for part in self._slabs[slab]]
         return known
 
-    def span(self, bank: int, first: int, count: int) -> Tensor:
-        """Slots that follow one another, of every layer of a bank: a view of the data.
+    def gather(self, layer: int, heads: slice, slots: Tensor) -> list[Tensor]:
+        """Copy tokens of some heads of a layer as they are stored, ``[2, heads, m, ...]``."""
+        return [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
+
+    def span(self, slab: int, first: int, count: int) -> Tensor:
+        """Slots that follow one another, of every layer of a slab: a view of the data.
 
         Returns
         -------
         Tensor ``[2 layers, kv_heads, count, head_dim]``
             Keys, then values of each layer.
         """
-        return self._banks[bank][0].narrow(3, first, count).flatten(0, 1)
+        return self._slabs[slab][0].narrow(3, first, count).flatten(0, 1)
 
-    def read(self, group: int, slot: np.ndarray) -> Block:
+    def read(self, group: int, slot: np.ndarray) -> StoredTokens:
         """Copy the tokens in `slot` of one group, as they are stored."""
-        bank, heads = self.layout.bank_of_group(group)
-        index = uploaded(slot.astype(np.int64), self.device)
-        parts = [part[:, :, heads].index_select(3, index) for part in self._banks[bank]]
-        return Block(parts[0].view(self.codec.storage), *parts[1:])
+        slab, heads = self.layout.slab_of_group(group)
+        index = to_device(slot.astype(np.int64), self.device)
+        parts = [part[:, :, heads].index_select(3, index) for part in self._slabs[slab]]
+        return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
 
     def read_tokens(self, token: np.ndarray) -> Tensor:
         """Copy tokens that every group holds, ``[layers, 2, kv_heads, tokens, head_dim]``."""
@@ -173,57 +176,57 @@ class Pool:
             parts = [torch.cat(parts[first : first + heads], dim=2) for first in firsts]
         return torch.cat(parts)
 
-    def write(self, group: int, slot: np.ndarray, block: Block) -> None:
+    def write(self, group: int, slot: np.ndarray, block: StoredTokens) -> None:
         """Put tokens, as they are stored, into slots of one group."""
-        bank, heads = self.layout.bank_of_group(group)
-        index = uploaded(slot.astype(np.int64), self.device)
-        for part, new in zip(self._banks[bank], block.parts(), strict=True):
+        slab, heads = self.layout.slab_of_group(group)
+        index = to_device(slot.astype(np.int64), self.device)
+        for part, new in zip(self._slabs[slab], block.parts(), strict=True):
             part[:, :, heads].index_copy_(3, index, new.view(part.dtype))
 
     def shrink(self) -> bool:
         """Give memory back if half of it is unused; True if tokens have new slots."""
         roomy = [
             self._capacity[b] > 4 * self.page_tokens and needed < _SHRINK_BELOW * self._capacity[b]
-            for b, needed in enumerate(self.slots.used.reshape(self.layout.banks, -1).max(axis=1))
+            for b, needed in enumerate(self.slots.used.reshape(self.layout.slabs, -1).max(axis=1))
         ]
         if not all(roomy):
             return False
         old = self.slots.compact()
-        for bank in range(self.layout.banks):
-            kept = self._banks[bank]
-            needed = int(self.slots.used.reshape(self.layout.banks, -1)[bank].max())
-            self._capacity[bank] = self._pages(needed)
-            self._banks[bank] = self._empty(bank)
+        for slab in range(self.layout.slabs):
+            kept = self._slabs[slab]
+            needed = int(self.slots.used.reshape(self.layout.slabs, -1)[slab].max())
+            self._capacity[slab] = self._pages(needed)
+            self._slabs[slab] = self._empty(slab)
             for group in range(self.layout.groups):
-                where, heads = self.layout.bank_of_group(group)
-                if where != bank:
+                where, heads = self.layout.slab_of_group(group)
+                if where != slab:
                     continue
-                index = uploaded(old[group], self.device)
-                for part, source in zip(self._banks[bank], kept, strict=True):
+                index = to_device(old[group], self.device)
+                for part, source in zip(self._slabs[slab], kept, strict=True):
                     part[:, :, heads, : len(index)] = source[:, :, heads].index_select(3, index)
         return True
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.page_tokens) * self.page_tokens
 
-    def _empty(self, bank: int) -> list[Tensor]:
+    def _empty(self, slab: int) -> list[Tensor]:
         g = self.layout
-        shape = (g.bank_layers, 2, g.kv_heads, self._capacity[bank], g.head_dim)
+        shape = (g.slab_layers, 2, g.kv_heads, self._capacity[slab], g.head_dim)
         self._views.clear()
-        # Zeros: a slot that nobody reads still meets the values' product, as 0 x slot.
+        # Zeros: a slot that is masked still meets the values' product, as 0 x slot.
         options: dict[str, Any] = {"device": self.device, "pin_memory": self._pinned}
         parts = [torch.zeros(shape, dtype=_addressable(self.codec.storage), **options)]
         if self.codec.scaled:
             parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, **options))
         return parts
 
-    def _grow(self, bank: int, tokens: int) -> None:
+    def _grow(self, slab: int, tokens: int) -> None:
         wanted = self._pages(tokens)
-        if wanted <= self._capacity[bank]:
+        if wanted <= self._capacity[slab]:
             return
-        before, self._capacity[bank] = self._banks[bank], wanted
-        self._banks[bank] = self._empty(bank)
-        for new, old in zip(self._banks[bank], before, strict=False):
+        before, self._capacity[slab] = self._slabs[slab], wanted
+        self._slabs[slab] = self._empty(slab)
+        for new, old in zip(self._slabs[slab], before, strict=False):
             new[:, :, :, : old.shape[3]] = old
 
 

@@ -1,4 +1,4 @@
-"""Slots of a pool on the host: which token sits where, and which slots are free.
+"""The slot table of a pool on the host: which token sits where, and which slots are free.
 
 Every group has slots of its own.  A freed slot is the first to be taken again, so a cache that
 evicts one token for every one that enters stays without gaps.
@@ -13,7 +13,7 @@ from arborsim.core.tree import GrowingTable
 NOWHERE = -1
 
 
-class Slots:
+class SlotTable:
     """The slot of every token, per group.
 
     Parameters
@@ -50,7 +50,7 @@ class Slots:
         return self._slot.values
 
     def take(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """Give slots to cells (group, token); returns them, int64 ``[cells]``."""
+        """Give slots to pairs (group, token); returns them, int64 ``[pairs]``."""
         self.total += len(token)
         counts = np.bincount(group, minlength=self._groups)
         rank = _rank(group, counts)
@@ -80,7 +80,7 @@ class Slots:
         return slot
 
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
-        """Free the slots of cells."""
+        """Free the slots of pairs."""
         slot = self._slot.values[group, token]
         counts = np.bincount(group, minlength=self._groups)
         needed = int((self._num_free + counts).max(initial=0))
@@ -114,7 +114,7 @@ class Slots:
 
 
 def _rank(group: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Of each cell, how many cells of its group come before it."""
+    """Of each pair, how many pairs of its group come before it."""
     if len(counts) == 1:
         return np.arange(len(group))
     order = np.argsort(group, kind="stable")

@@ -1,13 +1,12 @@
 """The cache of one tree search on a live model: every token once per group, in tiers.
 
-What a forward pass does: `begin` gives slots to its tokens and says what it reads; each layer hands
-in its keys and values (`Reading.store`) and gets its view; `moves` between tiers come after, from
-`arborsim_torch.cache.mover`.
+A forward pass: `begin` gives slots to its tokens and returns what it reads; each layer stores its
+keys and values (`AttentionMetadata.store`) and gets its view.  Moves between tiers come after it
+(`arborsim_torch.cache.mover`).
 
-How attention reads: as long as all tokens it needs are in HBM at full precision it reads the pool
-as it lies, with a mask where the pool holds other tokens too.  Otherwise, or if results must not
-depend on where tokens lie (`ordered`), the layer's keys and values are put together in the order of
-tokens first.
+While all tokens it needs are in HBM at full precision, attention reads the pool in place, with a
+mask where the pool holds other tokens too.  Otherwise, or if results must not depend on where
+tokens are stored (`ordered`), each layer's keys and values are gathered in the order of tokens.
 """
 
 from __future__ import annotations
@@ -20,20 +19,17 @@ from torch import Tensor
 
 from arborsim.core.errors import UnknownName
 from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
-from arborsim_torch.cache.assembly import AssembledPlan, Assembly
-from arborsim_torch.cache.books import OpenBooks
-from arborsim_torch.cache.dense import DensePool, ReadPlan
+from arborsim_torch.cache.forward import AttentionMetadata, SlotWriter, SpanWriter
+from arborsim_torch.cache.gather import GatherPlan, GatherReader
 from arborsim_torch.cache.hf import hf_cache
-from arborsim_torch.cache.host_stream import HostStream
-from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.host import PAGES_TOP, HostAttention, HostStream
+from arborsim_torch.cache.in_place import InPlacePlan, InPlaceReader
+from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.pool import Pool, make_pools
-from arborsim_torch.cache.remote import PAGES_TOP, HostAttention
-from arborsim_torch.cache.views import Reading
-from arborsim_torch.cache.writing import Span, Writing
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.codec import Codec, Fp8
-from arborsim_torch.tiers.link import Link
-from arborsim_torch.upload import uploaded
+from arborsim_torch.tiers.copies import to_device
+from arborsim_torch.tiers.link import HostLink
 
 RECALLS = ("stage", "stream", "near", "ondemand")
 
@@ -47,17 +43,17 @@ class TieredCache:
     quantised : Codec
         Format of quantised tokens.
     page_tokens : int
-        Pools grow and shrink by so many slots.
+        Pools grow and shrink by this number of slots.
     ordered : bool
-        Put keys and values in the order of tokens before attention reads them, so that results do
-        not depend on slots or places.
+        Gather keys and values in the order of tokens before attention reads them, so that results
+        do not depend on slots or tiers.
     recall : {"stage", "stream", "near", "ondemand"}
         How tokens in DDR that are not staged take part in attention.  Without a link, they are
         copied layer by layer while the computation waits.
-    link : Link, optional
+    link : HostLink, optional
     by_path : bool
-        Where lanes share little of what the pool holds, read each lane's path by itself: for trees
-        of thousands of short nodes.
+        Where sequences share little of what the pool holds, read each path by itself: for trees of
+        thousands of short nodes.
 
     Attributes
     ----------
@@ -77,31 +73,33 @@ class TieredCache:
         page_tokens: int = 16,
         ordered: bool = False,
         recall: str = "stage",
-        link: Link | None = None,
+        link: HostLink | None = None,
         by_path: bool = False,
     ) -> None:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
         self.layout = layout
-        self._open = OpenBooks(layout.groups, make_pools(layout, quantised or Fp8(), page_tokens))
-        self._in_order = False  # the next step may begin a streak
+        self._state = CacheState(layout.groups, make_pools(layout, quantised or Fp8(), page_tokens))
+        self._contiguous = False  # the next step may take the fast path
         self.hf = hf_cache(self, layout.layers)
         self.ordered = ordered
-        self._dense = DensePool(self, by_path)
+        self._in_place = InPlaceReader(self, by_path)
         self.stream: HostStream | None = None
-        self.remote: HostAttention | None = None
+        self.host_attention: HostAttention | None = None
         if link is not None and recall == "stream":
             self.stream = HostStream(link, layout.layers)
         if link is not None and recall in ("near", "ondemand"):
-            self.remote = HostAttention(self, link, PAGES_TOP if recall == "ondemand" else 0)
-        self._assembly = Assembly(self, self.remote is not None, self.stream)
+            self.host_attention = HostAttention(
+                self, link, PAGES_TOP if recall == "ondemand" else 0
+            )
+        self._gather = GatherReader(self, self.host_attention is not None, self.stream)
         self._store: Callable[[int, Tensor, Tensor], None] = _unannounced
         self._held = 0
 
     def close(self) -> None:
-        """End what runs beside the computation."""
-        if self.remote is not None:
-            self.remote.close()
+        """End the threads that attend on the host."""
+        if self.host_attention is not None:
+            self.host_attention.close()
 
     @property
     def buffer_bytes(self) -> int:
@@ -113,31 +111,31 @@ class TieredCache:
         """Seconds that forward passes waited for streamed tokens."""
         return 0.0 if self.stream is None else self.stream.exposed_s
 
-    # -- the books -------------------------------------------------------------------------------
+    # -- token table -------------------------------------------------------------------------------
 
     @property
     def leaves(self) -> list[int]:
-        return self._open.leaves
+        return self._state.leaves
 
     @property
     def tree(self) -> ThoughtTree:
-        return self._open.books.tree
+        return self._state.table.tree
 
     @property
     def place(self) -> GrowingTable:
-        return self._open.books.place
+        return self._state.table.place
 
     @property
     def vocabulary_id(self) -> GrowingArray:
-        return self._open.books.vocabulary_id
+        return self._state.table.vocabulary_id
 
     @property
     def position(self) -> GrowingArray:
-        return self._open.books.position
+        return self._state.table.position
 
     @property
     def pools(self) -> dict[Place, Pool]:
-        return self._open.pools
+        return self._state.pools
 
     # -- the tree ------------------------------------------------------------------------------
 
@@ -150,18 +148,18 @@ class TieredCache:
 
     def activate(self, leaves: Sequence[int]) -> None:
         """The next passes are over these leaves, in this order."""
-        self._open.turn(leaves)
+        self._state.activate(leaves)
         self.tree.forget_paths(leaves)
         self.changed()
 
-    def length(self, lane: int) -> int:
-        """Tokens on the path of a lane, evicted ones included."""
-        return self._open.lengths[lane]
+    def length(self, seq: int) -> int:
+        """Tokens on the path of a sequence, evicted ones included."""
+        return self._state.lengths[seq]
 
     @torch.inference_mode()
     def drop(self, node: int) -> None:
         """Free all tokens of a node that nothing will read again."""
-        self.catch_up()
+        self.grow_slot_tables()
         token = self.tree.tokens(node)
         for pool in self.pools.values():
             group, at = np.nonzero(pool.slots.of[:, token] >= 0)
@@ -178,7 +176,7 @@ class TieredCache:
 
     @property
     def seen_tokens(self) -> int:
-        return max(self._open.lengths, default=0)
+        return max(self._state.lengths, default=0)
 
     @property
     def held_tokens(self) -> int:
@@ -198,91 +196,99 @@ class TieredCache:
         if any(shrunk):
             self.changed()
 
-    def catch_up(self) -> None:
+    def grow_slot_tables(self) -> None:
         """Let all pools know of all tokens; passes only tell HBM."""
         for pool in self.pools.values():
             pool.slots.grow(self.num_tokens)
 
     def changed(self) -> None:
         """Tokens have moved: what attention reads must be looked up anew."""
-        self._dense.stale = True
-        self._assembly.stale = True
+        self._in_place.stale = True
+        self._gather.stale = True
 
     # -- forward passes ------------------------------------------------------------------------
 
-    def begin(self, ids: np.ndarray) -> Reading:
+    def begin(self, ids: np.ndarray) -> AttentionMetadata:
         """Announce the next tokens of the leaves.
 
         Parameters
         ----------
-        ids : int ``[lanes, queries]``
-            Vocabulary ids; several queries only with one lane.
+        ids : int ``[seqs, queries]``
+            Vocabulary ids; several queries only with one sequence.
         """
         width, queries = ids.shape
         if width != len(self.leaves) or (queries > 1 and width > 1):
             raise ValueError(f"{ids.shape} tokens for {len(self.leaves)} leaves")
         if width == queries == 1:
-            reading = self._open.step(int(ids[0, 0]), self._in_order and not self._dense.stale)
-            if reading is not None:
-                self._store, self._held = reading.store, reading.positions
-                return reading
-        first, pool = self._open.lengths, self.pools[Place.HBM]
-        fresh, position = self._open.enter(ids)
-        writing = Writing.new(pool, pool.enter(fresh))
-        return self._reading(writing, position, first, fresh)
+            metadata = self._state.step(
+                int(ids[0, 0]), self._contiguous and not self._in_place.stale
+            )
+            if metadata is not None:
+                self._store, self._held = metadata.store, metadata.positions
+                return metadata
+        first, pool = self._state.lengths, self.pools[Place.HBM]
+        fresh, position = self._state.append(ids)
+        writing = SlotWriter.new(pool, pool.enter(fresh))
+        return self._metadata(writing, position, first, fresh)
 
-    def again(self, leaf: int, tokens: np.ndarray) -> Reading:
+    def recompute(self, leaf: int, tokens: np.ndarray) -> AttentionMetadata:
         """Announce that lost tokens on the path of one active leaf are computed again.
 
         They have slots already (see `Mover.restore`); groups that never lost a token keep what
         they have.
         """
-        self._open.turn([leaf])
+        self._state.activate([leaf])
         self.changed()
         position = self.position.values[tokens].astype(np.int64)[None]
         lost = self.place.values[:, tokens] == Place.LOST
-        writing = Writing.again(self.pools[Place.HBM], tokens, lost)
+        writing = SlotWriter.rewrite(self.pools[Place.HBM], tokens, lost)
         group, at = np.nonzero(lost)
         self.place.values[group, tokens[at]] = Place.HBM
-        return self._reading(writing, position, [int(position[0, 0])], np.empty(0, np.int64))
+        return self._metadata(writing, position, [int(position[0, 0])], np.empty(0, np.int64))
 
-    def _reading(
-        self, writing: Writing | Span, position: np.ndarray, first: list[int], fresh: np.ndarray
-    ) -> Reading:
+    def _metadata(
+        self,
+        writing: SlotWriter | SpanWriter,
+        position: np.ndarray,
+        first: list[int],
+        fresh: np.ndarray,
+    ) -> AttentionMetadata:
         longest = self.seen_tokens
-        source = self._assembly if self._assembles() else self._dense
+        source = self._gather if self._must_gather() else self._in_place
         plan = source.plan(fresh)
-        self._in_order = source is self._dense and plan.straight and self.layout.groups == 1
+        self._contiguous = source is self._in_place and plan.straight and self.layout.groups == 1
         position = position.astype(np.int64)
-        at = uploaded(position, self.layout.device)
+        at = to_device(position, self.layout.device)
         self._store, self._held = writing.store, plan.held
-        remote = None
-        if self.remote is not None and isinstance(plan, AssembledPlan):
-            remote = self.remote
-            remote.begin(plan.host, plan.fresh)
-        reading = Reading(
-            at, first, longest, plan.entries, plan.content, writing.store, remote,
+        host_attention = None
+        if self.host_attention is not None and isinstance(plan, GatherPlan):
+            host_attention = self.host_attention
+            host_attention.begin(plan.host, plan.fresh)
+        metadata = AttentionMetadata(
+            at, first, longest, plan.entries, plan.content, writing.store, host_attention,
             causal=plan.straight and len(fresh) == position.shape[1] and len(first) == 1,
-            paths=plan.paths if isinstance(plan, ReadPlan) else None,
-            plain=plan.plain if isinstance(plan, ReadPlan) and position.size == 1 else None,
+            paths=plan.paths if isinstance(plan, InPlacePlan) else None,
+            plain=plan.plain if isinstance(plan, InPlacePlan) and position.size == 1 else None,
         )  # fmt: skip
-        if remote is not None:
-            remote.attach(reading, torch.from_numpy(position))
-        return reading
+        if host_attention is not None:
+            host_attention.attach(metadata, torch.from_numpy(position))
+        return metadata
 
-    def _assembles(self) -> bool:
+    def _must_gather(self) -> bool:
         if self.ordered:
             return True
         return any(p.slots.total for place, p in self.pools.items() if place is not Place.HBM)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Take a layer's new keys and values, ``[lanes, kv_heads, queries, head_dim]``."""
+        """Take a layer's new keys and values, ``[seqs, kv_heads, queries, head_dim]``."""
         self._store(layer, keys, values)
 
     def newest(self, count: int) -> Tensor:
-        """The last `count` tokens of every lane, ``[layers, 2, lanes, kv_heads, count, head_dim]``.
+        """The last `count` tokens of every sequence; they must not have been moved yet.
 
-        They must not have been moved yet.
+        Returns
+        -------
+        Tensor ``[layers, 2, seqs, kv_heads, count, head_dim]``
         """
         token = np.stack([self.tree.path(leaf)[-count:] for leaf in self.leaves])
         found = self.tokens_kv(token.reshape(-1))

@@ -38,7 +38,7 @@ def eager_rates(timer: Timer, geometry: Geometry, quick: bool) -> dict[int, floa
     """Bytes per second at which probability rows are written and read back, by length.
 
     Written by the softmax of the logits of all heads, read by the mean over heads, in float32: what
-    a policy that looks at attention needs beside a fused kernel.
+    a policy that reads attention needs in addition to a fused kernel.
     """
     found = {}
     for n in _lengths(timer, geometry, quick):

@@ -116,7 +116,7 @@ def _policies(
 ) -> tuple[tuple[PolicyTime, ...], tuple[str, ...]]:
     """Searches under policies, if the model is fast enough for them; and a note if it is not."""
     limit_s = _QUICK_POLICIES_S if request.quick else _POLICIES_S
-    if request.policies:  # whoever names them wants them, however long it takes
+    if request.policies:  # named ones are measured, however long it takes
         limit_s = math.inf
     step_s = max(one.seconds for one in passes if one.kind == "decode" and one.lanes == 1)
     if step_s * ITERATIONS * _LEAST_SEARCHES > limit_s:

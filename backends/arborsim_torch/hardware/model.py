@@ -66,7 +66,7 @@ def _deep_enough(loaded: LoadedModel) -> LoadedModel:
 
 
 def _layers_within(room_bytes: int, name: str) -> int:
-    """How many layers of a geometry take at most so many bytes, with their share of the rest."""
+    """How many layers of a geometry fit into `room_bytes`, with their share of the rest."""
     whole = load_geometry(name)
     return min(whole.layers, room_bytes * whole.layers // whole.weight_bytes)
 

@@ -21,26 +21,30 @@ from arborsim.policies.methods.full import Full
 from arborsim.policies.registry import available, build
 from arborsim.search import ROOT, Expansion, Leaf, make_search
 from arborsim_torch.hardware.timing import Timer
-from arborsim_torch.live.drive import drive
-from arborsim_torch.live.policy_search import Ended, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import (
+    CacheOptions,
+    Ended,
+    PolicySearch,
+    SearchSetup,
+    run_batched,
+)
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import RandomSource
 
 THOUGHT = 8  # tokens, about what the reference tasks' thoughts have
 _TEMPERATURE = 0.7
 _NO_LIMIT = 1 << 40  # tokens
-#: Policies are timed over prompts of so many tokens ...
+#: Tokens of the prompts over which policies are timed.
 _PROMPTS = (96, 512)
-#: ... for so many iterations, the first of which stay within the budget.
+#: Iterations of each search, and those of them that stay within the budget.
 ITERATIONS, _FREE = 96, 48
-#: Without a budget: so many sequences decode together, in thoughts of so many tokens, one thought
-#: after the other for so many iterations.
+#: Without a budget: sequences that decode together, tokens of a thought, and iterations.
 _LANES, _LENGTHS, _QUIET_ITERATIONS = (1, 8), (8, 32), 64
 _QUICK = ("h2o", "random", "streaming-llm")
 
 
 class Fans:
-    """Opens so many children of the prompt at once, drops them, and goes on to the next number."""
+    """Opens n children of the prompt at once, drops them, and goes on to the next n."""
 
     name: ClassVar[str] = "fans"
     synchronous: ClassVar[bool] = True
@@ -91,7 +95,7 @@ def time_policies(
     tell: Callable[[int, int], None],
     names: Sequence[str] = (),
 ) -> list[PolicyTime]:
-    """One search per policy and prompt, beside those of full retention; one warms up first."""
+    """One search per policy and prompt, and one under full retention; one warms up first."""
     chosen = names or (_QUICK if quick else _alternating(available()))
     began, found = time.perf_counter(), list[PolicyTime]()
     _time_policy(timer, model, "full", _PROMPTS[0])
@@ -182,8 +186,8 @@ def _run(
     budget_tokens: int,
     on_tokens: Callable[[int], None] | None = None,
 ) -> tuple[PolicySearch, Ended]:
-    machine, problem = Machine("stage", overlap=False), setup.source.problem(0)
+    machine, problem = CacheOptions("stage", overlap=False), setup.source.problem(0)
     search = PolicySearch(setup, problem, policy, budget_tokens, machine, on_tokens=on_tokens)
     ends: list[Ended] = []
-    drive([search], 1, lambda _, ended: ends.append(ended))
+    run_batched([search], 1, lambda _, ended: ends.append(ended))
     return search, ends[0]

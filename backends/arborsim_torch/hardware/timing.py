@@ -27,7 +27,7 @@ class Timer:
     rounds, repeats : int
         Rounds, and repetitions in each.
     limit_s : float
-        No new repetition starts after so many seconds, once there is one.
+        No new repetition starts after this time, once there is one.
     """
 
     device: torch.device

@@ -14,7 +14,7 @@ from arborsim_torch.tiers.codec import Fp8, Int8
 
 TOKENS = (256, 2048, 16384)
 SCORES = (1024, 8192, 32768)
-_KEPT = 16  # one score in so many is chosen
+_KEPT = 16  # one score in 16 is chosen
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from torch import Tensor
 from arborsim.calibrate.hardware import LinkRates
 from arborsim_torch.hardware.memory import sizes_that_fit
 from arborsim_torch.hardware.timing import Timer
-from arborsim_torch.tiers.link import Link, host_empty
+from arborsim_torch.tiers.link import HostLink, host_empty
 
 KIB, MIB = 1 << 10, 1 << 20
 BLOCKS = tuple(4 * KIB << i for i in range(15))  # 4 KiB .. 64 MiB
@@ -83,7 +83,7 @@ def _rate(
 def _both_ways(timer: Timer, block: int) -> float:
     """Both directions of the link that live runs use, at once; bytes per second of both."""
     device = [torch.zeros(block, dtype=torch.uint8, device=timer.device) for _ in range(2)]
-    with Link(timer.device) as link:
+    with HostLink(timer.device) as link:
         host = [link.host_empty((block,), torch.uint8).zero_() for _ in range(2)]
 
         best = float("inf")

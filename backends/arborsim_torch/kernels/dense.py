@@ -12,25 +12,25 @@ from arborsim_torch.kernels.merge import accumulator, finite
 
 
 def pack(q: Tensor, kv_heads: int) -> Tensor:
-    """Queries ``[lanes, heads, queries, head_dim]`` as ``[kv_heads, rows, head_dim]``.
+    """Queries ``[seqs, heads, queries, head_dim]`` as ``[kv_heads, rows, head_dim]``.
 
-    Rows are ordered by lane, head of the group, query.
+    Rows are ordered by sequence, head of the group, query.
 
     Raises
     ------
     ValueError
         If the heads do not divide into `kv_heads` groups.
     """
-    lanes, heads, queries, dim = q.shape
+    seqs, heads, queries, dim = q.shape
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
-    split = q.reshape(lanes, kv_heads, heads // kv_heads, queries, dim)
+    split = q.reshape(seqs, kv_heads, heads // kv_heads, queries, dim)
     return split.transpose(0, 1).reshape(kv_heads, -1, dim)
 
 
-def unpack(packed: Tensor, lanes: int, queries: int) -> Tensor:
-    """``[kv_heads, rows, ...]`` as ``[lanes, heads, queries, ...]``: undoes `pack`."""
-    split = packed.view(len(packed), lanes, -1, queries, *packed.shape[2:])
+def unpack(packed: Tensor, seqs: int, queries: int) -> Tensor:
+    """``[kv_heads, rows, ...]`` as ``[seqs, heads, queries, ...]``: undoes `pack`."""
+    split = packed.view(len(packed), seqs, -1, queries, *packed.shape[2:])
     return split.transpose(0, 1).flatten(1, 2)
 
 
@@ -41,19 +41,19 @@ def attend(
 
     Parameters
     ----------
-    q : Tensor ``[lanes, heads, queries, head_dim]``
+    q : Tensor ``[seqs, heads, queries, head_dim]``
     k, v : Tensor ``[kv_heads, n, head_dim]``
-        Must be finite also where nobody reads them (0 x NaN is NaN).
+        Must be finite also where masked (0 x NaN is NaN).
     scale : float
         Factor of the inner products.
-    mask : bool Tensor ``[lanes or 1, kv_heads or 1, queries or 1, n]`` or None
+    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
         True = readable; None if all of it is.
 
     Returns
     -------
-    out : Tensor ``[lanes, heads, queries, head_dim]``
+    out : Tensor ``[seqs, heads, queries, head_dim]``
         In the type of `q`; 0 for a query that may read nothing.
-    lse : float32 Tensor ``[lanes, heads, queries]``
+    lse : float32 Tensor ``[seqs, heads, queries]``
         Natural log-sum-exp of the logits, -inf for a query that may read nothing; float64 if `q`
         is.
 
@@ -88,7 +88,7 @@ def attend_with_mass(
     -------
     out, lse : Tensor
         As of `attend`.
-    mass : float32 Tensor ``[lanes, queries, n]`` or ``[lanes, kv_heads, queries, n]``
+    mass : float32 Tensor ``[seqs, queries, n]`` or ``[seqs, kv_heads, queries, n]``
         Sums to 1 over n, or to 0 for a query that may read nothing; float64 if `q` is.
     """
     out, lse, weights = _attend(q, k, v, scale, mask)
@@ -99,16 +99,16 @@ def attend_with_mass(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp, and weights ``[lanes, kv_heads, group, queries, n]``."""
-    lanes, heads, queries, _ = q.shape
+    """Output, log-sum-exp, and weights ``[seqs, kv_heads, group, queries, n]``."""
+    seqs, heads, queries, _ = q.shape
     kv_heads, n, _ = k.shape
     weights = wide_product(pack(q, kv_heads), k.transpose(1, 2)).mul_(scale)
-    rows = weights.view(kv_heads, lanes, heads // kv_heads, queries, n)
+    rows = weights.view(kv_heads, seqs, heads // kv_heads, queries, n)
     if mask is not None:
         rows.masked_fill_(~mask.transpose(0, 1)[:, :, None], float("-inf"))
     lse = _softmax_(weights)
     out = wide_product(weights, v).to(q.dtype)
-    return unpack(out, lanes, queries), unpack(lse, lanes, queries), rows.transpose(0, 1)
+    return unpack(out, seqs, queries), unpack(lse, seqs, queries), rows.transpose(0, 1)
 
 
 def _softmax_(logits: Tensor) -> Tensor:

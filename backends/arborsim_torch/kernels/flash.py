@@ -32,7 +32,7 @@ def attend_flash(
 
     Parameters
     ----------
-    q : Tensor ``[lanes, heads, queries, head_dim]``
+    q : Tensor ``[seqs, heads, queries, head_dim]``
     k, v : Tensor ``[kv_heads, n, head_dim]``
     scale : float
         Factor of the inner products.
@@ -43,9 +43,9 @@ def attend_flash(
 
     Returns
     -------
-    out : Tensor ``[lanes, heads, queries, head_dim]``
+    out : Tensor ``[seqs, heads, queries, head_dim]``
         0 if there is no key.
-    lse : float32 Tensor ``[lanes, heads, queries]``
+    lse : float32 Tensor ``[seqs, heads, queries]``
         Natural log-sum-exp of the logits, -inf if there is no key; float64 if `q` is.
 
     Raises
@@ -54,14 +54,14 @@ def attend_flash(
         If the heads do not divide into the KV heads, if there is not one key per query in causal
         attention, or if there is no such kernel.
     """
-    lanes, heads, queries, dim = q.shape
+    seqs, heads, queries, dim = q.shape
     kv_heads, n, _ = k.shape
     if causal and n != queries:
         raise ValueError(f"causal attention of {queries} queries over {n} keys: one key per query")
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
     if n == 0 or queries == 0:  # the kernel for CPU divides by both
-        lse = q.new_full((lanes, heads, queries), float("-inf"), dtype=accumulator(q.dtype))
+        lse = q.new_full((seqs, heads, queries), float("-inf"), dtype=accumulator(q.dtype))
         return torch.zeros_like(q), lse
     name = kernel or choose(q.device, q.dtype, dim).name
     if name == "dense":
@@ -86,7 +86,7 @@ def attend_prefill(
 
     Parameters
     ----------
-    q : Tensor ``[lanes, heads, queries, head_dim]``
+    q : Tensor ``[seqs, heads, queries, head_dim]``
     k, v : Tensor ``[kv_heads, queries, head_dim]``
         Of the block; query i reads the first i + 1.
     scale : float
@@ -105,16 +105,16 @@ def attend_prefill(
 def column_sums(
     q: Tensor, k: Tensor, lse: Tensor, scale: float, causal_offset: int | None = None
 ) -> Tensor:
-    """The attention that each key received, summed over lanes, queries and heads of its group.
+    """The attention that each key received, summed over sequences, queries and heads of its group.
 
     A second pass over the logits, in tiles, with the log-sum-exp of the first: what scores by
     attention need of a prefill, without its rows.
 
     Parameters
     ----------
-    q : Tensor ``[lanes, heads, queries, head_dim]``
+    q : Tensor ``[seqs, heads, queries, head_dim]``
     k : Tensor ``[kv_heads, n, head_dim]``
-    lse : Tensor ``[lanes, heads, queries]``
+    lse : Tensor ``[seqs, heads, queries]``
         Over all keys that the query read, of which `k` may be a part.
     scale : float
     causal_offset : int or None
@@ -125,11 +125,11 @@ def column_sums(
     float32 Tensor ``[kv_heads, n]``
         float64 if `q` is.
     """
-    lanes, heads, queries, _ = q.shape
+    seqs, heads, queries, _ = q.shape
     kv_heads, n, _ = k.shape
     sums = q.new_zeros((kv_heads, n), dtype=accumulator(q.dtype))
     width = max(1, min(n, _TILE_KEYS))
-    height = max(1, _TILE_ELEMENTS // max(1, lanes * heads * width))
+    height = max(1, _TILE_ELEMENTS // max(1, seqs * heads * width))
     for top in range(0, queries, height):
         rows = slice(top, min(top + height, queries))
         packed = pack(q[:, :, rows], kv_heads)
@@ -163,7 +163,7 @@ def _grouped(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Run a kernel that wants as many KV heads as query heads, without repeating keys."""
-    lanes, _, queries, dim = q.shape
+    seqs, _, queries, dim = q.shape
     kv_heads = len(k)
     packed = pack(q, kv_heads)
     if causal:
@@ -174,4 +174,4 @@ def _grouped(
     else:
         out, lse = kernel(packed[None], k[None], v[None], scale, False)
     out, lse = out.reshape(kv_heads, -1, dim), lse.reshape(kv_heads, -1)
-    return unpack(out, lanes, queries), unpack(lse, lanes, queries)
+    return unpack(out, seqs, queries), unpack(lse, seqs, queries)

@@ -36,22 +36,22 @@ def attend_host(
 
     Parameters
     ----------
-    q : Tensor ``[lanes, heads, queries, head_dim]``
+    q : Tensor ``[seqs, heads, queries, head_dim]``
     k, v : Tensor ``[kv_heads, capacity, head_dim]``
         Of any type; 8-bit ones with their scales.
     index : int Tensor ``[n]`` or ``[kv_heads, n]``, or None
         Slots to read, -1 = padding; None for all in order.
     scale : float
         Factor of the inner products.
-    mask : bool Tensor ``[lanes or 1, kv_heads or 1, queries or 1, n]`` or None
+    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries or 1, n]`` or None
         True = readable, by entry of `index`.
     k_scale, v_scale : float32 Tensor ``[kv_heads, capacity]`` or None
 
     Returns
     -------
-    out : Tensor ``[lanes, heads, queries, head_dim]``
+    out : Tensor ``[seqs, heads, queries, head_dim]``
         In the type of `q`; 0 for a query that reads nothing.
-    lse : float32 Tensor ``[lanes, heads, queries]``
+    lse : float32 Tensor ``[seqs, heads, queries]``
         Natural log-sum-exp, -inf for a query that reads nothing.
     """
     wide = q.float()
@@ -122,7 +122,7 @@ class NearAttention:
         Of the queries.
     background : bool or None
         Whether the CPU works in a thread; None for: exactly if the queries are on CUDA, since on
-        the CPU there is nothing to run beside.
+        the CPU there is nothing to overlap with.
     threads : int or None
         Of the CPU's work in the background; None for PyTorch's default.
     """
@@ -158,7 +158,7 @@ class NearAttention:
 
         Parameters
         ----------
-        q : Tensor ``[lanes, heads, queries, head_dim]``
+        q : Tensor ``[seqs, heads, queries, head_dim]``
             On the device; may still be under computation on its current stream.
         k_host, v_host, index, scale, mask, k_scale, v_scale
             As for `attend_host`, on the host; must not change until the result is there, and

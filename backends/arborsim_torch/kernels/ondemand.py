@@ -75,11 +75,11 @@ class PageBounds:
 
         Parameters
         ----------
-        q : Tensor ``[lanes, heads, head_dim]``
+        q : Tensor ``[seqs, heads, head_dim]``
 
         Returns
         -------
-        float32 Tensor ``[lanes, heads, pages]``
+        float32 Tensor ``[seqs, heads, pages]``
             -inf for pages without keys; float64 if `q` is.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -94,15 +94,15 @@ class PageBounds:
 
         Parameters
         ----------
-        q : Tensor ``[lanes, heads, head_dim]``
+        q : Tensor ``[seqs, heads, head_dim]``
         pages_top : int
             Pages to choose, at most all.
         shared : bool
-            Choose once for all lanes, by the largest bound over them too.
+            Choose once for all sequences, by the largest bound over them too.
 
         Returns
         -------
-        int64 Tensor ``[lanes, kv_heads, pages_top]``, or ``[kv_heads, pages_top]`` if shared
+        int64 Tensor ``[seqs, kv_heads, pages_top]``, or ``[kv_heads, pages_top]`` if shared
             Largest bound first, of equal bounds the lower page; -1 where pages have no keys.
         """
         kv_heads, pages = self.filled.shape

@@ -31,19 +31,19 @@ def attend_scattered(
     v_scale: Tensor | None = None,
     want_mass: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Softmax attention of one query per lane over chosen slots of a pool.
+    """Softmax attention of one query per sequence over chosen slots of a pool.
 
     Parameters
     ----------
-    q : Tensor ``[lanes, heads, head_dim]``
+    q : Tensor ``[seqs, heads, head_dim]``
     k, v : Tensor ``[kv_heads, capacity, head_dim]``
         Of q's type, or float8_e4m3fn or int8 with scales.  What `index` names must be finite.
     index : int32 Tensor ``[n]`` or ``[kv_heads, n]``
-        Slots to read, in any order; -1 = padding, read by nobody.  Not checked against the
+        Slots to read, in any order; -1 = padding, never read.  Not checked against the
         capacity: that would make the host wait.
     scale : float
         Factor of the inner products.
-    mask : bool Tensor ``[lanes, n]`` or ``[lanes, kv_heads, n]``, or None
+    mask : bool Tensor ``[seqs, n]`` or ``[seqs, kv_heads, n]``, or None
         True = readable, by entry of `index`; None if all of it is.
     k_scale, v_scale : float32 Tensor ``[kv_heads, capacity]``
         Factors of 8-bit keys and values.
@@ -52,11 +52,11 @@ def attend_scattered(
 
     Returns
     -------
-    out : Tensor ``[lanes, heads, head_dim]``
-        0 for a lane that reads nothing.
-    lse : float32 Tensor ``[lanes, heads]``
-        Natural log-sum-exp of the logits, -inf for a lane that reads nothing.
-    mass : float32 Tensor ``[lanes, kv_heads, n]`` or None
+    out : Tensor ``[seqs, heads, head_dim]``
+        0 for a sequence that reads nothing.
+    lse : float32 Tensor ``[seqs, heads]``
+        Natural log-sum-exp of the logits, -inf for a sequence that reads nothing.
+    mass : float32 Tensor ``[seqs, kv_heads, n]`` or None
         Attention weights averaged over the query heads of a KV head.
 
     Raises
@@ -147,7 +147,7 @@ def check(
     v_scale: Tensor | None,
 ) -> None:
     """Refuse what a kernel would read wrongly; looks at shapes and types only, not at data."""
-    (lanes, heads, dim), (kv_heads, capacity, _) = q.shape, k.shape
+    (seqs, heads, dim), (kv_heads, capacity, _) = q.shape, k.shape
     n = index.shape[-1]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"{heads} query heads do not divide into {kv_heads} groups")
@@ -155,8 +155,8 @@ def check(
         raise ValueError(f"queries of {dim}, keys {list(k.shape)}, values {list(v.shape)}")
     if tuple(index.shape) not in ((n,), (kv_heads, n)):
         raise ValueError(f"an index of shape {list(index.shape)} for {kv_heads} KV heads")
-    if mask is not None and tuple(mask.shape) not in ((lanes, n), (lanes, kv_heads, n)):
-        raise ValueError(f"a mask of shape {list(mask.shape)} for {lanes} lanes and {n} slots")
+    if mask is not None and tuple(mask.shape) not in ((seqs, n), (seqs, kv_heads, n)):
+        raise ValueError(f"a mask of shape {list(mask.shape)} for {seqs} sequences and {n} slots")
     if v.dtype != k.dtype or (k.dtype != q.dtype and k.dtype not in EIGHT_BIT):
         raise ValueError(f"queries of {q.dtype}, keys of {k.dtype}, values of {v.dtype}")
     for scales in (k_scale, v_scale):

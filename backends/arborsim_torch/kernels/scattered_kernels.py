@@ -16,24 +16,24 @@ import triton.language as tl
 def attend_split(
     q, k, v, k_scale, v_scale, index, mask, part_out, part_lse, logits,
     scale, n, rows, per_split,
-    q_lane, q_head, q_dim, k_head, k_slot, k_dim, v_head, v_slot, v_dim,
+    q_seq, q_head, q_dim, k_head, k_slot, k_dim, v_head, v_slot, v_dim,
     k_scale_head, k_scale_slot, v_scale_head, v_scale_slot,
-    index_head, index_spot, mask_lane, mask_head, mask_spot,
+    index_head, index_spot, mask_seq, mask_head, mask_spot,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
     SCALED: tl.constexpr, FP8: tl.constexpr, MASKED: tl.constexpr, LOGITS: tl.constexpr,
     FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """One split of the tokens, one KV head, one block of rows (lane x head of the group)."""
+    """One split of the tokens, one KV head, one block of rows (sequence x head of the group)."""
     split = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)  # pools pass 2^31 elements
     row = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     dim = tl.arange(0, BLOCK_DIM)
-    lane = (row // GROUP).to(tl.int64)
+    seq = (row // GROUP).to(tl.int64)
     there = row < rows
     inside = dim < DIM
 
-    q += lane[:, None] * q_lane + (head * GROUP + row % GROUP)[:, None] * q_head
+    q += seq[:, None] * q_seq + (head * GROUP + row % GROUP)[:, None] * q_head
     queries = tl.load(q + dim[None, :] * q_dim, mask=there[:, None] & inside[None, :], other=0.0)
     highest = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
@@ -74,7 +74,7 @@ def attend_split(
             products *= by_key[None, :]
         readable = there[:, None] & held[None, :]
         if MASKED:
-            at = lane[:, None] * mask_lane + head * mask_head + spot[None, :] * mask_spot
+            at = seq[:, None] * mask_seq + head * mask_head + spot[None, :] * mask_spot
             readable &= tl.load(mask + at, mask=readable, other=0) != 0
         products = tl.where(readable, products, float("-inf"))
         if LOGITS:
@@ -132,15 +132,15 @@ def merge_splits(
 
 @triton.jit(do_not_specialize=["n", "rows"])
 def mean_mass(logits, lse, mass, n, rows, GROUP: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights of one lane at one KV head, averaged over the heads of its group."""
-    head, lane = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    """Weights of one sequence at one KV head, averaged over the heads of its group."""
+    head, seq = tl.program_id(1).to(tl.int64), tl.program_id(2)
     heads = tl.num_programs(1)
     spot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for member in range(GROUP):
-        base = tl.load(lse + (lane * heads + head) * GROUP + member)
+        base = tl.load(lse + (seq * heads + head) * GROUP + member)
         base = tl.where(base == float("-inf"), 0.0, base)
-        row = head * rows + lane * GROUP + member
+        row = head * rows + seq * GROUP + member
         logit = tl.load(logits + row * n + spot, mask=spot < n, other=float("-inf"))
         total += tl.exp(logit - base)
-    tl.store(mass + (lane * heads + head) * n + spot, total / GROUP, mask=spot < n)
+    tl.store(mass + (seq * heads + head) * n + spot, total / GROUP, mask=spot < n)

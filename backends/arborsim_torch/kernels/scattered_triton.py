@@ -1,7 +1,7 @@
 """Attention over scattered slots in Triton: how a call is cut into programs, and its launches.
 
 At decode there is little to compute and much to read, so each program serves all query heads of a
-KV head and, where they fit, all lanes: a slot is read once for all of them.  The tokens are split
+KV head and, where they fit, all sequences: a slot is read once for all of them.  Tokens are split
 over as many programs as fill the GPU (flash-decoding; Dao et al. 2023), and the parts are merged.
 What the programs do is in `arborsim_torch.kernels.scattered_kernels`.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from arborsim_torch.kernels.scattered_kernels import attend_split, mean_mass, merge_splits
 
-_MOST_ROWS = 64  # query heads x lanes in one program; tensor cores take at least 16
+_MOST_ROWS = 64  # query heads x sequences in one program; tensor cores take at least 16
 _MOST_SPLITS = 128  # their outputs are merged in registers
 _PROGRAMS_PER_SM = 2
 
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
     block : int
         Tokens that a program reads at a time.
     block_rows : int
-        Rows of a program; `row_blocks` of them serve all lanes.
+        Rows of a program; `row_blocks` of them serve all sequences.
     row_blocks : int
     per_split : int
         Tokens of a split, a multiple of `block`.
@@ -57,7 +57,7 @@ def plan(n: int, rows: int, kv_heads: int, dim: int, itemsize: int, processors: 
     ----------
     n : int
     rows : int
-        Lanes times query heads per KV head.
+        Sequences times query heads per KV head.
     kv_heads : int
     dim : int
         Elements of a key.
@@ -93,13 +93,13 @@ def attend_scattered_triton(
     Runs on CUDA, or on CPU tensors in Triton's interpreter (``TRITON_INTERPRET=1``).  Never makes
     the host wait.
     """
-    lanes, heads, dim = q.shape
+    seqs, heads, dim = q.shape
     kv_heads, n = len(k), index.shape[-1]
-    rows = lanes * (heads // kv_heads)
-    out = torch.empty((lanes, heads, dim), dtype=q.dtype, device=q.device)
-    lse = _wide(q, lanes, heads)
-    mass = _wide(q, lanes, kv_heads, n) if want_mass else None
-    if n == 0 or lanes == 0:
+    rows = seqs * (heads // kv_heads)
+    out = torch.empty((seqs, heads, dim), dtype=q.dtype, device=q.device)
+    lse = _wide(q, seqs, heads)
+    mass = _wide(q, seqs, kv_heads, n) if want_mass else None
+    if n == 0 or seqs == 0:
         return out.zero_(), lse.fill_(float("-inf")), mass
     cut = plan(n, rows, kv_heads, dim, q.element_size(), _processors(q.device))
     part_out = _wide(q, cut.splits, kv_heads, rows, dim)
@@ -129,7 +129,7 @@ def attend_scattered_triton(
             **shape, BLOCK=triton.next_power_of_2(cut.splits), num_warps=4,
         )  # fmt: skip
         if mass is not None:
-            mean_mass[(triton.cdiv(n, 1024), kv_heads, lanes)](
+            mean_mass[(triton.cdiv(n, 1024), kv_heads, seqs)](
                 logits, lse, mass, n, rows, GROUP=shape["GROUP"], BLOCK=1024, num_warps=4
             )
     return out, lse, mass

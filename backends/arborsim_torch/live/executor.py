@@ -1,9 +1,10 @@
-"""The live executor: decisions become moves of real tensors, measured as they happen."""
+"""The live executor: decisions become moves of real tensors, and bytes by tier are measured."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,9 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim_torch.cache.cells import Cells
-from arborsim_torch.cache.mover import Mover
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.live.gauge import LiveGauge
 
 
 def waits_on(clock: Callable[[], float]) -> bool:
@@ -89,7 +89,7 @@ class LiveExecutor:
         self._carry_out(moves)
 
     def finish(self) -> None:
-        """Let transfers end; nobody waits for them any more, so they count as hidden."""
+        """Let transfers end; nothing waits for them any more, so they count as hidden."""
         exposed_s = self._mover.exposed_s
         self._mover.settle(wait=True)
         self._mover.exposed_s = exposed_s
@@ -99,7 +99,7 @@ class LiveExecutor:
         return self._seconds() - self._began
 
     def measurements(self) -> Measurements:
-        """What has been measured so far; seconds of the model are added by whoever runs it."""
+        """What has been measured so far; seconds of the model are added by `PolicySearch`."""
         m, link = self._measured, self._mover.link
         self.gauge.fill(m)
         m.to_ddr_bytes = link.downward.carried_bytes
@@ -114,22 +114,22 @@ class LiveExecutor:
         if not len(moves):
             self._mover.settle(wait=False)
             return
-        cells, target = self._spelled_out(moves)
-        source = self.tier[cells.group, cells.token].copy()
+        pairs, target = self._spelled_out(moves)
+        source = self.tier[pairs.group, pairs.token].copy()
         changed = source != target
-        cells, source, target = cells.where(changed), source[changed], target[changed]
-        if not len(cells):
+        pairs, source, target = pairs.where(changed), source[changed], target[changed]
+        if not len(pairs):
             return
         self._count(source, target)
         lost = source == Tier.EVICTED
         if lost.any():
-            self._rehydrate(cells.where(lost))
-        self.tier[cells.group, cells.token] = target
+            self._rehydrate(pairs.where(lost))
+        self.tier[pairs.group, pairs.token] = target
         there = ~(lost & (target == Tier.HBM))
-        self._mover.move(cells.where(there), target[there])
+        self._mover.move(pairs.where(there), target[there])
         self.gauge.observe(self.clock())
 
-    def _spelled_out(self, moves: Moves) -> tuple[Cells, np.ndarray]:
+    def _spelled_out(self, moves: Moves) -> tuple[GroupTokenPairs, np.ndarray]:
         """Every cell with its target; a move of all groups is one of each."""
         groups = self._cache.layout.groups
         every = moves.group == ALL_GROUPS
@@ -138,26 +138,26 @@ class LiveExecutor:
         group = np.repeat(moves.group.astype(np.int64), times)
         rank = np.arange(len(group)) - np.repeat(np.cumsum(times) - times, times)
         group = np.where(group == ALL_GROUPS, rank, group)
-        return Cells(group, token.astype(np.int64)), target
+        return GroupTokenPairs(group, token.astype(np.int64)), target
 
     def _count(self, source: np.ndarray, target: np.ndarray) -> None:
         m, groups = self._measured, self._cache.layout.groups
 
-        def tokens(cells: np.ndarray) -> float:
-            return int(np.count_nonzero(cells)) / groups
+        def tokens(pairs: np.ndarray) -> float:
+            return int(np.count_nonzero(pairs)) / groups
 
         m.evicted_tokens += tokens(target == Tier.EVICTED)
         m.rehydrated_tokens += tokens(source == Tier.EVICTED)
         m.offloaded_tokens += tokens(~_IN_DDR[source] & _IN_DDR[target])
         m.quantised_tokens += tokens(~_QUANTISED[source] & _QUANTISED[target])
 
-    def _rehydrate(self, cells: Cells) -> None:
+    def _rehydrate(self, pairs: GroupTokenPairs) -> None:
         """One prefill per path over its lost tokens, from the root to the leaf."""
         assert self._decoder is not None
         begun = self._seconds()
         exposed_s = self._mover.exposed_s
-        self._mover.restore(cells)
-        waiting = np.unique(cells.token)
+        self._mover.restore(pairs)
+        waiting = np.unique(pairs.token)
         leaves = list(self._cache.leaves)
         while len(waiting):
             leaf = leaves.pop(0) if leaves else self._deepest(waiting)
@@ -176,3 +176,84 @@ class LiveExecutor:
         """The node of the token with the largest position."""
         last = tokens[np.argmax(self._cache.position.values[tokens])]
         return int(self._cache.tree.node_of_token.values[last])
+
+
+_MOST_SAMPLES = 2048
+_STAGING = (Place.STAGING, Place.STAGING_QUANTISED)
+_HBM = (Place.HBM, Place.HBM_QUANTISED)
+_DDR = (Place.DDR, Place.DDR_QUANTISED)
+
+
+class LiveGauge:
+    """Peaks and a series of what a mover's cache holds.
+
+    Attributes
+    ----------
+    allocated_bytes : int
+        Largest size of the pools' tensors on the model's device, gaps included.
+    """
+
+    def __init__(self, mover: Mover) -> None:
+        self._mover = mover
+        self.allocated_bytes = 0
+        self._peak_hbm = self._peak_tokens = self._peak_ddr = 0
+        self._peak_quantised = self._peak_staging = 0
+        self._samples: list[tuple[float, int, int, int, int]] = []
+        self._every = 1
+        self._seen = 0
+
+    def observe(self, time_s: float) -> None:
+        """Look at the pools."""
+        pools = self._mover.cache.pools
+        used = {place: pool.used_bytes for place, pool in pools.items()}
+        staging = used[Place.STAGING] + used[Place.STAGING_QUANTISED]
+        staging += self._mover.cache.buffer_bytes
+        hbm = used[Place.HBM] + used[Place.HBM_QUANTISED]
+        ddr = used[Place.DDR] + used[Place.DDR_QUANTISED]
+        held = sum(pools[place].slots.used for place in _HBM) - self._mover.leaving_tokens
+        quantised = used[Place.HBM_QUANTISED] + used[Place.DDR_QUANTISED]
+        self._peak_hbm = max(self._peak_hbm, hbm + staging)
+        self._peak_tokens = max(self._peak_tokens, int(np.max(held)))
+        self._peak_ddr = max(self._peak_ddr, ddr)
+        self._peak_quantised = max(self._peak_quantised, quantised)
+        self._peak_staging = max(self._peak_staging, staging)
+        self._note_allocated(self._mover.cache.buffer_bytes)
+        if self._seen % self._every == 0:
+            flying = self._mover.in_flight_bytes
+            self._samples.append((time_s, hbm - flying, staging, flying, ddr))
+            if len(self._samples) > _MOST_SAMPLES:
+                del self._samples[1::2]
+                self._every *= 2
+        self._seen += 1
+
+    def observe_peak(self) -> None:
+        """The device holds more than before or after: see `Mover.on_peak`."""
+        held = {place: self._mover.cache.pools[place].used_bytes for place in (*_HBM, *_STAGING)}
+        buffers = self._mover.staging_in_flight_bytes + self._mover.cache.buffer_bytes
+        staging = buffers + sum(held[place] for place in _STAGING)
+        self._peak_hbm = max(self._peak_hbm, staging + sum(held[place] for place in _HBM))
+        self._peak_staging = max(self._peak_staging, staging)
+        self._note_allocated(buffers)
+
+    def _note_allocated(self, beside_bytes: int) -> None:
+        allocated = self._mover.cache.capacity_bytes(*_HBM, *_STAGING)
+        self.allocated_bytes = max(self.allocated_bytes, allocated + beside_bytes)
+
+    def fill(self, m: Measurements) -> None:
+        """Write peaks and the series into `m`."""
+        m.peak_hbm_kv_bytes = self._peak_hbm
+        m.peak_hbm_kv_tokens = self._peak_tokens
+        m.peak_ddr_bytes = self._peak_ddr
+        m.peak_quantised_bytes = self._peak_quantised
+        m.peak_staging_bytes = self._peak_staging
+        s = m.series
+        columns: list[list[Any]] = [
+            s.time_s, s.hbm_kv_bytes, s.staging_bytes, s.in_flight_bytes, s.ddr_bytes,
+        ]  # fmt: skip
+        for i, column in enumerate(columns):
+            column[:] = [sample[i] for sample in self._samples]
+
+
+def device_peak_bytes(device: torch.device) -> int:
+    """Largest memory that PyTorch's allocator has held since it was last reset; 0 on the CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

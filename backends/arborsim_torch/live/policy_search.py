@@ -1,17 +1,17 @@
-"""One live search under one policy.
+"""Live searches under policies that really remove tokens, run together in one forward pass.
 
-`PolicySearch` removes tokens for real.  Policies that only look on are in
-`arborsim_torch.live.shadow`.
+Policies that decide without removing anything are in `arborsim_torch.live.shadow`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.measurements import Measurements
@@ -19,22 +19,20 @@ from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
-from arborsim_torch.cache.layout import Layout
+from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
-from arborsim_torch.cache.places import Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, Capture
-from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder
-from arborsim_torch.live.executor import LiveExecutor, waits_on
+from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder, run_together
+from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.gauge import device_peak_bytes
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult, Iterations
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import Source
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.link import HostLink
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class SearchSetup:
 
 
 @dataclass(frozen=True)
-class Machine:
+class CacheOptions:
     """How tokens below HBM take part in attention.
 
     Attributes
@@ -114,7 +112,7 @@ class Machine:
     overlap : bool
         False waits for every copy at once.
     page_tokens : int
-        Pools grow and shrink by so many slots.
+        Pools grow and shrink by this number of slots.
     """
 
     recall: str = "stage"
@@ -186,7 +184,7 @@ def make_capture(
 class PolicySearch:
     """A search with a policy deciding what stays in the cache.
 
-    Iterate over `steps`, sending logits, and ask for the `outcome`.  `beside` may put another
+    Iterate over `steps`, sending logits, and ask for the `outcome`.  `wrap` may put another
     executor around the live one; the controller then drives that.
 
     Raises
@@ -201,11 +199,11 @@ class PolicySearch:
         problem: Problem,
         policy: Policy,
         budget_tokens: int,
-        machine: Machine,
+        machine: CacheOptions,
         *,
         meters: Sequence[Meter] = (),
         on_tokens: Callable[[int], None] | None = None,
-        beside: Callable[[LiveExecutor, Mover], Executor] | None = None,
+        wrap: Callable[[LiveExecutor, Mover], Executor] | None = None,
     ) -> None:
         model = setup.model
         layout = Layout.of(model, policy.grouping)
@@ -214,14 +212,14 @@ class PolicySearch:
         search = setup.make_search()
         capture = make_capture(needs, layers, setup.attention_top, search)
         in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
-        self._link = Link(layout.device)
+        self._link = HostLink(layout.device)
         self.cache = TieredCache(
             layout, page_tokens=machine.page_tokens, ordered=in_ddr, recall=machine.recall,
             link=self._link,
         )  # fmt: skip
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover, setup.clock)
-        driven = self._executor if beside is None else beside(self._executor, mover)
+        driven = self._executor if wrap is None else wrap(self._executor, mover)
         controller = make_controller(policy, driven, budget_tokens, model, meters)
         if policy.bounded and not in_ddr:
             expected = len(problem.prompt) + setup.max_tokens
@@ -277,3 +275,55 @@ def make_controller(
         vocabulary=model.config.vocab_size,
         meters=meters,
     )
+
+
+def run_batched(
+    searches: Iterable[PolicySearch], width: int, done: Callable[[PolicySearch, Ended], None]
+) -> None:
+    """Run searches to their ends, up to `width` at a time, each iteration in one forward pass.
+
+    Parameters
+    ----------
+    searches : iterable of PolicySearch
+        Taken from when there is room.
+    width : int
+    done : callable
+        Gets every search with its result, or with the `BudgetInfeasible` that ended it.
+    """
+    running: list[tuple[PolicySearch, Iterations[EpisodeResult], list[int]]] = []
+    waiting = iter(searches)
+    while True:
+        while len(running) < width:
+            search = next(waiting, None)
+            if search is None:
+                break
+            steps = search.steps()
+            ended = _advance(steps, None)
+            if isinstance(ended, list):
+                running.append((search, steps, ended))
+            else:
+                done(search, ended)
+        if not running:
+            return
+        logits = run_together([search.prepare(tokens) for search, _, tokens in running])
+        still = []
+        for (search, steps, _), own in zip(running, logits, strict=True):
+            ended = _advance(steps, own[:, 0])
+            if isinstance(ended, list):
+                still.append((search, steps, ended))
+            else:
+                done(search, ended)
+        running = still
+
+
+def _advance(
+    steps: Iterations[EpisodeResult], logits: Tensor | None
+) -> list[int] | EpisodeResult | BudgetInfeasible:
+    """The tokens of the search's next iteration, or how it ended."""
+    try:
+        return next(steps) if logits is None else steps.send(logits)
+    except StopIteration as end:
+        result: EpisodeResult = end.value
+        return result
+    except BudgetInfeasible as error:
+        return error

@@ -21,10 +21,15 @@ from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell
 from arborsim.search import make_search
 from arborsim_torch.decoder import PREFILL_BLOCK
-from arborsim_torch.live.drive import drive
-from arborsim_torch.live.policy_search import Ended, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import (
+    CacheOptions,
+    Ended,
+    PolicySearch,
+    SearchSetup,
+    run_batched,
+)
 from arborsim_torch.models import LoadedModel, geometry
-from arborsim_torch.plan import DENSE_UP_TO, Plan
+from arborsim_torch.recording_plan import DENSE_UP_TO, Plan
 
 #: Of an episode and a cell: meters for its controller.
 MetersOf = Callable[[int, Cell], Sequence[Meter]]
@@ -145,7 +150,7 @@ class LiveRun:
                 self.watch.finished(result)
 
         try:
-            drive(searches(), self.request.batch, done)
+            run_batched(searches(), self.request.batch, done)
         except torch.OutOfMemoryError as error:
             running = ", ".join(sorted({task.label for task in of.values()}))
             raise _out_of_memory(self.loaded, running, error) from error
@@ -165,7 +170,7 @@ class LiveRun:
             problem,
             task.cell.policy,
             task.budget_tokens,
-            Machine(request.recall, request.overlap, request.page_tokens),
+            CacheOptions(request.recall, request.overlap, request.page_tokens),
             meters=self._meters(task.number, task.cell),
             on_tokens=lambda tokens: self.watch.running(task.number, task.label, tokens),
         )
@@ -232,10 +237,10 @@ def _out_of_memory(loaded: LoadedModel, what: str, error: torch.OutOfMemoryError
 
 
 def tokens_that_fit(total_bytes: int, weight_bytes: int, kv_bytes_per_token: int) -> int:
-    """Tokens whose keys and values fit beside the weights; 0 if nothing does.
+    """Tokens whose keys and values fit in addition to the weights; 0 if nothing does.
 
     A fifth of the memory is left to activations, attention rows and fragmentation, and a pool that
-    grows holds its old tensor beside the new one.
+    grows holds its old tensor and the new one.
     """
     spare = 0.8 * total_bytes - weight_bytes
     return max(0, int(spare / (2.25 * kv_bytes_per_token)))

@@ -28,16 +28,16 @@ from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller
 from arborsim_torch.live.run import MetersOf, facts, make_setup, numbers
 from arborsim_torch.models import LoadedModel
-from arborsim_torch.plan import Plan
 from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.recording_plan import Plan
 from arborsim_torch.reference.tasks import Problem
 
 _NOWHERE = Path("nowhere.parquet")
 _VECTORS = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES})
 
 
-class Onlooker:
-    """A controller that steps aside when its budget turns out to be infeasible."""
+class ShadowController:
+    """A controller that stops handling events once its budget turns out to be infeasible."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
@@ -56,7 +56,7 @@ class Onlooker:
             self.infeasible = str(error)
 
     def due(self) -> int:
-        return NEVER  # books can be brought up to date at any time
+        return NEVER  # its state can be brought up to date at any time
 
 
 class ShadowRun:
@@ -111,29 +111,33 @@ class ShadowRun:
             # How long the search will be is known only afterwards: run it before.
             first = self._record(problem, self.setup, [], "full retention")
             full_tokens = first.prompt_tokens + first.tokens
-        lookers = [self._onlooker(problem, cell, full_tokens) for cell in self.request.cells]
+        shadows = [
+            self._shadow_controller(problem, cell, full_tokens) for cell in self.request.cells
+        ]
         begun = time.perf_counter()
-        episode = self._record(problem, self.setup, lookers, "shadow")
+        episode = self._record(problem, self.setup, shadows, "shadow")
         wall_s = time.perf_counter() - begun
-        for cell, looker in zip(self.request.cells, lookers, strict=True):
+        for cell, shadow in zip(self.request.cells, shadows, strict=True):
             result = LiveResult(
                 episode=problem.index,
                 policy=cell.policy.name,
                 budget=cell.budget.text,
-                budget_tokens=looker.controller.budget_tokens,
-                correct=None if looker.infeasible else episode.correct,
+                budget_tokens=shadow.controller.budget_tokens,
+                correct=None if shadow.infeasible else episode.correct,
                 tokens=episode.tokens,
                 full_tokens=episode.prompt_tokens + episode.tokens,
                 wall_s=wall_s,
-                measured=looker.controller.executor.measurements(),
-                infeasible=looker.infeasible,
+                measured=shadow.controller.executor.measurements(),
+                infeasible=shadow.infeasible,
             )
             self.watch.finished(result)
         return episode
 
-    def _onlooker(self, problem: Problem, cell: Cell, full_tokens: int) -> Onlooker:
+    def _shadow_controller(
+        self, problem: Problem, cell: Cell, full_tokens: int
+    ) -> ShadowController:
         assert self.request.machine is not None
-        return Onlooker(
+        return ShadowController(
             make_controller(
                 cell.policy,
                 self.request.machine.executor(cell.policy, self.info),
@@ -144,12 +148,12 @@ class ShadowRun:
         )
 
     def _record(
-        self, problem: Problem, setup: SearchSetup, lookers: Sequence[Onlooker], what: str
+        self, problem: Problem, setup: SearchSetup, shadows: Sequence[ShadowController], what: str
     ) -> EpisodeResult:
         def on_tokens(count: int) -> None:
             self.watch.running(problem.index, what, count)
 
-        if not lookers:
+        if not shadows:
             return setup.recorder(problem, None, None, None, on_tokens).run(problem)
         keep = self.request.trace is not None
         layers = self.info.qkv_layers or self.info.attention_layer_ids
@@ -157,7 +161,7 @@ class ShadowRun:
         if keep and self.info.qkv_layers:  # a trace can hold more than the policies read
             needs |= _VECTORS
         capture = make_capture(needs, layers, setup.attention_top, setup.make_search(), keep)
-        feed = Feed(lookers, capture, self._needs, layers)
+        feed = Feed(shadows, capture, self._needs, layers)
         return setup.recorder(problem, capture, feed, None, on_tokens).run(problem)
 
 

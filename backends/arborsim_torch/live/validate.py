@@ -1,7 +1,7 @@
 """Simulated against measured, on a loaded model: the searches of `arborsim validate`.
 
-Each problem is searched once with all policies looking on, which is recorded and replayed, and then
-once under each policy and budget, with a simulated machine beside the live one.
+Each problem is searched once with all policies in shadow mode, which is recorded and replayed, and
+then once under each policy and budget, on the live and on a simulated machine.
 """
 
 from __future__ import annotations
@@ -30,15 +30,20 @@ from arborsim.validate.agreement import Course, agreement
 from arborsim.validate.beside import Beside, Held
 from arborsim.validate.replayed import Replayed, replay_cells
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS, CellCheck
+from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
-from arborsim_torch.cache.places import Place
-from arborsim_torch.live.drive import drive
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import Ended, LiveOutcome, Machine, PolicySearch
+from arborsim_torch.live.policy_search import (
+    CacheOptions,
+    Ended,
+    LiveOutcome,
+    PolicySearch,
+    run_batched,
+)
 from arborsim_torch.live.run import facts, make_setup, numbers
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel
-from arborsim_torch.plan import Plan
+from arborsim_torch.recording_plan import Plan
 
 _SERIES_POINTS = 48
 
@@ -113,7 +118,7 @@ class ValidationRun:
         return tuple(checks)
 
     def _shadow(self, number: int, trace: Path) -> list[_Shadow]:
-        """Search with all policies looking on, and record it."""
+        """Search with all policies in shadow mode, and record it."""
         watch = _Collect(self.watch)
         logs: dict[tuple[str, str], MoveLog] = {}
 
@@ -132,7 +137,7 @@ class ValidationRun:
         request, number = self.request, check.episode
         made: list[Beside] = []
 
-        def beside(live: LiveExecutor, mover: Mover) -> Beside:
+        def wrap(live: LiveExecutor, mover: Mover) -> Beside:
             made.append(Beside(live, self._simulated(cell.policy), lambda: held(mover)))
             return made[0]
 
@@ -142,13 +147,13 @@ class ValidationRun:
             self.plan.source.problem(number),
             cell.policy,
             check.budget_tokens,
-            Machine(request.recall, request.overlap, request.page_tokens),
+            CacheOptions(request.recall, request.overlap, request.page_tokens),
             on_tokens=lambda tokens: self.watch.running(number, label, tokens),
-            beside=beside,
+            wrap=wrap,
         )
         ends: list[Ended] = []
         begun = time.thread_time()
-        drive([search], 1, lambda _, ended: ends.append(ended))
+        run_batched([search], 1, lambda _, ended: ends.append(ended))
         thread_s = time.thread_time() - begun - made[0].aside_thread_s
         if isinstance(ends[0], BudgetInfeasible):
             return replace(check, infeasible=str(ends[0]))

@@ -5,7 +5,7 @@
     python -m arborsim_torch.reference.evaluate chain --lines 40,64,96,112 --n 200
     python -m arborsim_torch.reference.evaluate game24 --n 269
 
-prints a table and writes it as `accuracy.json` and `accuracy.md` beside the
+prints a table and writes it as `accuracy.json` and `accuracy.md` next to the
 weights.  Intervals are Clopper-Pearson, 95%.
 """
 

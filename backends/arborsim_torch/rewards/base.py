@@ -68,7 +68,7 @@ class Embedder(Protocol):
 
 @dataclass
 class Account:
-    """Adds up what a model takes beside the searched one.
+    """Adds up what a reward or embedding model takes.
 
     Attributes
     ----------

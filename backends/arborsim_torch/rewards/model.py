@@ -1,7 +1,7 @@
 """Rewards from a reward model: a classifier of texts or of steps, or a step-token model.
 
 Every call reads the whole paths anew: the model keeps no keys and values between calls.  What it
-holds during a call is counted beside its weights and its seconds.
+holds during a call is counted, as are its weights and its seconds.
 """
 
 from __future__ import annotations

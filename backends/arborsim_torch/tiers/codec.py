@@ -28,7 +28,7 @@ class Codec(Protocol):
     storage : torch.dtype
         Of the stored data.
     scaled : bool
-        Whether scales are stored beside the data.
+        Whether scales are stored with the data.
     """
 
     @property

@@ -1,15 +1,20 @@
-"""Copies that run beside the computation: on a thread for the CPU, on a side stream for CUDA.
+"""Copies that overlap with computation: on a thread for the CPU, on a side stream for CUDA.
 
-An *engine* carries one direction, first in, first out.  It knows nothing of the other direction,
-of tickets or of accounts (`arborsim_torch.tiers.lane`).
+A *copy engine* runs the copies of one direction, first in, first out; a `CopyQueue` knows when they
+end, what they cost and who has been told of an error.  Which tensors may be copied is checked by
+`arborsim_torch.tiers.link`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +32,7 @@ class Copy(Protocol):
         """Time the copy itself took; once it is done.  Raises the copy's error if it failed."""
 
 
-class Engine(Protocol):
+class CopyEngine(Protocol):
     """Carries copies of one direction, in order."""
 
     def start(self, source: Tensor, out: Tensor) -> Copy:
@@ -123,3 +128,139 @@ class _StreamCopy:
 
     def busy_s(self) -> float:
         return float(self._begun.elapsed_time(self._ended)) / 1e3
+
+
+@dataclass(frozen=True)
+class CopyTotals:
+    """What one direction of a link has finished carrying.
+
+    Attributes
+    ----------
+    copies, carried_bytes : int
+    busy_s : float
+        Sum of the times of the copies themselves, without waiting in the queue.
+    """
+
+    copies: int = 0
+    carried_bytes: int = 0
+    busy_s: float = 0.0
+
+    def __add__(self, other: CopyTotals) -> CopyTotals:
+        return CopyTotals(
+            self.copies + other.copies,
+            self.carried_bytes + other.carried_bytes,
+            self.busy_s + other.busy_s,
+        )
+
+
+class Ticket:
+    """A copy that has been ordered."""
+
+    def __init__(self, seq: CopyQueue, copy: Copy, source: Tensor, out: Tensor) -> None:
+        self._seq, self._copy = seq, copy
+        self._tensors: tuple[Tensor, Tensor] | None = (source, out)  # alive until done
+        self._bytes = source.numel() * source.element_size()
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        """Whether the copy has finished, or failed."""
+        return self._copy.done()
+
+    def wait(self) -> float:
+        """Wait for the copy; raise its error if it failed.
+
+        Returns
+        -------
+        float
+            Seconds that the caller was held up: the *exposed* part of the copy.  On CUDA, seconds
+            that the device's current stream stood idle at this point; the host waits as well.
+        """
+        held_up_s = self.join()
+        self._seq.settle(held_up_s)
+        if self._error is not None:
+            self._seq.told(self)
+            raise self._error
+        return held_up_s
+
+    def join(self) -> float:
+        """Wait without accounts and errors; seconds held up."""
+        return self._copy.join()
+
+    def settle(self) -> CopyTotals | Exception:
+        """Let go of the tensors; what a finished copy has carried, or why it failed."""
+        self._tensors = None
+        try:
+            return CopyTotals(1, self._bytes, self._copy.busy_s())
+        except Exception as error:
+            self._error = error
+            return error
+
+
+class CopyQueue:
+    """One direction: its engine, the copies on their way, and its accounts."""
+
+    def __init__(self, engine: CopyEngine) -> None:
+        self._engine = engine
+        self._pending: deque[Ticket] = deque()
+        self._failed: list[Ticket] = []  # whose errors have not been raised
+        self._lock = threading.RLock()
+        self._traffic = CopyTotals()
+        self._exposed_s = 0.0
+
+    def send(self, source: Tensor, out: Tensor) -> Ticket:
+        with self._lock:
+            self.settle()
+            ticket = Ticket(self, self._engine.start(source, out), source, out)
+            self._pending.append(ticket)
+            return ticket
+
+    def settle(self, held_up_s: float = 0.0) -> None:
+        """Account for the copies that are done, and for time that a caller was held up."""
+        with self._lock:
+            self._exposed_s += held_up_s
+            while self._pending and self._pending[0].done():
+                ticket = self._pending.popleft()
+                result = ticket.settle()
+                if isinstance(result, CopyTotals):
+                    self._traffic += result
+                else:
+                    self._failed.append(ticket)
+
+    def told(self, ticket: Ticket) -> None:
+        """The caller knows of this ticket's error."""
+        with self._lock:
+            self._failed = [other for other in self._failed if other is not ticket]
+
+    def wait_all(self) -> float:
+        with self._lock:
+            waiting = list(self._pending)
+        held_up_s = sum(ticket.join() for ticket in waiting)
+        self.settle(held_up_s)
+        return held_up_s
+
+    def failed(self) -> list[Ticket]:
+        """Copies whose errors have not been raised, oldest first; they count as raised now."""
+        with self._lock:
+            failed, self._failed = self._failed, []
+            return failed
+
+    def traffic(self) -> CopyTotals:
+        self.settle()
+        return self._traffic
+
+    def exposed_s(self) -> float:
+        return self._exposed_s
+
+    def close(self) -> None:
+        self._engine.close()
+        self.settle()
+
+
+def to_device(table: np.ndarray, device: torch.device) -> Tensor:
+    """A table as a tensor on the device; the host does not wait until the device gets to it.
+
+    CUDA copies ordinary memory aside before the call returns, so the table may change afterwards;
+    a copy that blocks would wait for everything that the device still computes.  On the CPU the
+    tensor is the table.
+    """
+    return torch.from_numpy(table).to(device, non_blocking=True)

@@ -2,13 +2,13 @@
 
 ::
 
-    with Link(device) as link:
+    with HostLink(device) as link:
         ticket = link.down(keys, link.host_empty(keys.shape, keys.dtype))
         ...                      # computes meanwhile
         ticket.wait()            # now `keys` may be overwritten, and the host has them
 
-Each direction carries its copies first in, first out; the two directions run beside each other.
-The link never reuses anybody's tensors: until a ticket is done, its source must not be written and
+Each direction carries its copies first in, first out; the two directions run concurrently.
+The link never reuses a caller's tensors: until a ticket is done, its source must not be written and
 its target not be touched.
 """
 
@@ -21,11 +21,17 @@ import torch
 from torch import Tensor
 
 from arborsim.core.errors import UsageError
-from arborsim_torch.tiers.copies import Engine, StreamEngine, ThreadEngine
-from arborsim_torch.tiers.lane import Lane, Ticket, Traffic
+from arborsim_torch.tiers.copies import (
+    CopyEngine,
+    CopyQueue,
+    CopyTotals,
+    StreamEngine,
+    ThreadEngine,
+    Ticket,
+)
 
 
-class Link:
+class HostLink:
     """Carries tensors between a device and the host's memory, in the background.
 
     On CUDA each direction is a side stream; on the CPU, where both ends are the same memory, a
@@ -58,15 +64,15 @@ class Link:
                     "cuda", torch.cuda.current_device()
                 )
         self.pinned = pinned and self.device.type == "cuda"
-        self._down, self._up = Lane(self._engine("down")), Lane(self._engine("up"))
+        self._down, self._up = CopyQueue(self._engine("down")), CopyQueue(self._engine("up"))
         self._closed = False
 
-    def _engine(self, direction: str) -> Engine:
+    def _engine(self, direction: str) -> CopyEngine:
         if self.device.type == "cuda":
             return StreamEngine(self.device)
         return ThreadEngine(direction)
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> HostLink:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -121,12 +127,12 @@ class Link:
             self._up.close()
 
     @property
-    def downward(self) -> Traffic:
+    def downward(self) -> CopyTotals:
         """What has been carried to the host."""
         return self._down.traffic()
 
     @property
-    def upward(self) -> Traffic:
+    def upward(self) -> CopyTotals:
         """What has been carried to the device."""
         return self._up.traffic()
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from arborsim_torch.tiers.lane import Ticket
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.copies import Ticket
+from arborsim_torch.tiers.link import HostLink
 
 _BUFFERS = 2
 _ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and vector loads like
@@ -43,7 +43,7 @@ class LayerStream:
 
     Parameters
     ----------
-    link : Link
+    link : HostLink
     layers : int
         Of the model.
 
@@ -53,7 +53,7 @@ class LayerStream:
         Seconds that `take` was held up.
     """
 
-    def __init__(self, link: Link, layers: int) -> None:
+    def __init__(self, link: HostLink, layers: int) -> None:
         self._link, self._layers = link, layers
         self._buffers = [
             torch.empty(0, dtype=torch.uint8, device=link.device) for _ in range(_BUFFERS)

@@ -203,7 +203,7 @@ def pretend(patience: int = 0) -> Iterator[Gpu]:
     Parameters
     ----------
     patience : int
-        So many times an event that nobody has waited for says that it has not happened yet.
+        How often an event that was not waited for says that it has not happened yet.
     """
     gpu = Gpu(patience)
     originals = {name: getattr(torch, name) for name in _FACTORIES}

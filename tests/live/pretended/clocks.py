@@ -28,7 +28,7 @@ class Timeline:
         self.id = next(_IDS)
         self.name = name
         self.known: dict[int, int] = {self.id: 0}
-        self.pending: list[Callable[[], None]] = []  # copies that run when somebody waits for them
+        self.pending: list[Callable[[], None]] = []  # copies that run when something waits for them
 
     @property
     def now(self) -> int:
@@ -88,7 +88,7 @@ class Memory:
                     f"{other.timeline.name} {'writes' if other.write else 'reads'}, and nothing "
                     "puts them in order"
                 )
-            # Whoever is ordered after the new access is ordered after one that is over as well.
+            # What is ordered after the new access is ordered after one that is over as well.
             superseded = over and (write or not other.write)
             if not (superseded and first <= other.first and other.last <= last):
                 kept.append(other)
@@ -118,7 +118,7 @@ class Gpu:
     Attributes
     ----------
     patience : int
-        So many times an event that nobody has waited for says that it has not happened yet.
+        How often an event that was not waited for says that it has not happened yet.
     faults : list of str
     waits : Counter of str
         What made the host wait for the device, by operation.

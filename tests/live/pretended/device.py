@@ -122,7 +122,7 @@ def memory_of(x: Tensor) -> Memory | None:
 
 
 def adopt(x: Tensor, pinned: bool = False) -> PretendedTensor:
-    """A CPU tensor that nobody else holds, as one of the device, or as page-locked."""
+    """A CPU tensor without other references, as one of the device, or as page-locked."""
     key = x.untyped_storage()._cdata
     memory = _memories.get(key)
     if memory is None:
@@ -255,7 +255,7 @@ def _wrapped(
 
 
 def _poison(name: str, fresh: Tensor) -> None:
-    """Memory that nobody has written holds anything."""
+    """Memory that was not written holds anything."""
     if name in ("empty", "empty_like", "new_empty", "empty_strided", "empty_permuted"):
         poison(fresh)
 

@@ -66,13 +66,13 @@ def _split(
     splits, heads, row_blocks = grid
     assert row_blocks * BLOCK_ROWS >= rows > (row_blocks - 1) * BLOCK_ROWS
     assert splits * per_split >= n > (splits - 1) * per_split
-    lanes = rows // GROUP
+    seqs = rows // GROUP
     slots = _at(index, (heads, n), (step["index_head"], step["index_spot"])).long()
     held = slots >= 0
     slots = slots.clamp(min=0)
     most = int(slots.max()) + 1
     queries = _at(
-        q, (lanes, heads, GROUP, DIM),
+        q, (seqs, heads, GROUP, DIM),
         (step["q_lane"], GROUP * step["q_head"], step["q_head"], step["q_dim"]),
     ).transpose(0, 1).reshape(heads, rows, DIM).float()  # fmt: skip
 
@@ -90,8 +90,8 @@ def _split(
     products = torch.bmm(queries, keys.transpose(1, 2)) * scale  # [heads, rows, n]
     readable = held[:, None].expand(heads, rows, n)
     if MASKED:
-        by = tuple(step[f"mask_{x}"] for x in ("lane", "head", "spot"))
-        own = _at(mask, (lanes, heads, n), by) != 0
+        by = tuple(step[f"mask_{x}"] for x in ("sequence", "head", "spot"))
+        own = _at(mask, (seqs, heads, n), by) != 0
         readable = readable & own.transpose(0, 1).repeat_interleave(GROUP, 1)
     products = products.masked_fill(~readable, float("-inf"))
     if LOGITS:
@@ -117,20 +117,20 @@ def _merge(
     total = part_lse.logsumexp(0)  # [heads, rows]
     weights = (part_lse - total.masked_fill(total.isneginf(), 0.0)).exp()
     merged = (part_out * weights[..., None]).sum(0)
-    lanes = rows // GROUP
-    out.copy_(merged.view(heads, lanes, GROUP, DIM).transpose(0, 1).reshape(out.shape))
-    lse.copy_(total.view(heads, lanes, GROUP).transpose(0, 1).reshape(lse.shape))
+    seqs = rows // GROUP
+    out.copy_(merged.view(heads, seqs, GROUP, DIM).transpose(0, 1).reshape(out.shape))
+    lse.copy_(total.view(heads, seqs, GROUP).transpose(0, 1).reshape(lse.shape))
 
 
 def _mass(
     grid: tuple[int, int, int], logits: Tensor, lse: Tensor, mass: Tensor, n: int, rows: int,
     *, GROUP: int, BLOCK: int, **_: Any,
 ) -> None:  # fmt: skip
-    blocks, heads, lanes = grid
+    blocks, heads, seqs = grid
     assert blocks * BLOCK >= n > (blocks - 1) * BLOCK
-    assert rows == lanes * GROUP
-    base = lse.view(lanes, heads, GROUP).masked_fill(lse.isneginf().view(lanes, heads, GROUP), 0.0)
-    spread = logits.view(heads, lanes, GROUP, n).transpose(0, 1)
+    assert rows == seqs * GROUP
+    base = lse.view(seqs, heads, GROUP).masked_fill(lse.isneginf().view(seqs, heads, GROUP), 0.0)
+    spread = logits.view(heads, seqs, GROUP, n).transpose(0, 1)
     mass.copy_((spread - base[..., None]).exp().mean(2))
 
 

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from arborsim.core.tiers import Tier
-from arborsim_torch.cache.cells import Cells
-from arborsim_torch.cache.layout import GROUPINGS, Layout
-from arborsim_torch.cache.mover import Mover
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
+from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.cache.tiered import RECALLS, TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.tiers.codec import Fp8, Int8
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.link import HostLink
 from tests.live.tiny import VOCAB, tiny_model, torch
 
 from . import device as own
@@ -32,7 +30,7 @@ def wander(
 ) -> list[Any]:  # fmt: skip
     """Logits of a search on a tree whose tokens are moved to and fro, lost and computed again."""
     rng = np.random.default_rng(3)
-    with Link(device) as link:
+    with HostLink(device) as link:
         cache = TieredCache(
             Layout.of(model, grouping), quantised=codec, ordered=ordered, page_tokens=4,
             recall=recall, link=link,
@@ -50,7 +48,7 @@ def wander(
             found.append(decoder.step(rng.integers(0, VOCAB, len(cache.leaves)).tolist()))
             alive = np.argwhere(cache.place.values[:, :-3] != Place.LOST)
             chosen = alive[rng.choice(len(alive), 6 * cache.layout.groups, replace=False)]
-            cells = Cells(chosen[:, 0], chosen[:, 1])
+            cells = GroupTokenPairs(chosen[:, 0], chosen[:, 1])
             if step == 4:
                 mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
                 mover.restore(cells)
@@ -111,8 +109,8 @@ def test_tokens_change_their_format_in_ddr(recall: str) -> None:
         with pretend():
             there = copy.deepcopy(model).to(device)
             cache = TieredCache(Layout.of(there))
-            cells = Cells(np.zeros(len(tokens), dtype=np.int64), tokens)
-            with Link(device) as link:
+            cells = GroupTokenPairs(np.zeros(len(tokens), dtype=np.int64), tokens)
+            with HostLink(device) as link:
                 mover = Mover(cache, link, recall=recall)
                 TreeDecoder(there, cache=cache).prefill(list(range(40)))
                 for tier in (Tier.DDR, Tier.DDR_QUANTISED, Tier.DDR):

@@ -78,7 +78,7 @@ def test_memory_freed_under_a_copy_is_found() -> None:
 
 
 def test_a_late_copy_shows_in_the_numbers() -> None:
-    """Copies on side streams are carried out when somebody waits, so a missing wait is wrong."""
+    """Copies on side streams are carried out when something waits, so a missing wait is wrong."""
     with pretend():
         source = torch.ones(N, device="cuda")
         there = torch.zeros(N, pin_memory=True)

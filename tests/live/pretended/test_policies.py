@@ -15,8 +15,13 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.policies.registry import available, build
 from arborsim.run.meters import MoveLog
 from arborsim.search import make_search
-from arborsim_torch.live.drive import drive
-from arborsim_torch.live.policy_search import Ended, Machine, PolicySearch, SearchSetup
+from arborsim_torch.live.policy_search import (
+    CacheOptions,
+    Ended,
+    PolicySearch,
+    SearchSetup,
+    run_batched,
+)
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 
@@ -56,7 +61,7 @@ def run(
         )
         log = found.moves[name] = MoveLog()
         one = PolicySearch(
-            setup, source.problem(3), policy, budget, Machine(recall=recall, overlap=False),
+            setup, source.problem(3), policy, budget, CacheOptions(recall=recall, overlap=False),
             meters=(log,),
         )  # fmt: skip
         searches[one] = name
@@ -68,7 +73,7 @@ def run(
         found.tokens[searches[search]] = list(columns["token"])
         found.logprobs[searches[search]] = columns["logprob"]
 
-    drive(list(searches), len(searches), done)
+    run_batched(list(searches), len(searches), done)
     return found
 
 

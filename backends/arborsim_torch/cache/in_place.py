@@ -1,4 +1,4 @@
-"""Attention over the pool as it lies: no copies, a mask where the pool holds other tokens too.
+"""Attention over the pool in place: no copies, a mask where the pool holds other tokens too.
 
 With one path and no gaps there is no mask either, and an entry's slot is its position as long as
 nothing was evicted.  So full retention costs what a plain cache costs, and so does a policy that
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from arborsim_torch.cache.places import Place
-from arborsim_torch.cache.views import Entries
-from arborsim_torch.upload import uploaded
+from arborsim_torch.cache.forward import Entries
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:
     from arborsim_torch.cache.tiered import TieredCache
@@ -26,8 +26,8 @@ _ROOM = 64  # positions to grow into
 
 
 @dataclass(frozen=True)
-class ReadPlan:
-    """What one pass reads; see `Reading` for the two functions.
+class InPlacePlan:
+    """What one pass reads; see `AttentionMetadata` for the two functions.
 
     Attributes
     ----------
@@ -35,8 +35,8 @@ class ReadPlan:
         Entry ``p`` has position ``p``, in all groups.
     held : int
         Entries.
-    paths : int64 Tensor ``[lanes, positions]`` or None
-        See `Reading`.
+    paths : int64 Tensor ``[seqs, positions]`` or None
+        See `AttentionMetadata`.
     """
 
     by_layer: list[Entries]
@@ -53,19 +53,19 @@ class ReadPlan:
 
     @property
     def plain(self) -> list[Tensor] | None:
-        """`contents` if a path reads all of them; see `Reading`."""
-        masked = self.paths is not None or any(own.lanes is not None for own in self.by_layer)
+        """`contents` if a path reads all of them; see `AttentionMetadata`."""
+        masked = self.paths is not None or any(own.seqs is not None for own in self.by_layer)
         return None if masked else self.contents
 
 
-class DensePool:
-    """Makes `ReadPlan`s over the pool in HBM.
+class InPlaceReader:
+    """Makes `InPlacePlan`s over the pool in HBM.
 
     Parameters
     ----------
     cache : TieredCache
     by_path : bool
-        Let lanes read their paths one by one where the pool holds `_SHARED` times as much.
+        Let sequences read their paths one by one where the pool holds `_SHARED` times as much.
 
     Attributes
     ----------
@@ -76,14 +76,14 @@ class DensePool:
     def __init__(self, cache: TieredCache, by_path: bool = False) -> None:
         self._cache = cache
         self._by_path = by_path and cache.layout.groups == 1
-        self._paths: np.ndarray | None = None  # int64 [lanes, positions]: slots
+        self._paths: np.ndarray | None = None  # int64 [seqs, positions]: slots
         self.stale = True
-        self._full = False  # every slot up to the highest is read by the one lane
+        self._full = False  # every slot up to the highest is read by the one sequence
         self._straight = False
-        self._lanes: Tensor | None = None  # bool [groups, lanes, capacity]
+        self._seqs: Tensor | None = None  # bool [groups, seqs, capacity]
         self._position: Tensor | None = None  # int64 [groups, capacity]
 
-    def plan(self, fresh: np.ndarray) -> ReadPlan:
+    def plan(self, fresh: np.ndarray) -> InPlacePlan:
         """What the next pass reads; `fresh` are its new tokens."""
         if self._by_path and self._read_paths(fresh):
             return self._plan_by_path()
@@ -93,62 +93,62 @@ class DensePool:
             self._enter(fresh)
         cache, layout = self._cache, self._cache.layout
         pool = cache.pools[Place.HBM]
-        high = pool.slots.high.reshape(layout.banks, -1).max(axis=1).tolist()
-        by_bank = []
-        for bank, n in enumerate(high):
-            size = layout.groups // layout.banks
-            groups = slice(bank * size, (bank + 1) * size)
-            lanes = None if self._lanes is None else self._lanes[groups, :, :n]
+        high = pool.slots.high.reshape(layout.slabs, -1).max(axis=1).tolist()
+        by_slab = []
+        for slab, n in enumerate(high):
+            size = layout.groups // layout.slabs
+            groups = slice(slab * size, (slab + 1) * size)
+            seqs = None if self._seqs is None else self._seqs[groups, :, :n]
             position = None if self._position is None else self._position[groups, :n]
-            by_bank.append(Entries(lanes, position, n))
-        by_layer = [entries for entries in by_bank for _ in range(layout.bank_layers)]
+            by_slab.append(Entries(seqs, position, n))
+        by_layer = [entries for entries in by_slab for _ in range(layout.slab_layers)]
         contents: list[Tensor] = []
-        for bank, n in enumerate(high):
-            contents += pool.span(bank, 0, n).unsqueeze(1).unbind()
-        return ReadPlan(by_layer, contents, self._straight, max(high))
+        for slab, n in enumerate(high):
+            contents += pool.span(slab, 0, n).unsqueeze(1).unbind()
+        return InPlacePlan(by_layer, contents, self._straight, max(high))
 
     def _read_paths(self, fresh: np.ndarray) -> bool:
         """Bring the slots of all paths up to date; False if they should not be read one by one."""
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots
-        lanes, longest = len(cache.leaves), cache.seen_tokens
-        if lanes < 2 or int(slots.high[0]) < _SHARED * longest or len(fresh) != lanes:
+        seqs, longest = len(cache.leaves), cache.seen_tokens
+        if seqs < 2 or int(slots.high[0]) < _SHARED * longest or len(fresh) != seqs:
             self.stale = self.stale or self._paths is not None
             self._paths = None
             return False
         if self._paths is None or self.stale:
             paths = [cache.tree.path(leaf) for leaf in cache.leaves]
-            self._paths = np.zeros((lanes, longest + _ROOM), dtype=np.int64)
-            for lane, path in enumerate(paths):
-                self._paths[lane, : len(path)] = slots.of[0, path]
+            self._paths = np.zeros((seqs, longest + _ROOM), dtype=np.int64)
+            for seq, path in enumerate(paths):
+                self._paths[seq, : len(path)] = slots.of[0, path]
             cache.tree.forget_paths(cache.leaves)
             self.stale = False
         else:
             if longest > self._paths.shape[1]:
-                room = np.zeros((lanes, _ROOM + longest // 2), dtype=np.int64)
+                room = np.zeros((seqs, _ROOM + longest // 2), dtype=np.int64)
                 self._paths = np.concatenate([self._paths, room], axis=1)
-            self._paths[np.arange(lanes), cache.position.values[fresh]] = slots.of[0, fresh]
+            self._paths[np.arange(seqs), cache.position.values[fresh]] = slots.of[0, fresh]
         if self._paths.min() < 0:  # a token that is not here would have to be masked
             self._paths, self.stale = None, True
             return False
         return True
 
-    def _plan_by_path(self) -> ReadPlan:
+    def _plan_by_path(self) -> InPlacePlan:
         cache, layout = self._cache, self._cache.layout
         assert self._paths is not None
         pool = cache.pools[Place.HBM]
         high = int(pool.slots.high[0])
         own = np.ascontiguousarray(self._paths[:, : cache.seen_tokens])
-        paths = uploaded(own, layout.device)
+        paths = to_device(own, layout.device)
         contents = list(pool.span(0, 0, high).unsqueeze(1).unbind())
-        nobody: list[Entries] = []  # attention does not ask for entries
-        return ReadPlan(nobody, contents, False, high, paths)
+        no_entries: list[Entries] = []  # attention does not ask for them
+        return InPlacePlan(no_entries, contents, False, high, paths)
 
     def _look_up(self) -> None:
-        """Find out from the books which slots are read, by whom, and where they stand."""
+        """Look up which slots are read, by which sequence, and at which position."""
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots
         paths = [cache.tree.path(leaf) for leaf in cache.leaves]
         self.stale = False
-        self._lanes = self._position = None
+        self._seqs = self._position = None
         self._straight = False
         if len(paths) == 1:
             own = slots.of[:, paths[0]]
@@ -160,11 +160,11 @@ class DensePool:
                 return
         self._full = False
         self._set_positions(paths)
-        self._set_lanes(paths)
+        self._set_seqs(paths)
 
     def _capacity(self) -> int:
         pool = self._cache.pools[Place.HBM]
-        return max(pool.capacity(bank) for bank in range(self._cache.layout.banks))
+        return max(pool.capacity(slab) for slab in range(self._cache.layout.slabs))
 
     def _set_positions(self, paths: list[np.ndarray]) -> None:
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots.of
@@ -172,15 +172,15 @@ class DensePool:
         for path in paths:
             group, at = np.nonzero(slots[:, path] >= 0)
             table[group, slots[group, path[at]]] = at
-        self._position = uploaded(table, cache.layout.device)
+        self._position = to_device(table, cache.layout.device)
 
-    def _set_lanes(self, paths: list[np.ndarray]) -> None:
+    def _set_seqs(self, paths: list[np.ndarray]) -> None:
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots.of
         table = np.zeros((cache.layout.groups, len(paths), self._capacity()), dtype=np.bool_)
-        for lane, path in enumerate(paths):
+        for seq, path in enumerate(paths):
             group, at = np.nonzero(slots[:, path] >= 0)
-            table[group, lane, slots[group, path[at]]] = True
-        self._lanes = uploaded(table, cache.layout.device)
+            table[group, seq, slots[group, path[at]]] = True
+        self._seqs = to_device(table, cache.layout.device)
 
     def _enter(self, fresh: np.ndarray) -> None:
         """Take in new tokens without looking at the others again."""
@@ -190,15 +190,15 @@ class DensePool:
                 return
             self._look_up()
             return
-        table = self._lanes if self._lanes is not None else self._position
+        table = self._seqs if self._seqs is not None else self._position
         if table is None or self._capacity() > table.shape[-1]:
             self._look_up()
             return
         own, width = slots.of[:, fresh], len(cache.leaves)
         group, at = np.indices(own.shape).reshape(2, -1)
         where = np.stack([group, own.reshape(-1), at % width, cache.position.values[fresh[at]]])
-        group_t, slot_t, lane_t, spot_t = uploaded(where.astype(np.int64), cache.layout.device)
+        group_t, slot_t, seq_t, spot_t = to_device(where.astype(np.int64), cache.layout.device)
         if self._position is not None:
             self._position[group_t, slot_t] = spot_t
-        if self._lanes is not None:
-            self._lanes[group_t, lane_t, slot_t] = True
+        if self._seqs is not None:
+            self._seqs[group_t, seq_t, slot_t] = True

@@ -1,8 +1,8 @@
-"""Attention over tokens from several places: each layer's are put together in order of tokens.
+"""Attention over tokens from several tiers: each layer's are gathered in the order of tokens.
 
-What a pass reads then depends only on which tokens there are, not on where they lie: outputs are
-the same bits whatever share of the cache is in HBM (Proposition 1 of the memory-hierarchy paper).
-The copy of one layer's keys and values is workspace, freed with the layer.
+What a pass reads then depends only on which tokens there are, not on where they are stored: outputs
+are the same bits whatever share of the cache is in HBM (Proposition 1 of the memory-hierarchy
+paper).  The copy of one layer's keys and values is workspace, freed with the layer.
 """
 
 from __future__ import annotations
@@ -15,23 +15,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.pieces import HostPiece, HostTokens, Piece, Row
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache.forward import Entries
+from arborsim_torch.cache.host import HostSlots, HostStream, HostTokens
+from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.pool import Pool
-from arborsim_torch.cache.views import Entries
-from arborsim_torch.upload import uploaded
+from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:
-    from arborsim_torch.cache.host_stream import HostStream
     from arborsim_torch.cache.tiered import TieredCache
 
 
+@dataclass
+class StoredSlots:
+    """Tokens of one place: int64 Tensor ``[m]`` of slots, on the pool's device."""
+
+    place: Place
+    slots: Tensor
+
+
+@dataclass
+class ReadTokens:
+    """The tokens that one group reads.
+
+    Attributes
+    ----------
+    token : int64 array ``[n]``, rising
+    pieces : list of StoredSlots
+    order : int64 Tensor ``[n]`` or None
+        Puts the pieces, one after the other, into the order of tokens; None if they are.
+    """
+
+    token: np.ndarray
+    pieces: list[StoredSlots]
+    order: Tensor | None
+
+
 @dataclass(frozen=True)
-class AssembledPlan:
-    """What one pass reads (see `arborsim_torch.cache.dense.ReadPlan`)."""
+class GatherPlan:
+    """What one pass reads (see `arborsim_torch.cache.in_place.InPlacePlan`)."""
 
     by_layer: list[Entries]
-    assembly: Assembly
+    assembly: GatherReader
     straight: bool
     held: int
     host: list[HostTokens]
@@ -45,14 +69,14 @@ class AssembledPlan:
         return keys, values
 
 
-class Assembly:
+class GatherReader:
     """Makes plans over all pools.
 
     Parameters
     ----------
     cache : TieredCache
-    apart : bool
-        Tokens on the host are not put together with the others, but told apart (`HostTokens`).
+    split_host : bool
+        Tokens on the host are not gathered with the others, but listed as `HostTokens`.
     stream : HostStream or None
         Brings tokens from the host layer by layer.
 
@@ -63,19 +87,19 @@ class Assembly:
     """
 
     def __init__(
-        self, cache: TieredCache, apart: bool = False, stream: HostStream | None = None
+        self, cache: TieredCache, split_host: bool = False, stream: HostStream | None = None
     ) -> None:
         self._cache = cache
-        self._apart = apart
+        self._split_host = split_host
         self._stream = stream
         self.stale = True
         self._host: list[HostTokens] = []
         self._arrived: Iterator[Tensor] = iter(())
-        self._rows: list[Row] = []
+        self._rows: list[ReadTokens] = []
         self._entries: list[Entries] = []
         self._straight = False
 
-    def plan(self, fresh: np.ndarray) -> AssembledPlan:
+    def plan(self, fresh: np.ndarray) -> GatherPlan:
         """What the next pass reads; `fresh` are its new tokens."""
         layout = self._cache.layout
         anew = self.stale or not self._enter(fresh)
@@ -85,10 +109,10 @@ class Assembly:
         kinds = [layout.groups_of_layer(layer).start for layer in range(layout.layers)]
         size = layout.kv_heads if layout.grouping == "head" else 1
         by_layer = [self._entries[kind // size] for kind in kinds]
-        host = [self._host[kind // size] for kind in kinds] if self._apart else []
+        host = [self._host[kind // size] for kind in kinds] if self._split_host else []
         if self._stream is not None:
             self._stream.begin([self._streamed(layer) for layer in range(layout.layers)], anew)
-        return AssembledPlan(by_layer, self, self._straight, held, host, anew)
+        return GatherPlan(by_layer, self, self._straight, held, host, anew)
 
     def _look_up(self) -> None:
         cache, layout = self._cache, self._cache.layout
@@ -102,17 +126,17 @@ class Assembly:
             for first in range(0, layout.groups, size)
         ]
         self._straight = len(paths) == 1 and all(len(r.token) == len(union) for r in self._rows)
-        if self._apart:
+        if self._split_host:
             self._host = [
                 self._host_tokens(range(first, first + size), union, paths)
                 for first in range(0, layout.groups, size)
             ]
 
-    def _row(self, group: int, union: np.ndarray) -> Row:
+    def _row(self, group: int, union: np.ndarray) -> ReadTokens:
         cache = self._cache
         place = cache.place.values[group, union]
         read = place != Place.LOST
-        if self._apart:
+        if self._split_host:
             read &= (place != Place.DDR) & (place != Place.DDR_QUANTISED)
         token, place = union[read], place[read]
         pieces, order = [], []
@@ -120,36 +144,36 @@ class Assembly:
             pool = cache.pools[Place(kind)]
             own = np.flatnonzero(place == kind)
             slots = pool.slots.of[group, token[own]].astype(np.int64)
-            pieces.append(Piece(Place(kind), uploaded(slots, pool.device)))
+            pieces.append(StoredSlots(Place(kind), to_device(slots, pool.device)))
             order.append(own)
         if len(pieces) == 1:
-            return Row(token, pieces, None)
+            return ReadTokens(token, pieces, None)
         put = np.argsort(np.concatenate(order), kind="stable")
-        return Row(token, pieces, uploaded(put, cache.layout.device))
+        return ReadTokens(token, pieces, to_device(put, cache.layout.device))
 
-    def _entries_of(self, rows: list[Row], paths: list[np.ndarray]) -> Entries:
+    def _entries_of(self, rows: list[ReadTokens], paths: list[np.ndarray]) -> Entries:
         cache = self._cache
         n = max(len(row.token) for row in rows)
         position = np.zeros((len(rows), n), dtype=np.int64)
-        lanes = np.zeros((len(rows), len(paths), n), dtype=np.bool_)
+        seqs = np.zeros((len(rows), len(paths), n), dtype=np.bool_)
         for r, row in enumerate(rows):
             own = len(row.token)
             position[r, :own] = cache.position.values[row.token]
-            for lane, path in enumerate(paths):
-                lanes[r, lane, :own] = True if len(paths) == 1 else np.isin(row.token, path)
+            for seq, path in enumerate(paths):
+                seqs[r, seq, :own] = True if len(paths) == 1 else np.isin(row.token, path)
         device = cache.layout.device
-        everything = bool(lanes.all())
+        everything = bool(seqs.all())
         straight = len(paths) == 1 and all(len(row.token) == len(paths[0]) for row in rows)
         return Entries(
-            None if everything else uploaded(lanes, device),
-            None if straight else uploaded(position, device),
+            None if everything else to_device(seqs, device),
+            None if straight else to_device(position, device),
             n,
         )
 
     def _host_tokens(self, groups: range, union: np.ndarray, paths: list[np.ndarray]) -> HostTokens:
         """What the groups of a layer hold on the host, padded to the longest."""
         cache = self._cache
-        pieces, position, lanes, first = [], [], [], 0
+        pieces, position, seqs, first = [], [], [], 0
         for place in (Place.DDR, Place.DDR_QUANTISED):
             own = [union[cache.place.values[g, union] == place] for g in groups]
             m = max(len(token) for token in own)
@@ -161,12 +185,12 @@ class Assembly:
             for r, (group, token) in enumerate(zip(groups, own, strict=True)):
                 slots[r, : len(token)] = cache.pools[place].slots.of[group, token]
                 spots[r, : len(token)] = cache.position.values[token]
-                for lane, path in enumerate(paths):
-                    on[r, lane, : len(token)] = np.isin(token, path)
+                for seq, path in enumerate(paths):
+                    on[r, seq, : len(token)] = np.isin(token, path)
             index = torch.from_numpy(slots if len(own) > 1 else slots[0])
-            pieces.append(HostPiece(place, index, slice(first, first + m)))
+            pieces.append(HostSlots(place, index, slice(first, first + m)))
             position.append(spots)
-            lanes.append(on)
+            seqs.append(on)
             first += m
         if not pieces:
             none = torch.zeros((1, 0), dtype=torch.int64)
@@ -174,7 +198,7 @@ class Assembly:
         return HostTokens(
             pieces,
             torch.from_numpy(np.concatenate(position, axis=1)),
-            torch.from_numpy(np.concatenate(lanes, axis=2)),
+            torch.from_numpy(np.concatenate(seqs, axis=2)),
             first,
         )
 
@@ -199,10 +223,10 @@ class Assembly:
             return False
         cache, device = self._cache, self._cache.layout.device
         slots = cache.pools[Place.HBM].slots.of[:, fresh].astype(np.int64)
-        spots = uploaded(cache.position.values[fresh].astype(np.int64), device)
+        spots = to_device(cache.position.values[fresh].astype(np.int64), device)
         for group, row in enumerate(self._rows):
             if row.order is not None or row.pieces[-1].place is not Place.HBM:
-                new = uploaded(slots[group], device)
+                new = to_device(slots[group], device)
                 at = next((i for i, p in enumerate(row.pieces) if p.place is Place.HBM), None)
                 if at is None or row.order is None:
                     return False
@@ -215,7 +239,7 @@ class Assembly:
                 )
                 row.pieces[at].slots = torch.cat([row.pieces[at].slots, new])
             else:
-                new = uploaded(slots[group], device)
+                new = to_device(slots[group], device)
                 row.pieces[-1].slots = torch.cat([row.pieces[-1].slots, new])
             row.token = np.concatenate([row.token, fresh])
         self._entries = [
@@ -243,24 +267,19 @@ class Assembly:
             parts.append(torch.nn.functional.pad(own, (0, 0, 0, n - own.shape[2])))
         return torch.cat(parts, dim=1)
 
-    def _together(self, row: Row, layer: int, heads: slice) -> Tensor:
+    def _together(self, row: ReadTokens, layer: int, heads: slice) -> Tensor:
         parts = [self._piece(piece, layer, heads) for piece in row.pieces]
         if row.order is None:
             return parts[0]
         return torch.cat(parts, dim=2).index_select(2, row.order)
 
-    def _piece(self, piece: Piece, layer: int, heads: slice) -> Tensor:
+    def _piece(self, piece: StoredSlots, layer: int, heads: slice) -> Tensor:
         """Keys and values ``[2, heads, m, head_dim]`` of one place, on the device."""
         pool, dtype = self._cache.pools[piece.place], self._cache.layout.dtype
         if self._stream is not None and piece.place.on_host:
             parts = [next(self._arrived) for _ in range(1 + pool.codec.scaled)]
         else:
-            parts = gathered(pool, layer, heads, piece.slots)
+            parts = pool.gather(layer, heads, piece.slots)
             parts = [part.to(self._cache.layout.device) for part in parts]
         scale = parts[1] if len(parts) > 1 else None
         return pool.codec.decode(parts[0].view(pool.codec.storage), scale, dtype)
-
-
-def gathered(pool: Pool, layer: int, heads: slice, slots: Tensor) -> list[Tensor]:
-    """Tokens of some heads of a layer as they are stored, ``[2, heads, m, ...]``."""
-    return [part[:, heads].index_select(2, slots) for part in pool.bank(layer)]

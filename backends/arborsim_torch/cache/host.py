@@ -1,55 +1,83 @@
-"""Attention over tokens that stay in host memory, beside the device's part.
+"""Tokens that stay in host memory while a forward pass reads them.
 
+``stream``: they are copied to the device in every pass, a layer ahead of the computation.
 ``near``: the CPU attends to them where they are.  ``ondemand``: the pages whose keys could matter
-most to a query are fetched, the others are not read (an approximation).  Either gives a partial
-output with its log-sum-exp, which merges exactly with the device's part.
+most to a query are fetched, the others are not read (an approximation).  The last two give a
+partial output with its log-sum-exp, which merges exactly with the device's part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.views import LayerView, Reading
+from arborsim_torch.cache.forward import AttentionMetadata, LayerView
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pool import Pool
 from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.near import NearAttention, Pending
 from arborsim_torch.kernels.ondemand import PageBounds
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.link import HostLink
+from arborsim_torch.tiers.stream import LayerStream
 
 if TYPE_CHECKING:
-    from arborsim_torch.cache.pieces import HostPiece, HostTokens
     from arborsim_torch.cache.tiered import TieredCache
 
-PAGE_TOKENS = 16  #: tokens that Quest's bounds speak of together
+
+PAGE_TOKENS = 16  #: tokens per page of Quest's bounds
 PAGES_TOP = 16  #: pages that each KV head chooses in a step; their union is fetched
 
-Part = tuple[Tensor, Tensor]  # output [lanes, heads, queries, head_dim] and its log-sum-exp
+Part = tuple[Tensor, Tensor]  # output [seqs, heads, queries, head_dim] and its log-sum-exp
 
 
-class Remote(Protocol):
-    """The host's part of one layer's attention."""
+@dataclass(frozen=True)
+class HostSlots:
+    """Tokens of one place on the host.
 
-    def start(
-        self, layer: int, query: Tensor, scale: float, window: int | None
-    ) -> Callable[[], Part] | None:
-        """Begin; what is returned waits for the result.  None if the host holds nothing."""
+    Attributes
+    ----------
+    place : Place
+    index : int64 Tensor ``[m]`` or ``[kv_heads, m]``
+        Slots; -1 is padding.
+    span : slice
+        The piece's entries among all of the layer's.
+    """
 
-    def rows(
-        self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
-    ) -> tuple[Tensor, LayerView]:
-        """What the host's tokens received, once the log-sum-exp of the whole is known.
+    place: Place
+    index: Tensor
+    span: slice
 
-        Returns
-        -------
-        float32 Tensor ``[kv_heads, lanes, group, queries, n]``
-        LayerView
-            The entries of its last axis; keys and values are left empty.
-        """
+    def of_mask(self, mask: Tensor | None) -> Tensor | None:
+        """The piece's part of a mask ``[..., n]``."""
+        return None if mask is None else mask[..., self.span]
+
+
+@dataclass(frozen=True)
+class HostTokens:
+    """The tokens of one layer that stay on the host; tensors are there, too.
+
+    Attributes
+    ----------
+    pieces : list of HostSlots
+    position : int64 Tensor ``[kv_heads or 1, n]``
+    sequences : bool Tensor ``[kv_heads or 1, seqs, n]``
+    n : int
+    """
+
+    pieces: list[HostSlots]
+    position: Tensor
+    seqs: Tensor
+    n: int
+
+    @property
+    def real(self) -> Tensor:
+        """Bool ``[kv_heads or 1, n]``: False for padding, which lies on no path."""
+        return self.seqs.any(1)
 
 
 @dataclass
@@ -57,29 +85,29 @@ class _Host:
     """The host's tokens of one layer as one pass reads them."""
 
     tokens: HostTokens
-    mask: Tensor | None  # bool [lanes or 1, kv_heads or 1, queries, n], on the host
+    mask: Tensor | None  # bool [seqs or 1, kv_heads or 1, queries, n], on the host
 
 
 class HostAttention:
-    """Makes each layer's part in ``near`` or ``ondemand`` mode (a `Remote`).
+    """The host's part of each layer's attention, in ``near`` or ``ondemand`` mode.
 
     Parameters
     ----------
     cache : TieredCache
-    link : Link
+    link : HostLink
     pages_top : int
         Pages that each KV head chooses in a step; 0 attends to all of them on the CPU (``near``).
 
     Attributes
     ----------
     fetched_bytes : int
-        What ``ondemand`` has fetched.
+        By ``ondemand``.
     """
 
-    def __init__(self, cache: TieredCache, link: Link, pages_top: int = 0) -> None:
+    def __init__(self, cache: TieredCache, link: HostLink, pages_top: int = 0) -> None:
         self._cache, self._link, self._pages_top = cache, link, pages_top
         self._near = NearAttention(cache.layout.device)
-        self._reading: Reading | None = None
+        self._metadata: AttentionMetadata | None = None
         self._at = torch.empty((0, 0), dtype=torch.int64)
         self._tokens: list[HostTokens] = []
         self._masks: dict[tuple[int, int | None], Tensor | None] = {}
@@ -94,9 +122,9 @@ class HostAttention:
         self._tokens = tokens
         self._masks.clear()
 
-    def attach(self, reading: Reading, at: Tensor) -> None:
-        """The pass that is about to run, and its `Reading.at` on the host."""
-        self._reading, self._at = reading, at
+    def attach(self, metadata: AttentionMetadata, at: Tensor) -> None:
+        """The pass that is about to run, and its `AttentionMetadata.at` on the host."""
+        self._metadata, self._at = metadata, at
 
     def close(self) -> None:
         self._near.close()
@@ -104,6 +132,7 @@ class HostAttention:
     def start(
         self, layer: int, query: Tensor, scale: float, window: int | None
     ) -> Callable[[], Part] | None:
+        """Begin; the function returned waits for the result.  None if the host holds nothing."""
         host = self._host(layer, window)
         if not host.tokens.n:
             return None
@@ -122,14 +151,22 @@ class HostAttention:
     def rows(
         self, layer: int, query: Tensor, scale: float, window: int | None, lse: Tensor
     ) -> tuple[Tensor, LayerView]:
+        """What the host's tokens received, once the log-sum-exp of the whole is known.
+
+        Returns
+        -------
+        float32 Tensor ``[kv_heads, seqs, group, queries, n]``
+        LayerView
+            The entries of its last axis; keys and values are left empty.
+        """
         host = self._host(layer, window)
         keys = _sent(self._decoded(layer, host)[0], query)
-        lanes, _, queries, dim = query.shape
+        seqs, _, queries, dim = query.shape
         kv_heads, n, _ = keys.shape
-        packed = query.view(lanes, kv_heads, -1, queries, dim).transpose(0, 1)
+        packed = query.view(seqs, kv_heads, -1, queries, dim).transpose(0, 1)
         logits = torch.matmul(packed.flatten(1, 3), keys.transpose(1, 2)).float().mul_(scale)
-        logits = logits.view(kv_heads, lanes, -1, queries, n)
-        total = lse.view(lanes, kv_heads, -1, queries).transpose(0, 1)
+        logits = logits.view(kv_heads, seqs, -1, queries, n)
+        total = lse.view(seqs, kv_heads, -1, queries).transpose(0, 1)
         mass = (logits - total[..., None]).exp_()
         read = host.mask
         if self._pages_top:
@@ -137,14 +174,14 @@ class HostAttention:
         if read is not None:
             mass.masked_fill_(~_sent(read, query).transpose(0, 1)[:, :, None], 0.0)
         empty = keys.new_empty((kv_heads, 0, dim))
-        assert self._reading is not None
+        assert self._metadata is not None
         position = _sent(host.tokens.position, query)
-        return mass, LayerView(empty, empty, None, position, self._reading.positions)
+        return mass, LayerView(empty, empty, None, position, self._metadata.positions)
 
     def _host(self, layer: int, window: int | None) -> _Host:
-        tokens, reading = self._tokens[layer], self._reading
-        assert reading is not None
-        if window is not None and reading.positions <= window:
+        tokens, metadata = self._tokens[layer], self._metadata
+        assert metadata is not None
+        if window is not None and metadata.positions <= window:
             window = None
         key = (id(tokens), window)
         if key not in self._masks:
@@ -153,14 +190,14 @@ class HostAttention:
             mask = spots <= at
             if window is not None:
                 mask = mask & (spots > at - window)
-            mask = mask & tokens.lanes.transpose(0, 1)[:, :, None]
+            mask = mask & tokens.seqs.transpose(0, 1)[:, :, None]
             self._masks[key] = None if bool(mask.all()) else mask
         return _Host(tokens, self._masks[key])
 
-    def _pieces(self, layer: int, host: _Host) -> Iterator[tuple[HostPiece, Tensor, Tensor | None]]:
+    def _pieces(self, layer: int, host: _Host) -> Iterator[tuple[HostSlots, Tensor, Tensor | None]]:
         for piece in host.tokens.pieces:
             pool = self._cache.pools[piece.place]
-            parts = pool.bank(layer)
+            parts = pool.slab(layer)
             yield piece, parts[0].view(pool.codec.storage), parts[1] if len(parts) > 1 else None
 
     def _decoded(self, layer: int, host: _Host) -> Tensor:
@@ -169,7 +206,7 @@ class HostAttention:
         parts = []
         for piece in host.tokens.pieces:
             pool = pools[piece.place]
-            own = [_gather(part, piece.index) for part in pool.bank(layer)]
+            own = [_gather(part, piece.index) for part in pool.slab(layer)]
             scale = own[1] if len(own) > 1 else None
             parts.append(pool.codec.decode(own[0].view(pool.codec.storage), scale, dtype))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
@@ -233,3 +270,55 @@ def _gather(part: Tensor, index: Tensor) -> Tensor:
         return part.index_select(2, index)
     wide = index.clamp(min=0)[None, :, :, None].expand(2, -1, -1, part.shape[3])
     return part.gather(2, wide)
+
+
+Pieces = list[tuple[Pool, slice, Tensor]]
+
+
+class HostStream:
+    """Feeds a `LayerStream` from host pools.
+
+    Parameters
+    ----------
+    link : HostLink
+    layers : int
+    """
+
+    def __init__(self, link: HostLink, layers: int) -> None:
+        self._link, self._layers = link, layers
+        self._stream = LayerStream(link, layers)
+        self._pieces: list[Pieces] = []
+        self._ahead: int | None = None  # the layer that is under way
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds that attention waited for tokens to arrive."""
+        return self._stream.exposed_s
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self._stream.buffer_bytes
+
+    def begin(self, pieces: list[Pieces], anew: bool) -> None:
+        """What each layer of the next pass needs; `anew` if tokens have moved since the last."""
+        if anew:
+            self._stream.discard()
+            self._ahead = None
+        self._pieces = pieces
+        if self._ahead is None:
+            self._prefetch(0)
+
+    def take(self, layer: int) -> list[Tensor]:
+        """The layer's tensors on the device, while the next layer's set out."""
+        arrived = self._stream.take(layer)
+        self._prefetch(self._stream.after(layer))
+        return arrived
+
+    def _prefetch(self, layer: int) -> None:
+        parts = []
+        for pool, heads, slots in self._pieces[layer]:
+            for part in pool.gather(layer, heads, slots):
+                host = self._link.host_empty(part.shape, part.dtype)
+                parts.append(host.copy_(part) if self._link.pinned else part)
+        self._stream.prefetch(layer, parts)
+        self._ahead = layer

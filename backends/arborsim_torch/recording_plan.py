@@ -37,8 +37,8 @@ class Plan:
     reward: Reward | None = None
     embedder: Embedder | None = None
 
-    def beside(self) -> tuple[ModelUsage, ...]:
-        """What the models beside the searched one took so far."""
+    def model_usage(self) -> tuple[ModelUsage, ...]:
+        """What the reward and embedding models took so far."""
         used = [model.usage() for model in (self.reward, self.embedder) if model is not None]
         return tuple(usage for usage in used if usage is not None)
 

@@ -1,6 +1,6 @@
 """What a forward pass is told of the caches it reads, and what it leaves behind.
 
-A decoder makes one `BatchState` per pass; the attention function (`arborsim_torch.attention`) adds
+A decoder makes one `PassContext` per pass; the attention function (`arborsim_torch.attention`) adds
 each layer's probabilities and query vectors to it; what records or decides reads them afterwards.
 Rows are averaged over heads as they come, and over layers in the end; for the layers that are
 asked for, their own mean and variance over heads are kept too.
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from arborsim_torch.cache.views import LayerView, Reading
+from arborsim_torch.cache.forward import AttentionMetadata, LayerView
 
 
 @dataclass
-class BatchState:
+class PassContext:
     """What one forward pass needs to know, and what it leaves behind.
 
     Attributes
     ----------
-    reading : Reading
+    metadata : AttentionMetadata
         What the pass reads of the cache.
     collect : bool
         Whether to collect attention rows.
@@ -30,11 +30,11 @@ class BatchState:
         Layers whose query vectors to collect.
     row_layers : frozenset of int
         Layers whose own attention rows to collect, apart from the mean over all layers.
-    layer_rows : dict of int to float32 Tensor ``[2, lanes, queries, positions]``
+    layer_rows : dict of int to float32 Tensor ``[2, seqs, queries, positions]``
         Per such layer the mean and the population variance over its query heads.
     """
 
-    reading: Reading
+    metadata: AttentionMetadata
     collect: bool = False
     query_layers: frozenset[int] = frozenset()
     row_layers: frozenset[int] = frozenset()
@@ -46,10 +46,10 @@ class BatchState:
 
     @property
     def queries(self) -> int:
-        return self.reading.queries
+        return self.metadata.queries
 
     def add(self, layer: int, *parts: tuple[LayerView, Tensor]) -> None:
-        """Take one layer's probabilities, float32 ``[kv_heads, lanes, group, queries, n]``.
+        """Take one layer's probabilities, float32 ``[kv_heads, seqs, group, queries, n]``.
 
         Parts are about different tokens.
         """
@@ -78,7 +78,7 @@ class BatchState:
         self._layers = count if self._layers is None else self._layers + count
 
     def attention(self) -> Tensor:
-        """Mean over heads and the layers without NaN, float32 ``[lanes, queries, positions]``."""
+        """Mean over heads and the layers without NaN, float32 ``[seqs, queries, positions]``."""
         if self._rows:
             self._fold()
         assert self._sum is not None
@@ -87,14 +87,14 @@ class BatchState:
 
 
 def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
-    """One value per position on the path: ``[lanes, heads, queries, positions]``.
+    """One value per position on the path: ``[seqs, heads, queries, positions]``.
 
     Positions whose token is not held get 0.
     """
-    kv_heads, lanes, group, queries, _ = by_head.shape
+    kv_heads, seqs, group, queries, _ = by_head.shape
     if view.position is None:
         return by_head.transpose(0, 1).flatten(1, 2)
-    rows = by_head.new_zeros((kv_heads, lanes, group, queries, view.positions))
+    rows = by_head.new_zeros((kv_heads, seqs, group, queries, view.positions))
     if len(view.position) == 1:
         rows.index_add_(4, view.position[0], by_head)
     else:
@@ -104,10 +104,10 @@ def _by_position(by_head: Tensor, view: LayerView) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The passes that one forward computes together, as the keyword argument ``batch``.
+class ForwardContext:
+    """The passes that one forward computes together, as the keyword argument ``context``.
 
-    Passes are over caches of their own; each has as many rows as lanes, one after the other.
+    Passes are over caches of their own; each has as many rows as sequences, one after the other.
     """
 
-    parts: list[BatchState]
+    passes: list[PassContext]

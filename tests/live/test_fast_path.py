@@ -1,4 +1,4 @@
-"""Steps that the books learn of later leave the cache as steps that are written down at once."""
+"""Steps that are pending for a while leave the cache as steps that are entered at once."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.tiers import Tier
-from arborsim_torch.cache import streak
-from arborsim_torch.cache.books import OpenBooks
-from arborsim_torch.cache.cells import Cells
-from arborsim_torch.cache.layout import Layout
-from arborsim_torch.cache.mover import Mover
-from arborsim_torch.cache.places import Place
+from arborsim_torch.cache import state
+from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.state import CacheState
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.tiers.link import Link
+from arborsim_torch.tiers.link import HostLink
 from tests.live.tiny import VOCAB, tiny_model, torch
 
 OPERATIONS = ("steps", "steps", "steps", "look", "turn", "return", "evict", "recall", "both")
 
 
-def no_streaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenBooks, "step", lambda *_: None)
+def no_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CacheState, "step", lambda *_: None)
 
 
 class Scenario:
@@ -36,7 +34,7 @@ class Scenario:
         self._cache = TieredCache(Layout.of(model), page_tokens=4)
         self._decoder = TreeDecoder(model, prefill_block=8, cache=self._cache)
         self.logits: list[Any] = []
-        with Link("cpu") as link:
+        with HostLink("cpu") as link:
             self._mover = Mover(self._cache, link)
             self._decoder.prefill(self._draw(9))
             self._nodes = 1
@@ -86,10 +84,10 @@ class Scenario:
     def _move(self, source: Place, target: Tier) -> None:
         held = np.flatnonzero(self._cache.pools[source].slots.of[0] >= 0)
         token = np.sort(self._rng.choice(held, len(held) // 4, replace=False))
-        cells = Cells(np.zeros(len(token), dtype=np.int64), token)
+        cells = GroupTokenPairs(np.zeros(len(token), dtype=np.int64), token)
         self._mover.move(cells, np.full(len(token), target, dtype=np.int8))
 
-    def books(self) -> list[list[int]]:
+    def contents(self) -> list[list[int]]:
         """All that the cache knows of every token."""
         cache = self._cache
         tables = [cache.tree.node_of_token, cache.vocabulary_id, cache.position]
@@ -108,22 +106,22 @@ class Scenario:
     st.lists(st.sampled_from(OPERATIONS), max_size=12),
     st.sampled_from([1, 3, 256]),
 )
-def test_nobody_can_tell_when_steps_were_written_down(
+def test_it_does_not_matter_when_steps_are_entered(
     seed: int, operations: list[str], most: int
 ) -> None:
     model = tiny_model("qwen2-window" if seed % 2 else "llama")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streak, "_MOST_STEPS", most)
+        patch.setattr(state, "_MOST_STEPS", most)
         late = Scenario(model, seed, operations)
-        no_streaks(patch)
+        no_fast_path(patch)
         at_once = Scenario(model, seed, operations)
-    assert late.books() == at_once.books()
+    assert late.contents() == at_once.contents()
     assert len(late.logits) == len(at_once.logits) > 0
     for ours, theirs in zip(late.logits, at_once.logits, strict=True):
         assert torch.equal(ours, theirs)
 
 
-def test_a_path_that_nobody_looks_at_is_one_streak() -> None:
+def test_steps_of_a_path_that_is_not_read_stay_pending() -> None:
     decoder = TreeDecoder(tiny_model())
     decoder.prefill(list(range(20)))
     decoder.cache.pools[Place.HBM].reserve(64)
@@ -131,7 +129,7 @@ def test_a_path_that_nobody_looks_at_is_one_streak() -> None:
     decoder.activate([1])
     for _ in range(10):
         decoder.step([5])
-    books = decoder.cache._open._books  # as they are before anybody looks
-    assert len(books) == 21
+    table = decoder.cache._state._table  # without entering what is pending
+    assert len(table) == 21
     assert decoder.cache.length(0) == decoder.cache.seen_tokens == 30
-    assert decoder.cache.num_tokens == len(books) == 30
+    assert decoder.cache.num_tokens == len(table) == 30

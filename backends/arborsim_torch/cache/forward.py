@@ -1,0 +1,295 @@
+"""What one forward pass reads of the cache, and where it writes its new keys and values.
+
+`LayerView` is all that the attention function needs: keys and values of one layer in some order of
+tokens, which sequence may read which, and the positions they stand for.  Keys carry their rotary
+positions, so the order does not matter to the result (but for rounding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim_torch.cache.pool import Pool
+from arborsim_torch.tiers.copies import to_device
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.host import HostAttention
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """Keys and values of one layer as one forward pass reads them.
+
+    Attributes
+    ----------
+    keys, values : Tensor ``[kv_heads, n, head_dim]``
+    mask : bool Tensor ``[seqs or 1, kv_heads or 1, queries, n]`` or None
+        True = readable; None if all of it is.
+    position : int64 Tensor ``[kv_heads or 1, n]`` or None
+        Position of each entry on its path; None if entry ``p`` has position ``p``.
+    positions : int
+        Length of the longest path.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+    position: Tensor | None
+    positions: int
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries of the layers of one kind: same mask, same positions.
+
+    Attributes
+    ----------
+    sequences : bool Tensor ``[groups, seqs, n]`` or None
+        Which entries lie on a sequence's path; None if all do.
+    position : int64 Tensor ``[groups, n]`` or None
+    n : int
+    """
+
+    seqs: Tensor | None
+    position: Tensor | None
+    n: int
+
+
+@dataclass
+class AttentionMetadata:
+    """One forward pass over the cache.
+
+    Parameters
+    ----------
+    at : int64 Tensor ``[seqs, queries]``
+        Positions of the queries.
+    first : list of int
+        Position of each sequence's first query.
+    positions : int
+        Length of the longest path, the new tokens included.
+    entries : callable
+        Of a layer: its `Entries`.
+    content : callable
+        Of a layer: keys and values ``[kv_heads, n, head_dim]`` each, the new tokens included.
+    store : callable
+        Take a layer's new keys and values ``[seqs, kv_heads, queries, head_dim]``.
+    host_attention : HostAttention or None
+        Attends to tokens that stay on the host.
+    causal : bool
+        The queries are the last tokens of one sequence and entry ``p`` has position ``p``.
+    paths : int64 Tensor ``[seqs, positions]`` or None
+        Slots on the path of each sequence, in order of position (anything beyond its end): if each
+        has one query and reading paths one by one is cheaper than all of `content`.
+    plain : sequence of Tensor ``[1, kv_heads, n, head_dim]``, or None
+        If one query reads all there is: keys, then values of each layer.
+    """
+
+    at: Tensor
+    first: list[int]
+    positions: int
+    entries: Callable[[int], Entries]
+    content: Callable[[int], tuple[Tensor, Tensor]]
+    store: Callable[[int, Tensor, Tensor], None]
+    host_attention: HostAttention | None = None
+    causal: bool = False
+    paths: Tensor | None = None
+    plain: Sequence[Tensor] | None = None
+    _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
+
+    @property
+    def seqs(self) -> int:
+        return self.at.shape[0]
+
+    @property
+    def queries(self) -> int:
+        return self.at.shape[1]
+
+    def block(self, layer: int, window: int | None) -> tuple[Tensor, Tensor] | None:
+        """Keys and values if the queries are the last entries and read what is before them.
+
+        Then no mask is needed; None otherwise.
+        """
+        if not self.causal or self.queries == 1 or self.limits(window) is not None:
+            return None
+        return self.content(layer)
+
+    def by_path(
+        self, layer: int, window: int | None
+    ) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """Keys and values ``[kv_heads, seqs, longest path, head_dim]`` of each sequence's own path.
+
+        And which of them a sequence may read, ``[seqs, longest path]`` (None if all); None if
+        everything is to be read at once.
+        """
+        if self.paths is None:
+            return None
+        seqs, longest = self.paths.shape
+        flat = self.paths.view(-1)
+        keys, values = (
+            part.index_select(1, flat).view(len(part), seqs, longest, part.shape[2])
+            for part in self.content(layer)
+        )
+        return keys, values, self._path_mask(self.limits(window))
+
+    def _path_mask(self, window: int | None) -> Tensor | None:
+        if window is None and min(self.first) + 1 == self.positions:
+            return None
+        key = (0, window)  # no view is made of such a pass, so nothing else is kept under 0
+        if key not in self._masks:
+            spots = torch.arange(self.positions, device=self.at.device)
+            seen = spots <= self.at
+            self._masks[key] = seen if window is None else seen & (spots > self.at - window)
+        return self._masks[key]
+
+    def limits(self, window: int | None) -> int | None:
+        """The window, if it is shorter than the path."""
+        return None if window is not None and self.positions <= window else window
+
+    def view(self, layer: int, window: int | None = None) -> LayerView:
+        """What the queries of a layer may read; `window` is that of sliding attention."""
+        entries, window = self.entries(layer), self.limits(window)
+        key = (id(entries), window)
+        if key not in self._masks:
+            self._masks[key] = self._mask(entries, window)
+        keys, values = self.content(layer)
+        return LayerView(keys, values, self._masks[key], entries.position, self.positions)
+
+    def _mask(self, entries: Entries, window: int | None) -> Tensor | None:
+        if entries.seqs is None and self.queries == 1 and window is None:
+            return None
+        mask = None if entries.seqs is None else entries.seqs.transpose(0, 1)[:, :, None]
+        if self.queries == 1 and window is None:
+            return mask
+        position = entries.position
+        if position is None:
+            position = torch.arange(entries.n, device=self.at.device)[None]
+        at = self.at[:, None, :, None]  # [seqs, 1, queries, 1]
+        spots = position[None, :, None]  # [1, groups, 1, n]
+        seen = spots <= at
+        if window is not None:
+            seen = seen & (spots > at - window)
+        return seen if mask is None else seen & mask
+
+
+Put = Callable[[Tensor, Tensor], None]  # (slab's keys or values, new ones): all [kv_heads, ...]
+
+
+@dataclass(frozen=True)
+class SlotWriter:
+    """Where the tokens of one pass go.
+
+    Attributes
+    ----------
+    pool : Pool
+        HBM at full precision.
+    puts : list
+        One per slab.
+    """
+
+    pool: Pool
+    puts: list[Put]
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write ``[seqs, kv_heads, queries, head_dim]``."""
+        (data,) = self.pool.slab(layer)
+        put = self.puts[self.pool.layout.slab_of_layer(layer)[0]]
+        for target, new in ((data[0], keys), (data[1], values)):
+            # [kv_heads, tokens, head_dim]: queries of one sequence, or one query of each
+            put(target, new[0] if len(new) == 1 else new[:, :, 0].transpose(0, 1))
+
+    @classmethod
+    def new(cls, pool: Pool, slots: np.ndarray) -> SlotWriter | SpanWriter:
+        """Tokens that enter every group; slots are int64 ``[groups, tokens]``."""
+        layout = pool.layout
+        if layout.grouping != "head":
+            if all(_follow_one_another(row) for row in slots):
+                return SpanWriter.new(pool, slots)
+            return cls(pool, [_rows(row, pool.device) for row in slots])
+        by_layer = slots.reshape(layout.layers, layout.kv_heads, -1)
+        return cls(pool, [_rows_per_head(own, pool.device) for own in by_layer])
+
+    @classmethod
+    def rewrite(cls, pool: Pool, tokens: np.ndarray, lost: np.ndarray) -> SlotWriter:
+        """Tokens that are recomputed, in the groups where `lost` (bool ``[groups, tokens]``)."""
+        layout = pool.layout
+        puts: list[list[Put]] = [[] for _ in range(layout.slabs)]
+        for group, own in enumerate(lost):
+            slab, heads = layout.slab_of_group(group)
+            which = np.flatnonzero(own)
+            slot = pool.slots.of[group, tokens[which]].astype(np.int64)
+            puts[slab].append(_some(which, slot, heads, pool.device))
+        return cls(pool, [_all(own) for own in puts])
+
+
+@dataclass(frozen=True)
+class SpanWriter:
+    """Tokens whose slots follow one another: a step of one sequence, or a block of a prompt.
+
+    Attributes
+    ----------
+    targets : list of Tensor ``[1, kv_heads, tokens, head_dim]``
+        Where each layer's keys, then its values go: views of the pool.
+    """
+
+    targets: list[Tensor]
+
+    @classmethod
+    def new(cls, pool: Pool, slots: np.ndarray) -> SpanWriter:
+        """Of slots int64 ``[slabs, tokens]`` that follow one another."""
+        targets: list[Tensor] = []
+        for slab, row in enumerate(slots):
+            # One call for all layers: a step of a small model is mostly made of such calls.
+            targets += pool.span(slab, int(row[0]), len(row)).unsqueeze(1).unbind()
+        return cls(targets)
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write ``[seqs, kv_heads, queries, head_dim]``."""
+        if len(keys) > 1:  # one query of each sequence
+            keys, values = keys.transpose(0, 2), values.transpose(0, 2)
+        self.targets[2 * layer].copy_(keys)
+        self.targets[2 * layer + 1].copy_(values)
+
+
+def _follow_one_another(slots: np.ndarray) -> bool:
+    return len(slots) == 1 or bool((slots[1:] - slots[:-1] == 1).all())
+
+
+def _rows(slots: np.ndarray, device: torch.device) -> Put:
+    index = to_device(slots, device)
+
+    def put(target: Tensor, new: Tensor) -> None:
+        target.index_copy_(1, index, new)
+
+    return put
+
+
+def _rows_per_head(slots: np.ndarray, device: torch.device) -> Put:
+    index = to_device(slots, device)[:, :, None]
+
+    def put(target: Tensor, new: Tensor) -> None:
+        target.scatter_(1, index.expand(-1, -1, target.shape[2]), new)
+
+    return put
+
+
+def _some(which: np.ndarray, slot: np.ndarray, heads: slice, device: torch.device) -> Put:
+    rows, index = to_device(which, device), to_device(slot, device)
+
+    def put(target: Tensor, new: Tensor) -> None:
+        target[heads].index_copy_(1, index, new[heads].index_select(1, rows))
+
+    return put
+
+
+def _all(puts: list[Put]) -> Put:
+    def put(target: Tensor, new: Tensor) -> None:
+        for one in puts:
+            one(target, new)
+
+    return put

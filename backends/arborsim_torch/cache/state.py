@@ -1,0 +1,201 @@
+"""The token table of a cache, and steps of the contiguous path that are still to be entered in it.
+
+While one path decodes and all its tokens lie in HBM in order, a step changes nothing that needs
+looking up: the next token's slot is its position, and attention reads every slot up to it.  Such
+steps are entered in the token table and the slot table only when one of them is read.  Entering
+takes an eighth of the time of a small model's step; deferred, it takes next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
+from arborsim_torch.cache.forward import AttentionMetadata, Entries
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pool import Pool
+
+_MOST_STEPS = 256  # pending at a time
+
+
+class TokenTable:
+    """Tables with one entry per token.
+
+    Parameters
+    ----------
+    groups : int
+
+    Attributes
+    ----------
+    tree : ThoughtTree
+    place : GrowingTable of int8 ``[groups, tokens]``
+        Where attention reads each token (`Place`).
+    vocabulary_id, position : GrowingArray of int32 ``[tokens]``
+    """
+
+    def __init__(self, groups: int) -> None:
+        self.tree = ThoughtTree()
+        self.place = GrowingTable(groups, np.int8)
+        self.vocabulary_id = GrowingArray(np.int32)
+        self.position = GrowingArray(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.vocabulary_id)
+
+    def append(self, leaves: Sequence[int], ids: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """Add tokens to HBM in every group; both int ``[leaves, steps]``.
+
+        Returns
+        -------
+        int64 ``[leaves x steps]``
+            Their ids: step by step, and within a step by leaf.
+        """
+        start, steps = len(self), ids.shape[1]
+        self.tree.append(leaves, steps)
+        self.vocabulary_id.extend(ids.T.reshape(-1))
+        self.position.extend(position.T.reshape(-1))
+        self.place.extend(ids.size, Place.HBM)
+        return np.arange(start, start + ids.size)
+
+
+class FastPath:
+    """Steps of one contiguous path that have been announced and not entered yet.
+
+    Parameters
+    ----------
+    pool : Pool
+        HBM at full precision, of one slab, whose tensors must not be replaced meanwhile.
+    first : int
+        Position, and slot, of the next token.
+
+    Attributes
+    ----------
+    ids : list of int
+        Vocabulary ids of the tokens.
+    """
+
+    def __init__(self, pool: Pool, first: int) -> None:
+        self.ids: list[int] = []
+        self._next = first
+        self._room = min(pool.capacity(), first + _MOST_STEPS)
+        self._at = torch.arange(first, max(first, self._room), device=pool.device)[None]
+        # [2 layers, 1, kv_heads, capacity, head_dim]: attention wants a batch of one.
+        self._slab = pool.span(0, 0, pool.capacity()).unsqueeze(1)
+        self._targets: tuple[Tensor, ...] = ()
+
+    @property
+    def full(self) -> bool:
+        """Whether the next token finds no slot."""
+        return self._next >= self._room
+
+    def step(self, token: int) -> AttentionMetadata:
+        """Announce one token."""
+        position, index = self._next, len(self.ids)
+        self._next = position + 1
+        self.ids.append(token)
+        self._targets = self._slab.narrow(3, position, 1).unbind()
+        contents = self._slab.narrow(3, 0, position + 1).unbind()
+        entries = Entries(None, None, position + 1)
+        return AttentionMetadata(
+            self._at[:, index : index + 1],
+            [position],
+            position + 1,
+            lambda layer: entries,
+            lambda layer: (contents[2 * layer][0], contents[2 * layer + 1][0]),
+            self.store,
+            causal=True,
+            plain=contents,
+        )
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's ``[1, kv_heads, 1, head_dim]``."""
+        self._targets[2 * layer].copy_(keys)
+        self._targets[2 * layer + 1].copy_(values)
+
+    def pending(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens' vocabulary ids and positions, int64 ``[1, steps]`` each."""
+        ids = np.array([self.ids], dtype=np.int64)
+        return ids, np.arange(self._next - ids.size, self._next)[None]
+
+
+class CacheState:
+    """The token table and the pools of a cache; reading either enters the pending steps first.
+
+    Parameters
+    ----------
+    groups : int
+    pools : dict of Place to Pool
+
+    Attributes
+    ----------
+    leaves : list of int
+        Those that decode, in batch order.
+    lengths : list of int
+        Of their paths, evicted and pending tokens included.
+    """
+
+    def __init__(self, groups: int, pools: dict[Place, Pool]) -> None:
+        self.leaves: list[int] = []
+        self.lengths: list[int] = []
+        self._table = TokenTable(groups)
+        self._pools = pools
+        self._fast_path: FastPath | None = None
+
+    @property
+    def table(self) -> TokenTable:
+        self._flush()
+        return self._table
+
+    @property
+    def pools(self) -> dict[Place, Pool]:
+        self._flush()
+        return self._pools
+
+    def _flush(self) -> None:
+        """Enter the pending steps and leave the fast path."""
+        fast_path, self._fast_path = self._fast_path, None
+        if fast_path is not None and fast_path.ids:
+            fresh = self._table.append(self.leaves, *fast_path.pending())
+            self._pools[Place.HBM].enter(fresh)
+
+    def activate(self, leaves: Sequence[int]) -> None:
+        """Make these the leaves."""
+        tree = self.table.tree
+        self.leaves = list(leaves)
+        self.lengths = [len(tree.path(leaf)) for leaf in leaves]
+
+    def append(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add tokens of the leaves, int ``[leaves, steps]``, to HBM in every group.
+
+        Returns
+        -------
+        token : int64 ``[leaves x steps]``
+            Their ids.
+        position : int64 ``[leaves, steps]``
+        """
+        position = np.asarray(self.lengths)[:, None] + np.arange(ids.shape[1])
+        token = self.table.append(self.leaves, ids, position)
+        self.lengths = [length + ids.shape[1] for length in self.lengths]
+        return token, position
+
+    def step(self, token: int, begins: bool) -> AttentionMetadata | None:
+        """Announce one token of the one leaf, if the fast path can take it.
+
+        Parameters
+        ----------
+        token : int
+            Vocabulary id.
+        begins : bool
+            The leaf's path lies in HBM in order and nothing else does: the fast path may begin.
+        """
+        if self._fast_path is None and begins:
+            self._fast_path = FastPath(self._pools[Place.HBM], self.lengths[0])
+        if self._fast_path is None or self._fast_path.full:
+            return None
+        metadata = self._fast_path.step(token)
+        self.lengths = [metadata.positions]
+        return metadata

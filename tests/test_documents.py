@@ -1,0 +1,148 @@
+"""Files, modules and names that the documentation and docstrings mention exist."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {"arborsim": ROOT / "arborsim", "arborsim_torch": ROOT / "backends" / "arborsim_torch"}
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "reports/*/README.md", "backends/*/reference/README.md")
+    for path in ROOT.glob(pattern)
+)
+SOURCES = sorted(
+    path
+    for folder in ("arborsim", "backends", "benchmarks", "tests", "traces")
+    for path in (ROOT / folder).rglob("*.py")
+)
+_TOP = "arborsim|backends|benchmarks|docs|reports|tests|traces"
+_PATH = re.compile(rf"(?<![\w/.-])(?:{_TOP})/[\w./*-]*\w/?")
+_DOTTED = re.compile(r"(?<![\w/.-])(?:arborsim|arborsim_torch)(?:\.\w+)+")
+_LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
+_MADE_BY_RUNS = re.compile(r"DEVICE|\.jsonl$")  # written by a run on a GPU, not shipped
+_GROUPS = {"arborsim.backends", "arborsim.policies"}  # of entry points
+_CLASS = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)\b")
+_ELSEWHERE = {"DynamicCache", "LlamaForCausalLM"}  # transformers'
+_FILE = re.compile(r"\.(?:parquet|toml|html|json|jsonl)$")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths_in_documents_exist(path: Path) -> None:
+    mentioned = {m for m in _PATH.findall(path.read_text()) if not _MADE_BY_RUNS.search(m)}
+    missing = [m for m in mentioned if not any(ROOT.glob(m.rstrip("/")))]
+    assert not missing, f"{path.name} mentions what does not exist: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_in_documents_lead_somewhere(path: Path) -> None:
+    for target, anchor in _LINK.findall(path.read_text()):
+        if target.startswith("http"):
+            continue
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{path.name} links to {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor[1:] in _anchors(file), f"{path.name} links to {target}{anchor}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_dotted_names_in_documents_exist(path: Path) -> None:
+    missing = {name for name in _dotted(path.read_text()) if not _defined(name)}
+    assert not missing, f"{path.name} mentions what is not there: {sorted(missing)}"
+
+
+def test_classes_in_documents_exist() -> None:
+    defined = {
+        node.name
+        for path in SOURCES
+        for node in ast.walk(_parsed(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    mentioned = {name for path in DOCUMENTS for name in _CLASS.findall(path.read_text())}
+    assert mentioned <= defined | _ELSEWHERE
+
+
+def test_dotted_names_in_docstrings_exist() -> None:
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in SOURCES
+        for text in _docstrings(path)
+        for name in _dotted(text)
+        if not _defined(name)
+    }
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_the_layout_in_the_readme_lists_the_packages() -> None:
+    section = (ROOT / "README.md").read_text().split("## Layout")[1].split("```")[1]
+    listed = re.search(r"^arborsim/((?:\s+\w+/)+)(?=\s*^backends)", section, re.MULTILINE)
+    assert listed is not None
+    names = {name.rstrip("/") for name in listed.group(1).split()}
+    assert names == {path.parent.name for path in (ROOT / "arborsim").glob("*/__init__.py")}
+
+
+def _dotted(text: str) -> Iterator[str]:
+    for name in _DOTTED.findall(text):
+        if not _FILE.search(name) and name not in _GROUPS:
+            yield name
+
+
+def _anchors(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, kinds):
+            yield ast.get_docstring(node) or ""
+
+
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _defined(name: str) -> bool:
+    """Whether a dotted name is a module, or is defined in one."""
+    package, *parts = name.split(".")
+    place = PACKAGES[package]
+    while parts and (place / parts[0]).is_dir():
+        place /= parts.pop(0)
+    if parts and (place / f"{parts[0]}.py").is_file():
+        place = place / f"{parts.pop(0)}.py"
+    elif place.is_dir():
+        place /= "__init__.py"
+    return not parts or _has(_parsed(place), parts)
+
+
+def _has(scope: ast.AST, parts: list[str]) -> bool:
+    first, *rest = parts
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == first:
+            return not rest or _has(node, rest) or _sets(node, rest[0])
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.ImportFrom) and first in _names(node):
+            return True
+    return False
+
+
+def _names(node: ast.Assign | ast.AnnAssign | ast.ImportFrom) -> set[str]:
+    if isinstance(node, ast.ImportFrom):
+        return {alias.asname or alias.name for alias in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {
+        name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)
+    }
+
+
+def _sets(scope: ast.AST, name: str) -> bool:
+    """Whether a class assigns an attribute to its instances."""
+    return any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(scope))
