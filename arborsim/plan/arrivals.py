@@ -81,14 +81,6 @@ def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed
 TRACE = "trace"  #: The format of a trace's column `arrival_s`, beside those of `FORMATS`.
 
 
-@dataclass(frozen=True)
-class Clients:
-    """A closed loop: each client sends a search, waits for its end, thinks, and sends the next."""
-
-    count: int
-    think_s: float
-
-
 class Arrivals(Protocol):
     """A process of arrivals."""
 
@@ -100,22 +92,10 @@ class Arrivals(Protocol):
         """The load that the workload states; None if only the largest one is sought."""
 
     def with_load(self, load: float) -> Arrivals:
-        """The same process with another stated load.
+        """The same process with another stated load; refuses one that is not above 0."""
 
-        Raises
-        ------
-        UsageError
-            It is not above 0, or no whole number of clients.
-        """
-
-    def at(self, load: float, count: int, seed: int) -> np.ndarray | Clients:
-        """Arrivals of `count` searches at a load above 0.
-
-        Returns
-        -------
-        float64 ``[count]`` or Clients
-            Seconds from the beginning, never falling; or a closed loop.
-        """
+    def at(self, load: float, count: int, seed: int) -> np.ndarray | ClientLoop:
+        """When `count` searches arrive at a load above 0: seconds, never falling; or a loop."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +171,8 @@ class ClientLoop:
             raise UsageError(f"a load of {load:g} clients is no whole number")
         return ClientLoop(int(_positive(load)), self.think_s)
 
-    def at(self, load: float, count: int, seed: int) -> Clients:
-        return Clients(max(1, round(load)), self.think_s)
+    def at(self, load: float, count: int, seed: int) -> ClientLoop:
+        return ClientLoop(max(1, round(load)), self.think_s)
 
 
 def _positive(load: float) -> float:

@@ -20,79 +20,35 @@ from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
 from arborsim.machine.machine import Machine, unsuited
-from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
 from arborsim.plan.arrivals import Draws
 from arborsim.plan.results import Quality
-from arborsim.plan.workload import Candidate, PolicyChoice, Workload
+from arborsim.plan.workload import Candidate, Workload
 from arborsim.run.meters import AttentionKept
 from arborsim.run.record import record_demand
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 
-NO_BUDGET = Budget("-", share=1.0)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A way to keep the cache, and the machine that it is recorded on."""
-
-    policy: PolicyChoice
-    budget: Budget  #: `NO_BUDGET` for a policy that ignores budgets
-    recall: str  #: how DDR tokens are read
-    #: Where a policy that uses DDR decides; the demands of others do not depend on it.
-    profile: HardwareProfile
-
-    @property
-    def offloads(self) -> bool:
-        """Whether the policy may put tokens into DDR."""
-        return any(tier.in_ddr for tier in self.policy.policy.method.tiers)
-
-    @property
-    def shown_recall(self) -> str:
-        """For tables: "-" where nothing is ever recalled."""
-        return self.recall if self.offloads else "-"
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """Variants of one key have the same demands."""
-        where = self.profile.name if self.offloads else ""
-        return self.policy.name, self.budget.text, self.shown_recall, where
-
-
-def variant_of(candidate: Candidate) -> Variant:
-    """How the candidate keeps the cache, recorded on its own machine."""
-    budget = candidate.budget or NO_BUDGET
-    return Variant(candidate.policy, budget, candidate.recall, candidate.hardware.profile)
-
-
-def variants(workload: Workload) -> list[Variant]:
-    """The workload's, in its order; recall modes and GPUs differ only where a policy uses DDR."""
-    found: dict[tuple[str, str, str, str], Variant] = {}
-    for candidate in workload.candidates():
-        made = variant_of(candidate)
-        found.setdefault(made.key, made)
-    return list(found.values())
+_ALL = Budget("-", share=1.0)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One search under one variant: its demand, and what the replay measured."""
+    """One search under one candidate: its demand, and what the replay measured."""
 
     demand: SearchDemand
     quality: Quality
 
 
 @dataclass(frozen=True)
-class VariantDemands:
-    """Everything that a variant's candidates are served from."""
+class MixDemands:
+    """Everything that candidates of one policy, budget and recall mode are served from."""
 
-    variant: Variant
     #: Entry of the mix and episode of each recorded search, sorted.
     places: tuple[tuple[int, int], ...]
     recorded: tuple[Recorded, ...]  #: in the order of `places`; shorter if `infeasible`
-    infeasible: str = ""  #: why the variant cannot keep some search; "" if it can keep all
+    infeasible: str = ""  #: why the policy cannot keep some search; "" if it can keep all
 
     @property
     def demands(self) -> list[SearchDemand]:
@@ -154,12 +110,10 @@ _CHUNK = 8  # episodes that a process takes at a time
 
 @dataclass(frozen=True)
 class Unit:
-    """Episodes of one trace to record under one variant, in a process of its own."""
+    """Episodes of one trace to record under one candidate, in a process of its own."""
 
-    #: Number of `how`, and of the unit among the variant's.
-    variant: int
-    order: int
-    how: Variant
+    order: int  #: among the candidate's
+    how: Candidate
     entry: int
     episodes: tuple[int, ...]
     trace: Path
@@ -168,7 +122,7 @@ class Unit:
 
 
 def record_unit(unit: Unit) -> list[Recorded] | str:
-    """Record the unit's searches, or say why its variant cannot keep one of them."""
+    """Record the unit's searches, or say why the policy cannot keep one of them."""
     policy = unit.how.policy.policy
     assert unit.machine.geometry is not None
     if why := unsuited(policy, unit.machine.geometry):
@@ -190,8 +144,8 @@ def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
     policy, shared = unit.how.policy.policy, unit.shared_tokens
     meter = AttentionKept() if attention else None
     demand, measured = record_demand(
-        episode, policy, unit.how.budget, unit.machine, f"mix {unit.entry}" if shared else "",
-        shared, unit.trace.name, [meter] if meter else [],
+        episode, policy, unit.how.budget or _ALL, unit.machine,
+        f"mix {unit.entry}" if shared else "", shared, unit.trace.name, [meter] if meter else [],
     )  # fmt: skip
     if demand.prompt_tokens < shared:  # only prompts that are as short have all of it in common
         short = demand.prompt_tokens
@@ -210,33 +164,28 @@ def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
 
 
 class Recording:
-    """What must be recorded for a variant, handed out in units, and put together again.
+    """What must be recorded for a candidate, handed out in units, and put together again.
 
     Parameters
     ----------
-    number : int
-        The variant's.
     traces : sequence of Path
         One per entry of the mix (`Workload.write_traces`).
     """
 
-    def __init__(
-        self, workload: Workload, number: int, variant: Variant, traces: Sequence[Path]
-    ) -> None:
-        self._variant = variant
+    def __init__(self, workload: Workload, how: Candidate, traces: Sequence[Path]) -> None:
         self._places = drawn(workload)
         self._left: deque[Unit] = deque()
         self._under_way = 0
         self._found: dict[int, list[Recorded]] = {}
         self._infeasible: dict[int, str] = {}
         layout = workload.page_tokens, workload.tree_attention
-        machine = Machine(variant.profile, workload.geometry, variant.recall, *layout)
+        machine = Machine(how.hardware.profile, workload.geometry, how.recall, *layout)
         for entry, kind in enumerate(workload.mix):
             episodes = [episode for other, episode in self._places if other == entry]
             for first in range(0, len(episodes), _CHUNK):
                 part = tuple(episodes[first : first + _CHUNK])
                 self._left.append(Unit(
-                    number, len(self._left), variant, entry, part, traces[entry],
+                    len(self._left), how, entry, part, traces[entry],
                     kind.shared_prompt_tokens, machine,
                 ))  # fmt: skip
 
@@ -261,18 +210,18 @@ class Recording:
     def complete(self) -> bool:
         return not self._under_way and self.exhausted
 
-    def together(self) -> VariantDemands:
+    def together(self) -> MixDemands:
         """All of it; the reason is that of the first unit that has one, whoever was faster."""
         if self._infeasible:
             reason = self._infeasible[min(self._infeasible)]
-            return VariantDemands(self._variant, self._places, (), reason)
+            return MixDemands(self._places, (), reason)
         ordered = [each for order in sorted(self._found) for each in self._found[order]]
-        return VariantDemands(self._variant, self._places, tuple(ordered))
+        return MixDemands(self._places, tuple(ordered))
 
 
-def record_variant(workload: Workload, variant: Variant, traces: Sequence[Path]) -> VariantDemands:
-    """The demands of a workload's searches under one variant."""
-    recording = Recording(workload, 0, variant, traces)
+def record(workload: Workload, how: Candidate, traces: Sequence[Path]) -> MixDemands:
+    """The demands of a workload's searches under one candidate."""
+    recording = Recording(workload, how, traces)
     while not recording.exhausted:
         unit = recording.next_unit()
         recording.add(unit, record_unit(unit))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arborsim.core.workers import in_order
-from arborsim.plan.demands import VariantDemands
+from arborsim.plan.demands import MixDemands
 from arborsim.plan.evaluate import load_curve
 from arborsim.plan.plan import Planner
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
@@ -21,7 +21,7 @@ from arborsim.plan.sensitivity import (
     server,
 )
 from arborsim.plan.timeline import timeline
-from arborsim.plan.workload import Hardware, Workload
+from arborsim.plan.workload import Candidate, Workload
 
 #: Candidates with a curve: the recommended one, its alternative, and others.
 MOST_CURVES = 4
@@ -32,10 +32,9 @@ _CURVE_UNITS = 2  # of progress, of which each assumption is 1
 class Task:
     """A curve, or one assumption changed, for a process of its own."""
 
-    #: Of the candidate.
     workload: Workload
-    hardware: Hardware
-    found: VariantDemands
+    candidate: Candidate
+    found: MixDemands
     #: As the plan has it, for a curve; for an assumption, as a short run of it came out.
     result: CandidateResult
     assumption: Assumption | None = None
@@ -44,12 +43,10 @@ class Task:
 def work_on(task: Task) -> tuple[LoadPoint, ...] | Sensitivity:
     """Do the task."""
     if task.assumption is None:
-        return load_curve(task.workload, task.hardware, task.found, task.result)
-    serve = server(task.workload, task.hardware, task.found)
-    return changed(
-        task.result.number, task.hardware.profile, task.found.demands, serve, task.result,
-        task.assumption,
-    )  # fmt: skip
+        return load_curve(task.workload, task.candidate.hardware, task.found, task.result)
+    serve = server(task.workload, task.candidate, task.found)
+    profile, demands = task.candidate.hardware.profile, task.found.demands
+    return changed(profile, demands, serve, task.result, task.assumption)
 
 
 def compared(plan: PlanResult) -> list[int]:
@@ -104,10 +101,10 @@ def detailed(
     for task, result in zip(tasks, in_order(work_on, tasks, min(jobs, len(tasks))), strict=True):
         if isinstance(result, Sensitivity):
             found.append(result)
-            advance(f"{result.assumption.title} of {task.hardware.name}", 1)
+            advance(f"{result.assumption.title} of {task.candidate.hardware.name}", 1)
         else:
             curves[task.result.number] = result
-            advance(f"loads of {task.hardware.name}", _CURVE_UNITS)
+            advance(f"loads of {task.candidate.hardware.name}", _CURVE_UNITS)
     candidates = tuple(
         replace(each, curve=curves.get(each.number, each.curve)) for each in plan.candidates
     )
@@ -116,16 +113,16 @@ def detailed(
 
 
 def _task(planner: Planner, result: CandidateResult) -> Task:
-    hardware = planner.candidates[result.number][1]
-    return Task(planner.workload, hardware, planner.demands_of(result.number), result)
+    candidate = planner.candidates[result.number]
+    return Task(planner.workload, candidate, planner.demands_of(result.number), result)
 
 
 def _assumptions(planner: Planner, result: CandidateResult) -> Sequence[Task]:
-    """Each assumption that matters, beside a short run with everything as it is."""
+    """Each assumption that matters, with a short run with everything as it is."""
     task = _task(planner, result)
     demands = task.found.demands
-    base = server(task.workload, task.hardware, task.found)(task.hardware.profile, demands)
-    base = replace(base, number=result.number)
+    serve = server(task.workload, task.candidate, task.found)
+    base = serve(task.candidate.hardware.profile, demands)
     return [
         replace(task, result=base, assumption=assumption)
         for assumption in ASSUMPTIONS

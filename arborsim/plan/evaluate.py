@@ -16,13 +16,13 @@ from arborsim.machine.priced import PricedProgram
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.terms import plan_name
 from arborsim.plan.arrivals import ClientLoop
-from arborsim.plan.demands import Variant, VariantDemands
+from arborsim.plan.demands import MixDemands
 from arborsim.plan.largest import LargestLoad
 from arborsim.plan.load_point import summed_up
 from arborsim.plan.results import INFEASIBLE, MISSED, UNFIT, Alone, CandidateResult, LoadPoint
 from arborsim.plan.runs import Bench
 from arborsim.plan.statistics import Estimate, solved_share
-from arborsim.plan.workload import Hardware, Workload
+from arborsim.plan.workload import Candidate, Hardware, Workload
 
 #: Terms that hide behind others, or behind each other; what is not hidden adds up.
 HIDDEN = "hidden behind others"
@@ -67,7 +67,7 @@ def weights_too_large(workload: Workload, hardware: Hardware) -> str:
     )
 
 
-def too_large(workload: Workload, hardware: Hardware, found: VariantDemands) -> str:
+def too_large(workload: Workload, hardware: Hardware, found: MixDemands) -> str:
     """What the model and the smallest search need, against what the GPUs have."""
     geometry = workload.geometry
     options = replace(workload.serving, tensor_parallel=hardware.gpus)
@@ -158,21 +158,18 @@ def too_slow_alone(workload: Workload, alone: Alone) -> str:
     return f"even alone on the machine, {target.percentile:g}% of the searches take up to {what}"
 
 
-def evaluate(
-    workload: Workload, hardware: Hardware, found: VariantDemands, number: int = 0
-) -> CandidateResult:
+def evaluate(workload: Workload, candidate: Candidate, found: MixDemands) -> CandidateResult:
     """Find the largest load of one candidate.
 
     Parameters
     ----------
-    hardware : Hardware
-        Need not be one of the workload's.
-    found : VariantDemands
-        The demands of the workload's searches under the candidate's variant.
-    number : int
-        The candidate's place in a plan.
+    candidate : Candidate
+        Its hardware need not be the workload's.
+    found : MixDemands
+        The demands of the workload's searches under the candidate.
     """
-    result = _without(hardware, found.variant, number, INFEASIBLE, found.infeasible)
+    hardware = candidate.hardware
+    result = _without(candidate, INFEASIBLE, found.infeasible)
     if found.infeasible:
         return result
     try:
@@ -193,21 +190,17 @@ def evaluate(
     return LargestLoad(bench, result, share).found()
 
 
-def unfit(
-    workload: Workload, hardware: Hardware, variant: Variant, number: int = 0
-) -> CandidateResult | None:
+def unfit(workload: Workload, candidate: Candidate) -> CandidateResult | None:
     """The candidate's result if not even the model's weights fit; None if they do."""
-    why = weights_too_large(workload, hardware)
-    return _without(hardware, variant, number, UNFIT, why) if why else None
+    why = weights_too_large(workload, candidate.hardware)
+    return _without(candidate, UNFIT, why) if why else None
 
 
-def _without(
-    hardware: Hardware, variant: Variant, number: int, status: str, reason: str
-) -> CandidateResult:
+def _without(each: Candidate, status: str, reason: str) -> CandidateResult:
     """A result without any figures."""
     return CandidateResult(
-        number, hardware.name, variant.policy.name, variant.budget.text, variant.shown_recall,
-        hardware.gpus, hardware.price_per_hour, status, reason,
+        each.number, each.hardware.name, each.policy.name, each.budget_text, each.shown_recall,
+        each.hardware.gpus, each.hardware.price_per_hour, status, reason,
     )  # fmt: skip
 
 
@@ -226,7 +219,7 @@ SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
 def load_curve(
     workload: Workload,
     hardware: Hardware,
-    found: VariantDemands,
+    found: MixDemands,
     result: CandidateResult,
     shares: Sequence[float] = SHARES,
 ) -> tuple[LoadPoint, ...]:
@@ -234,7 +227,7 @@ def load_curve(
 
     Parameters
     ----------
-    found : VariantDemands
+    found : MixDemands
         What `result` was evaluated from.
     result : CandidateResult
         Has the figures at its largest load, which are not computed again.

@@ -12,23 +12,21 @@ from pathlib import Path
 from arborsim.core.errors import UsageError
 from arborsim.core.workers import unfold
 from arborsim.plan.demands import (
+    MixDemands,
     Recorded,
     Recording,
     Unit,
-    VariantDemands,
     drawn,
+    record,
     record_unit,
-    record_variant,
     recorded_facts,
-    variant_of,
-    variants,
 )
 from arborsim.plan.evaluate import evaluate, solved, unfit, weights_too_large
 from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
 from arborsim.plan.recommend import Demanded, recommend
 from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for
 from arborsim.plan.statistics import Estimate, cost_per_solved
-from arborsim.plan.workload import Hardware, Workload
+from arborsim.plan.workload import Candidate, Workload
 
 Advance = Callable[[str, int], None]
 _NOTHING_YET = Recommendation(None, "")
@@ -41,16 +39,15 @@ class Task:
     """One candidate to evaluate, in a process of its own."""
 
     workload: Workload
-    hardware: Hardware
-    found: VariantDemands
-    number: int
+    candidate: Candidate
+    found: MixDemands
 
 
 def work_on(item: Unit | Task) -> list[Recorded] | str | CandidateResult:
     """Record some searches, or evaluate a candidate."""
     if isinstance(item, Unit):
         return record_unit(item)
-    return evaluate(item.workload, item.hardware, item.found, item.number)
+    return evaluate(item.workload, item.candidate, item.found)
 
 
 @dataclass
@@ -82,9 +79,12 @@ class Planner:
     finished: dict[int, CandidateResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.variants = variants(self.workload)
-        self._pairs = self._combined()
-        self._kept: dict[int, VariantDemands] = {}
+        distinct: dict[object, Candidate] = {}
+        for each in self.workload.candidates():  # recall modes that change nothing make one
+            distinct.setdefault((each.hardware.name, each.recorded_as), each)
+        #: All, numbered in the workload's order.
+        self.candidates = [replace(each, number=n) for n, each in enumerate(distinct.values())]
+        self._kept: dict[object, MixDemands] = {}
         self._kept_bytes = 0
         self._solved: Estimate | None = None
         self._short: tuple[str, ...] = ()
@@ -92,10 +92,7 @@ class Planner:
 
     def _sort_out(self) -> None:
         """Finish what cannot hold the model's weights: that is known before anything is served."""
-        found = [
-            unfit(self.workload, where, self.variants[variant], number)
-            for number, where, variant in self.candidates
-        ]
+        found = [unfit(self.workload, each) for each in self.candidates]
         if found and all(found):
             largest = max(
                 self.workload.hardware, key=lambda each: each.gpus * each.profile.usable_hbm_bytes
@@ -106,27 +103,13 @@ class Planner:
             )
         self.finished |= {each.number: each for each in found if each is not None}
 
-    def _combined(self) -> list[tuple[Hardware, int]]:
-        """Where, and which variant: recall modes that change nothing make one candidate."""
-        place = {variant.key: number for number, variant in enumerate(self.variants)}
-        found = {}
-        for each in self.workload.candidates():
-            variant = place[variant_of(each).key]
-            found[each.hardware.name, variant] = (each.hardware, variant)
-        return list(found.values())
-
     @property
-    def candidates(self) -> list[tuple[int, Hardware, int]]:
-        """All, numbered in the workload's order: number, where, and number of the variant."""
-        return [(number, *pair) for number, pair in enumerate(self._pairs)]
-
-    @property
-    def missing(self) -> list[tuple[int, Hardware, int]]:
-        return [each for each in self.candidates if each[0] not in self.finished]
+    def missing(self) -> list[Candidate]:
+        return [each for each in self.candidates if each.number not in self.finished]
 
     def work(self) -> int:
         """Units of progress: searches recorded, and as many for each candidate evaluated."""
-        recorded = {variant for _, _, variant in self.missing}
+        recorded = {each.recorded_as for each in self.missing}
         return len(drawn(self.workload)) * (len(recorded) + len(self.missing))
 
     def run(
@@ -164,13 +147,12 @@ class Planner:
             yield self.workload.write_traces(Path(folder))
 
     def _evaluated(self, traces: Sequence[Path], advance: Advance) -> Iterator[CandidateResult]:
-        """Candidates as they are done: those of a variant follow as soon as it is recorded."""
+        """Candidates as they are done: they follow as soon as their searches are recorded."""
         places = drawn(self.workload)
-        needed = sorted({variant for _, _, variant in self.missing})
-        recordings = {
-            number: Recording(self.workload, number, self.variants[number], traces)
-            for number in needed
-        }
+        recordings: dict[object, Recording] = {}
+        for each in self.missing:
+            if each.recorded_as not in recordings:
+                recordings[each.recorded_as] = Recording(self.workload, each, traces)
         tasks: deque[Task] = deque()
 
         def next_item() -> Unit | Task:
@@ -186,28 +168,27 @@ class Planner:
                 continue
             assert not isinstance(result, CandidateResult)
             advance(f"replaying {item.how.policy.name}", len(item.episodes))
-            recordings[item.variant].add(item, result)
-            if recordings[item.variant].complete:
-                found = recordings.pop(item.variant).together()
-                self._keep(item.variant, found)
-                tasks.extend(
-                    Task(self.workload, where, found, number)
-                    for number, where, variant in self.missing if variant == item.variant
-                )  # fmt: skip
+            key = item.how.recorded_as
+            recordings[key].add(item, result)
+            if recordings[key].complete:
+                found = recordings.pop(key).together()
+                self._keep(key, found)
+                served = (each for each in self.missing if each.recorded_as == key)
+                tasks.extend(Task(self.workload, each, found) for each in served)
 
-    def _keep(self, variant: int, found: VariantDemands) -> None:
+    def _keep(self, key: object, found: MixDemands) -> None:
         size = sum(demand.nbytes for demand in found.demands)
         if self._kept_bytes + size <= _KEPT_BYTES:
             self._kept_bytes += size
-            self._kept[variant] = found
+            self._kept[key] = found
 
-    def demands_of(self, number: int) -> VariantDemands:
+    def demands_of(self, number: int) -> MixDemands:
         """What a candidate's machine is asked for; recorded again if it was not kept."""
-        variant = self.candidates[number][2]
-        if variant not in self._kept:
+        candidate = self.candidates[number]
+        if candidate.recorded_as not in self._kept:
             with self._traces() as traces:
-                self._kept[variant] = record_variant(self.workload, self.variants[variant], traces)
-        return self._kept[variant]
+                self._kept[candidate.recorded_as] = record(self.workload, candidate, traces)
+        return self._kept[candidate.recorded_as]
 
     def result(self) -> PlanResult:
         """The plan as far as it is finished."""
@@ -231,7 +212,7 @@ class Planner:
             solved=self._solved,
             settings=settings_of(self.workload),
             assumed=assumed_numbers(self.workload),
-            notes=(*cautions(self.workload, self.variants, done, self._solved), *self._short),
+            notes=(*cautions(self.workload, done, self._solved), *self._short),
             complete=not self.missing,
         )
         return replace(plan, recommendation=recommend(plan, self.demanded))

@@ -12,7 +12,7 @@ from arborsim import __version__
 from arborsim.core.units import quantity
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.profile import numbers_of
-from arborsim.plan.demands import Facts, Variant
+from arborsim.plan.demands import Facts
 from arborsim.plan.generate import TreeSpec
 from arborsim.plan.largest import STEP
 from arborsim.plan.results import INFEASIBLE, CandidateResult
@@ -134,17 +134,12 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
 
 
 def cautions(
-    workload: Workload,
-    chosen: Sequence[Variant],
-    results: Sequence[CandidateResult],
-    solved: Estimate | None = None,
+    workload: Workload, results: Sequence[CandidateResult], solved: Estimate | None = None
 ) -> tuple[str, ...]:
     """Notes on the figures, each one sentence.
 
     Parameters
     ----------
-    chosen : sequence of Variant
-        The workload's.
     solved : Estimate or None
         Share of the mix's searches with a correct answer, as recorded.
     """
@@ -156,7 +151,8 @@ def cautions(
             f"{len(infeasible)} of {len(results)} candidates cannot be served under their policy "
             f"and budget: {names}."
         )
-    if any(variant.offloads for variant in chosen) and any(w.gpus > 1 for w in workload.hardware):
+    offloads = any(candidate.offloads for candidate in workload.candidates())
+    if offloads and any(hardware.gpus > 1 for hardware in workload.hardware):
         found.append(
             "Policies that use DDR decided what to fetch on one GPU of each kind; where several "
             "share a model, the same bytes cross PCIe at their speed."

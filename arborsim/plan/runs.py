@@ -14,8 +14,8 @@ from arborsim.machine.options import Arrivals, ClosedLoop, Timed
 from arborsim.machine.report import ServingReport
 from arborsim.machine.search import Search
 from arborsim.machine.server import Server
-from arborsim.plan.arrivals import Clients
-from arborsim.plan.demands import VariantDemands
+from arborsim.plan.arrivals import ClientLoop
+from arborsim.plan.demands import MixDemands
 from arborsim.plan.statistics import relative_error
 from arborsim.plan.workload import Hardware, Target, Workload
 
@@ -127,7 +127,7 @@ class Bench:
         The model does not fit.
     """
 
-    def __init__(self, workload: Workload, hardware: Hardware, found: VariantDemands) -> None:
+    def __init__(self, workload: Workload, hardware: Hardware, found: MixDemands) -> None:
         self.workload, self.hardware = workload, hardware
         options = replace(workload.serving, tensor_parallel=hardware.gpus)
         self.engine = ServingEngine(found.demands, hardware.profile, workload.geometry, options)
@@ -183,8 +183,9 @@ class Bench:
         """The first `count` searches of a seed, and as many again, at a load."""
         numbers = np.tile(self.drawn[seed][:count], 2).tolist()
         when = self.workload.arrivals.at(load, 2 * count, seed)
-        if isinstance(when, Clients):
-            arrivals: Arrivals = ClosedLoop(when.count, tuple(numbers), when.think_s)
+        if isinstance(when, ClientLoop):
+            assert when.clients is not None
+            arrivals: Arrivals = ClosedLoop(when.clients, tuple(numbers), when.think_s)
         else:
             arrivals = Timed(tuple(zip(when.tolist(), numbers, strict=True)))
         return self.engine.run(arrivals, partial(play_closed_form, watch=watch))

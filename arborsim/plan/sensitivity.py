@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import SearchDemand
-from arborsim.plan.demands import VariantDemands, stretched
+from arborsim.plan.demands import MixDemands, stretched
 from arborsim.plan.evaluate import evaluate, load_curve
 from arborsim.plan.results import CandidateResult, PlanResult, fleet_for
-from arborsim.plan.workload import Hardware, Workload
+from arborsim.plan.workload import Candidate, Workload
 
 MOST_SEARCHES = 200  # per run
 _SHARES = (0.3, 0.6, 0.85, 1.0)  # of the largest load: the points of a curve
@@ -66,7 +66,6 @@ Serve = Callable[[HardwareProfile, Sequence[SearchDemand]], CandidateResult]
 
 
 def changed(
-    number: int,
     profile: HardwareProfile,
     demands: Sequence[SearchDemand],
     serve: Serve,
@@ -74,7 +73,7 @@ def changed(
     assumption: Assumption,
     factors: Sequence[float] = FACTORS,
 ) -> Sensitivity:
-    """One of `sensitivities`; `base` is what comes of everything as it is."""
+    """A candidate under one assumption; `base` is what comes of everything as it is."""
     variants = [Variant(1.0, base)]
     for factor in factors:
         if factor != 1:
@@ -83,13 +82,13 @@ def changed(
             variants.append(Variant(factor, serve(scaled(profile, assumption, factor), longer)))
     first = getattr(profile, assumption.fields[0]) if assumption.fields else 1
     ordered = tuple(sorted(variants, key=lambda each: each.factor))
-    return Sensitivity(number, assumption, float(first), ordered)
+    return Sensitivity(base.number, assumption, float(first), ordered)
 
 
 def server(
-    workload: Workload, hardware: Hardware, found: VariantDemands, searches: int = MOST_SEARCHES
+    workload: Workload, candidate: Candidate, found: MixDemands, searches: int = MOST_SEARCHES
 ) -> Serve:
-    """Serves a variant of a workload, in one run of at most so many searches.
+    """Serves a candidate of a workload, in one run of at most so many searches.
 
     One short run tells how much a number matters; every factor sees the same searches at the same
     moments, so their differences are not those of the draws.
@@ -98,14 +97,12 @@ def server(
     short = workload.with_run_length(count, min(workload.warm_up, count // 5), 1)
 
     def serve(profile: HardwareProfile, demands: Sequence[SearchDemand]) -> CandidateResult:
-        recorded = zip(found.recorded, demands, strict=True)
-        moved = replace(
-            found, recorded=tuple(replace(each, demand=demand) for each, demand in recorded)
-        )
-        machine = replace(hardware, profile=profile)
-        result = evaluate(short, machine, moved)
+        pairs = zip(found.recorded, demands, strict=True)
+        moved = replace(found, recorded=tuple(replace(each, demand=one) for each, one in pairs))
+        hardware = replace(candidate.hardware, profile=profile)
+        result = evaluate(short, replace(candidate, hardware=hardware), moved)
         fleet = fleet_for(result, workload.arrivals.stated)
-        curve = load_curve(short, machine, moved, result, _SHARES)
+        curve = load_curve(short, hardware, moved, result, _SHARES)
         return replace(result, fleet=fleet, curve=curve)
 
     return serve

@@ -34,8 +34,8 @@ def timeline(planner: Planner, result: CandidateResult) -> Timeline:
         With a largest load.
     """
     assert result.largest is not None
-    _, hardware, _ = planner.candidates[result.number]
-    bench = Bench(planner.workload, hardware, planner.demands_of(result.number))
+    candidate = planner.candidates[result.number]
+    bench = Bench(planner.workload, candidate.hardware, planner.demands_of(result.number))
     seed = planner.workload.seed
     recorder = Recorder()
     run = bench.run(result.largest, seed, also=recorder)

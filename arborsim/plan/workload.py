@@ -64,15 +64,37 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing to compare: where to serve, and how to keep the cache.
-
-    A policy that ignores budgets comes once, with ``budget`` None.
-    """
+    """One thing to compare: where to serve, and how to keep the cache."""
 
     hardware: Hardware
     policy: PolicyChoice
-    budget: Budget | None
-    recall: str
+    budget: Budget | None  #: None for a policy that ignores budgets, which comes once
+    recall: str  #: how DDR tokens are read
+    number: int = 0  #: its place in a plan
+
+    @property
+    def budget_text(self) -> str:
+        """For tables: "-" where there is none."""
+        return "-" if self.budget is None else self.budget.text
+
+    @property
+    def offloads(self) -> bool:
+        """Whether the policy may put tokens into DDR."""
+        return any(tier.in_ddr for tier in self.policy.policy.method.tiers)
+
+    @property
+    def shown_recall(self) -> str:
+        """For tables: "-" where nothing is ever recalled."""
+        return self.recall if self.offloads else "-"
+
+    @property
+    def recorded_as(self) -> tuple[str, str, str, str]:
+        """Candidates that share this are served from the same demands.
+
+        Only what DDR transfers find in flight depends on the machine.
+        """
+        where = self.hardware.profile.name if self.offloads else ""
+        return self.policy.name, self.budget_text, self.shown_recall, where
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from arborsim.cli.app import main
 from arborsim.core.errors import ArborsimError
-from arborsim.plan.arrivals import ClientLoop, Clients, Poisson, Recorded, read_arrivals
+from arborsim.plan.arrivals import ClientLoop, Poisson, Recorded, read_arrivals
 from tests.trace.import_helpers import recording
 
 SIGNIFICANCE = 1e-3
@@ -102,8 +102,8 @@ def test_bursts_stay_bursts_at_any_load() -> None:
 def test_a_closed_loop_is_its_clients() -> None:
     loop = ClientLoop(8, think_s=2.5)
     assert loop.stated == 8
-    assert loop.at(3.0, 100, 0) == Clients(3, 2.5)
-    assert loop.at(0.2, 100, 0) == Clients(1, 2.5)
+    assert loop.at(3.0, 100, 0) == ClientLoop(3, 2.5)
+    assert loop.at(0.2, 100, 0) == ClientLoop(1, 2.5)
 
 
 MOONCAKE = [{"timestamp": 1000 * t, "input_length": 20, "output_length": 2, "hash_ids": [1]}

@@ -53,7 +53,7 @@ def test_settings_without_effect_are_named(
     shared: int, serving: dict[str, object], said: tuple[str, ...]
 ) -> None:
     workload = _serving(_shared(small_workload(), shared), **serving)
-    assert cautions(workload, [], []) == said
+    assert cautions(workload, []) == said
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_prefixes_of_a_log_that_are_not_modelled_are_named(
     imported(log, read_requests(log, "mooncake"), trace, prefix_block_tokens=block)
     workload = _serving(small_workload(), prefix_sharing=sharing)
     workload = replace(workload, mix=(MixEntry("log", 1.0, trace, shared),))
-    assert cautions(workload, [], []) == said
+    assert cautions(workload, []) == said
 
 
 def test_prompts_shorter_than_what_is_shared_are_counted() -> None:
@@ -106,7 +106,7 @@ def test_costs_per_solved_search_say_what_they_rest_on() -> None:
     assert share in said[0]
     assert said[0].endswith("of 4 distinct searches of the mix having a correct answer.")
     unpriced = [replace(each, at_largest=None) for each in plan.candidates]
-    assert not cautions(small_workload(), [], unpriced, plan.solved)
+    assert not cautions(small_workload(), unpriced, plan.solved)
 
 
 def test_shares_of_live_runs_are_named_with_theirs() -> None:

@@ -13,7 +13,7 @@ import pytest
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_profile
 from arborsim.plan.arrivals import Recorded
-from arborsim.plan.demands import record_variant, variants
+from arborsim.plan.demands import record
 from arborsim.plan.evaluate import evaluate
 from arborsim.plan.plan import Planner
 from arborsim.plan.recommend import Demanded, recommend
@@ -359,7 +359,8 @@ def test_demands_serve_machines_that_the_workload_does_not_name() -> None:
     planner = Planner(small_workload())
     found = planner.demands_of(0)
     hardware = replace(planner.workload.hardware[0], profile=load_profile("a100-80"), name="other")
-    result = evaluate(planner.workload, hardware, found)
+    elsewhere = replace(planner.candidates[0], hardware=hardware)
+    result = evaluate(planner.workload, elsewhere, found)
     assert result.status == MET
     assert result.hardware == "other"
 
@@ -379,7 +380,8 @@ def test_recall_modes_of_policies_without_ddr_are_one_candidate() -> None:
     workload = small_workload(
         ('policies = ["full", "streaming-llm"]', 'policies = ["full"]\nrecalls = ["stage", "near"]')
     )
-    (only,) = variants(workload)
+    (only,) = Planner(workload).candidates[:1]
+    assert len(Planner(workload).candidates) == len(workload.hardware)
     assert only.shown_recall == "-"
     assert not only.offloads
 
@@ -389,7 +391,7 @@ def test_prompts_shorter_than_what_is_shared_share_among_themselves(
 ) -> None:
     workload = small_workload(("shared_prompt_tokens = 50", "shared_prompt_tokens = 500"))
     traces = workload.write_traces(tmp_path_factory.mktemp("t"))
-    found = record_variant(workload, variants(workload)[0], traces)
+    found = record(workload, workload.candidates()[0], traces)
     for demand in found.demands:
         assert demand.info.prefix_tokens == min(500, demand.prompt_tokens)
     keys = {demand.info.prefix: demand.info.prefix_tokens for demand in found.demands}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.plan.demands import VariantDemands
+from arborsim.plan.demands import MixDemands
 from arborsim.plan.plan import Planner
 from arborsim.plan.provenance import cautions
 from arborsim.plan.workload import Workload
@@ -54,19 +54,19 @@ def workload(tmp_path: Path) -> Workload:
     return parse_workload(text, tmp_path)
 
 
-def _tables(found: VariantDemands) -> list[np.ndarray]:
+def _tables(found: MixDemands) -> list[np.ndarray]:
     return [part for each in found.demands for part in (each.ops, each.pieces, each.legs)]
 
 
-def _same(a: VariantDemands, b: VariantDemands) -> bool:
+def _same(a: MixDemands, b: MixDemands) -> bool:
     return all(map(np.array_equal, _tables(a), _tables(b)))
 
 
 def test_candidates_keep_the_order_of_the_workload(workload: Workload) -> None:
     planner = Planner(workload)
     named = [
-        (number, hardware.name, planner.variants[variant].key[0], planner.variants[variant].key[2])
-        for number, hardware, variant in planner.candidates
+        (each.number, each.hardware.name, each.policy.name, each.shown_recall)
+        for each in planner.candidates
     ]
     kinds = [("full", "-"), ("tree-ddr", "stage"), ("tree-ddr", "near")]
     expected = [(gpu, *kind) for gpu in ("rtx4090", "slow") for kind in kinds]
@@ -75,10 +75,10 @@ def test_candidates_keep_the_order_of_the_workload(workload: Workload) -> None:
 
 def test_what_uses_ddr_is_recorded_on_its_own_gpu(workload: Workload) -> None:
     planner = Planner(workload)
-    for _, hardware, variant in planner.candidates:
-        chosen = planner.variants[variant]
-        assert chosen.profile.name == (hardware.profile.name if chosen.offloads else "rtx4090")
-    assert planner.candidates[0][2] == planner.candidates[3][2], "full retention is recorded once"
+    keys = [each.recorded_as for each in planner.candidates]
+    assert keys[0] == keys[3], "full retention is recorded once"
+    assert len(set(keys)) == 5
+    assert {planner.candidates[1].offloads, planner.candidates[4].offloads} == {True}
     fast, slow = planner.demands_of(1), planner.demands_of(4)
     assert not fast.infeasible
     assert any(len(each.legs) for each in fast.demands), "nothing went to DDR"
@@ -94,8 +94,7 @@ def only(workload: Workload, gpu: str) -> Workload:
 
 
 def test_groups_of_gpus_say_that_one_of_them_decided(workload: Workload) -> None:
-    chosen = Planner(workload).variants
-    assert cautions(workload, chosen, []) == ()
+    assert cautions(workload, []) == ()
     pair = replace(workload.hardware[0], gpus=2, name="2x rtx4090")
-    (said,) = cautions(replace(workload, hardware=(pair,)), chosen, [])
+    (said,) = cautions(replace(workload, hardware=(pair,)), [])
     assert said.startswith("Policies that use DDR decided what to fetch on one GPU of each kind")

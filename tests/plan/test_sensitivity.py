@@ -37,11 +37,11 @@ from tests.plan.make import small_plan, small_workload
 from tests.serving.make import chain, random_demand
 
 
-def sensitivities(number, profile, demands, serve, factors=FACTORS):
+def sensitivities(profile, demands, serve, factors=FACTORS):
     """A candidate under each assumption that matters, as reports show them."""
     base = serve(profile, demands)
     return [
-        changed(number, profile, demands, serve, base, each, factors)
+        changed(profile, demands, serve, base, each, factors)
         for each in ASSUMPTIONS
         if matters(each, demands, base)
     ]
@@ -109,7 +109,7 @@ def test_each_assumption_is_served_at_each_factor_but_one() -> None:
         asked.append((machine, demands[0].iterations))
         return replace(BASE, largest=float(len(asked)))
 
-    found = sensitivities(3, profile, [chain(10, 20)], serve, factors=(2.0, 0.5, 1.0))
+    found = sensitivities(profile, [chain(10, 20)], serve, factors=(2.0, 0.5, 1.0))
     keys = [each.assumption.key for each in found]
     assert keys == ["hbm", "bandwidth", "compute", "length"]  # nothing crosses PCIe
     assert [[v.factor for v in each.variants] for each in found] == [[0.5, 1.0, 2.0]] * 4
@@ -124,7 +124,7 @@ def test_each_assumption_is_served_at_each_factor_but_one() -> None:
 def test_pcie_counts_where_something_crosses_it() -> None:
     demand = random_demand(np.random.default_rng(0))
     assert len(demand.legs)
-    found = sensitivities(3, load_profile("h100"), [demand], lambda *_: BASE)
+    found = sensitivities(load_profile("h100"), [demand], lambda *_: BASE)
     assert "pcie" in [each.assumption.key for each in found]
 
 
@@ -133,11 +133,12 @@ def served():
     """The small workload's recommended candidate, evaluated again with single numbers changed."""
     workload = small_workload()
     planner = Planner(workload)
-    _, hardware, _ = planner.candidates[0]
+    candidate = planner.candidates[0]
     demands, plan = planner.demands_of(0), small_plan().candidates[0]
-    curve = load_curve(workload, hardware, demands, plan)
-    serve = server(workload, hardware, demands)
-    found = sensitivities(0, hardware.profile, demands.demands, serve, factors=(0.5, 1.0, 2.0))
+    curve = load_curve(workload, candidate.hardware, demands, plan)
+    serve = server(workload, candidate, demands)
+    profile = candidate.hardware.profile
+    found = sensitivities(profile, demands.demands, serve, factors=(0.5, 1.0, 2.0))
     return plan, curve, found
 
 
@@ -190,9 +191,9 @@ def test_a_curve_over_clients_has_whole_ones_once() -> None:
         ('kind = "poisson"\nrate_per_s = 20.0', 'kind = "closed-loop"\nclients = 4')
     ).with_run_length(24, 4, 1)
     planner = Planner(workload)
-    (_, hardware, _), demands = planner.candidates[0], planner.demands_of(0)
-    result = evaluate(workload, hardware, demands)
-    curve = load_curve(workload, hardware, demands, result, (0.1, 0.11, 0.5, 1.0))
+    candidate, demands = planner.candidates[0], planner.demands_of(0)
+    result = evaluate(workload, candidate, demands)
+    curve = load_curve(workload, candidate.hardware, demands, result, (0.1, 0.11, 0.5, 1.0))
     clients = [point.load for point in curve]
     assert clients == sorted({max(1, round(s * result.largest)) for s in (0.1, 0.11, 0.5, 1.0)})
     assert curve[-1] is result.at_largest
