@@ -207,9 +207,9 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
 
 def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
     """Print and write what was asked for; fail if no candidate meets the target."""
-    from arborsim.cli.plan_explain import print_explained
-    from arborsim.cli.plan_tables import print_plan
     from arborsim.plan import export
+    from arborsim.show.plan import print_plan
+    from arborsim.show.terms import print_explained
 
     number = output.candidate
     chosen = result.recommendation.candidate if number is None else number

@@ -140,9 +140,9 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
 
 def _show(result: ReplayResult, output: ReplayOutput) -> None:
     """Write and print what was asked for."""
-    from arborsim.show.explain import print_terms
     from arborsim.show.export import to_frame, to_json
     from arborsim.show.replay import print_replay
+    from arborsim.show.terms import print_terms
 
     if output.out is not None:
         to_frame(result).to_parquet(output.out, index=False)

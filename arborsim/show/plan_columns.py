@@ -37,7 +37,7 @@ def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateR
     )  # fmt: skip
     names = shown_names(rows)
     main = (*names, *shown(_main(result), rows), *_REASONS)
-    return replace(whole, columns=main), replace(whole, columns=(*names, *shown(_use(), rows)))
+    return whole.under(main), whole.under((*names, *shown(_use(), rows)))
 
 
 def shown_names(rows: Sequence[CandidateResult]) -> tuple[Column[CandidateResult], ...]:
@@ -53,6 +53,15 @@ def shown_names(rows: Sequence[CandidateResult]) -> tuple[Column[CandidateResult
 def at_largest(read: Callable[[LoadPoint], float]) -> Read:
     """A figure at the largest load; NaN where there is none."""
     return lambda row: math.nan if row.at_largest is None else read(row.at_largest)
+
+
+def rank(row: CandidateResult) -> tuple[float, float, int]:
+    """The cheapest first; without prices, the one with the largest load."""
+    point = row.at_largest
+    if point is None:
+        return math.inf, 0.0, row.number
+    cost = middle(point.cost_per_1000)
+    return math.inf if math.isnan(cost) else cost, -point.load, row.number
 
 
 def kept(row: CandidateResult) -> float:

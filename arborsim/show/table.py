@@ -189,10 +189,14 @@ class Table(Generic[R]):
     def scales(self) -> dict[str, Scale]:
         return scales(self.columns, self.rows)
 
+    def under(self, columns: Sequence[Column[R]]) -> Table[R]:
+        """The same rows under other columns."""
+        return replace(self, columns=columns)
+
     def without(self, keys: Iterable[str]) -> Table[R]:
         """The same rows without some columns."""
         gone = set(keys)
-        return replace(self, columns=[c for c in self.columns if c.key not in gone])
+        return self.under([c for c in self.columns if c.key not in gone])
 
     def heads(self) -> Iterator[Head]:
         """For a page."""
@@ -259,14 +263,16 @@ def print_tables(
     """
     joined = _joined(console, groups)
     for place, (title, table) in enumerate(joined):
-        choices = [table]
+        title = title if len(joined) > 1 else ""
+        airy = []
         if place and names:
-            choices.append(table.without(names))
+            airy = [_rich(title, table, *form) for form in _FORMS[:2]]
+            table = table.without(names)
+        choices = [table]
         for key in implied:
             choices.append(choices[-1].without([key]))
-        title = title if len(joined) > 1 else ""
         made = [_rich(title, some, *form) for some in choices for form in _FORMS]
-        console.print(first_fitting(console, made) or made[-1])
+        console.print(first_fitting(console, [*airy, *made]) or made[-1])
 
 
 def _joined(console: Console, groups: Iterable[tuple[str, Table[R]]]) -> list[tuple[str, Table[R]]]:

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from arborsim.cli.plan_legend import legend
-from arborsim.cli.plan_tables import print_plan
 from arborsim.machine.tally import PrefixTokens
 from arborsim.plan.results import PlanResult
+from arborsim.show.plan import legend, print_plan
 from arborsim.show.plan_words import headline, shared_prefixes
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan

@@ -21,7 +21,7 @@ from arborsim.machine.recall import PAGE_TOKENS, PAGES_TOP
 from arborsim.machine.terms import TERMS, Term, total
 from arborsim.policies.registry import build
 from arborsim.run.replay import Replay
-from arborsim.show.explain import explained
+from arborsim.show.terms import explained
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
 

@@ -1,0 +1,239 @@
+"""A plan in a terminal: what to take, a table of all candidates, and what did not work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from arborsim.plan.recommend import limits_of, load_of
+from arborsim.plan.results import MISSED, CandidateResult, LoadPoint, PlanResult
+from arborsim.show.plan_columns import at_largest, rank
+from arborsim.show.plan_words import headline, shared_prefixes
+from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown
+from arborsim.show.words import digits, plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MOST_SLOW = 6  # candidates that are named where all are too slow
+_RUNS_OUT = {
+    "hbm": "HBM space", "host": "DDR space", "searches": "searches", "compute": "compute",
+    "memory": "HBM speed", "pcie_down": "PCIe down", "pcie_up": "PCIe up",
+}  # fmt: skip
+#: Why there is no larger load, where it is not the target: a mark and what it means.
+_BEYOND = {
+    "throughput": ("=", "beyond it searches arrive faster than they end"),
+    "run length": ("+", "runs are too short to tell: it may serve more, for less"),
+}
+_NAMES = {"policy": "policy", "budget": "budget", "recall": "recall", "GPU": "hardware"}
+
+
+def _cell(value: float) -> str:
+    """Three significant digits."""
+    return "n/a" if math.isnan(value) else digits(value) if value else "-"
+
+
+def _share(value: float) -> str:
+    return "-" if value < 0.0005 else f"{100 * value:.0f}" if value >= 0.01 else "<1"
+
+
+def _range(bounds: tuple[float, float] | None) -> str:
+    if bounds is None:
+        return "n/a"
+    low, high = map(_cell, bounds)
+    return low if low == high else f"{low}-{high}"
+
+
+def _figure(
+    head: str, read: Callable[[LoadPoint], float], show: Callable[[float], str] = _cell,
+    hide: str = "",
+) -> Column[CandidateResult]:  # fmt: skip
+    """A figure at the largest load."""
+    value = at_largest(read)
+    return Column(head, head, "count", value, text=lambda row: show(value(row)), hide=hide,
+                  head=tuple(head.split("\n")))  # fmt: skip
+
+
+def _text(head: str, show: Callable[[CandidateResult], str]) -> Column[CandidateResult]:
+    return Column(head, head, LABEL, text=show, head=tuple(head.split("\n")))
+
+
+def _loads(plan: PlanResult) -> list[Column[CandidateResult]]:
+    clients = plan.unit == "clients"
+
+    def largest(row: CandidateResult) -> str:
+        """Marked where it is not the target that stops a larger one."""
+        load = row.at_largest.load if row.at_largest else math.nan
+        return (f"{load:,.0f}" if clients else _cell(load)) + _BEYOND.get(row.limited_by, ("",))[0]
+
+    def by_seed(row: CandidateResult) -> str:
+        """How far the runs' own largest loads lie apart."""
+        return f"+{100 * (max(row.largest_by_seed) / min(row.largest_by_seed) - 1):.0f}%"
+
+    def runs_out(row: CandidateResult) -> str:
+        what = row.at_largest.saturated if row.at_largest else ""
+        return _RUNS_OUT.get(what, what)
+
+    return [
+        _text("clients" if clients else "offered\n/s", largest),
+        _figure("served\n/s", lambda p: p.served_per_s.value),
+        *([_text("by\nseed", by_seed)] if plan.runs > 1 else []),
+        _figure("p95\ns", lambda p: p.search_s.p95),
+        _text("runs\nout", runs_out),
+    ]
+
+
+def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
+    def cost(row: CandidateResult) -> str:
+        return _range(row.at_largest.cost_per_1000 if row.at_largest else None)
+
+    def solved(row: CandidateResult) -> str:
+        ends = row.at_largest.cost_per_solved if row.at_largest else None
+        return _range(ends and (1000 * ends[0].value, 1000 * ends[1].value))
+
+    def kept(row: CandidateResult) -> str:
+        """The attention kept; all of it where no token was dropped."""
+        quality = row.quality
+        if quality is not None and quality.exact:
+            return "100"
+        if quality is None or quality.attention_kept is None:
+            return "n/a"
+        return f"{100 * quality.attention_kept:.1f}"
+
+    def ms(read: Callable[[LoadPoint], float], head: str) -> Column[CandidateResult]:
+        return _figure(f"{head}\nms/tok", lambda p: 1e3 * read(p))
+
+    known = any(row.at_largest and row.at_largest.cost_per_solved for row in plan.candidates)
+    fleet = any(row.fleet for row in plan.candidates)
+    return [
+        _text(f"{plan.currency}/1000\nsearches", cost),
+        *([_text(f"{plan.currency}/1000\nsolved", solved)] if known else []),
+        _text("kept\n%", kept),
+        _figure("at\nonce", lambda p: p.concurrency),
+        _figure("p50\ns", lambda p: p.search_s.p50),
+        _figure("p99\ns", lambda p: p.search_s.p99),
+        ms(lambda p: p.token_s.p50, "p50"),
+        ms(lambda p: p.token_s.p95, "p95"),
+        *([_text("fleet\nGPUs", lambda r: f"{r.fleet.gpus}" if r.fleet else "")] if fleet else []),
+    ]
+
+
+_USE = [
+    _figure("HBM\n%", lambda p: p.used.hbm, _share),
+    _figure("HBM\nB/s %", lambda p: p.used.memory, _share),
+    _figure("comp.\n%", lambda p: p.used.compute, _share),
+    _figure("PCIe\ndown %", lambda p: p.used.pcie_down, _share),
+    _figure("PCIe\nup %", lambda p: p.used.pcie_up, _share),
+    _figure("DDR\n%", lambda p: p.used.host, _share),
+    _figure("pre-\nempt.", lambda p: p.preemptions_per_1000),
+    _figure("re-\nfused", lambda p: p.refused_per_1000, hide=NOTHING),
+]
+
+
+def print_plan(plan: PlanResult, console: Console | None = None) -> None:
+    """Print the recommendation, then the candidates, the cheapest first, then what failed."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(plain(text), style=style, markup=False)
+
+    say(f"{plan.workload}: the largest load with {plan.percentile:g}% of searches within "
+        f"{limits_of(plan)}", "bold")  # fmt: skip
+    if plan.recommendation.candidate is not None:
+        say(headline(plan), "bold")
+        say(plan.recommendation.text)
+        if told := shared_prefixes(plan):
+            say(told)
+    rows = sorted(plan.met(), key=rank)
+    if rows:
+        console.print()
+        whole = Table(rows, (), look=lambda row: "chosen" if _recommended(row, plan) else "")
+        names = _identity(plan, rows)
+        groups = [("", whole.under((*names, *shown(columns, rows))))
+                  for columns in (_loads(plan), _costs(plan), _USE)]  # fmt: skip
+        print_tables(console, groups, names=list(_NAMES))
+        for line in legend(plan):
+            say(line, "dim")
+    for line in _failures(plan):
+        say(line)
+    for note in (*plan.notes, *plan.recommendation.unknown):
+        say(note, "dim")
+
+
+def _recommended(row: CandidateResult, plan: PlanResult) -> bool:
+    return row.number == plan.recommendation.candidate
+
+
+def _identity(plan: PlanResult, rows: Sequence[CandidateResult]) -> list[Column[CandidateResult]]:
+    """A number, and what tells candidates apart."""
+
+    def named(head: str, part: str) -> Column[CandidateResult]:
+        return Column(head, head, NAME, text=lambda row: str(getattr(row, part)), head=(head,))
+
+    number = _text("#", lambda row: f"{'*' if _recommended(row, plan) else ''}{row.number}")
+    return [number, *(named(head, part) for head, part in _NAMES.items()
+                      if any(getattr(row, part) != "-" for row in rows))]  # fmt: skip
+
+
+def _failures(plan: PlanResult) -> list[str]:
+    """One line per reason, with all that it holds for; those too slow alone, together."""
+    slow = [each for each in plan.candidates if each.status == MISSED and each.alone]
+    reasons: dict[tuple[str, str], list[CandidateResult]] = {}
+    for candidate in plan.candidates:
+        if candidate.reason and candidate not in slow:
+            reasons.setdefault((candidate.status, candidate.reason), []).append(candidate)
+    lines = [_too_slow(slow, plan)] if slow else []
+    for (status, reason), who in reasons.items():
+        more = f" and {len(who) - 3} more" if len(who) > 3 else ""
+        lines.append(f"{status}: {', '.join(each.name for each in who[:3])}{more}: {reason}")
+    return lines
+
+
+def _too_slow(slow: Sequence[CandidateResult], plan: PlanResult) -> str:
+    """What a search takes there by itself, at the target's percentile; the fastest first."""
+    found = []
+    for each, alone in sorted(
+        ((row, row.alone) for row in slow if row.alone), key=lambda one: one[1].at_percentile_s
+    ):
+        times = []
+        if plan.search_limit_s is not None:
+            times.append(f"{_cell(alone.at_percentile_s)} s")
+        if plan.token_limit_s is not None:
+            times.append(f"{_cell(1e3 * alone.token_at_percentile_s)} ms/tok")
+        found.append(f"{each.name} {', '.join(times)}")
+    more = f"; and {len(found) - _MOST_SLOW} more" if len(found) > _MOST_SLOW else ""
+    return (
+        f"missed ({plan.percentile:g}% of the searches take up to, alone): "
+        f"{'; '.join(found[:_MOST_SLOW])}{more}"
+    )
+
+
+def legend(plan: PlanResult) -> list[str]:
+    """Lines for what is in the tables; the marks first, then the columns as they come."""
+    clients = plan.unit == "clients"
+    limits = {each.limited_by for each in plan.met()}
+    lines = [
+        "*  recommended",
+        f"{'clients' if clients else 'offered'}: the most that one machine is offered while every "
+        "run meets the target;",
+        "  all other figures are at that load",
+        *(["  no mark: some run missed the target at the next larger load"] * ("target" in limits)),
+        *(f"  {mark}  {said}" for why, (mark, said) in _BEYOND.items() if why in limits),
+    ]
+    if plan.runs > 1:
+        lines.append(f"by seed: how much more the best of the {plan.runs} runs carries")
+    lines += [
+        "served: what ended per second; less in short runs, as machines begin empty",
+        "runs out: HBM or DDR space if searches wait for a place (at peaks, long before",
+        "  HBM %, a mean, is 100); else what is busy most: HBM speed, compute or PCIe",
+    ]
+    if any(each.at_largest and each.at_largest.cost_per_1000 for each in plan.met()):
+        per = "served search" if clients else "offered search (in the long run all are served)"
+        lines.append(f"{plan.currency}/1000: per {per}")
+    lines.append("kept: attention on tokens that are still readable; it is not accuracy")
+    if any(each.fleet for each in plan.candidates) and plan.stated_load is not None:
+        lines.append(f"fleet: GPUs for {load_of(plan.stated_load, plan)}")
+    return [*lines, "HBM B/s, comp., PCIe %: shares of the time; pre-empt.: per 1,000 searches"]

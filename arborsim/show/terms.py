@@ -1,0 +1,93 @@
+"""`--explain`: what the time of a replay or of a planned search consists of, term by term."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from arborsim.core.units import scale_for
+from arborsim.machine.terms import Term, total
+from arborsim.plan.results import CandidateResult, LoadPoint
+from arborsim.run.results import EpisodeResult
+from arborsim.show.table import print_list
+from arborsim.show.words import plain
+
+
+def explained(episodes: Sequence[EpisodeResult]) -> dict[tuple[str, str, str], tuple[Term, ...]]:
+    """The terms of all searches of each trace, policy and budget, added up."""
+    groups: dict[tuple[str, str, str], list[tuple[Term, ...]]] = {}
+    for each in episodes:
+        groups.setdefault((each.trace, each.policy, each.budget), []).append(each.terms)
+    return {key: total(terms) for key, terms in groups.items()}
+
+
+def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = None) -> None:
+    """Print a table per trace, policy and budget that adds up to its total time."""
+    console = console or Console(highlight=False)
+    for (trace, policy, budget), terms in explained(episodes).items():
+        _head(console, policy, f"  budget {budget}, {trace}")
+        whole_s = sum(term.seconds for term in terms)
+        _print(console, [(t.name, t.seconds, t.hidden_s) for t in terms], whole_s, "hidden")
+    console.print(
+        "hidden: ran behind something else, or how long the link was in use; no part of the total.",
+        style="dim", markup=False,
+    )  # fmt: skip
+
+
+def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:
+    """Print how a candidate's memory comes about, and every term of a search's time."""
+    console = console or Console(highlight=False)
+    _head(console, candidate.name)
+    if pool := candidate.pool:
+        gb = [f"{each / 1e9:.2f} GB" for each in (
+            pool.hbm_bytes, pool.reserve_bytes, pool.weight_bytes, pool.workspace_bytes,
+            pool.kv_bytes)]  # fmt: skip
+        console.print(
+            f"memory for keys and values: {gb[0]} - {gb[1]} reserve - {gb[2]} weights - "
+            f"{gb[3]} workspace = {gb[4]}"
+        )
+    if candidate.alone is None:
+        return
+    alone = candidate.alone
+    console.print(
+        f"a search alone, on average: {alone.prompt_tokens:,.0f} prompt and "
+        f"{alone.generated_tokens:,.0f} generated tokens, at most "
+        f"{alone.peak_hbm_bytes / 1e9:.3f} GB of HBM and {alone.peak_ddr_bytes / 1e9:.3f} GB of DDR"
+    )
+    terms = [(name, seconds, 0.0) for name, seconds in alone.terms_s.items() if seconds]
+    _print(console, terms, alone.seconds)
+    if candidate.at_largest is not None:
+        console.print(_busy(candidate.at_largest))
+
+
+def _busy(point: LoadPoint) -> str:
+    """Where the machine's time goes at the largest load."""
+    busy = point.busy
+    parts = {
+        "prefill": busy.prefill_s, "recomputing": busy.recompute_s, "decoding": busy.decode_s,
+        "policies": busy.policy_s, "waiting for transfers": busy.exposed_s,
+        "idle": max(0.0, point.total_s - busy.total_s),
+    }  # fmt: skip
+    shares = [f"{name} {100 * part / point.total_s:.1f}%" for name, part in parts.items() if part]
+    return f"at the largest load the machine's time goes into {', '.join(shares)}"
+
+
+def _head(console: Console, name: str, rest: str = "") -> None:
+    console.print()
+    console.print(Text(plain(name), style="bold").append(plain(rest), style="not bold"))
+
+
+def _print(
+    console: Console, terms: Sequence[tuple[str, float, float]], whole_s: float, hidden: str = ""
+) -> None:
+    """Names, seconds and hidden seconds, and their share of the whole."""
+    unit = scale_for("seconds", [whole_s / 1000])  # small terms count, too
+    rows = [
+        (f"  {name}", unit.show(seconds), f"{seconds / whole_s:.1%}" if whole_s else "-",
+         unit.show(behind_s) if behind_s else "")
+        for name, seconds, behind_s in (*terms, ("total", whole_s, 0.0))
+    ]  # fmt: skip
+    heads = ["  term", unit.unit, "share", *([f"{hidden} {unit.unit}"] if hidden else [])]
+    print_list(console, heads, [row[: len(heads)] for row in rows])
