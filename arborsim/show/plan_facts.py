@@ -11,7 +11,6 @@ from arborsim.show.plan_words import (
     at_load,
     is_least,
     load,
-    named,
     numbered,
     saturates,
     stated,
@@ -35,7 +34,7 @@ def key_figures(result: PlanResult) -> tuple[list[tuple[str, str]], dict[str, li
     heads = ("Recommended", "Nearest alternative")
     facts = [_facts(row, result) for row in rows]
     names = facts[0] if facts else {}
-    return [(head, named(row)) for head, row in zip(heads, rows, strict=False)], {
+    return [(head, row.name) for head, row in zip(heads, rows, strict=False)], {
         name: [each[name] for each in facts] for name in names if any(each[name] for each in facts)
     }
 

@@ -8,21 +8,21 @@ from typing import Any
 
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.plan.sensitivity import compared_cost
-from arborsim.show.figures import Figure, label
-from arborsim.show.plan_words import (
-    VERDICTS,
-    load_axis,
-    middle,
-    named,
-    saturates,
-    told_apart,
-    verdict,
+from arborsim.show.figures import (
+    MOST_BARS,
+    Figure,
+    colour,
+    label,
+    level,
+    rounded,
+    said,
+    stacked_bars,
+    upright,
 )
+from arborsim.show.plan_words import VERDICTS, load_axis, middle, saturates, told_apart, verdict
 
-_COLOURS = 8
 #: Of the limit: times beyond it say only that the machine is overloaded.
 _ABOVE_LIMIT = 2.0
-_MOST_BARS = 24
 _MOST_LINES = 6
 
 #: Title, attribute of `Utilisation`, colour.
@@ -83,29 +83,31 @@ def against_load(result: PlanResult) -> list[dict[str, Any]]:
 
 
 def _curves(
-    rows: Sequence[CandidateResult], result: PlanResult, axis: str,
-    read: Callable[[LoadPoint], float], limit: float | None,
-) -> Figure:  # fmt: skip
+    rows: Sequence[CandidateResult],
+    result: PlanResult,
+    axis: str,
+    read: Callable[[LoadPoint], float],
+    limit: float | None,
+) -> Figure:
     names = told_apart(rows)
     values = [read(point) for row in rows for point in row.curve]
     data = [
         curve(row, read, names[row.number], number, result.unit) for number, row in enumerate(rows)
     ]
-    data += marks(rows)
-    shapes, top = [], _top(values, limit)
-    if limit is not None:
-        shapes.append(level(limit))
+    layout = over_load(result, axis, _top(values, limit), limit)
+    return {"data": data + marks(rows), "layout": layout}
+
+
+def over_load(result: PlanResult, axis: str, top: float, limit: float | None) -> Figure:
+    """The layout of times over loads, with the limit as a line."""
     return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": load_axis(result)}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": label(axis)}, "range": [0, top]},
-            "shapes": shapes,
-            "annotations": [] if limit is None else [said("target", limit)],
-            "hovermode": "closest",
-            "height": 420,
-        },
-    }  # fmt: skip
+        "xaxis": {"title": {"text": load_axis(result)}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": label(axis)}, "range": [0, top]},
+        "shapes": [] if limit is None else [level(limit)],
+        "annotations": [] if limit is None else [said("target", limit)],
+        "hovermode": "closest",
+        "height": 420,
+    }
 
 
 def _top(values: Sequence[float], limit: float | None) -> float:
@@ -123,21 +125,21 @@ def curve(
 ) -> Figure:  # fmt: skip
     """A line over loads; points say what is served, whether that is in time, and what runs out."""
     points, told = row.curve, [verdict(row, point) for point in row.curve]
-    colour = f"var(--c{(number + 1) % _COLOURS})"
+    paint = colour(number + 1)
     return {
         "type": "scatter",
         "mode": "lines" if dashed else "lines+markers",
         "name": label(name),
         "showlegend": not dashed,
-        "x": [_short(point.load) for point in points],
-        "y": [_short(read(point)) for point in points],
+        "x": [rounded(point.load) for point in points],
+        "y": [rounded(read(point)) for point in points],
         "customdata": [
             [VERDICTS[each], saturates(point), f"{point.served_per_s.value:.3g}"]
             for point, each in zip(points, told, strict=True)
         ],
-        "line": {"color": colour, "width": 1.5 if dashed else 2.2,
+        "line": {"color": paint, "width": 1.5 if dashed else 2.2,
                  "dash": "dot" if dashed else "solid"},
-        "marker": {"color": colour, "size": [7 if each == "met" else 10 for each in told],
+        "marker": {"color": paint, "size": [7 if each == "met" else 10 for each in told],
                    "symbol": [SYMBOLS[each] for each in told]},
         "hovertemplate": f"<b>{label(name)}</b><br>offered %{{x:.4g}} {unit}<br>"
         "served %{customdata[2]} searches/s<br>%{y:.4g} s<br>%{customdata[0]}<br>"
@@ -157,52 +159,29 @@ def marks(rows: Sequence[CandidateResult]) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _short(value: float) -> float | None:
-    """Six digits; None where there is nothing to draw."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-def level(value: float) -> Figure:
-    """A dashed line across the plot."""
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value,
-            "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"}}  # fmt: skip
-
-
-def _upright(value: float) -> Figure:
-    """A dashed line from bottom to top."""
-    return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": value, "x1": value,
-            "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"}}  # fmt: skip
-
-
-def said(text: str, value: float) -> Figure:
-    """What such a line means, above its right end."""
-    return {"text": text, "xref": "paper", "x": 1, "y": value, "xanchor": "right",
-            "yanchor": "bottom", "showarrow": False, "font": {"color": "var(--bound)"}}  # fmt: skip
-
-
 def saturation(result: PlanResult) -> list[dict[str, Any]]:
     """What a candidate uses of its machine as the load grows: a plot each."""
     rows = with_curves(result)
-    names = {row.number: named(row) for row in rows}
+    names = {row.number: row.name for row in rows}
     return [{"cell": names[row.number], "figure": _used(row, result), "text": _first(row, result)}
             for row in rows]  # fmt: skip
 
 
 def _used(row: CandidateResult, result: PlanResult) -> Figure:
     data = []
-    for title, attribute, colour in SHARES:
+    for title, attribute, paint in SHARES:
         values = [100 * getattr(point.used, attribute) for point in row.curve]
         if attribute in ("host", "pcie_down", "pcie_up") and not any(values):
             continue
         data.append({
             "type": "scatter", "mode": "lines+markers", "name": title,
-            "x": [_short(point.load) for point in row.curve],
-            "y": [_short(value) for value in values],
-            "line": {"color": f"var(--{colour})", "width": 2},
-            "marker": {"color": f"var(--{colour})", "size": 6},
+            "x": [rounded(point.load) for point in row.curve],
+            "y": [rounded(value) for value in values],
+            "line": {"color": f"var(--{paint})", "width": 2},
+            "marker": {"color": f"var(--{paint})", "size": 6},
             "hovertemplate": f"{title} %{{y:.1f}} %<extra></extra>",
         })  # fmt: skip
-    shapes = [] if row.largest is None else [_upright(row.largest)]
+    shapes = [] if row.largest is None else [upright(row.largest)]
     return {
         "data": data,
         "layout": {
@@ -232,37 +211,22 @@ def time_split(result: PlanResult) -> Figure | None:
     rows = sorted(
         (row for row in result.met() if row.at_largest is not None and row.at_largest.total_s > 0),
         key=_rank,
-    )[:_MOST_BARS]
+    )[:MOST_BARS]
     if not rows:
         return None
     points = [row.at_largest for row in rows if row.at_largest is not None]
-    places, names = list(range(len(rows))), [label(named(row)) for row in rows]
     busy = [100 * point.busy.total_s / point.total_s for point in points]
     parts = [
-        (title, [100 * getattr(point.busy, name) / point.total_s for point in points], colour)
-        for title, name, colour in _PARTS
+        (title, [100 * getattr(point.busy, name) / point.total_s for point in points], paint)
+        for title, name, paint in _PARTS
     ]
     parts.append(("Idle", [max(0.0, 100 - share) for share in busy], "line"))
-    data = [
-        {
-            "type": "bar", "orientation": "h", "name": title, "y": places,
-            "x": [_short(value) for value in values], "customdata": names,
-            "marker": {"color": f"var(--{colour})"},
-            "hovertemplate": f"%{{customdata}}<br>{title} %{{x:.1f}} %<extra></extra>",
-        }
-        for title, values, colour in parts
-        if any(values)
-    ]  # fmt: skip
+    axis = {"title": {"text": "share of the time (%)"}, "range": [0, 100]}
     short = told_apart(rows)
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.3,
-        "xaxis": {"title": {"text": "share of the time (%)"}, "range": [0, 100]},
-        "yaxis": {"tickvals": places, "ticktext": [label(short[row.number]) for row in rows],
-                  "range": [len(rows) - 0.5, -0.5], "zeroline": False, "showgrid": False},
-        "height": 150 + 25 * len(rows),
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    return stacked_bars(
+        [row.name for row in rows], [part for part in parts if any(part[1])], axis, "%",
+        [short[row.number] for row in rows],
+    )  # fmt: skip
 
 
 def _rank(row: CandidateResult) -> tuple[float, int]:
@@ -275,7 +239,7 @@ def _rank(row: CandidateResult) -> tuple[float, int]:
 
 def time_note(result: PlanResult) -> str:
     """What of the bars is shown."""
-    left = len(result.met()) - _MOST_BARS
+    left = len(result.met()) - MOST_BARS
     return f"{left} more candidates are in the table." if left > 0 else ""
 
 

@@ -23,7 +23,6 @@ from arborsim.show.plan_words import (
     failures,
     headline,
     load,
-    named,
     numbered,
     shared_prefixes,
     stated,
@@ -143,7 +142,7 @@ def _watched(result: PlanResult) -> str:
     if line is None:
         return "No run was watched."
     who = numbered(result, line.candidate)
-    return f"{named(who)}, at {load(line.load, result.unit)}, seed {line.seed}."
+    return f"{who.name}, at {load(line.load, result.unit)}, seed {line.seed}."
 
 
 def _sensitivity_note(report: PlanReport) -> str:
@@ -158,7 +157,7 @@ def _sensitivity_note(report: PlanReport) -> str:
     if chosen is not None and rival is not None and rival[1] > 1:
         row = numbered(report.result, chosen)
         notes.append(
-            f"What is cheapest changes to {named(rival[0])} once {row.hardware} costs "
+            f"What is cheapest changes to {rival[0].name} once {row.hardware} costs "
             f"{digits(rival[1])} times as much (middles of the price ranges)."
         )
     return " ".join(notes)

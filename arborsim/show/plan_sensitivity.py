@@ -14,19 +14,10 @@ from arborsim.plan.sensitivity import (
     compared_cost,
     elsewhere,
 )
-from arborsim.show.figures import Figure, label
-from arborsim.show.plan_figures import curve, level, marks, said
+from arborsim.show.figures import Figure, colour, label, stacked_bars
+from arborsim.show.plan_figures import curve, marks, over_load
 from arborsim.show.plan_overview import at, run_of
-from arborsim.show.plan_words import (
-    at_load,
-    is_least,
-    load,
-    load_axis,
-    middle,
-    numbered,
-    runs_out,
-    told_apart,
-)
+from arborsim.show.plan_words import at_load, is_least, load, middle, numbered, runs_out, told_apart
 from arborsim.show.words import digits, money
 
 _PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -155,18 +146,9 @@ def _moved(
     top = longest if limit is None else min(max(longest, 1.2 * limit), _ABOVE_LIMIT * limit)
     right = max((p.load for p in points), default=1.0)
     axis = f"arrival to answer, {result.percentile:g}th percentile (s)"
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": load_axis(result)},
-                      "range": [0, 1.03 * right]},
-            "yaxis": {"title": {"text": axis}, "range": [0, 1.03 * top]},
-            "shapes": [] if limit is None else [level(limit)],
-            "annotations": [] if limit is None else [said("target", limit)],
-            "hovermode": "closest",
-            "height": 380,
-        },
-    }  # fmt: skip
+    layout = over_load(result, axis, 1.03 * top, limit)
+    layout["xaxis"]["range"] = [0, 1.03 * right]
+    return {"data": data, "layout": layout}
 
 
 def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> dict[str, Any] | None:
@@ -213,20 +195,9 @@ def _bars(
     costs: dict[int, float], names: dict[int, str], result: PlanResult, most: float
 ) -> Figure:
     axis = f"cost of 1,000 searches{at_load(result)} ({label(result.currency)})"
-    places = list(range(len(costs)))
-    texts = [label(names[number]) for number in costs]
-    return {
-        "data": [{
-            "type": "bar", "orientation": "h", "y": places, "showlegend": False,
-            "x": [float(f"{cost:.5g}") for cost in costs.values()], "customdata": texts,
-            "marker": {"color": [f"var(--c{(place + 1) % 8})" for place in places]},
-            "hovertemplate": "%{customdata}: %{x:.4g}<extra></extra>",
-        }],
-        "layout": {
-            "xaxis": {"title": {"text": axis}, "range": [0, 1.03 * most]},
-            "yaxis": {"tickvals": places, "ticktext": texts, "zeroline": False, "showgrid": False,
-                      "range": [len(costs) - 0.5, -0.5]},
-            "bargap": 0.35,
-            "height": 140 + 44 * len(costs),
-        },
-    }  # fmt: skip
+    texts = [names[number] for number in costs]
+    ends = {"title": {"text": axis}, "range": [0, 1.03 * most]}
+    figure = stacked_bars(texts, [("", list(costs.values()), "c1")], ends, "")
+    paint = [colour(place + 1) for place in range(len(costs))]
+    figure["data"][0] |= {"showlegend": False, "marker": {"color": paint}}
+    return figure

@@ -11,8 +11,7 @@ import numpy as np
 from arborsim.core.units import Scale, quantity, scale_for
 from arborsim.machine.options import KvPool
 from arborsim.plan.results import PlanResult, Slice, Timeline
-from arborsim.show.figures import Figure, packed
-from arborsim.show.plan_figures import level, said
+from arborsim.show.figures import Figure, area, level, packed, said
 from arborsim.show.plan_words import numbered
 
 #: Kinds of `Slice`: title, colour.
@@ -37,7 +36,7 @@ _SHARED = {-1: "batch", -2: "from host", -3: "to host"}
 
 
 def memory(result: PlanResult) -> Figure | None:
-    """Stacked areas: what the HBM holds; host memory as a line beside them."""
+    """Stacked areas: what the HBM holds; host memory as a line over them."""
     line = result.timeline
     if line is None or len(line.series.time_s) < 2:
         return None
@@ -51,16 +50,16 @@ def memory(result: PlanResult) -> Figure | None:
     seconds = np.asarray(line.series.time_s, dtype=float)[keep]
     time = scale_for("seconds", seconds.tolist())
     x = packed(seconds / time.size)
-    layers = [(name, np.full(len(keep), size), colour) for name, size, colour in _fixed(pool)]
+    layers = [(name, np.full(len(keep), size), paint) for name, size, paint in fixed]
     data = [
-        _layer(name, packed(values / scale.size), x, colour, scale)
-        for name, values, colour in (*layers, ("KV in HBM", kv, "hbm"))
+        area(name, x, values / scale.size, paint, scale.unit)
+        for name, values, paint in (*layers, ("KV in HBM", kv, "hbm"))
     ]
     if host.any():
         data.append({
             "type": "scatter", "mode": "lines", "name": "KV in host memory", "x": x,
             "y": packed(host / scale.size), "line": {"color": "var(--ddr)", "width": 2},
-            "hovertemplate": f"KV in host memory %{{y:.4g}} {scale.unit}<extra></extra>",
+            "hovertemplate": f"%{{y:.4g}} {scale.unit}",
         })  # fmt: skip
     top = whole / scale.size
     axis: Figure = {"range": [0, 1.15 * top]} if whole else {"rangemode": "tozero"}
@@ -71,7 +70,7 @@ def memory(result: PlanResult) -> Figure | None:
             "yaxis": {"title": {"text": f"memory ({scale.unit})"}, **axis},
             "shapes": [level(top)] if whole else [],
             "annotations": [said("HBM", top)] if whole else [],
-            "hovermode": "closest",
+            "hovermode": "x unified",
             "height": 400,
         },
     }
@@ -85,14 +84,6 @@ def _fixed(pool: KvPool | None) -> list[tuple[str, float, str]]:
         ("Weights", float(pool.weight_bytes), "prefill"),
         ("Workspace and reserve", float(pool.workspace_bytes + pool.reserve_bytes), "decode"),
     ]
-
-
-def _layer(name: str, y: Figure, x: Figure, colour: str, scale: Scale) -> Figure:
-    return {
-        "type": "scatter", "mode": "lines", "stackgroup": "hbm", "name": name, "x": x, "y": y,
-        "line": {"width": 0, "color": f"var(--{colour})"}, "fillcolor": f"var(--{colour})",
-        "hovertemplate": f"{name}: %{{y:.4g}} {scale.unit}<extra></extra>",
-    }  # fmt: skip
 
 
 def _thinned(line: Timeline) -> np.ndarray:

@@ -42,13 +42,6 @@ def numbered(result: PlanResult, number: int) -> CandidateResult:
     return next(each for each in result.candidates if each.number == number)
 
 
-def named(row: CandidateResult) -> str:
-    """All that tells it from the others."""
-    budget = "" if row.budget == "-" else f" at {row.budget}"
-    recall = "" if row.recall == "-" else f" ({row.recall})"
-    return f"{row.policy}{budget}{recall} on {row.hardware}"
-
-
 def at_load(result: PlanResult) -> str:
     """Where candidates' costs are compared: `` at 5 searches/s``, or "" for their largest loads."""
     return "" if result.stated_load is None else f" at {stated(result)}"
@@ -142,7 +135,7 @@ def shared_prefixes(result: PlanResult) -> str:
         "computed": found.computed,
     }
     shares = ", ".join(f"{_percent(part / total)} {what}" for what, part in parts.items())
-    return f"Tokens of shared prompts, at the largest load of {named(row)}: {shares}."
+    return f"Tokens of shared prompts, at the largest load of {row.name}: {shares}."
 
 
 def _percent(share: float) -> str:
@@ -176,7 +169,7 @@ def told_apart(candidates: Iterable[CandidateResult]) -> dict[int, str]:
     }
     names = {each.number: _short(each, different) for each in chosen}
     if len(set(names.values())) < len(names):
-        return {each.number: named(each) for each in chosen}
+        return {each.number: each.name for each in chosen}
     return names
 
 
@@ -194,7 +187,7 @@ def _short(each: CandidateResult, different: dict[str, bool]) -> str:
 def failures(result: PlanResult) -> list[str]:
     """Why the other candidates are not in the tables, one line each."""
     return [
-        f"{named(row)}: {'misses the target' if row.status == MISSED else row.status}"
+        f"{row.name}: {'misses the target' if row.status == MISSED else row.status}"
         + (f" ({row.reason})" if row.reason else "")
         for row in result.candidates
         if row.status != MET

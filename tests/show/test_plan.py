@@ -18,7 +18,6 @@ from arborsim.plan.statistics import Estimate
 from arborsim.show import (
     plan_export,
     plan_figures,
-    plan_measures,
     plan_pareto,
     plan_timeline,
 )
@@ -26,7 +25,7 @@ from arborsim.show.plan_columns import tables
 from arborsim.show.plan_overview import overview
 from arborsim.show.plan_page import PlanReport, render, write_plan_page
 from arborsim.show.plan_sensitivity import sliders
-from arborsim.show.plan_words import named, told_apart
+from arborsim.show.plan_words import told_apart
 from arborsim.show.words import digits, money
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan, sensitivities
@@ -102,7 +101,7 @@ def test_the_answer_comes_first_and_names_both_candidates() -> None:
     main = page[page.index("<main>") :]
     assert main.index(result.recommendation.text[:40]) < main.index('id="pareto"')
     for number in (result.recommendation.candidate, result.recommendation.alternative):
-        assert named(result.candidates[number]) in main[: main.index('id="pareto"')]
+        assert result.candidates[number].name in main[: main.index('id="pareto"')]
     for unknown in result.recommendation.unknown:
         assert unknown in main[: main.index('id="pareto"')]
     assert "210 s at the 95th percentile" in main  # why a candidate is not in the table
@@ -137,7 +136,7 @@ def test_an_interrupted_plan_says_so_and_candidates_keep_their_numbers() -> None
     part = replace(base, complete=False, candidates=base.candidates[3:12])
     page = render(PlanReport(part, tuple(sensitivities(base))))
     assert "The plan was interrupted." in page
-    assert named(base.candidates[9]) in page
+    assert base.candidates[9].name in page
     with pytest.raises(UsageError, match="nothing to report"):
         write_plan_page(PlanReport(replace(base, candidates=())), "unused.html")
 
@@ -149,7 +148,7 @@ def test_a_path_that_cannot_be_written(tmp_path) -> None:
 
 def test_efficient_candidates_are_those_nobody_dominates() -> None:
     result = plan()
-    known = [measure for measure in plan_measures.measures(result) if measure is not None]
+    known = [measure for measure in plan_pareto.measures(result) if measure is not None]
     assert [measure.title for measure in known] == ["cost", "attention kept", "latency"]
     best = plan_pareto.efficient(result.met(), known)
 
@@ -186,16 +185,16 @@ def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() ->
     result = replace(base, candidates=(*base.candidates, same, hair))
     found = plan_pareto.figures(result)
     texts = {text.split(": ")[0]: number for number, text in enumerate(found["efficient"], 1)}
-    both = f"{named(twin)}, {named(same)}"
+    both = f"{twin.name}, {same.name}"
     assert both in texts
     for plot in found["plots"]:
         points = plot["figure"]["data"][-1]
         labels = [label for label in points["text"] if str(texts[both]) in label.split(", ")]
         (label,) = labels
-        assert str(texts[named(hair)]) in label.split(", ")
+        assert str(texts[hair.name]) in label.split(", ")
         place = points["text"].index(label)
         assert points["textposition"][place] == "top center"
-        assert named(hair) in points["customdata"][place].split("<br>")
+        assert hair.name in points["customdata"][place].split("<br>")
         numbers = [n for text in points["text"] for n in text.split(", ")]
         assert sorted(map(int, numbers)) == list(range(1, len(found["efficient"]) + 1))
 
@@ -213,7 +212,7 @@ def test_costs_are_compared_at_the_stated_load() -> None:
         (stated, fleet_cost, "cost of 1,000 searches at 5.9 searches/s (USD)"),
         (free, sum(row.at_largest.cost_per_1000) / 2, "cost of 1,000 searches (USD)"),
     ):
-        measure = plan_measures.measures(result)[0]
+        measure = plan_pareto.measures(result)[0]
         assert measure is not None
         assert (measure.value(result.candidates[9]), measure.axis) == (pytest.approx(cost), axis)
         bars = sliders(result, sensitivities(result))[-1]["stops"][2]
