@@ -29,9 +29,9 @@ def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = Non
     for (trace, policy, budget), terms in explained(episodes).items():
         _head(console, policy, f"  budget {budget}, {trace}")
         whole_s = sum(term.seconds for term in terms)
-        _print(console, [(t.name, t.seconds, t.hidden_s) for t in terms], whole_s, "hidden")
+        _print(console, [(t.name, t.seconds, t.hidden_s) for t in terms], whole_s, "beside")
     console.print(
-        "hidden: ran behind something else, or how long the link was in use; no part of the total.",
+        "beside: ran behind something else, or how long the link was in use; no part of the total.",
         style="dim", markup=False,
     )  # fmt: skip
 
