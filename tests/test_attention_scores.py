@@ -16,13 +16,14 @@ from arborsim.core.observations import DenseRows, Observations, Signal, SparseRo
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.attention import (
     CumulativeAttention,
+    LastAttended,
     NewestAttention,
     PromptAttention,
-    ValueWeightedAttention,
+    fresh_pages,
 )
-from arborsim.signals.refresh import LastAttended, fresh_pages
 from arborsim.signals.scores import Score, ScoreBook
 from arborsim.signals.sparse import median
+from arborsim.signals.vectors import ValueWeightedAttention
 
 PROMPT, TOKENS, LAYERS = 3, 9, 2
 

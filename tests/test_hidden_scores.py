@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arborsim.core.errors import UsageError
 from arborsim.core.observations import Observations, Signal
 from arborsim.policies.methods.epikv import BandAdaptive
-from arborsim.policies.methods.lag_kv_official import lag_score
+from arborsim.policies.methods.lag_kv import lag_score
 from arborsim.signals.rolling import Band, rolling_mean, rolling_mean_std
 from arborsim.signals.vectors import layer_mean, vectors_per_group
 

@@ -11,8 +11,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, Observations, SparseRows
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals import sparse
-from arborsim.signals.attention import CumulativeAttention, NewestAttention
-from arborsim.signals.refresh import LastAttended
+from arborsim.signals.attention import CumulativeAttention, LastAttended, NewestAttention
 from arborsim.signals.scores import Score, ScoreBook
 from arborsim.signals.sparse import SparseSums
 

@@ -33,7 +33,7 @@ from arborsim.core.statistics import (
     rows_of,
 )
 from arborsim.core.tree import ThoughtTree
-from arborsim.policies.arbor_blocks import attention_share, certainty
+from arborsim.policies.tree_rule import attention_share, certainty
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import ScoreBook
 from arborsim.trace.episode import Episode

@@ -29,10 +29,8 @@ from arborsim.machine.terms import BACKGROUND, LINK_TERMS, TERMS, Term
 from arborsim.machine.transfers import Transfers
 from arborsim.machine.windows import Windows
 from arborsim.machine.writing import OpenProgram
-from arborsim.memory.census import Changes, kinds
-from arborsim.memory.ledger import Ledger
-from arborsim.memory.moves import Moves
-from arborsim.memory.run_profile import RunProfile
+from arborsim.memory.ledger import Ledger, RunProfile
+from arborsim.memory.moves import Changes, Moves, kinds
 from arborsim.trace.schema import Geometry
 
 _EVICTED, _RECOMPUTED, _OFFLOADED, _QUANTISING = (

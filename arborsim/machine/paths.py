@@ -9,9 +9,8 @@ import numpy as np
 from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.windows import WindowProfile
-from arborsim.memory.census import Census, Changes
-from arborsim.memory.ledger import Ledger
-from arborsim.memory.run_profile import RunProfile
+from arborsim.memory.ledger import Census, Ledger, RunProfile
+from arborsim.memory.moves import Changes
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from arborsim.core.tree import GrowingTable
 from arborsim.machine.paths import ActivePaths, PathProfile
 from arborsim.machine.program import Leg
 from arborsim.machine.writing import Next, OpenProgram
-from arborsim.memory.census import Changes, kinds
 from arborsim.memory.ledger import Ledger
+from arborsim.memory.moves import Changes, kinds
 
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 _LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)

@@ -21,16 +21,7 @@ def round_e4m3(x: np.ndarray) -> np.ndarray:
 
 
 def quantised(vectors: np.ndarray) -> np.ndarray:
-    """Vectors after a round trip through FP8, scaled by ``amax / 448`` over the last axis.
-
-    Parameters
-    ----------
-    vectors : float ``[..., head_dim]``
-
-    Returns
-    -------
-    float32, same shape
-    """
+    """Vectors ``[..., head_dim]`` after a round trip through FP8, scaled by amax / 448; float32."""
     x = vectors.astype(np.float32)
     scale = np.abs(x).max(axis=-1, keepdims=True) / _LARGEST
     scale[scale == 0] = 1

@@ -2,21 +2,22 @@
 
 A *group* is the part of the cache that one decision treats alike: everything (1 group), a layer,
 or a KV head of a layer.  All groups hold the same share of a token's bytes.  Bytes are integers, so
-that what enters, moves and leaves can be checked to the byte (`Ledger.check`).
+that what enters, moves and leaves can be checked to the byte (`Ledger.check`).  A whole run of
+decode iterations is counted at once: its moves become increments per iteration, and their
+cumulative sums are the counts of every iteration.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from arborsim.core.errors import PlanError, UsageError
 from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import GrowingTable
-from arborsim.memory.census import Census, Changes
-from arborsim.memory.moves import Moves
+from arborsim.memory.moves import Changes, Moves, resolve
 from arborsim.memory.pages import PageTable
-from arborsim.memory.resolve import resolve
-from arborsim.memory.run_profile import RunProfile
 
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
@@ -25,6 +26,116 @@ _QUANTISED = np.array([tier.quantised for tier in Tier])
 _HBM, _SMALL, _DDR, _SMALL_DDR = (
     int(tier) for tier in (Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR, Tier.DDR_QUANTISED)
 )
+
+
+@dataclass(frozen=True)
+class RunProfile:
+    """The ledger at every iteration of a run; arrays have shape ``[steps]`` and dtype int64.
+
+    ``before`` is when the iteration's tokens are in HBM and nothing has moved yet (the transient
+    peak), ``after`` is when its moves are done.  Token counts are those of the fullest group.
+
+    Attributes
+    ----------
+    counts_before : int64 ``[tiers, steps]``
+        Tokens by tier, summed over the groups.
+    changes : Changes
+        What the moves of the run changed.
+    """
+
+    hbm_tokens_before: np.ndarray
+    hbm_tokens_after: np.ndarray
+    hbm_page_bytes_before: np.ndarray
+    hbm_page_bytes_after: np.ndarray
+    ddr_bytes_after: np.ndarray
+    quantised_bytes_after: np.ndarray
+    counts_before: np.ndarray
+    changes: Changes
+
+    def with_windows(self, held_bytes: np.ndarray) -> RunProfile:
+        """The profile with what layers with a sliding window hold, ``[steps]``, in its pages."""
+        return replace(
+            self,
+            hbm_page_bytes_before=self.hbm_page_bytes_before + held_bytes,
+            hbm_page_bytes_after=self.hbm_page_bytes_after + held_bytes,
+        )
+
+
+class Census:
+    """Tokens by tier (`now`, int64 ``[rows, tiers]``) of every group, or of all together."""
+
+    def __init__(self, rows: int) -> None:
+        self.now = np.zeros((rows, NUM_TIERS), dtype=np.int64)
+
+    def advance(
+        self,
+        steps: int,
+        born: int,
+        row: np.ndarray,
+        changes: Changes,
+        weight: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Let `born` tokens (a weighted count per row) enter HBM per iteration, then `changes`.
+
+        Parameters
+        ----------
+        steps, born : int
+        row : int64 ``[m]``
+            The row that each change belongs to.
+        changes : Changes
+        weight : float64 ``[m]``, optional
+            How often each change counts (whole numbers).
+
+        Returns
+        -------
+        before, after : int64 ``[rows, tiers, steps]``
+            The counts of each iteration once its tokens are in HBM, and once its moves are done.
+        """
+        after = np.repeat(self.now[:, :, None], steps, axis=2)
+        after[:, _HBM] += born * np.arange(1, steps + 1)
+        if not len(changes):
+            self.now = after[:, :, -1].copy()
+            return after, after
+        before = after.copy()
+        size = len(self.now) * steps
+        cell = row * steps + changes.step
+        for tier in _tiers_of(changes):  # seldom more than two: cheaper than a table of all
+            net = _tally(cell, changes.target == tier, weight, size)
+            net -= _tally(cell, changes.source == tier, weight, size)
+            moved = net.reshape(-1, steps)
+            total = np.cumsum(moved, axis=1)
+            after[:, tier] += total
+            before[:, tier] += total - moved
+        self.now = after[:, :, -1].copy()
+        return before, after
+
+    def grow(self, born: int) -> None:
+        """Let `born` tokens (a weighted count per row) enter HBM."""
+        self.now[:, _HBM] += born
+
+    def change(self, row: np.ndarray, changes: Changes, weight: np.ndarray | None = None) -> None:
+        """Let `changes` happen at once; the parameters are those of `advance`."""
+        if len(self.now) == 1 and weight is None:
+            flow = changes.flow.reshape(NUM_TIERS, NUM_TIERS)
+            self.now[0] += flow.sum(axis=0) - flow.sum(axis=1)
+            return
+        first, size = row * NUM_TIERS, self.now.size
+        gained = np.bincount(first + changes.target, weight, size)
+        gained -= np.bincount(first + changes.source, weight, size)
+        self.now += gained.astype(np.int64).reshape(self.now.shape)
+
+
+def _tiers_of(changes: Changes) -> list[int]:
+    """The tiers that tokens come from or go to."""
+    counts = np.bincount(changes.source, minlength=NUM_TIERS)
+    counts += np.bincount(changes.target, minlength=NUM_TIERS)
+    return np.flatnonzero(counts).tolist()
+
+
+def _tally(cell: np.ndarray, mask: np.ndarray, weight: np.ndarray | None, size: int) -> np.ndarray:
+    """Weighted number of changes per cell, int64 ``[size]``, among those that `mask` selects."""
+    weights = None if weight is None else weight[mask]
+    return np.bincount(cell[mask], weights, size).astype(np.int64)
 
 
 class Ledger:
@@ -95,7 +206,9 @@ class Ledger:
     @property
     def hbm_tokens(self) -> int:
         """Tokens in HBM; with several groups, those of the fullest."""
-        return self._fullest(_HBM, _SMALL)
+        if self.groups == 1:
+            return self.held[_HBM] + self.held[_SMALL]
+        return int((self.counts[:, _HBM] + self.counts[:, _SMALL]).max())
 
     @property
     def held(self) -> list[int]:
@@ -155,12 +268,6 @@ class Ledger:
         """`steps` tokens of each leaf enter HBM, interleaved as in `ThoughtTree.append`."""
         self.advance(leaves, steps, Moves.none())
 
-    def apply(self, moves: Moves) -> Changes:
-        """Carry out moves outside a run; returns what they changed."""
-        changes = self.resolve(moves)
-        self.record(changes)
-        return changes
-
     def record(self, changes: Changes) -> None:
         """Carry out changes outside a run."""
         if len(changes):
@@ -188,10 +295,8 @@ class Ledger:
             pages_before = opened_before @ self._page_bytes
             pages_after = opened_after @ self._page_bytes
         return RunProfile(
-            hbm_tokens_before=_fullest(before, _IN_HBM),
-            hbm_tokens_after=_fullest(after, _IN_HBM),
-            quantised_tokens_after=_fullest(after, _QUANTISED),
-            ddr_tokens_after=_fullest(after, _IN_DDR),
+            hbm_tokens_before=_in_fullest(before),
+            hbm_tokens_after=_in_fullest(after),
             hbm_page_bytes_before=pages_before,
             hbm_page_bytes_after=pages_after,
             ddr_bytes_after=self._bytes(after, _IN_DDR),
@@ -202,15 +307,12 @@ class Ledger:
 
     def _grow(self, steps: int, width: int) -> RunProfile:
         """`advance` without moves or pages: nothing but the tokens in HBM grows."""
-        now = [
-            *self.held,
-            self.hbm_tokens, self._fullest(_SMALL, _SMALL_DDR), self._fullest(_DDR, _SMALL_DDR),
-            self.hbm_bytes, self.ddr_bytes, self.quantised_bytes,
-        ]  # fmt: skip
+        now = [*self.held, self.hbm_tokens, self.hbm_bytes, self.ddr_bytes, self.quantised_bytes]
         steady = np.repeat(np.array(now)[:, None], steps, axis=1)  # one table: it is cheaper
-        counts, (tokens, small, away, page_bytes, ddr_bytes, small_bytes) = (
-            steady[:NUM_TIERS], steady[NUM_TIERS:],
-        )  # fmt: skip
+        counts, (tokens, page_bytes, ddr_bytes, small_bytes) = (
+            steady[:NUM_TIERS],
+            steady[NUM_TIERS:],
+        )
         grown = np.arange(width, width * steps + 1, width)
         tokens += grown
         counts[_HBM] += self.groups * grown
@@ -220,8 +322,6 @@ class Ledger:
         return RunProfile(
             hbm_tokens_before=tokens,
             hbm_tokens_after=tokens,
-            quantised_tokens_after=small,
-            ddr_tokens_after=away,
             hbm_page_bytes_before=page_bytes,
             hbm_page_bytes_after=page_bytes,
             ddr_bytes_after=ddr_bytes,
@@ -229,12 +329,6 @@ class Ledger:
             counts_before=counts,
             changes=Changes.none(),
         )
-
-    def _fullest(self, one: int, other: int) -> int:
-        """Tokens in two tiers; with several groups, those of the fullest."""
-        if self.groups == 1:
-            return self.held[one] + self.held[other]
-        return int((self.counts[:, one] + self.counts[:, other]).max())
 
     def _bytes(self, counts: np.ndarray, tiers: np.ndarray) -> np.ndarray:
         """Bytes in the tiers of the mask, all groups, from counts ``[groups, tiers, steps]``."""
@@ -276,6 +370,6 @@ class Ledger:
             self._pages.check(self.tier)
 
 
-def _fullest(counts: np.ndarray, tiers: np.ndarray) -> np.ndarray:
-    """Tokens in the tiers of the mask, in the fullest group, from ``[groups, tiers, steps]``."""
-    return np.asarray(counts[:, tiers].sum(axis=1).max(axis=0))
+def _in_fullest(counts: np.ndarray) -> np.ndarray:
+    """Tokens in HBM, in the fullest group, from counts ``[groups, tiers, steps]``."""
+    return np.asarray(counts[:, _IN_HBM].sum(axis=1).max(axis=0))

@@ -2,16 +2,20 @@
 
 A policy answers one event with a `Plan`, a dense table of desired tiers, or answers a whole run of
 decode iterations with a `RunPlan`.  Both become `Moves`, which is all an executor ever sees, and
-the log of moves is what two runs are compared by.
+the log of moves is what two runs are compared by.  Moves may name all groups at once, and do not
+say where a token is: `resolve` makes `Changes` of them, checked against what there is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from arborsim.core.tiers import Tier
+from arborsim.core.errors import PlanError
+from arborsim.core.tiers import NUM_TIERS, Tier
 
 ALL_GROUPS = -1
 
@@ -106,3 +110,112 @@ class RunPlan:
     def moves(self) -> Moves:
         group = np.full(len(self.step), ALL_GROUPS, dtype=np.int32)
         return Moves(self.step, group, self.token, self.target)
+
+
+def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
+    """The changes (source, target) that obey `rule`, to be counted or selected by.
+
+    Int64 ``[tiers * tiers]`` of 0 or 1; never 1 where source and target are the same.
+    """
+    return np.array([int(a != b and rule(a, b)) for a in Tier for b in Tier])
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Moves with every group spelled out and with the tier that each token comes from.
+
+    Attributes
+    ----------
+    step, group, token : int64 ``[m]``
+    source, target : int8 ``[m]``
+        Values of `Tier`; never equal.
+    """
+
+    step: np.ndarray
+    group: np.ndarray
+    token: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    @classmethod
+    def none(cls) -> Changes:
+        return _NO_CHANGES
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """What `kinds` is indexed by; int64 ``[m]``."""
+        return np.asarray(self.source * np.int64(NUM_TIERS) + self.target)
+
+    @cached_property
+    def flow(self) -> np.ndarray:
+        """Number of changes from each tier to each; int64 ``[tiers * tiers]``."""
+        return np.bincount(self.kind, minlength=NUM_TIERS * NUM_TIERS)
+
+    def count(self, chosen: np.ndarray) -> int:
+        """Number of changes that are of the `kinds` chosen, or their sum weighted by kind."""
+        return int(self.flow @ chosen) if len(self.token) else 0
+
+    def of(self, chosen: np.ndarray) -> Changes:
+        """The changes that are of the `kinds` chosen."""
+        count = self.count(chosen)
+        if count == len(self.token):
+            return self
+        return self.where(chosen[self.kind] > 0) if count else _NO_CHANGES
+
+    def where(self, mask: np.ndarray) -> Changes:
+        """The changes that `mask`, bool ``[m]``, selects."""
+        return Changes(
+            self.step[mask], self.group[mask], self.token[mask], self.source[mask],
+            self.target[mask],
+        )  # fmt: skip
+
+
+_NONE = np.empty(0, dtype=np.int64)
+_NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(np.int8))
+
+
+def resolve(moves: Moves, tier: np.ndarray, arriving: int = 0) -> Changes:
+    """The changes that `moves`, at least one, make; what stays where it is, is left out.
+
+    `tier`, int8 ``[groups, tokens]``, is where tokens are; the next `arriving` tokens may be among
+    those that move, coming from HBM.
+
+    Raises
+    ------
+    PlanError
+        A move names a token or group that does not exist, or the same twice.
+    """
+    groups, tokens = tier.shape
+    step, group, token, target = moves.step, moves.group, moves.token, moves.target
+    if groups == 1:
+        group = np.where(group == ALL_GROUPS, 0, group)
+    elif (group == ALL_GROUPS).any():
+        times = np.where(group == ALL_GROUPS, groups, 1)
+        rank = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+        group = np.where(np.repeat(group, times) == ALL_GROUPS, rank, np.repeat(group, times))
+        step, token, target = (np.repeat(a, times) for a in (step, token, target))
+    group = group.astype(np.int64)
+    _check_names(group, token, groups, tokens + arriving)
+    if arriving:
+        old = token < tokens
+        source = np.full(len(token), int(Tier.HBM), dtype=np.int8)
+        source[old] = tier[group[old], token[old]]
+    else:
+        source = tier[group, token]
+    changes = Changes(step, group, token, source, target)
+    same = source == target
+    return changes.where(~same) if same.any() else changes
+
+
+def _check_names(group: np.ndarray, token: np.ndarray, groups: int, tokens: int) -> None:
+    if token.min() < 0 or token.max() >= tokens:
+        raise PlanError(f"a plan moves a token outside 0 .. {tokens - 1}")
+    if group.min() < 0 or group.max() >= groups:
+        raise PlanError(f"a plan moves tokens of a group outside 0 .. {groups - 1}")
+    named = np.sort(group * tokens + token)
+    twice = named[1:] == named[:-1]
+    if twice.any():
+        raise PlanError(f"a plan moves token {int(named[1:][twice][0]) % tokens} twice at once")

@@ -13,7 +13,7 @@ import numpy as np
 from arborsim.core.errors import PlanError
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable
-from arborsim.memory.census import Changes
+from arborsim.memory.moves import Changes
 
 _POOLS = 2  # full precision, quantised: the values of Tier.HBM and Tier.HBM_QUANTISED
 
@@ -21,12 +21,7 @@ _POOLS = 2  # full precision, quantised: the values of Tier.HBM and Tier.HBM_QUA
 class PageTable:
     """Which page each token has its slot in, and how many tokens each page holds.
 
-    Parameters
-    ----------
-    groups : int
-        Every group has pages of its own, numbered alike.
-    page_tokens : int
-        Slots per page.
+    Every group has pages of its own, numbered alike, of `page_tokens` slots.
     """
 
     def __init__(self, groups: int, page_tokens: int) -> None:
@@ -124,18 +119,9 @@ class PageTable:
         self._held.values[row[ends], page[ends]] = level[ends]
 
     def compact(self, tier: np.ndarray) -> np.ndarray:
-        """Merge the half-empty pages of each node, where that frees pages.
+        """Merge the half-empty pages of each node, where that frees pages; those being filled stay.
 
-        Pages that are still being filled stay as they are.
-
-        Parameters
-        ----------
-        tier : int8 ``[groups, tokens]``
-
-        Returns
-        -------
-        int64 ``[pools]``
-            Tokens copied (per group).
+        Of tiers ``[groups, tokens]``; returns the tokens copied (per group), int64 ``[pools]``.
         """
         copied = np.zeros(_POOLS, dtype=np.int64)
         filling = np.array([page for page, _ in self._filling.values()], dtype=np.int64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +23,8 @@ from arborsim.memory.moves import Plan, RunPlan
 from arborsim.signals.scores import Score
 
 NEVER = 1 << 60
+ATTENTION_ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION})
+"""Signals that are, or are made from, attention rows, which fused kernels do not give."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,12 @@ class CacheView:
     tier : int8 ``[groups, tokens]``
         Where each token lives now (`Tier`).
     scores : mapping of name to float64 ``[groups, tokens]``
-        What `Policy.scores` asked for.
+        What `Policy.scores` asked for; vectors are ``[groups, tokens, size]``.
     tree : ThoughtTree
-        Nodes with parent, depth, reward, entropy; tokens of each node; paths and distances.
     leaves : tuple of int
         Active leaves; the next tokens will belong to them.
-    prompt_tokens : int
-        Tokens 0 .. ``prompt_tokens - 1`` are the prompt.
-    budget_tokens : int
-        Tokens that HBM may hold after a decision.
+    prompt_tokens, budget_tokens : int
+        First tokens that are the prompt; tokens that HBM may hold after a decision.
     iterations : int
         Decode iterations so far.
     vocabulary : int
@@ -74,7 +74,7 @@ class CacheView:
         """Tokens in HBM; with several groups, the count of the fullest."""
         return int(self.held.max(initial=0))
 
-    @property
+    @cached_property
     def held(self) -> np.ndarray:
         """Tokens in HBM per group; int64 ``[groups]``."""
         # Row by row: counting along an axis takes a slow way in NumPy.
@@ -125,21 +125,9 @@ class Protection:
 class Method:
     """How a policy is put together, in the words of `arborsim policies NAME`.
 
-    A policy is a composition of five blocks: what matters (score), how much each part may keep
-    (allocate), where tokens go (place), when that is decided (schedule), and how lost tokens come
-    back (recover).
-
-    Attributes
-    ----------
-    formula : str
-        The score or rule, with the symbols of the paper and its equation numbers.
-    score, allocate, place, schedule, recover : str
-    granularity : str
-        What one decision is about: a token, a block of thought, a page, a segment.
-    tiers : tuple of Tier
-        Where the policy puts tokens.
-    deviations : tuple of str
-        Where this differs from the paper or its public code, and why.
+    Five blocks say what matters (score), how much each part may keep (allocate), where tokens go
+    (place), when that is decided (schedule), and how lost tokens come back (recover);
+    `granularity` is what one decision is about, and `tiers` where tokens are put.
     """
 
     formula: str
@@ -157,43 +145,53 @@ class Method:
 class Policy:
     """Base of all policies.
 
-    Hyper-parameters are fields made by `arborsim.core.settings.setting`, which checks their
-    range.
-
-    Class attributes
-    ----------------
-    name, paper, summary : str
-        Name on the command line, where the method is published, and one line about it.
-    method : Method
-        Formula and building blocks.
-    needs : frozenset of Signal
-        Observations the policy reads with its default settings.
-    fused : bool
-        True if no attention row is needed, so that fused attention kernels can run.
-    recovers : bool
-        True if plans may bring evicted tokens back by recomputing them.
-    bounded : bool
-        False for policies that do not keep the cache within the budget.
-    uses_budget : bool
-        False for policies that decide the same whatever the budget: replayed once.
+    Hyper-parameters are fields made by `arborsim.core.settings.setting`, which checks their range.
     """
 
     name: ClassVar[str] = ""
     paper: ClassVar[str] = "-"
+    """Where the method is published."""
     summary: ClassVar[str] = ""
-    method: ClassVar[Method] = Method("-")
-    needs: ClassVar[frozenset[Signal]] = frozenset()
-    fused: ClassVar[bool] = True
-    recovers: ClassVar[bool] = False
-    bounded: ClassVar[bool] = True
-    uses_budget: ClassVar[bool] = True
+    formula: ClassVar[str] = "-"
+    """The score or rule, with the symbols of the paper and its equation numbers."""
+    deviations: ClassVar[tuple[str, ...]] = ()
+    """Where this differs from the paper or its public code, and why."""
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)
 
+    @property
+    def method(self) -> Method:
+        """Formula and building blocks."""
+        return Method(self.formula, deviations=self.deviations)
+
+    @property
+    def fused(self) -> bool:
+        """True if no attention row is needed, so that fused attention kernels can run."""
+        return not self.reads() & ATTENTION_ROWS
+
+    @property
+    def recovers(self) -> bool:
+        """True if plans may bring evicted tokens back by recomputing them."""
+        return False
+
+    @property
+    def bounded(self) -> bool:
+        """False for policies that do not keep the cache within the budget."""
+        return True
+
+    @property
+    def uses_budget(self) -> bool:
+        """False for policies that decide the same whatever the budget: replayed once."""
+        return True
+
+    def scores(self) -> Mapping[str, Score]:
+        """The per-token scores that `decide` reads from the view."""
+        return {}
+
     def reads(self) -> frozenset[Signal]:
-        """Observations it reads with these settings: they decide trace columns and model hooks."""
-        return self.needs
+        """Observations its scores are computed from: they decide trace columns and model hooks."""
+        return frozenset[Signal]().union(*(score.needs for score in self.scores().values()))
 
     @property
     def grouping(self) -> str:
@@ -202,11 +200,8 @@ class Policy:
         With "layer" and "head" a plan has a row per captured layer, or per captured layer and KV
         head (layer by layer); each row stands for an equal share of the cache.
         """
-        return "shared"
-
-    def scores(self) -> dict[str, Score]:
-        """The per-token scores that `decide` reads from the view."""
-        return {}
+        groupings = (score.grouping for score in self.scores().values())
+        return next((grouping for grouping in groupings if grouping != "shared"), "shared")
 
     def protection(self, budget_tokens: int) -> Protection:
         """What no plan may move down under this budget."""

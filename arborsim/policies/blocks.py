@@ -1,232 +1,298 @@
-"""Building blocks of policies: small pure functions on NumPy arrays.
+"""The blocks that policies are composed of: protect, schedule, allocate, place and recover.
 
-Ties break by one rule everywhere: of two tokens with equal scores the older one loses.  Token ids
-rise with age, so in an array ordered by id the earlier entry is evicted first.
+Each is a small frozen dataclass whose fields are its settings; scores, the sixth kind, are in
+`arborsim.signals`, and the allocation over a tree is in `arborsim.policies.tree_blocks`.
+`arborsim.policies.stream.Composed` puts them together.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from arborsim.core.events import Boundary, Decode, Event, Prefill, Pressure, Transition
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.policies.base import NEVER, CacheView, Protection
+from arborsim.signals.scores import Score
 
-def lowest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` lowest scores, ascending; the earliest first among equals.
+if TYPE_CHECKING:
+    from arborsim.policies.stream import Composed
 
-    Parameters
-    ----------
-    scores : float64 ``[n]``
-        Ordered from oldest to newest token.
-    count : int
-
-    Returns
-    -------
-    int64 ``[min(count, n)]``
-    """
-    if count == 1 and len(scores):
-        return np.asarray([int(scores.argmin())])
-    return lowest_of_each(scores, [count])[0]
+ANY = 1 << 60
+"""A share or number without limit."""
 
 
-def lowest_of_each(scores: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
-    """`lowest` for several counts at the price of one partition."""
-    parted, found = scores, []
-    thresholds: dict[int, float] = {}
-    # The largest first: what lies below it holds the other thresholds.  A pass for each is faster
-    # than one for all, which NumPy does without vector instructions.
-    for count in sorted({count for count in counts if 0 < count < len(scores)}, reverse=True):
-        parted = np.partition(parted, count - 1)[:count]
-        thresholds[count] = parted[-1]
-    for count in counts:
-        if count <= 0:
-            found.append(np.empty(0, dtype=np.int64))
-            continue
-        if count >= len(scores):
-            found.append(np.arange(len(scores)))
-            continue
-        threshold = thresholds[count]
-        chosen = scores < threshold
-        ties = np.flatnonzero(scores == threshold)
-        chosen[ties[: count - np.count_nonzero(chosen)]] = True
-        found.append(np.flatnonzero(chosen))
-    return found
+@dataclass(frozen=True)
+class Room:
+    """How full HBM may be: above `limit` tokens, make room until `goal` are left.
 
-
-def lowest_of(mask: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` lowest scores where `mask` is set, ascending.
-
-    Parameters
-    ----------
-    mask : bool ``[n]``
-    scores : float64 ``[n]``
-        Ordered from oldest to newest token.
-    count : int
-
-    Returns
-    -------
-    int64 ``[min(count, set entries)]``
-    """
-    if count == 1:  # what a policy asks at every iteration: no index array is made
-        one = int(np.where(mask, scores, np.inf).argmin())
-        if mask[one]:
-            return np.asarray([one])
-    among = np.flatnonzero(mask)
-    return np.asarray(among[lowest(scores[among], count)])
-
-
-def highest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the `count` highest scores, ascending; the latest first among equals."""
-    keep = np.ones(len(scores), dtype=bool)
-    keep[lowest(scores, len(scores) - max(0, count))] = False
-    return np.flatnonzero(keep)
-
-
-class Pool(Protocol):
-    """Candidates of a stream for eviction."""
-
-    def admit(self, stop: int) -> None:
-        """Positions before `stop` are candidates now."""
-        ...
-
-    def pop(self) -> int | None:
-        """Position of the candidate to evict, removed; None if there is none."""
-        ...
-
-
-class FrozenPool:
-    """Candidates whose scores never change: a heap hands out the lowest, oldest first.
-
-    Parameters
-    ----------
-    scores : float64 ``[positions]``
-        Score of each position of the stream.
-    alive : bool ``[positions]``
-    start, stop : int
-        Positions that are candidates at first; `admit` adds one more at the end.
+    `budget` is what may never be exceeded; all in tokens, ``goal <= limit <= budget``.
     """
 
-    def __init__(self, scores: np.ndarray, alive: np.ndarray, start: int, stop: int) -> None:
-        # Plain lists: reading one element of an array costs more than a heap operation.
-        self._scores: list[float] = scores.tolist()
-        self._alive: list[bool] = alive.tolist()
-        self._stop = max(start, stop)
-        at = np.flatnonzero(alive[start : self._stop]) + start
-        self._heap = list(zip(scores[at].tolist(), at.tolist(), strict=True))
-        heapq.heapify(self._heap)
-
-    def admit(self, stop: int) -> None:
-        """Positions before `stop` are candidates now."""
-        while self._stop < stop:
-            at = self._stop
-            if self._alive[at]:
-                heapq.heappush(self._heap, (self._scores[at], at))
-            self._stop = at + 1
-
-    def pop(self) -> int | None:
-        """Position of the candidate with the lowest score, removed; None if there is none."""
-        return heapq.heappop(self._heap)[1] if self._heap else None
+    budget: int
+    limit: int
+    goal: int
 
 
-class Looked(Protocol):
-    """Live scores over tokens, such as an array."""
+class Allocation(ABC):
+    """Which tokens HBM holds: `Pool`, or `Tree` (`arborsim.policies.tree_blocks`)."""
 
-    def take(self, tokens: np.ndarray, /) -> np.ndarray:
-        """The scores that these tokens have now."""
-        ...
+    about: ClassVar[str]
 
+    @property
+    def adaptation(self) -> str:
+        """What the stream is on a tree: the active paths ("path"), or everything ("flat")."""
+        return "path"
 
-class ChangingPool:
-    """Candidates whose scores change from one iteration to the next.
+    @property
+    def granularity(self) -> str:
+        """What one decision is about."""
+        return "token"
 
-    The parameters are those of `FrozenPool`, but `scores` is a live array over tokens, read through
-    `ids`, the token at each position of the stream.
-    """
+    def scores(self) -> Mapping[str, Score]:
+        """Scores needed besides the tokens' own."""
+        return {}
 
-    def __init__(
-        self, scores: Looked, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
-    ) -> None:
-        self._scores = scores
-        self._ids = ids
-        self._alive: list[bool] = alive.tolist()
-        self._stop = max(start, stop)
-        first = np.flatnonzero(alive[start : self._stop]) + start
-        # Only candidates are looked at, and they are few: those kept but for the recent ones.
-        self._count = len(first)
-        self._at = np.empty(len(alive), dtype=np.int64)  # positions of candidates, rising
-        self._token = np.empty(len(alive), dtype=np.int64)
-        self._at[: self._count] = first
-        self._token[: self._count] = ids[first]
+    @abstractmethod
+    def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
+        """Bool ``[tokens]``: what never moves down."""
 
-    def admit(self, stop: int) -> None:
-        """Positions before `stop` are candidates now."""
-        while self._stop < stop:
-            if self._alive[self._stop]:
-                self._at[self._count] = self._stop
-                self._token[self._count] = self._ids[self._stop]
-                self._count += 1
-            self._stop += 1
+    @abstractmethod
+    def allot(self, at: Decision, tiers: np.ndarray) -> None:
+        """Say which tokens HBM holds: write `EVICTED` for those that leave it, `HBM` for returns.
 
-    def pop(self) -> int | None:
-        """Position of the candidate with the lowest score, removed; None if there is none."""
-        count = self._count
-        if not count:
-            return None
-        lowest = int(self._scores.take(self._token[:count]).argmin())
-        position = int(self._at[lowest])
-        self._at[lowest : count - 1] = self._at[lowest + 1 : count]
-        self._token[lowest : count - 1] = self._token[lowest + 1 : count]
-        self._count = count - 1
-        return position
+        `tiers`, int8 ``[groups, tokens]``, is as before the decision; what leaves HBM gets its
+        place later (`Ladder.place`).
+        """
 
 
-class RisingPool:
-    """Candidates whose scores may rise, of which few do from one iteration to the next.
+class Decision:
+    """What the blocks of a policy decide on; everything is computed once, when asked for."""
 
-    A heap holds what each score was when it was last looked at, which is never above what it is
-    now; the lowest entry is brought up to date until the lowest is.  The parameters are those of
-    `ChangingPool`.
-    """
+    def __init__(self, policy: Composed, view: CacheView, event: Event) -> None:
+        self.policy, self.view, self.event = policy, view, event
 
-    def __init__(
-        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
-    ) -> None:
-        self._scores = scores
-        self._ids: list[int] = ids.tolist()
-        self._alive: list[bool] = alive.tolist()
-        self._stop = max(start, stop)
-        at = np.flatnonzero(alive[start : self._stop]) + start
-        self._heap = list(zip(scores[ids[at]].tolist(), at.tolist(), strict=True))
-        heapq.heapify(self._heap)
+    @cached_property
+    def protected(self) -> np.ndarray:
+        """Bool ``[tokens]``: what never moves down."""
+        return self.policy.protected(self.view)
 
-    def admit(self, stop: int) -> None:
-        """Positions before `stop` are candidates now."""
-        while self._stop < stop:
-            at = self._stop
-            if self._alive[at]:
-                heapq.heappush(self._heap, (self._scores.item(self._ids[at]), at))
-            self._stop = at + 1
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """Float64 ``[groups, tokens]``: the lowest goes first."""
+        return np.broadcast_to(self.policy.rank(self.view), self.view.tier.shape)
 
-    def pop(self) -> int | None:
-        """Position of the candidate with the lowest score, removed; None if there is none."""
-        heap = self._heap
-        while heap:
-            known, at = heap[0]
-            score = self._scores.item(self._ids[at])
-            if score == known:
-                return heapq.heappop(heap)[1]
-            heapq.heapreplace(heap, (score, at))
+    @cached_property
+    def lowest_reachable(self) -> Tier:
+        """The lowest tier whose tokens can be in HBM after this decision."""
+        recover = self.policy.recover
+        if recover.recomputes and isinstance(self.event, Transition):
+            return Tier.EVICTED
+        return Tier.DDR_QUANTISED if recover.fetches else Tier.HBM_QUANTISED
+
+    @cached_property
+    def movable(self) -> np.ndarray:
+        """Bool ``[tokens]``: of the stream, and not protected."""
+        return self.in_stream(~self.protected)
+
+    def in_stream(self, mask: np.ndarray) -> np.ndarray:
+        """Where `mask`, bool ``[tokens]``, is set and a token belongs to the stream."""
+        path = self.view.path
+        if self.policy.allocate.adaptation == "path" and len(path) < self.view.num_tokens:
+            on_path = np.zeros(self.view.num_tokens, dtype=bool)
+            on_path[path] = True
+            mask = mask & on_path
+        return mask
+
+    def room(self, group: int) -> Room:
+        """How full HBM may be after the decision."""
+        return self.policy.schedule.room(self, group)
+
+    def pinned(self, group: int) -> int:
+        """Protected tokens that HBM holds or that can come back."""
+        reachable = self.view.tier[group] <= self.lowest_reachable
+        return int(np.count_nonzero(self.protected & reachable))
+
+
+@dataclass(frozen=True)
+class Protect:
+    """Tokens that never move down."""
+
+    prompt: bool = setting(True, "protect the whole prompt")
+    sinks: int = setting(
+        0, "protected first tokens: after the prompt if that is protected", unit="tokens", low=0
+    )
+    recent: int = setting(128, "protected newest tokens", unit="tokens", low=0)
+    recent_share: float = setting(
+        0.25, "the newest are at most this share of the budget", low=0, high=1
+    )
+
+    def protection(self, budget_tokens: int) -> Protection:
+        recent = int(min(self.recent, self.recent_share * budget_tokens))
+        return Protection(self.prompt, self.sinks, recent)
+
+
+@dataclass(frozen=True)
+class ProtectSome(Protect):
+    """`Protect` at least one of the newest tokens, and sinks up to a share of the budget."""
+
+    sinks_share: float = ANY
+
+    def protection(self, budget_tokens: int) -> Protection:
+        found = super().protection(budget_tokens)
+        sinks = int(min(self.sinks, self.sinks_share * budget_tokens))
+        return Protection(found.prompt, sinks, max(1, found.recent))
+
+
+@dataclass(frozen=True)
+class EveryStep:
+    """Decide after every iteration that leaves more tokens in HBM than the budget."""
+
+    _: KW_ONLY
+    wait: bool = setting(
+        True,
+        "decide nothing while all tokens of the search fit the budget; false: as ArborKV and the "
+        "memory hierarchy are published",
+    )
+
+    bounded: ClassVar[bool] = True
+
+    @property
+    def about(self) -> str:
+        return "every iteration over budget"
+
+    @property
+    def margin(self) -> int | None:
+        """Tokens left when `Pressure` is raised; None for never."""
         return None
 
+    def next_decision(self, view: CacheView) -> int:
+        """Iterations until a decision is due."""
+        return max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
 
-def least_recently_active(
-    last_active: list[int], depth: list[int], candidates: Iterator[int]
-) -> list[int]:
-    """Nodes in the order in which whole blocks are given up.
+    def due(self, view: CacheView, event: Event) -> bool:
+        """Whether to decide now although the budget holds."""
+        return False
 
-    Least recently active first; among equals the deepest, whose loss harms no other block's path;
-    then the oldest.
+    def room(self, at: Decision, group: int) -> Room:
+        """How full HBM may be after a decision."""
+        budget = at.view.budget_tokens
+        return Room(budget, limit=budget, goal=budget)
+
+
+@dataclass(frozen=True)
+class Interval(EveryStep):
+    """Decide every so many iterations, or when over budget; leave room for what comes until then.
+
+    The room is at most half of what is not protected: a budget too small for all of it only makes
+    decisions more frequent.
     """
-    return sorted(candidates, key=lambda node: (last_active[node], -depth[node], node))
+
+    iterations: int = setting(64, "between decisions", unit="iterations", low=1)
+
+    @property
+    def about(self) -> str:
+        return f"every {self.iterations} iterations, or when over budget"
+
+    def next_decision(self, view: CacheView) -> int:
+        scheduled = self.iterations - view.iterations % self.iterations
+        return min(scheduled, super().next_decision(view))
+
+    def due(self, view: CacheView, event: Event) -> bool:
+        return isinstance(event, Decode) and view.iterations % self.iterations == 0
+
+    def room(self, at: Decision, group: int) -> Room:
+        budget = at.view.budget_tokens
+        spare = max(0, budget - at.pinned(group))
+        goal = budget - min(self.iterations * len(at.view.leaves), spare // 2)
+        return Room(budget, limit=goal, goal=goal)
+
+
+@dataclass(frozen=True)
+class OnlyEvery(EveryStep):
+    """Decide every so many iterations; in between the cache grows beyond the budget."""
+
+    iterations: int = setting(128, "between decisions", unit="iterations", low=1)
+
+    bounded: ClassVar[bool] = False
+
+    @property
+    def about(self) -> str:
+        return f"every {self.iterations} iterations; in between the cache outgrows the budget"
+
+    def next_decision(self, view: CacheView) -> int:
+        return self.iterations - view.iterations % self.iterations
+
+    def due(self, view: CacheView, event: Event) -> bool:
+        return isinstance(event, Decode) and view.iterations % self.iterations == 0
+
+
+@dataclass(frozen=True)
+class TreeEvents(EveryStep):
+    """Decide when a block closes, when the search moves on, and when HBM is nearly full."""
+
+    slack: int = setting(
+        16, "Pressure is raised when no more is left; relief frees twice as much", unit="tokens",
+        low=1,
+    )  # fmt: skip
+
+    about: ClassVar[str] = "Boundary, Transition and Pressure events"
+
+    @property
+    def margin(self) -> int | None:
+        return self.slack
+
+    def next_decision(self, view: CacheView) -> int:
+        return NEVER
+
+    def due(self, view: CacheView, event: Event) -> bool:
+        return isinstance(event, Boundary | Transition | Pressure)
+
+    def room(self, at: Decision, group: int) -> Room:
+        budget = at.view.budget_tokens
+        return Room(budget, limit=budget - self.slack - 1, goal=budget - 2 * self.slack)
+
+
+@dataclass(frozen=True)
+class AfterPrefill(EveryStep):
+    """Shrink the prompt to the budget once; generated tokens all stay, beyond the budget."""
+
+    about: ClassVar[str] = "once, after the prompt"
+    bounded: ClassVar[bool] = False
+
+    def next_decision(self, view: CacheView) -> int:
+        return NEVER
+
+    def due(self, view: CacheView, event: Event) -> bool:
+        return isinstance(event, Prefill)
+
+
+@dataclass(frozen=True)
+class Never:
+    """What left HBM stays where it is: readable in DDR, or gone."""
+
+    about: ClassVar[str] = "never"
+    fetches: ClassVar[bool] = False
+    recomputes: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Fetch(Never):
+    """Tokens of the active paths return from DDR when a decision has room for them."""
+
+    about: ClassVar[str] = "fetch from DDR"
+    fetches: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Recompute(Fetch):
+    """As `Fetch`; at transitions evicted tokens of the active paths are recomputed too."""
+
+    about: ClassVar[str] = "fetch from DDR; recompute what was evicted, at transitions"
+    recomputes: ClassVar[bool] = True

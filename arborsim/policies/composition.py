@@ -1,69 +1,97 @@
-"""Policies put together from blocks: score x allocate x place x schedule x recover, and protect.
+"""Policies put together from blocks, in a TOML file or in Python.
 
-In a file (see `arborsim.policies.composition_file`), or in Python::
+::
+
+    name = "my-policy"                # and, if you like: summary, paper, formula, deviations
+    [score]
+    use = "hidden-contrast"           # the other keys are the block's settings
+    window = 32
+    [allocate]
+    use = "tree"                      # or "pool"
+    [place]
+    ddr = 1.0
+    [schedule]
+    use = "tree-events"               # or "every-step", "interval", "only-every", "after-prefill"
+    [protect]
+    recent = 64
+    [recover]
+    use = "fetch"                     # or "never", "recompute"
+
+A section that is left out, or has no `use`, takes the block that `Composition` has by default.
+The same in Python::
 
     @dataclass(frozen=True)
     class MyPolicy(Composition):
-        score: Score = HiddenChangeContrast()
-        allocate: Pool | Tree = Tree(use_attention=False)
-        place: Ladder = Ladder(ddr=math.inf)
+        score: Score = HiddenChangeContrast(window=32)
+        allocate: Allocation = Tree()
+        place: Ladder = Ladder(ddr=1.0)
 
         name: ClassVar[str] = "my-policy"
-        summary: ClassVar[str] = "tree-aware, attention-free, nothing destroyed"
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, get_type_hints
 
-import numpy as np
-
-from arborsim.core.events import Event, Prune, Transition
-from arborsim.core.observations import Signal
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import convert, located, parse_toml, read_text
 from arborsim.core.settings import check_settings
-from arborsim.core.tiers import Tier
-from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Policy, Protection
-from arborsim.policies.composition_allocate import Pool, Situation, Tree
-from arborsim.policies.composition_blocks import (
-    SCORES,
+from arborsim.policies.base import Method
+from arborsim.policies.blocks import (
+    AfterPrefill,
+    Allocation,
     EveryStep,
     Fetch,
-    Ladder,
+    Interval,
     Never,
+    OnlyEvery,
     Protect,
     Recompute,
     TreeEvents,
 )
-from arborsim.signals.attention import CumulativeAttention
-from arborsim.signals.scores import Score
+from arborsim.policies.placement import Ladder, Pool
+from arborsim.policies.stream import Composed
+from arborsim.policies.tree_blocks import Tree
+from arborsim.signals.attention import CumulativeAttention, NewestAttention
+from arborsim.signals.rolling import HiddenChangeContrast
+from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
+from arborsim.signals.vectors import ValueWeightedAttention
 
-ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEAD_ATTENTION})
-"""Signals that need attention rows, which fused kernels do not give."""
+SCORES: dict[str, type[Score]] = {
+    "cumulative-attention": CumulativeAttention,
+    "hidden-contrast": HiddenChangeContrast,
+    "lag-variance": LagVariance,
+    "newest-attention": NewestAttention,
+    "position": Position,
+    "random": SeededUniform,
+    "value-weighted-attention": ValueWeightedAttention,
+}
+BLOCKS: dict[str, dict[str, type[Any]]] = {
+    "score": dict(SCORES),
+    "allocate": {"pool": Pool, "tree": Tree},
+    "place": {"ladder": Ladder},
+    "schedule": {
+        "every-step": EveryStep,
+        "interval": Interval,
+        "only-every": OnlyEvery,
+        "tree-events": TreeEvents,
+        "after-prefill": AfterPrefill,
+    },
+    "protect": {"tokens": Protect},
+    "recover": {"never": Never, "fetch": Fetch, "recompute": Recompute},
+}
+TEXTS = ("name", "summary", "paper", "formula")
 
 
 @dataclass(frozen=True)
-class Composition(Policy):
-    """A policy made of blocks.
-
-    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`;
-    `place` says where the others live; `recover` says which of the others may come back.
-    `schedule` says when; a cache over budget is always reason enough.
-
-    Attributes
-    ----------
-    score : Score
-        What matters: one of `arborsim.policies.composition_blocks.SCORES`.
-    allocate : Pool or Tree
-    place : Ladder
-    schedule : EveryStep, Interval, TreeEvents or AfterPrefill
-    protect : Protect
-    recover : Never, Fetch or Recompute
-    """
+class Composition(Composed):
+    """A policy whose fields are its blocks."""
 
     score: Score = CumulativeAttention()  # noqa: RUF009 - frozen
-    allocate: Pool | Tree = Pool()  # noqa: RUF009 - frozen
+    allocate: Allocation = Pool()  # noqa: RUF009 - frozen
     place: Ladder = Ladder()  # noqa: RUF009 - frozen
     schedule: EveryStep = EveryStep()  # noqa: RUF009 - frozen
     protect: Protect = Protect()  # noqa: RUF009 - frozen
@@ -71,107 +99,102 @@ class Composition(Policy):
 
     name: ClassVar[str] = ""
     formula: ClassVar[str] = ""
-    deviations: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Describe a subclass by its default blocks."""
-        super().__init_subclass__(**kwargs)
-        for attribute, value in _described_by(cls).items():
-            setattr(cls, attribute, value)
+    # Of those read from a file:
+    source: ClassVar[str] = ""
+    text: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             block = getattr(self, field.name)
             if is_dataclass(block):
                 check_settings(block, f"{self.name}: [{field.name}]")
-        for attribute, value in _described_by(self).items():
-            object.__setattr__(self, attribute, value)
+        if isinstance(self.allocate, Tree) and self.score.grouping != "shared":
+            raise UsageError(
+                f"{self.name}: [allocate] tree has one plan for the whole model: leave out "
+                f'[score] grouping, which is "{self.score.grouping}"'
+            )
 
-    def reads(self) -> frozenset[Signal]:
-        return self.needs
-
-    def scores(self) -> dict[str, Score]:
-        return {"token": self.score, **self.allocate.scores()}
-
-    def protection(self, budget_tokens: int) -> Protection:
-        return self.protect.protection(budget_tokens)
-
-    def protected(self, view: CacheView) -> np.ndarray:
-        return self.allocate.protected(view, self.protection(view.budget_tokens))
-
-    def next_decision(self, view: CacheView) -> int:
-        return self.schedule.next_decision(view)
-
-    def pressure_margin(self, budget_tokens: int) -> int | None:
-        return self.schedule.margin
-
-    def decide(self, view: CacheView, event: Event) -> Plan | None:
-        if not self._due(view, event):
-            return None
-        protected, reachable = self.protected(view), self._reachable(view, event)
-        score = view.scores["token"]
-        at = Situation(
-            who=self.name,
-            view=view,
-            event=event,
-            score=score[0] if len(score) == 1 else score.mean(axis=0),
-            protected=protected,
-            reachable=reachable,
-            room=self.schedule.room(view, int(np.count_nonzero(protected & reachable))),
-            keep_prompt=self.protect.prompt,
-            recover=self.recover.fetches,
-        )
-        tiers = self.place.place(view, self.allocate.holds(at), protected, at.score)
-        if np.array_equal(tiers, view.tier[0]):
-            return None
-        return Plan(tiers[None], recover=self.recovers)
-
-    def _due(self, view: CacheView, event: Event) -> bool:
-        fits = view.num_tokens <= view.budget_tokens
-        if isinstance(event, Prune) or (self.schedule.wait and fits):
-            return False
-        if self.bounded and view.in_hbm > view.budget_tokens:
-            return True
-        comes_back = isinstance(event, Transition) and self.recover.recomputes
-        return comes_back or self.schedule.due(view, event)
-
-    def _reachable(self, view: CacheView, event: Event) -> np.ndarray:
-        """Bool ``[tokens]``: in HBM, or able to come back now."""
-        lowest = Tier.HBM_QUANTISED
-        if self.recover.fetches:
-            lowest = Tier.DDR_QUANTISED
-        if self.recover.recomputes and isinstance(event, Transition):
-            lowest = Tier.EVICTED
-        return np.asarray(view.tier[0] <= lowest)
+    @property
+    def method(self) -> Method:
+        method = super().method
+        return method if method.formula else replace(method, formula=f"tokens by {method.score}")
 
 
-def _described_by(item: Any) -> dict[str, Any]:
-    """What a policy's blocks mean for its class attributes; `item` is the policy or its class."""
-    needs = item.score.needs
-    for score in item.allocate.scores().values():
-        needs = needs | score.needs
-    named = {kind: name for name, kind in SCORES.items()}
-    score = named.get(type(item.score), type(item.score).__name__)
-    return {
-        "needs": frozenset(needs),
-        "fused": not needs & ROWS,
-        "recovers": item.recover.recomputes,
-        "bounded": item.schedule.bounded,
-        "method": Method(
-            item.formula or f"tokens by {score}",
-            score=score,
-            allocate=item.allocate.about,
-            place=" > ".join(tier.name.lower().replace("_", " ") for tier in item.place.tiers),
-            schedule=item.schedule.about,
-            recover=item.recover.about,
-            granularity="thought block, then token" if isinstance(item.allocate, Tree) else "token",
-            tiers=item.place.tiers,
-            deviations=item.deviations,
-        ),
+def read_composition(path: Path | str) -> type[Composition]:
+    """The policy class that a TOML file describes.
+
+    Raises
+    ------
+    UsageError
+        The file is missing or no TOML, or names what does not exist, has the wrong type or is out
+        of range; one line that begins with the file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UsageError(f"{path}: no such policy file")
+    return _class_of(read_text(path), str(path))
+
+
+@cache
+def _class_of(text: str, path: str) -> type[Composition]:
+    """The class for a file's text; the same text gives the same class."""
+    table = parse_toml(text, path)
+    with located(path):
+        return _made(table, text, path)
+
+
+def _made(table: dict[str, Any], text: str, path: str) -> type[Composition]:
+    about: dict[str, Any] = {
+        key: convert(str, table.pop(key), key) for key in TEXTS if key in table
     }
+    if not about.get("name", "").strip():
+        raise UsageError('a name is missing: name = "my-policy"')
+    about["deviations"] = convert(tuple[str, ...], table.pop("deviations", []), "deviations")
+    for key in table:
+        if key not in BLOCKS:
+            raise UnknownName("section or key", key, [*BLOCKS, *TEXTS, "deviations"])
+    blocks = {name: _block(name, section) for name, section in table.items()}
+    hints = get_type_hints(Composition)
+    made = make_dataclass(
+        "".join(part.capitalize() for part in about["name"].split("-")),
+        [(name, hints[name], block) for name, block in blocks.items()],
+        bases=(Composition,),
+        frozen=True,
+        namespace={
+            **about,
+            "source": path,
+            "text": text,
+            "__doc__": f"Composed in {Path(path).name}.",
+            "__reduce__": _reduce,
+        },
+    )
+    assert issubclass(made, Composition)
+    made()  # blocks that do not go together are refused now
+    return made
 
 
-__all__ = [
-    "Composition", "EveryStep", "Fetch", "Ladder", "Never", "Pool", "Protect", "Recompute", "Tree",
-    "TreeEvents",
-]  # fmt: skip
+def _block(name: str, section: Any) -> Any:
+    """One block from its section."""
+    place = f"[{name}]"
+    if not isinstance(section, dict):
+        raise UsageError(f"{place} must be a section, not a value")
+    section = dict(section)
+    kind = type(getattr(Composition, name))
+    if "use" in section:
+        use = convert(str, section.pop("use"), f"{place} use")
+        if use not in BLOCKS[name]:
+            raise UnknownName(f"{place} use", use, BLOCKS[name])
+        kind = BLOCKS[name][use]
+    block = convert(kind, section, place, finite=False)
+    check_settings(block, place)
+    return block
+
+
+def _reduce(policy: Composition) -> tuple[Any, ...]:
+    """Let other processes make the same policy: they have the text, not the class."""
+    blocks = {each.name: getattr(policy, each.name) for each in fields(policy)}
+    return _restore, (policy.text, policy.source, blocks)
+
+
+def _restore(text: str, path: str, blocks: dict[str, Any]) -> Composition:
+    return _class_of(text, path)(**blocks)

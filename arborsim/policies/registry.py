@@ -1,7 +1,7 @@
 """Finding policies by name, and what can be set on them.
 
-A policy is found because its file lies in this package (``methods/*.py``, or a composition in
-``compositions/*.toml``), because a wheel registers it under the entry-point group
+A policy is found because `MODULES` names its file in ``methods/``, because a composition of that
+name lies in ``compositions/*.toml``, because a wheel registers it under the entry-point group
 ``arborsim.policies``, or because the user names its class, ``package.mod:Class``, or its file,
 ``path/to/file.toml``.
 """
@@ -9,7 +9,6 @@ A policy is found because its file lies in this package (``methods/*.py``, or a 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -22,28 +21,81 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.settings import Setting, default_of, settings_of
 from arborsim.policies.base import Policy
 
+MODULES: dict[str, str] = {
+    "arborkv": "arborkv",
+    "arkv": "arkv",
+    "arkv-origin": "arkv",
+    "arkv-quant": "arkv",
+    "epikv": "epikv",
+    "hs-variance": "epikv",
+    "band-adaptive": "epikv",
+    "full": "full",
+    "h2o": "h2o",
+    "hierarchy": "hierarchy",
+    "attn-hs": "epikv",
+    "segment-hs": "thinkv",
+    "key-norm": "key_geometry",
+    "keydiff": "key_geometry",
+    "kv-key": "epikv",
+    "kv-value": "epikv",
+    "lag-kv": "lag_kv",
+    "lag-kv-official": "lag_kv",
+    "oracle": "oracle",
+    "raas": "raas",
+    "random": "random",
+    "redundancy": "hierarchy",
+    "attn-val-redundancy": "hierarchy",
+    "rkv": "rkv",
+    "snapkv": "snapkv",
+    "streaming-llm": "streaming_llm",
+    "thinkv": "thinkv",
+    "thinkv-paper": "thinkv_paper",
+    "tova": "tova",
+    "vatp": "vatp",
+}
+"""Module of each method in ``methods/``, so that asking for one imports no other."""
+COMPOSITIONS = Path(__file__).parent / "compositions"
+
 
 @cache
-def available() -> dict[str, type[Policy]]:
-    """All policies by name: those of this package, then those of installed wheels."""
-    from arborsim.policies.composition_file import read_composition
+def names() -> tuple[str, ...]:
+    """Names of all policies: those of this package, then those of installed wheels."""
+    composed = sorted(file.stem for file in COMPOSITIONS.glob("*.toml"))
+    installed = (point.name for point in entry_points(group="arborsim.policies"))
+    return tuple(dict.fromkeys((*MODULES, *composed, *installed)))
 
-    package = importlib.import_module("arborsim.policies.methods")
-    found: dict[str, type[Policy]] = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
-        for item in vars(importlib.import_module(f"arborsim.policies.methods.{module}")).values():
-            if isinstance(item, type) and issubclass(item, Policy) and item.name:
-                found[item.name] = item
-    for file in sorted((Path(__file__).parent / "compositions").glob("*.toml")):
-        composed = read_composition(file)
-        found[composed.name] = composed
-    for point in entry_points(group="arborsim.policies"):
-        found.setdefault(point.name, point.load())
+
+def available() -> dict[str, type[Policy]]:
+    """All policies by name; imports every one."""
+    return {name: _named(name) for name in names()}
+
+
+@cache
+def _named(name: str) -> type[Policy]:
+    """The policy of one of `names`."""
+    if name in MODULES:
+        module = importlib.import_module(f"arborsim.policies.methods.{MODULES[name]}")
+        for item in vars(module).values():
+            if isinstance(item, type) and issubclass(item, Policy) and item.name == name:
+                return item
+        raise AssertionError(f"{module.__name__} has no policy '{name}'")
+    if (COMPOSITIONS / f"{name}.toml").exists():
+        return _composed(COMPOSITIONS / f"{name}.toml")
+    (point, *_) = entry_points(group="arborsim.policies", name=name)
+    found: type[Policy] = point.load()
     return found
+
+
+def _composed(file: Path) -> type[Policy]:
+    from arborsim.policies.composition import read_composition
+
+    return read_composition(file)
 
 
 def find(name: str) -> type[Policy]:
     """The policy class called `name`, at ``package.module:Class``, or composed in ``file.toml``.
+
+    Imports that policy alone.
 
     Raises
     ------
@@ -53,14 +105,11 @@ def find(name: str) -> type[Policy]:
         The module or class cannot be imported, or is no policy; the file is missing or wrong.
     """
     if name.endswith(".toml"):
-        from arborsim.policies.composition_file import read_composition
-
-        return read_composition(name)
+        return _composed(Path(name))
     if ":" not in name:
-        try:
-            return available()[name]
-        except KeyError:
-            raise UnknownName("policy", name, available()) from None
+        if name not in names():
+            raise UnknownName("policy", name, names())
+        return _named(name)
     item = _imported(name)
     if not (isinstance(item, type) and issubclass(item, Policy)):
         raise UsageError(f"'{name}' is not a subclass of arborsim.policies.base.Policy")

@@ -1,114 +1,175 @@
-"""Policies made for one sequence, and what they do on a tree.
+"""Policies as compositions: score x allocate x place x schedule x recover, and what to protect.
 
-`adaptation="path"` (as ArborKV evaluates its baselines): the path to the active leaf is the stream
-the policy sees.  Tokens off the path keep what they had; when the whole tree exceeds the budget,
-whole off-path blocks go first, least recently active first.  Destroyed is destroyed.
-`adaptation="flat"`: one pool over all tokens of the tree, the newest ones protected.
-With several active leaves a token is on path if any active leaf's path holds it.
+`Composed` turns six blocks into decisions.  A published method is a `StreamPolicy`: a dataclass
+whose fields are its hyper-parameters, and which says what blocks they make::
+
+    @dataclass(frozen=True)
+    class Mine(StreamPolicy):
+        recent: int = setting(64, "protected newest tokens", unit="tokens", low=1)
+
+        name: ClassVar[str] = "mine"
+
+        @cached_property
+        def score(self) -> Score:
+            return CumulativeAttention()
+
+        @cached_property
+        def protect(self) -> Protect:
+            return Protect(recent=self.recent)
+
+A composition (`arborsim.policies.composition`) has the blocks themselves as fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible
-from arborsim.core.events import Boundary, Event, Pressure, Prune, TokenRun
+from arborsim.core.events import Event, Prune, TokenRun, Transition
 from arborsim.core.observations import SparseRows
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan, RunPlan
-from arborsim.policies.base import CacheView, Policy, Protection
-from arborsim.policies.blocks import (
-    ChangingPool,
-    FrozenPool,
-    Pool,
-    RisingPool,
-    least_recently_active,
-    lowest_of,
-)
-
-ADAPTATIONS = ("path", "flat")
+from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.blocks import Allocation, Decision, EveryStep, Never, Protect
+from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
+from arborsim.policies.selection import Candidates, ChangingPool, HeapPool
+from arborsim.signals.scores import Score
 
 
 @dataclass(frozen=True)
-class StreamPolicy(Policy):
-    """Keep the best tokens of a stream; when over budget, evict the lowest.
+class Composed(Policy):
+    """A policy made of blocks.
 
-    Subclasses give `rank` (what to evict first) and `protection` (what never to evict); with a
-    `grouping` other than "shared", every cache group evicts by its own ranking.
+    A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`;
+    `place` says where the others live; `recover` says which of the others may come back.
+    `schedule` says when; a cache over budget is always reason enough.
     """
 
-    adaptation: str = setting("path", "what the stream is on a tree", choices=ADAPTATIONS)
+    words: ClassVar[Mapping[str, Any]] = {}
+    """What `Method` says otherwise than the blocks do, by attribute."""
 
-    frozen_rank: ClassVar[bool] = True
-    """Whether a token's rank is fixed at its birth; decides how runs are planned."""
-    rising_rank: ClassVar[bool] = False
-    """Whether a rank that is not frozen never falls (up to a constant that all tokens share)."""
-    each_iteration: ClassVar[bool] = True
-    """False for policies that override `next_decision`, so that runs are not planned at once."""
+    @cached_property
+    def score(self) -> Score:
+        """What matters."""
+        raise TypeError(f"{type(self).__name__} does not say what tokens rank by")
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        """Which tokens HBM holds."""
+        return Pool()
+
+    @cached_property
+    def place(self) -> Ladder:
+        """Where the others go."""
+        return Ladder()
+
+    @cached_property
+    def schedule(self) -> EveryStep:
+        """When to decide."""
+        return EveryStep()
+
+    @cached_property
+    def protect(self) -> Protect:
+        """What never moves down."""
+        return Protect()
+
+    @cached_property
+    def recover(self) -> Never:
+        """What comes back."""
+        return Never()
+
+    @property
+    def method(self) -> Method:
+        each = {"layer": ", the same for every layer", "head": ", the same for every KV head"}
+        derived = Method(
+            self.formula,
+            score=self.score.about,
+            allocate=self.allocate.about + each.get(self.grouping, ""),
+            place=self.place.about,
+            schedule=self.schedule.about,
+            recover=self.recover.about,
+            granularity=self.allocate.granularity,
+            tiers=self.place.tiers,
+            deviations=self.deviations,
+        )
+        return replace(derived, **self.words)
+
+    @property
+    def recovers(self) -> bool:
+        return self.recover.recomputes
+
+    @property
+    def bounded(self) -> bool:
+        return self.schedule.bounded
+
+    def scores(self) -> Mapping[str, Score]:
+        return {"score": self.score, **self.allocate.scores()}
 
     def rank(self, view: CacheView) -> np.ndarray:
-        """Float64 ``[groups, tokens]`` (or ``[tokens]``, for all groups): the lowest goes first."""
-        raise TypeError(f"{type(self).__name__} does not say how tokens rank")
+        """Float64 ``[groups, tokens]`` (or ``[tokens]``, for all groups): the lowest goes first.
+
+        Rows of a score that are not those of groups (single layers) are added up.
+        """
+        values = view.scores["score"]
+        if len(values) == len(view.tier):
+            return values
+        total: np.ndarray = values[0].copy()
+        for row in values[1:]:  # in a fixed order: ties must not depend on the way of summing
+            total += row
+        return total
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return self.protect.protection(budget_tokens)
 
     def protected(self, view: CacheView) -> np.ndarray:
-        protection = self.protection(view.budget_tokens)
-        if self.adaptation == "path":
-            return protection.mask(view)
-        mask = np.zeros(view.num_tokens, dtype=bool)
-        mask[: protection.head(view.prompt_tokens)] = True
-        mask[view.num_tokens - min(protection.recent, view.num_tokens) :] = True
-        return mask
+        return self.allocate.protected(view, self.protection(view.budget_tokens))
 
     def next_decision(self, view: CacheView) -> int:
-        return max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
+        return self.schedule.next_decision(view)
+
+    def pressure_margin(self, budget_tokens: int) -> int | None:
+        return self.schedule.margin
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
-        over = view.held - view.budget_tokens
-        if over.max() <= 0 or isinstance(event, Boundary | Prune | Pressure):
+        if not self._due(view, event):
             return None
         tiers = view.tier.copy()
-        if self.adaptation == "path":
-            for block in off_path_blocks(view):
-                giving = np.flatnonzero(over > 0)
-                if not len(giving):
-                    break
-                for group in giving:
-                    over[group] -= evict(tiers[group], block)
-            stream = view.path
-        else:
-            stream = np.arange(view.num_tokens)
-        if over.max() > 0:
-            self._evict_lowest(view, tiers, stream, over)
-        return Plan(tiers)
+        at = Decision(self, view, event)
+        self.allocate.allot(at, tiers)
+        self.place.place(at, tiers)
+        if np.array_equal(tiers, view.tier):
+            return None
+        return Plan(tiers, recover=self.recovers)
 
-    def _evict_lowest(
-        self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray
-    ) -> None:
-        """In each group, evict as many of the stream's tokens as it is over budget."""
-        rank = np.broadcast_to(self.rank(view), tiers.shape)
-        eligible = ~self.protected(view)
-        if len(stream) < view.num_tokens:
-            in_stream = np.zeros(view.num_tokens, dtype=bool)
-            in_stream[stream] = True
-            eligible &= in_stream
-        for group in np.flatnonzero(over > 0):
-            free = eligible & (tiers[group] <= Tier.HBM_QUANTISED)
-            doomed = lowest_of(free, rank[group], int(over[group]))
-            if len(doomed) < over[group]:
-                raise self._infeasible(view, len(doomed), int(over[group]))
-            tiers[group, doomed] = Tier.EVICTED
+    def _due(self, view: CacheView, event: Event) -> bool:
+        schedule = self.schedule
+        fits = view.num_tokens <= view.budget_tokens
+        if isinstance(event, Prune) or (schedule.wait and fits):
+            return False
+        if schedule.bounded and view.in_hbm > view.budget_tokens:
+            return True
+        comes_back = isinstance(event, Transition) and self.recover.recomputes
+        return comes_back or schedule.due(view, event)
 
     def plans_runs(self, view: CacheView) -> bool:
+        values = view.scores.get("score")
         alone = len(view.leaves) == 1 and view.tier.shape[0] == 1
-        if not (self.each_iteration and alone):
+        if not alone or (values is not None and len(values) > 1):
+            return False
+        if type(self).decide is not Composed.decide:
+            return False
+        plain = (EveryStep, Pool, Never)
+        if (type(self.schedule), type(self.allocate), type(self.recover)) != plain:
             return False
         # A single chain is the same pool either way.
-        return self.adaptation == "path" or len(view.path) == view.num_tokens
+        one_stream = self.allocate.adaptation == "path" or len(view.path) == view.num_tokens
+        return one_stream and self.place.evicts_only
 
     def candidates(
         self,
@@ -118,13 +179,13 @@ class StreamPolicy(Policy):
         alive: np.ndarray,
         start: int,
         stop: int,
-    ) -> Pool:
+    ) -> Candidates:
         """What `run` may evict, ranked; the other parameters are those of `ChangingPool`."""
         (rank,) = np.broadcast_to(self.rank(view), view.tier.shape)
-        if self.frozen_rank:
-            return FrozenPool(rank[ids], alive, start, stop)
-        if self.rising_rank and isinstance(run.observed.attention, SparseRows):
-            return RisingPool(rank, ids, alive, start, stop)
+        changes = {score.changes for score in self.scores().values()}
+        few = isinstance(run.observed.attention, SparseRows)  # of those that can rise do
+        if changes <= {"never"} or ("freely" not in changes and few):
+            return HeapPool(rank, ids, alive, start, stop)
         return ChangingPool(rank, ids, alive, start, stop)
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
@@ -150,15 +211,15 @@ class StreamPolicy(Policy):
                     continue
                 at = pool.pop()
                 if at is None:
-                    raise self._infeasible(view, 0, over)
+                    raise self.infeasible(view, 0, over)
                 at_step.append(step)
                 evicted.append(int(ids[at]))
                 over -= 1
         return RunPlan.evict(at_step, evicted)
 
-    def _infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
-        protection: Protection = self.protection(view.budget_tokens)
-        _, made_of = protection.floor(view.prompt_tokens)
+    def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
+        """What to raise where `over` tokens must leave and only `free` may."""
+        _, made_of = self.protection(view.budget_tokens).floor(view.prompt_tokens)
         return BudgetInfeasible(
             self.name,
             view.budget_tokens + over - free,
@@ -167,23 +228,29 @@ class StreamPolicy(Policy):
         )
 
 
-def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
-    """Evict `tokens` from one group's tiers, int8 ``[all tokens]``; how many left HBM."""
-    freed = int(np.count_nonzero(tier[tokens] <= Tier.HBM_QUANTISED))
-    tier[tokens] = Tier.EVICTED
-    return freed
+@dataclass(frozen=True)
+class StreamPolicy(Composed):
+    """Keep the best tokens of a stream; when over budget, evict the lowest (of every group).
+
+    Subclasses name their `score` and what they `protect`; other blocks, or `rank`, where they
+    differ from "the lowest go, one at a time".
+    """
+
+    adaptation: str = setting("path", "what the stream is on a tree", choices=ADAPTATIONS)
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return Pool(self.adaptation)
 
 
-def off_path_blocks(view: CacheView) -> list[np.ndarray]:
-    """Token ids in HBM of each block off the active paths, in the order they are given up."""
-    tree = view.tree
-    on_path = tree.on_path(view.leaves)
-    off = np.flatnonzero(~on_path).tolist()
-    if not off:
-        return []
-    order = least_recently_active(
-        [node.last_active for node in tree.nodes], [node.depth for node in tree.nodes], iter(off)
+@dataclass(frozen=True)
+class RecentPolicy(StreamPolicy):
+    """Keep the prompt and the newest tokens, whatever their score."""
+
+    recent: int = setting(
+        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
     )
-    in_hbm = np.asarray((view.tier <= Tier.HBM_QUANTISED).any(axis=0))
-    blocks = (tree.tokens(node) for node in order)
-    return [kept for block in blocks if len(kept := block[in_hbm[block]])]
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(recent=self.recent)

@@ -6,6 +6,7 @@ block ``[allocate] use = "tree"``.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +14,8 @@ import numpy as np
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Boundary, Event, Transition
 from arborsim.core.settings import setting
-from arborsim.policies.allocation import tighten_distance, trim_by_weight
-from arborsim.policies.arbor_blocks import attention_share, certainty, sigmoid
 from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import Room
 
 RELIEFS = ("alpha", "lambda")
 
@@ -26,16 +26,13 @@ class Blocks:
 
     Attributes
     ----------
-    sizes, held, reachable : int64
+    sizes, held, reachable, pinned : int64
         Tokens of each block; those in HBM; those that HBM could hold after this decision, because
-        they are there or can be brought back.
-    pinned : int64
-        Protected tokens: a block never keeps fewer of those it holds.
-    pruned : bool
-        Blocks off the active paths that the search has given up for good.
+        they are there or can be brought back; protected ones, of which it never keeps fewer.
+    pruned, on_path : bool
+        Blocks off the active paths that the search has given up for good; blocks on a path.
     fixed : bool
         Blocks that relief never touches: the prompt if it is protected whole, and active leaves.
-    on_path : bool
     """
 
     sizes: np.ndarray
@@ -47,16 +44,112 @@ class Blocks:
     on_path: np.ndarray
 
 
-@dataclass(frozen=True)
-class Room:
-    """How full HBM may be: above `limit` tokens, make room until `goal` are left.
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
-    `budget` is what may never be exceeded; all in tokens, ``goal <= limit <= budget``.
+
+def certainty(entropy: np.ndarray, vocabulary: int) -> np.ndarray:
+    """``u = 1 - H / ln|V|`` (Eq. 1); 0 where the entropy is not known (NaN)."""
+    return np.asarray(np.nan_to_num(1.0 - entropy / np.log(vocabulary)))
+
+
+def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
+    """Share of the attention to closed blocks that each of them received; the prompt is none.
+
+    `received`, float64 ``[tokens]``, came from later blocks, `owner` is the block of each token;
+    `closed` and the result are ``[blocks]``.
     """
+    total = np.bincount(owner, weights=received, minlength=len(closed))
+    total[~closed] = 0.0
+    total[0] = 0.0
+    return np.asarray(total / max(float(total.sum()), 1e-12))
 
-    budget: int
-    limit: int
-    goal: int
+
+def trim_by_weight(
+    keep: np.ndarray, scale: np.ndarray, least: np.ndarray, excess: int
+) -> np.ndarray:
+    """Take `excess` tokens from blocks, always from the one that values its last token least.
+
+    The optimum of ArborKV's convex program keeps ``k_i = alpha * scale_i`` (KKT, with caps and
+    floors), so the block with the largest ``k_i / scale_i`` gives the next token; among equals the
+    older block.  Instead of token by token, alpha is found by bisection, and only the last few
+    tokens, where blocks tie, are taken one at a time.  The result is the same, in
+    ``O(blocks log(precision))`` instead of ``O(excess log(blocks))``.
+
+    Parameters
+    ----------
+    keep, least : int64 ``[blocks]``
+        What each block holds, and what it cannot go below.
+    scale : float64 ``[blocks]``
+        Weight of each block times its size; 0 gives its tokens first.
+    excess : int
+        Tokens to take; fewer are taken if every block is at its least.
+
+    Returns
+    -------
+    int64 ``[blocks]``
+    """
+    least = np.minimum(least, keep)
+    goal = int(keep.sum()) - excess
+    if excess <= 0:
+        return keep.copy()
+    if goal <= least.sum():
+        return least.copy()
+    scale = np.maximum(scale, 1e-300)
+
+    def kept(alpha: float) -> np.ndarray:
+        ideal = np.minimum(np.floor(alpha * scale), keep)
+        return np.asarray(np.maximum(ideal.astype(np.int64), least))
+
+    low, high = 0.0, float((keep / scale).max()) * 2.0
+    for _ in range(128):
+        middle = 0.5 * (low + high)
+        if kept(middle).sum() >= goal:
+            high = middle
+        else:
+            low = middle
+    result = kept(high * (1 + 1e-9))
+    left = int(result.sum()) - goal
+    heap = [(-result[i] / scale[i], i) for i in np.flatnonzero(result > least).tolist()]
+    heapq.heapify(heap)
+    for _ in range(left):
+        _, block = heapq.heappop(heap)
+        result[block] -= 1
+        if result[block] > least[block]:
+            heapq.heappush(heap, (-result[block] / scale[block], block))
+    return result
+
+
+def tighten_distance(
+    keep: np.ndarray, scale: np.ndarray, distance: np.ndarray, least: np.ndarray, goal: int
+) -> np.ndarray:
+    """Raise ArborKV's lambda_Delta just until the blocks fit; it is found by bisection.
+
+    Block ``i`` keeps ``clip(floor(scale_i exp(-x distance_i)), least_i, keep_i)`` tokens, ``x`` the
+    least increase with which no more than `goal` are kept in all.  Tokens of several blocks whose
+    turn comes at the same ``x`` go together, so fewer than `goal` can be left.
+
+    Parameters are those of `trim_by_weight`, but `scale` is the tokens each block would keep with
+    the present lambda_Delta (Eq. 2 times its size), and `distance`, int64 ``[blocks]``, counts
+    edges to the nearest active leaf; a block at distance 0 is not affected.  If `goal` cannot be
+    reached, all others are at `least`.
+    """
+    least = np.minimum(least, keep)
+
+    def kept(x: float) -> np.ndarray:
+        ideal = np.floor(np.minimum(scale * np.exp(-x * distance), keep))
+        return np.where(distance > 0, np.maximum(ideal.astype(np.int64), least), keep)
+
+    if keep.sum() <= goal:
+        return keep.copy()
+    low, high = 0.0, max(1.0, float(np.log(np.maximum(scale, 1.0)).max()) + 1.0)
+    for _ in range(64):
+        middle = 0.5 * (low + high)
+        if kept(middle).sum() > goal:
+            low = middle
+        else:
+            high = middle
+    return kept(high + 1e-9)  # blocks that tie give their tokens together, whatever the rounding
 
 
 @dataclass(frozen=True)
@@ -129,11 +222,7 @@ class TreeRule:
         attention to closed blocks so far, so s follows the search instead of being frozen at the
         boundary, where nothing has attended to the block yet.
 
-        Parameters
-        ----------
-        view : CacheView
-        attention : float64 ``[tokens]`` or None
-            Attention from later blocks; read only if `reads_attention`.
+        `attention` from later blocks, float64 ``[tokens]``, is read only if `reads_attention`.
         """
         nodes = view.tree.nodes
         if not self.msve:
@@ -187,22 +276,9 @@ class TreeRule:
         A block ends with fewer than it holds (it shrinks), as many (it stays as it is), or with
         all that can be reached (it is brought back).
 
-        Parameters
-        ----------
-        who : str
-            Name of the policy, for the error.
-        view : CacheView
-        event : Event
-            `Boundary` shrinks the closed block; any other shrinks all off-path blocks; `Transition`
-            brings back the active path.
-        blocks : Blocks
-        room : Room
-        attention : float64 ``[tokens]``, optional
-            See `block_scores`.
-        recover : bool
-            Whether a transition brings blocks back.
-        trim_path : bool
-            Let `Boundary` shrink the block even while it is on the active path.
+        `Boundary` shrinks the closed block (with `trim_path` even while it is on the active path),
+        any other event shrinks all off-path blocks; `Transition` brings back the active path if
+        `recover` is set.  For `attention` see `block_scores`; `who` is the policy's name.
 
         Raises
         ------

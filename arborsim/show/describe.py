@@ -266,8 +266,8 @@ def policy_fits(reader: TraceReader) -> tuple[PolicyFit, ...]:
 
     held = frozenset(signal for signal in Signal if reader.has(signal))
     fits = []
-    for name, policy in sorted(registry.available().items()):
-        missing = sorted(frozenset(policy.needs) - held)
+    for name in sorted(registry.names()):
+        missing = sorted(registry.build(name).reads() - held)
         remedy = ""
         if missing:
             options = " ".join(recording_options(missing, reader.info))

@@ -1,4 +1,4 @@
-"""Scores from attention rows: cumulative, newest, from the end of the prompt, value-weighted.
+"""Scores from attention rows: cumulative, newest, from the end of the prompt, last attended.
 
 Every score keeps one live table, brought up to date in place with every decode iteration.
 """
@@ -26,40 +26,41 @@ from arborsim.signals.rows import (
     is_number,
     row_signal,
 )
-from arborsim.signals.scores import Score, ScoreState, grouping_setting
-from arborsim.signals.sparse import Listed, SparseNewest, SparseSums, lists_numbers
-from arborsim.signals.vectors import ValueSize
+from arborsim.signals.scores import Changes, Score, ScoreState, grouping_setting
+from arborsim.signals.sparse import (
+    Listed,
+    SparseNewest,
+    SparseStamps,
+    SparseSums,
+    lists_numbers,
+    median,
+)
 
 
 @dataclass(frozen=True)
 class CumulativeAttention(Score):
     """Attention a token has received so far, summed over queries.
 
-    H2O's score (Zhang et al. 2023, arXiv:2306.14048, section 4), there per layer and KV head.
-
-    Parameters
-    ----------
-    from_later_blocks : bool
-        Count only queries outside the token's own block (ArborKV's ``A_i(t)``, sum over u > b_i).
-    up_to_constant : bool
-        The sums may all be too low by the same number, which no ranking notices: sparse rows of
-        the whole model are then summed in the time of what they list.
-    grouping : {"shared", "layer", "head"}
+    H2O's score (Zhang et al. 2023, arXiv:2306.14048, section 4), there per layer and KV head; from
+    later blocks, ArborKV's ``A_i(t)``, the sum over u > b_i.
     """
 
     from_later_blocks: bool = setting(False, "count only queries outside the token's block")
     up_to_constant: bool = setting(
         False,
-        "sums may all be too low by the same number: faster on sparse recordings, and no ranking "
+        "all sums may be too low by the same number: faster on sparse recordings, and no ranking "
         "notices",
     )
     grouping: str = grouping_setting()
-    about: ClassVar[str] = "cumulative attention"
-    changes: ClassVar = "rises"
+    changes: ClassVar[Changes] = "rises"
 
     @property
     def needs(self) -> frozenset[Signal]:
         return row_signal(self.grouping)
+
+    @property
+    def about(self) -> str:
+        return "attention from later blocks" if self.from_later_blocks else "cumulative attention"
 
     def start(self, layers: int) -> ScoreState:
         return _CumulativeState(self)
@@ -129,17 +130,8 @@ class NewestAttention(Score):
     """Attention from the newest query; tokens off the active paths keep what they last had.
 
     TOVA's score (Oren et al. 2024, arXiv:2401.06104).  Leaves that decode in one iteration all are
-    newest: a token that several of them see gets the mean.
-
-    Parameters
-    ----------
-    layers : int
-        0 for rows of the grouping; else rows of that many of the last captured layers, which a
-        trace may hold alone (fewer where it holds fewer), for one ranking of the whole model.
-    up_to_constant : bool
-        The values may all be too low by the same number, which no ranking notices: sparse rows of
-        the whole model are then taken in the time of what they list.
-    grouping : {"shared", "layer", "head"}
+    newest: a token that several of them see gets the mean.  With `layers`, values are the rows of
+    that many of the last captured layers (fewer where a trace holds fewer).
     """
 
     layers: int = setting(
@@ -152,7 +144,7 @@ class NewestAttention(Score):
     )
     grouping: str = grouping_setting()
     about: ClassVar[str] = "attention of the newest query"
-    changes: ClassVar = "freely"
+    changes: ClassVar[Changes] = "freely"
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -239,19 +231,13 @@ def _write_mean(now: np.ndarray, found: list[tuple[Places, np.ndarray]]) -> None
 class PromptAttention(Score):
     """Attention from the last `window` prompt queries, summed; generated tokens have 0.
 
-    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1).
-
-    Parameters
-    ----------
-    window : int
-        Prompt queries that count; a shorter prompt counts whole.
-    grouping : {"shared", "layer", "head"}
+    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1); a shorter prompt counts whole.
     """
 
     window: int = setting(64, "prompt queries that count", unit="tokens", low=1)
     grouping: str = grouping_setting()
     about: ClassVar[str] = "attention from the end of the prompt"
-    changes: ClassVar = "rises"
+    changes: ClassVar[Changes] = "rises"
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -280,40 +266,89 @@ class _PromptState(RowState):
 
 
 @dataclass(frozen=True)
-class ValueWeightedAttention(Score):
-    """Attention received so far times the size of the token's value (VATP's score).
+class LastAttended(Score):
+    """Decode iteration in which a token was last attended to enough (its birth counts).
 
-    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335); norms
-    are averaged over the layers and KV heads of a group.
+    Prompt tokens, which every user of the score protects, have 0.  Without `page`, a generated
+    token is refreshed when the newest query pays it at least the median of what it pays the
+    generated tokens of its path (EpiKV's variant of RaaS).  Else a page of that many consecutive
+    generated tokens is refreshed when the query pays any of them more than `threshold`, and when it
+    receives a token (Hu et al. 2025, ACL Findings).
+
+    With `up_to_constant` the timestamps of generated tokens may all be too low by the same number,
+    which no ranking among them notices (a prompt's mean nothing then): a sparse row that refreshes
+    nearly all tokens, as most do, is then taken in the time of what it lists.
     """
 
-    grouping: str = grouping_setting()
-    about: ClassVar[str] = "cumulative attention x L1 norm of the value"
-    changes: ClassVar = "freely"
+    page: int | None = None
+    threshold: float = 0.01
+    up_to_constant: bool = False
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
+    about: ClassVar[str] = "timestamp of the last use"
+    changes: ClassVar[Changes] = "freely"
 
     @property
-    def needs(self) -> frozenset[Signal]:
-        return row_signal(self.grouping) | ValueSize(self.grouping).needs
+    def blurred(self) -> bool:
+        return self.page is None  # the share of what a row does not list often is its median
 
     def start(self, layers: int) -> ScoreState:
-        received = CumulativeAttention(grouping=self.grouping).start(layers)
-        return _ProductState(received, ValueSize(self.grouping).start(layers))
+        return _LastAttendedState(self)
 
 
-class _ProductState(ScoreState):
-    def __init__(self, changing: ScoreState, frozen: ScoreState) -> None:
+class _LastAttendedState(RowState):
+    def __init__(self, spec: LastAttended) -> None:
         super().__init__()
-        self._changing, self._frozen = changing, frozen
+        self._spec = spec
+        self._iteration = 0
+        self._prompt_tokens = 0
+        self._generated = False
+        self._sparse = SparseStamps()
+        self._only_listed = False
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._changing.begin(run, tree, generated)
-        self._frozen.begin(run, tree, generated)
-        self._grow(len(self._changing.values), run.num_tokens)
+        super().begin(run, tree, generated)
+        self._generated = generated
+        if not generated:
+            self._prompt_tokens = run.num_tokens
+            return
+        stamps = self.values[0, self._prompt_tokens :]
+        born = self._iteration + 1.0 + np.arange(run.steps)
+        stamps[len(stamps) - run.num_tokens :] = np.repeat(born, len(run.leaves))
+        rows = run.observed.attention
+        follows = self._spec.up_to_constant and self._spec.page is None and self._paths.straight
+        self._only_listed = follows and isinstance(rows, SparseRows)
+        if self._only_listed:
+            assert isinstance(rows, SparseRows)
+            self._sparse.begin(rows, stamps, self._iteration)
+        else:
+            self._sparse.settle(stamps[: len(stamps) - run.num_tokens], self._iteration)
 
     def observe(self, step: int) -> None:
-        self._changing.observe(step)
-        np.multiply(self._changing.values, self._frozen.values, out=self.values)
+        if not self._generated:
+            return
+        self._iteration += 1
+        if self._only_listed:
+            self._sparse.take()
+        else:
+            super().observe(step)
 
-    def observe_all(self, first: int, last: int) -> None:
-        self._changing.observe_all(first, last)
-        np.multiply(self._changing.values, self._frozen.values, out=self.values)
+    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
+        paid = row[self._prompt_tokens :]
+        stamps = now[at]  # a view if `at` is a slice, else a copy
+        if self._spec.page is None:
+            fresh = paid >= median(paid)
+        else:
+            fresh = fresh_pages(paid, self._spec.page, self._spec.threshold)
+        np.putmask(stamps[self._prompt_tokens :], fresh, float(self._iteration))
+        if not isinstance(at, slice):
+            now[at] = stamps
+
+
+def fresh_pages(paid: np.ndarray, page: int, threshold: float) -> np.ndarray:
+    """Whether each token lies in a page that is refreshed, bool ``[n]``; the last page always is.
+
+    `paid`, float64 ``[n]``, is the attention to consecutive tokens, the first begins a page.
+    """
+    fresh = np.maximum.reduceat(paid, np.arange(0, len(paid), page)) > threshold
+    fresh[-1] = True
+    return np.repeat(fresh, page)[: len(paid)]

@@ -16,7 +16,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.attention import NewestState
 from arborsim.signals.rows import head_rows, num_row_groups
-from arborsim.signals.scores import AtBirth, Score, ScoreState
+from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,6 @@ class LayerSensitivity(Score):
     Taken once, from the attention of the last `window` prompt queries to the keys before them, not
     renormalised; see `layer_statistics`.  The same number for every token of a layer's groups; 0
     for all if the prompt is not longer than the window.
-
-    Parameters
-    ----------
-    grouping : {"layer", "head"}
-    window : int
-    tau1, tau2, tau3 : float
-        Temperatures.
     """
 
     grouping: str = "head"
@@ -59,16 +52,9 @@ class LayerSensitivity(Score):
 def layer_statistics(attention: np.ndarray) -> np.ndarray:
     """Entropy, variance and kurtosis of one layer (Eqs. 3-5), summed over its heads and keys.
 
-    Parameters
-    ----------
-    attention : float64 ``[heads, queries, keys]``
-        Of at least two queries; a head with a NaN is left out.
-
-    Returns
-    -------
-    float64 ``[3]``
-        ``-sum A ln(A + 1e-10)``, the unbiased variance over the queries, and
-        ``m4 / max(m2, 1e-8)^2`` with the biased central moments over the queries.
+    Of attention, float64 ``[heads, queries, keys]``, of at least two queries; a head with a NaN is
+    left out.  Float64 ``[3]``: ``-sum A ln(A + 1e-10)``, the unbiased variance over the queries,
+    and ``m4 / max(m2, 1e-8)^2`` with the biased central moments over the queries.
     """
     a = attention[~np.isnan(attention).any(axis=(1, 2))]
     deviation = a - a.mean(axis=1, keepdims=True)
@@ -124,14 +110,6 @@ class HeavyHitters(Score):
     attention of the newest query, as the public code has it (one query has no variance); leaves
     that decode in one iteration are averaged.  With `cumulative`, ``q`` runs over all queries since
     the window instead.
-
-    Parameters
-    ----------
-    grouping : {"layer", "head"}
-    window : int
-    gamma : float
-        Weight of the unbiased variance.
-    cumulative : bool
     """
 
     grouping: str = "head"
@@ -142,7 +120,7 @@ class HeavyHitters(Score):
     about: ClassVar[str] = (
         "attention of the last prompt queries, then of the newest query; variance counts"
     )
-    changes: ClassVar = "freely"
+    changes: ClassVar[Changes] = "freely"
 
     def start(self, layers: int) -> ScoreState:
         return _HeavyHitterState(self)
@@ -227,13 +205,8 @@ class Spread:
 class AttentionSparsity(Score):
     """Share of a row's entries under a part of its maximum, mean over captured layers and heads.
 
-    ThinKV (Ramachandran et al. 2025, arXiv:2510.01290).  Heads whose softmax overflowed are left
-    out.
-
-    Parameters
-    ----------
-    part : float
-        Of the row's maximum; the paper's 1 %.
+    ThinKV (Ramachandran et al. 2025, arXiv:2510.01290), where the part is 1 %.  Heads whose softmax
+    overflowed are left out.
     """
 
     part: float = 0.01

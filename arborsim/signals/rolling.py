@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.signals.scores import AtBirth, Score, ScoreState
+from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState
 from arborsim.signals.vectors import layer_mean
 
 _SHORT = 4  # runs of fewer windows than this are computed in whole tables
@@ -39,16 +39,14 @@ def rolling_mean_std(
     Parameters
     ----------
     history : float64 ``[h]``
-        Values before the first new one, oldest first; fewer than `window` - 1 means that the
-        window is not yet full.
+        Values before the first new one, oldest first; with fewer than `window` - 1 the window is
+        not yet full.
     new : float64 ``[n]``
-    window : int
-        Number of values in a full window, the current one included.
 
     Returns
     -------
     mean, std, count : float64 ``[n]``
-        For each new value; `count` is the number of values in its window.
+        For each new value; `count` is the number of values in its window, itself included.
     """
     by_lag, count, known = _windows(history, new, window)
     mean = _mean(by_lag, count)
@@ -116,15 +114,9 @@ def rolling_z(history: np.ndarray, new: np.ndarray, window: int, epsilon: float)
 
 @dataclass(frozen=True)
 class Band:
-    """Consecutive layers whose mean makes one stream.
+    """Consecutive layers whose mean makes one stream, with its statistic's weight in the score.
 
-    Parameters
-    ----------
-    first, last : float
-        Depth of the first and last layer as shares of the model's depth, rounded to the nearest
-        layer.
-    weight : float
-        Factor of the stream's statistic in the score.
+    `first` and `last` are shares of the model's depth, rounded to the nearest layer.
     """
 
     first: float
@@ -143,19 +135,10 @@ WHOLE_MODEL = Band(0.0, 1.0)
 class RollingBands(Score):
     """Weighted sum over bands of a rolling statistic of a signal with one value per layer.
 
-    The window trails over the generated tokens of the token's own path; prompt tokens, which every
-    user of the score protects, get 0.
-
-    Parameters
-    ----------
-    signal : Signal
-    bands : tuple of Band
-    statistic : {"z", "mean"}
-        How far the newest value lies from the window's mean, in standard deviations, or that mean.
-    window : int
-        Tokens in the trailing window, the current one included.
-    epsilon : float
-        Added to the standard deviation.
+    The window of so many tokens, the current one included, trails over the generated tokens of the
+    token's own path; prompt tokens, which every user of the score protects, get 0.  The statistic
+    is the window's mean, or how far ("z") the newest value lies from it in standard deviations, to
+    which `epsilon` is added.
     """
 
     signal: Signal
@@ -165,11 +148,12 @@ class RollingBands(Score):
     epsilon: float = EPSILON
 
     @property
-    def about(self) -> str:  # type: ignore[override]
+    def about(self) -> str:
         kind = "z-scored" if self.statistic == "z" else "rolling mean"
         whole = self.bands == (WHOLE_MODEL,)
         contrast = "" if whole or len(self.bands) < 2 else ", contrast of two bands of layers"
-        return f"{self.signal.value.replace('_', ' ')}, {kind}{contrast}"
+        name = self.signal.value.replace("_", " ").replace("hidden ", "hidden-state ")
+        return f"{name}, {kind}{contrast}"
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -227,15 +211,8 @@ class _RollingState(AtBirth):
 class HiddenChangeContrast(Score):
     """EpiKV's score ``z_A - z_B`` of the hidden-state change at two layers (Eqs. 1-3).
 
-    Parameters
-    ----------
-    layer_a, layer_b : float
-        Depth of the layers as a share of the model's depth (the paper: 10 and 21 of 32).
-    window : int
-        Tokens in the trailing window, the current one included.
-    epsilon : float
-    statistic : {"z", "mean"}
-        "mean" is the uncorrected score, the contrast of rolling means (Eq. 2).
+    The paper's layers are 10 and 21 of 32; statistic "mean" is its uncorrected score, the contrast
+    of rolling means (Eq. 2).
     """
 
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
@@ -248,7 +225,7 @@ class HiddenChangeContrast(Score):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
 
     @property
-    def about(self) -> str:  # type: ignore[override]
+    def about(self) -> str:
         kind = "z-scored" if self.statistic == "z" else "rolling mean"
         return f"hidden-state change, {kind}, contrast of two layers"
 
@@ -260,13 +237,7 @@ class HiddenChangeContrast(Score):
 
 @dataclass(frozen=True)
 class Sum(Score):
-    """A score that is fixed at birth plus one that accumulates.
-
-    Parameters
-    ----------
-    frozen, accumulating : Score
-        The second one starts at 0 and changes in place.
-    """
+    """A score that is fixed at birth plus one that starts at 0 and changes in place."""
 
     frozen: Score
     accumulating: Score
@@ -276,11 +247,11 @@ class Sum(Score):
         return self.frozen.needs | self.accumulating.needs
 
     @property
-    def about(self) -> str:  # type: ignore[override]
+    def about(self) -> str:
         return f"{self.accumulating.about} + {self.frozen.about}"
 
     @property
-    def changes(self) -> Literal["never", "rises", "freely"]:  # type: ignore[override]
+    def changes(self) -> Changes:
         return self.accumulating.changes
 
     def start(self, layers: int) -> ScoreState:

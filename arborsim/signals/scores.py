@@ -22,6 +22,8 @@ from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingTable, ThoughtTree
 
 GROUPINGS = ("shared", "layer", "head")
+Changes = Literal["never", "rises", "freely"]
+"""What becomes of a value; "rises" is up to a constant that all tokens share."""
 
 
 def grouping_setting(default: str = "shared") -> str:
@@ -30,27 +32,27 @@ def grouping_setting(default: str = "shared") -> str:
 
 
 class Score(ABC):
-    """Description of a score: a frozen dataclass whose fields are its settings.
+    """Description of a score: a frozen dataclass whose fields are its settings."""
 
-    Class attributes
-    ----------------
-    about : str
-        What it measures, in a few words.
-    changes : {"never", "rises", "freely"}
-        What becomes of a token's value after its birth; "rises" is up to a constant that all
-        tokens share.
-    blurred : bool
-        On sparse recordings most tokens come out alike.
-    """
-
-    about: ClassVar[str] = ""
-    changes: ClassVar[Literal["never", "rises", "freely"]] = "never"
-    blurred: bool = False
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """What it measures, in a few words."""
 
     @property
     @abstractmethod
     def needs(self) -> frozenset[Signal]:
         """Observations it is computed from."""
+
+    @property
+    def changes(self) -> Changes:
+        """What becomes of a token's value after its birth."""
+        return "never"
+
+    @property
+    def blurred(self) -> bool:
+        """Whether most tokens come out alike on sparse recordings."""
+        return False
 
     @property
     def grouping(self) -> str:

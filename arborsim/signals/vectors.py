@@ -15,7 +15,10 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Observations, Signal
-from arborsim.signals.scores import AtBirth, Score, ScoreState, grouping_setting
+from arborsim.core.tree import ThoughtTree
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.rows import row_signal
+from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, grouping_setting
 
 # From so many sums on, adding them side by side is faster than one after the other.
 _MANY_SUMS = 256
@@ -35,14 +38,7 @@ def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
 def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
     """Mean over the layers `first` to `last`, both included, added in their order.
 
-    Parameters
-    ----------
-    values : float16 ``[tokens, layers]``
-
-    Returns
-    -------
-    float64 ``[tokens]``
-        Layers whose value is not finite are left out; 0 without any other.
+    Of values ``[tokens, layers]``; those that are not finite are left out; 0 without any other.
     """
     chosen = values[:, first : last + 1].astype(np.float64)
     finite = np.isfinite(chosen)
@@ -60,19 +56,9 @@ def norms(vectors: np.ndarray) -> np.ndarray:
 
 
 def vectors_per_group(observed: Observations, signal: Signal, grouping: str) -> np.ndarray:
-    """Vectors of a run's tokens.
+    """Keys or values of a run's tokens, float16 ``[groups, tokens, size]``.
 
-    Parameters
-    ----------
-    observed : Observations
-    signal : Signal
-        `KEYS` or `VALUES`, or `KEY_SKETCH` with grouping "shared".
-    grouping : {"shared", "layer", "head"}
-        "layer" joins the vectors of the layer's heads into one.
-
-    Returns
-    -------
-    float16 ``[groups, tokens, size]``
+    "layer" joins the vectors of the layer's heads into one; "shared" has the sketch of the keys.
     """
     if signal is Signal.KEY_SKETCH:
         return observed.per_layer[signal][None]
@@ -113,6 +99,46 @@ def _value_sizes(run: TokenRun, grouping: str) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class ValueWeightedAttention(Score):
+    """Attention received so far times the size of the token's value (VATP's score).
+
+    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335); norms
+    are averaged over the layers and KV heads of a group.
+    """
+
+    grouping: str = grouping_setting()
+    about: ClassVar[str] = "cumulative attention x L1 norm of the value"
+    changes: ClassVar[Changes] = "freely"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return row_signal(self.grouping) | ValueSize(self.grouping).needs
+
+    def start(self, layers: int) -> ScoreState:
+        received = CumulativeAttention(grouping=self.grouping).start(layers)
+        return _ProductState(received, ValueSize(self.grouping).start(layers))
+
+
+class _ProductState(ScoreState):
+    def __init__(self, changing: ScoreState, frozen: ScoreState) -> None:
+        super().__init__()
+        self._changing, self._frozen = changing, frozen
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._changing.begin(run, tree, generated)
+        self._frozen.begin(run, tree, generated)
+        self._grow(len(self._changing.values), run.num_tokens)
+
+    def observe(self, step: int) -> None:
+        self._changing.observe(step)
+        np.multiply(self._changing.values, self._frozen.values, out=self.values)
+
+    def observe_all(self, first: int, last: int) -> None:
+        self._changing.observe_all(first, last)
+        np.multiply(self._changing.values, self._frozen.values, out=self.values)
+
+
+@dataclass(frozen=True)
 class KeyLength(Score):
     """L2 norm of a token's key, mean over the layers and KV heads of a group.
 
@@ -150,17 +176,13 @@ sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any 
 class KeyDirections(Score):
     """Keys scaled to the same length; float64 ``[groups, tokens, size]``.
 
-    Scalar products are cosines, up to a factor.  A zero key stays zero.
+    Scalar products are cosines, up to a factor.  A zero key stays zero.  "shared" takes the sketch
+    of the keys of all layers and heads, a random projection in which cosines survive roughly;
+    "layer" joins the keys of a layer's heads into one vector.
 
-    Parameters
-    ----------
-    grouping : {"shared", "layer", "head"}
-        "shared" takes the sketch of the keys of all layers and heads, a random projection in which
-        cosines survive roughly; "layer" joins the keys of a layer's heads into one vector.
-    whole : bool
-        Scale to length 2**16 and round to whole numbers: products with sums of directions are
-        exact then, so matrix products give the same bits on every machine and however a sum was
-        built up.  Else to length 1.
+    `whole` directions have length 2**16 and are rounded to whole numbers, others have length 1:
+    products with sums of whole directions are exact, so that matrix products give the same bits on
+    every machine and however a sum was built up.
     """
 
     grouping: str = grouping_setting("head")
@@ -184,13 +206,7 @@ class KeyDirections(Score):
 
 @dataclass(frozen=True)
 class Vectors(Score):
-    """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``.
-
-    Parameters
-    ----------
-    signal : Signal
-        `KEYS` or `VALUES`.
-    """
+    """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``."""
 
     signal: Signal
 
@@ -201,6 +217,10 @@ class Vectors(Score):
     @property
     def grouping(self) -> str:
         return "head"
+
+    @property
+    def about(self) -> str:
+        return self.signal.value
 
     def start(self, layers: int) -> ScoreState:
         return AtBirth(lambda run: vectors_per_group(run.observed, self.signal, "head"))

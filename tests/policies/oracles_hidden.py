@@ -8,11 +8,17 @@ from typing import Any
 
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
-from arborsim.policies.methods.epikv import BandAdaptive, EpiKV, HSVariance
-from arborsim.policies.methods.hybrids import AttnHS, SegmentHS
+from arborsim.policies.methods.epikv import (
+    AttnHS,
+    BandAdaptive,
+    EpiKV,
+    HSVariance,
+    KVKey,
+    KVValue,
+)
 from arborsim.policies.methods.key_geometry import KeyDiff, KeyNorm
-from arborsim.policies.methods.kv_variance import KVKey, KVValue
-from arborsim.policies.methods.lag_kv_official import LagKVOfficial
+from arborsim.policies.methods.lag_kv import LagKVOfficial
+from arborsim.policies.methods.thinkv import SegmentHS
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
 from tests.policies.oracles import SlowStream
 from tests.policies.oracles_attention import SlowThinKV

@@ -9,8 +9,8 @@ from typing import Any
 
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.hierarchy import AttnValRedundancy, Redundancy
 from arborsim.policies.methods.raas import Raas
-from arborsim.policies.methods.redundancy import AttnValRedundancy, Redundancy
 from tests.helpers.slow_world import SlowWorld
 from tests.policies.oracles import SlowHierarchy, SlowStream
 

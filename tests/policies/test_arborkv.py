@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Transition
+from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.policies.allocation import tighten_distance
 from arborsim.policies.base import CacheView
 from arborsim.policies.methods.arborkv import ABLATIONS, ArborKV
+from arborsim.policies.tree_rule import tighten_distance
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
@@ -70,10 +71,10 @@ def test_global_sinks_matter_only_if_the_prompt_can_shrink(tmp_path: Path) -> No
 
 
 def test_signals_that_switches_do_not_read_are_not_asked_for() -> None:
-    assert ArborKV().reads() == ArborKV.needs
-    assert ArborKV(retain="tail").reads() == ArborKV.needs
+    assert ArborKV().reads() == {Signal.ATTENTION}
+    assert ArborKV(retain="tail").reads() == {Signal.ATTENTION}
     assert not ArborKV(retain="tail", use_attention=False).reads()
-    assert not ArborKV(retain="tail", msve=False).scores()
+    assert not ArborKV(retain="tail", msve=False).reads()
     assert ArborKV(retain="tail", msve=False).fused
     assert not ArborKV().fused
 
@@ -88,7 +89,7 @@ def small_view(budget: int) -> CacheView:
         tree.append([node], 20)
         tree.nodes[node].closed = node < 3
     tree.activate((3,))
-    scores = {"attention": np.arange(70.0)[None]}
+    scores = {name: np.arange(70.0)[None] for name in ("score", "block-attention")}
     return CacheView(np.zeros((1, 70), np.int8), scores, tree, (3,), 10, budget, 60, 128)
 
 
@@ -137,7 +138,7 @@ def test_the_help_names_the_settings_of_every_row_of_the_ablations() -> None:
 
 def test_blocks_shrink_to_their_tail_and_most_attended_tokens() -> None:
     view = small_view(budget=52)
-    view.scores["attention"][0, [12, 15]] = 99.0
+    view.scores["score"][0, [12, 15]] = 99.0
     plan = ArborKV(margin=1, tail=2, k_min=4, lambda_distance=10).decide(view, Transition((3,), ()))
     assert plan is not None
     assert np.flatnonzero(plan.tiers[0, 10:30] == Tier.HBM).tolist() == [2, 5, 18, 19]

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.policies.allocation import trim_by_weight
-from arborsim.policies.blocks import ChangingPool, FrozenPool, highest, lowest
+from arborsim.policies.selection import ChangingPool, HeapPool, highest, lowest
+from arborsim.policies.tree_rule import trim_by_weight
 
 few_values = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0]), min_size=1, max_size=40)
 
@@ -34,7 +34,7 @@ def test_pools_hand_out_the_lowest_alive_candidate(
     stops = sorted(data.draw(st.lists(st.integers(0, n), min_size=1, max_size=6)))
     array = np.array(scores)
     pools = (
-        FrozenPool(array, alive, start, stops[0]),
+        HeapPool(array, np.arange(n), alive, start, stops[0]),
         ChangingPool(array, np.arange(n), alive, start, stops[0]),
     )
     candidates = {i for i in range(start, n) if alive[i]}

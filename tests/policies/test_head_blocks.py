@@ -10,9 +10,8 @@ from scipy.stats import entropy, kurtosis
 
 from arborsim.core.errors import UsageError
 from arborsim.policies.methods.rkv import max_pool, redundancy
-from arborsim.policies.methods.thinkv_paper import ThinKVPaper, reached_rungs
+from arborsim.policies.methods.thinkv_paper import ThinKVPaper, reached_rungs, representatives
 from arborsim.policies.registry import build
-from arborsim.policies.representatives import representatives
 from arborsim.signals.heads import LayerSensitivity, Spread, layer_statistics, row_sparsity
 from arborsim.signals.rows import grouped_row
 

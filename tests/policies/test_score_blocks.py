@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.policies.methods import redundancy as neighbours
+from arborsim.policies.methods import hierarchy as neighbours
 from arborsim.policies.methods.rkv import latest_similar, redundancy
-from arborsim.policies.segments import fill_segments, segment_entropy, segment_sizes
+from arborsim.policies.methods.thinkv import fill_segments, segment_entropy, segment_sizes
 from arborsim.signals.vectors import sum_in_order
 
 few_ranks = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0])

@@ -36,7 +36,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replay(trace: Path, policy: Policy, executor: SimulatedExecutor) -> Measurements:
     reader = TraceReader(trace)
-    episode = next(iter(reader.episodes(sorted(policy.needs))))
+    episode = next(iter(reader.episodes(sorted(policy.reads()))))
     controller = Controller(
         policy, executor, budget_tokens=70, layers=reader.info.geometry.layers, vocabulary=128
     )

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from arborsim.core.events import Decode, Event
-from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.blocks import highest
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import ANY, Allocation, Decision, Protect
+from arborsim.policies.placement import Pool
+from arborsim.policies.selection import highest, neighbour_mean
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.heads import HeavyHitters, LayerSensitivity
 from arborsim.signals.scores import Score
 
 _PAPER = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
-_SCORE = "attention of the last prompt queries, then of the newest query; variance counts"
-_SCHEDULE = "when the cache exceeds the budget"
 _LOSS = (
     "the code drops an FP8 token before the next query reads it; here a decision follows an "
     "iteration, so that query still does; tokens that a revisited path protects are not lost",
@@ -32,24 +32,63 @@ _ROUNDING = (
     "what was rounded to FP8 stays FP8 when it ranks among the best again (the code stores the "
     "rounded value at full precision)",
 )
-_POOL = 5  # kernel of the average over neighbouring tokens
-
-
-def neighbour_mean(scores: np.ndarray) -> np.ndarray:
-    """Mean over five neighbours; beyond the ends are zeros, which count (torch's `avg_pool1d`)."""
-    padded = np.pad(scores, _POOL // 2)
-    total = np.zeros(len(scores))
-    for i in range(_POOL):
-        total += padded[i : i + len(scores)]
-    return np.asarray(total / _POOL)
+_KERNEL = 5  # neighbouring tokens whose scores are averaged
 
 
 @dataclass(frozen=True)
-class _Tailor(StreamPolicy, ABC):
-    """Over budget, cut the tokens outside the window to `slack` times what they may be.
+class Cut(Pool):
+    """A group over budget is cut, but for the window, to `slack` times what it may be (Eq. 10).
 
-    Subclasses say how many of those kept stay at full precision (`_full_precision`).
+    Parameters
+    ----------
+    adaptation : str
+    window : int
+        Protected newest tokens.
+    slack : float
+        Share of budget - window that a cut keeps.
+    whole_prompt : bool
+        The prompt is cut without slack.
     """
+
+    window: int = 32
+    slack: float = 0.75
+    whole_prompt: bool = False
+
+    about: ClassVar[str] = "cut to a share of the budget"
+
+    def keeps(self, view: CacheView) -> int:
+        """Tokens outside the window that a cut leaves."""
+        slack = 1.0 if self.whole_prompt and only_prompt(view) else self.slack
+        return int(slack * (view.budget_tokens - self.window))
+
+    def thin(
+        self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int, excess: int
+    ) -> None:
+        """Evict the lowest; of those kept outside the window, all but the best turn to FP8."""
+        candidates = np.flatnonzero(free)
+        if len(candidates) < excess:
+            raise at.policy.infeasible(at.view, len(candidates), excess)
+        # Several leaves can protect more than the window: then the budget limits what is kept.
+        keeps = min(self.keeps(at.view), len(candidates) - over)
+        score = neighbour_mean(at.view.scores["score"][group, candidates], _KERNEL)
+        kept = candidates[highest(score, keeps)]
+        were, tier[candidates] = tier[kept], Tier.EVICTED
+        tier[kept] = were
+        if isinstance(at.policy, _Quantiser):
+            full = int(at.policy.full_precision(at.view)[group])
+            best = candidates[highest(score, min(keeps, full))]
+            were, tier[kept] = tier[best], Tier.HBM_QUANTISED
+            tier[best] = were  # what was rounded once stays rounded
+
+
+def only_prompt(view: CacheView) -> bool:
+    """Whether nothing has been generated yet."""
+    return view.num_tokens == view.prompt_tokens
+
+
+@dataclass(frozen=True)
+class _Tailor(StreamPolicy):
+    """What the three share: the score, and the cut when the cache exceeds the budget."""
 
     window: int = setting(32, "protected newest tokens; queries that rate the prompt", low=2)
     slack: float = setting(0.75, "share of budget - window that a cut keeps", low=0, high=1)
@@ -57,47 +96,17 @@ class _Tailor(StreamPolicy, ABC):
     cumulative: bool = setting(False, "rate by all queries since the prompt, not by the newest")
     per: str = setting("head", "what decides on its own", choices=("layer", "head"))
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    fused: ClassVar[bool] = False
-    frozen_rank: ClassVar[bool] = False
+    @cached_property
+    def score(self) -> Score:
+        return HeavyHitters(self.per, self.window, self.gamma, self.cumulative)
 
-    @property
-    def grouping(self) -> str:
-        return self.per
+    @cached_property
+    def allocate(self) -> Allocation:
+        return Cut(self.adaptation, self.window, self.slack)
 
-    def scores(self) -> dict[str, Score]:
-        return {"heavy": HeavyHitters(self.per, self.window, self.gamma, self.cumulative)}
-
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(recent=self.window)
-
-    def _keeps(self, view: CacheView) -> int:
-        """Tokens outside the window that a cut leaves."""
-        return int(self.slack * (view.budget_tokens - self.window))
-
-    @abstractmethod
-    def _full_precision(self, view: CacheView, keeps: int) -> np.ndarray:
-        """Int64 ``[groups]``: how many of the `keeps` best stay at full precision."""
-
-    def _evict_lowest(
-        self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray
-    ) -> None:
-        """Cut every group that is over budget (Eq. 10)."""
-        candidates = stream[~self.protected(view)[stream]]
-        full = self._full_precision(view, self._keeps(view))
-        for group in np.flatnonzero(over > 0):
-            free = candidates[tiers[group, candidates] <= Tier.HBM_QUANTISED]
-            if len(free) < over[group]:
-                raise self._infeasible(view, len(free), int(over[group]))
-            # Several leaves can protect more than the window: then the budget limits what is kept.
-            keeps = min(self._keeps(view), len(free) - int(over[group]))
-            score = neighbour_mean(view.scores["heavy"][group, free])
-            kept = free[highest(score, keeps)]
-            best = free[highest(score, min(keeps, int(full[group])))]
-            were = tiers[group, best]
-            tiers[group, free] = Tier.EVICTED
-            tiers[group, kept] = Tier.HBM_QUANTISED
-            tiers[group, best] = were  # what was rounded once stays rounded
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(prompt=False, recent=self.window, recent_share=ANY)
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,19 @@ class _Quantiser(_Tailor):
     """A tailor that keeps some tokens in FP8, and can lose them as the public code does."""
 
     as_published: bool = setting(False, "decide as the public code does, defects included")
+
+    words: ClassVar[Mapping[str, Any]] = {
+        "place": "quantise, then evict",
+        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
+    }
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return Cut(self.adaptation, self.window, self.slack, self.as_published)
+
+    def full_precision(self, view: CacheView) -> np.ndarray:
+        """Int64 ``[groups]``: how many of the best that a cut keeps stay at full precision."""
+        return np.zeros(len(view.tier), dtype=np.int64)
 
     def next_decision(self, view: CacheView) -> int:
         if self.as_published and (view.tier == Tier.HBM_QUANTISED).any():
@@ -119,16 +141,6 @@ class _Quantiser(_Tailor):
                 return super().decide(replace(view, tier=tiers), event) or Plan(tiers)
         return super().decide(view, event)
 
-    def _keeps(self, view: CacheView) -> int:
-        if self.as_published and only_prompt(view):
-            return view.budget_tokens - self.window
-        return super()._keeps(view)
-
-
-def only_prompt(view: CacheView) -> bool:
-    """Whether nothing has been generated yet."""
-    return view.num_tokens == view.prompt_tokens
-
 
 @dataclass(frozen=True)
 class ARKV(_Quantiser):
@@ -141,32 +153,31 @@ class ARKV(_Quantiser):
     name: ClassVar[str] = "arkv"
     paper: ClassVar[str] = _PAPER
     summary: ClassVar[str] = "per layer, the best tokens in full precision, the next in FP8"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "OQ_l = Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3); O_l = clip(round(OQ_l / max OQ (C - W)), "
         "0, C - W); hh = avgpool5(mean_q A + gamma Var_q A); keep the top slack (C - W) by hh: the "
-        "first O_l in full precision, the rest in FP8 (Eqs. 3-10)",
-        score=_SCORE,
-        allocate="full precision by the sensitivity of the layer",
-        place="quantise, then evict",
-        schedule=_SCHEDULE,
-        tiers=(Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
-        deviations=(
-            "by default as the equations say; as_published decides as the public code does: W is "
-            "subtracted from O_l twice, O_l is at most the prompt before its window, the prompt is "
-            "cut to C - W without slack or FP8, and every FP8 token is lost one step later",
-            *_LOSS,
-            *_ROUNDING,
-        ),
+        "first O_l in full precision, the rest in FP8 (Eqs. 3-10)"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        **_Quantiser.words,
+        "allocate": "full precision by the sensitivity of the layer",
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "by default as the equations say; as_published decides as the public code does: W is "
+        "subtracted from O_l twice, O_l is at most the prompt before its window, the prompt is "
+        "cut to C - W without slack or FP8, and every FP8 token is lost one step later",
+        *_LOSS,
+        *_ROUNDING,
     )
 
-    def scores(self) -> dict[str, Score]:
+    def scores(self) -> Mapping[str, Score]:
         taus = (self.tau1, self.tau2, self.tau3)
-        return {**super().scores(), "sensitivity": LayerSensitivity(self.per, self.window, *taus)}
+        return {"score": self.score, "sensitivity": LayerSensitivity(self.per, self.window, *taus)}
 
-    def _full_precision(self, view: CacheView, keeps: int) -> np.ndarray:
+    def full_precision(self, view: CacheView) -> np.ndarray:
         """``O_l`` of every group (Eq. 8); all there is where no layer looked before its window."""
         if self.as_published and only_prompt(view):
-            return np.full(len(view.tier), keeps)
+            return np.full(len(view.tier), view.num_tokens)
         room = view.budget_tokens - self.window
         sensitivity = view.scores["sensitivity"][:, 0]
         top = sensitivity.max()
@@ -184,19 +195,10 @@ class ARKVOrigin(_Tailor):
     name: ClassVar[str] = "arkv-origin"
     paper: ClassVar[str] = _PAPER
     summary: ClassVar[str] = "ARKV's baseline: the same cuts, all kept tokens in full precision"
-    method: ClassVar[Method] = Method(
-        "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)",
-        score=_SCORE,
-        allocate="the same for every layer",
-        schedule=_SCHEDULE,
-        deviations=(
-            "the prompt is cut with slack too, as the equations say (the public code cuts it to "
-            "C - W)",
-        ),
+    formula: ClassVar[str] = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the prompt is cut with slack too, as the equations say (the public code cuts it to C - W)",
     )
-
-    def _full_precision(self, view: CacheView, keeps: int) -> np.ndarray:
-        return np.full(len(view.tier), keeps)
 
 
 @dataclass(frozen=True)
@@ -206,21 +208,13 @@ class ARKVQuant(_Quantiser):
     name: ClassVar[str] = "arkv-quant"
     paper: ClassVar[str] = _PAPER
     summary: ClassVar[str] = "ARKV's baseline: the same cuts, all kept tokens in FP8"
-    method: ClassVar[Method] = Method(
-        "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8",
-        score=_SCORE,
-        allocate="the same for every layer",
-        place="quantise, then evict",
-        schedule=_SCHEDULE,
-        tiers=(Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
-        deviations=(
-            "as_published cuts the prompt to C - W without slack, and loses every FP8 token one "
-            "step later, as the public code does",
-            *_LOSS,
-            "tokens turn to FP8 when the cache exceeds the budget, not when they leave the window "
-            "(section V-G: below the budget nothing differs from the plain model)",
-        ),
+    formula: ClassVar[str] = (
+        "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8"
     )
-
-    def _full_precision(self, view: CacheView, keeps: int) -> np.ndarray:
-        return np.zeros(len(view.tier), dtype=np.int64)
+    deviations: ClassVar[tuple[str, ...]] = (
+        "as_published cuts the prompt to C - W without slack, and loses every FP8 token one "
+        "step later, as the public code does",
+        *_LOSS,
+        "tokens turn to FP8 when the cache exceeds the budget, not when they leave the window "
+        "(section V-G: below the budget nothing differs from the plain model)",
+    )

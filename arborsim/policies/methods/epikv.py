@@ -1,18 +1,21 @@
-"""EpiKV: keep the tokens at which the residual stream turns (arXiv:2606.26472)."""
+"""EpiKV: keep the tokens at which the residual stream turns (arXiv:2606.26472), and its ablations.
+
+Scores are those of the paper's section 3 and Table 1: hidden states, keys and values, and hidden
+states together with attention.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
-
-import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands
+from arborsim.policies.stream import RecentPolicy
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.rolling import WHOLE_MODEL, Band, HiddenChangeContrast, RollingBands, Sum
 from arborsim.signals.scores import Score
 
 PAPER = "EpiKV, arXiv:2606.26472"
@@ -31,7 +34,7 @@ WINDOW = (
 
 
 @dataclass(frozen=True)
-class RollingPolicy(StreamPolicy):
+class RollingPolicy(RecentPolicy):
     """What the policies of the EpiKV paper share: the prompt and the newest tokens stay.
 
     The score (`score`) is computed once, when a token is generated, and frozen (section 3.3); the
@@ -41,24 +44,6 @@ class RollingPolicy(StreamPolicy):
     window: int = setting(
         64, "trailing window of the rolling statistic", unit="tokens", low=2, high=65536
     )
-    recent: int = setting(
-        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
-    )
-
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
-
-    def score(self) -> Score:
-        """What tokens rank by."""
-        raise TypeError(f"{type(self).__name__} does not say what tokens rank by")
-
-    def scores(self) -> dict[str, Score]:
-        return {"score": self.score()}
-
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(prompt=True, recent=min(self.recent, budget_tokens // 4))
-
-    def rank(self, view: CacheView) -> np.ndarray:
-        return view.scores["score"]
 
 
 @dataclass(frozen=True)
@@ -71,13 +56,13 @@ class EpiKV(RollingPolicy):
     name: ClassVar[str] = "epikv"
     paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "keep tokens at which the hidden state turns; no attention needed"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "s(t) = z_A(t) - z_B(t); z_l = (g_l - mean_w g_l) / (std_w g_l + 1e-6); "
-        "g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-3)",
-        score="hidden-state change, z-scored, contrast of two layers",
-        deviations=(SCALED, POSITIONS, WINDOW),
+        "g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-3)"
     )
+    deviations: ClassVar[tuple[str, ...]] = (SCALED, POSITIONS, WINDOW)
 
+    @cached_property
     def score(self) -> Score:
         return HiddenChangeContrast(self.layer_a, self.layer_b, self.window)
 
@@ -92,12 +77,12 @@ class HSVariance(EpiKV):
 
     name: ClassVar[str] = "hs-variance"
     summary: ClassVar[str] = "epikv without the z-score: contrast of rolling means"
-    method: ClassVar[Method] = Method(
-        "s(t) = mean_w g_A(t) - mean_w g_B(t); g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-2)",
-        score="hidden-state change, rolling mean, contrast of two layers",
-        deviations=(SCALED, POSITIONS, WINDOW),
+    formula: ClassVar[str] = (
+        "s(t) = mean_w g_A(t) - mean_w g_B(t); g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-2)"
     )
+    deviations: ClassVar[tuple[str, ...]] = (SCALED, POSITIONS, WINDOW)
 
+    @cached_property
     def score(self) -> Score:
         return HiddenChangeContrast(self.layer_a, self.layer_b, self.window, statistic="mean")
 
@@ -115,17 +100,16 @@ class BandAdaptive(RollingPolicy):
     name: ClassVar[str] = "band-adaptive"
     paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "epikv on two bands of layers instead of two layers"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "s(t) = weight_a z(mean of g_l over band A) - z(mean of g_l over band B); z over the "
-        "trailing window as in Eq. 3",
-        score="hidden-state change, mean over a band, z-scored, contrast of two bands",
-        deviations=(
-            SCALED,
-            "the paper names the bands (7-13 and 18-25 of 32) but prints no formula: layers are "
-            "averaged first, then z-scored, and the default of weight_a is not in its text",
-            POSITIONS,
-            WINDOW,
-        ),
+        "trailing window as in Eq. 3"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        SCALED,
+        "the paper names the bands (7-13 and 18-25 of 32) but prints no formula: layers are "
+        "averaged first, then z-scored, and the default of weight_a is not in its text",
+        POSITIONS,
+        WINDOW,
     )
 
     def __post_init__(self) -> None:
@@ -140,9 +124,78 @@ class BandAdaptive(RollingPolicy):
                     "give the shallower layer first"
                 )
 
+    @cached_property
     def score(self) -> Score:
         bands = (
             Band(self.a_first, self.a_last, self.weight_a),
             Band(self.b_first, self.b_last, -1),
         )
         return RollingBands(Signal.HIDDEN_CHANGE, bands, window=self.window)
+
+
+@dataclass(frozen=True)
+class KVKey(RollingPolicy):
+    """Rank by the rolling mean of the key's variance over the head dimension."""
+
+    name: ClassVar[str] = "kv-key"
+    paper: ClassVar[str] = PAPER
+    summary: ClassVar[str] = "keep tokens around keys that vary most over their channels"
+    formula: ClassVar[str] = (
+        "s(t) = mean_w of mean over layers and heads of var(k_t), the variance over the head "
+        "dimension"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "keys after RoPE; the paper found no difference before it (appendix E)",
+        POSITIONS,
+        WINDOW,
+    )
+
+    @cached_property
+    def score(self) -> Score:
+        return RollingBands(Signal.KEY_VARIANCE, (WHOLE_MODEL,), "mean", self.window)
+
+
+@dataclass(frozen=True)
+class KVValue(RollingPolicy):
+    """Rank by the rolling mean of the value's variance over the head dimension."""
+
+    name: ClassVar[str] = "kv-value"
+    paper: ClassVar[str] = PAPER
+    summary: ClassVar[str] = "keep tokens around values that vary most over their channels"
+    formula: ClassVar[str] = (
+        "s(t) = mean_w of mean over layers and heads of var(v_t), the variance over the head "
+        "dimension"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (POSITIONS, WINDOW)
+
+    @cached_property
+    def score(self) -> Score:
+        return RollingBands(Signal.VALUE_VARIANCE, (WHOLE_MODEL,), "mean", self.window)
+
+
+@dataclass(frozen=True)
+class AttnHS(RollingPolicy):
+    """Rank by cumulative attention plus the z-score of the hidden-state change at layer A."""
+
+    layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
+
+    name: ClassVar[str] = "attn-hs"
+    paper: ClassVar[str] = PAPER
+    summary: ClassVar[str] = "most attended tokens, or where the hidden state turns"
+    formula: ClassVar[str] = "s(i) = sum over queries t of a_t(i) + z_A(i) (Table 1; z as in Eq. 3)"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "attention is averaged over layers and heads; the terms are added unscaled, as the "
+        "table prints them, although it calls the method a product",
+        "appendix D does not say what the hybrids protect: the prompt and the newest tokens, "
+        "as the other policies on hidden states",
+        SCALED,
+        POSITIONS,
+        WINDOW,
+    )
+
+    @cached_property
+    def score(self) -> Score:
+        turns = RollingBands(
+            Signal.HIDDEN_CHANGE, (Band(self.layer_a, self.layer_a),), window=self.window
+        )
+        return Sum(turns, CumulativeAttention(up_to_constant=True))

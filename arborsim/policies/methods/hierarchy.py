@@ -1,30 +1,37 @@
-"""The semantics-aware memory hierarchy: HBM, DDR, compressed DDR, evicted (Algorithm 1)."""
+"""The semantics-aware memory hierarchy: HBM, DDR, compressed DDR, evicted (Algorithm 1).
+
+With it the ablations of its Table 12, which are the hierarchy with other scores.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Boundary, Event, Prefill, Pressure, Prune, Transition
-from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Policy, Protection
-from arborsim.policies.blocks import lowest_of_each
-from arborsim.policies.stream import off_path_blocks
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
+from arborsim.policies.placement import off_path_blocks
+from arborsim.policies.selection import lowest_of_each
+from arborsim.policies.stream import Composed
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import Score
+from arborsim.signals.vectors import KeyDirections, ValueWeightedAttention
 
 _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 EVICTION_BASES = ("of-candidates", "of-total")
 
 
 @dataclass(frozen=True)
-class Hierarchy(Policy):
+class Hierarchy(Composed):
     """Every `interval` iterations destroy the lowest few, keep the top in HBM, the rest in DDR.
 
     Of the candidates (reasoning tokens but for the first `sinks` and the newest `recent`) the
@@ -56,50 +63,42 @@ class Hierarchy(Policy):
     name: ClassVar[str] = "hierarchy"
     paper: ClassVar[str] = "semantics-aware memory hierarchy, Algorithm 1"
     summary: ClassVar[str] = "top tokens in HBM, the rest in DDR, the lowest few destroyed"
-    method: ClassVar[Method] = Method(
-        "s(i) = sum over queries t of mean over layers and heads of a_t(i) (Algorithm 1)",
-        score="cumulative attention",
-        allocate="share beta of the surviving candidates",
-        place="HBM, then DDR, then 8-bit DDR; lowest share r evicted",
-        schedule="every `interval` iterations, or when over budget",
-        recover="fetch from DDR (stage, stream or near)",
-        tiers=(Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED),
-        deviations=(
-            "r and beta apply at every decision, whatever the budget, as printed: even a budget "
-            "for the whole search destroys the lowest and moves others to DDR",
-            "a budget caps the HBM share, with room for what arrives before the next decision",
-            "on a tree, blocks off the active paths move to DDR first",
-            "8-bit tokens are ranked anew at each decision and may return at full precision",
-        ),
+    formula: ClassVar[str] = (
+        "s(i) = sum over queries t of mean over layers and heads of a_t(i) (Algorithm 1)"
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
-    fused: ClassVar[bool] = False
+    words: ClassVar[Mapping[str, Any]] = {
+        "allocate": "share beta of the surviving candidates",
+        "place": "HBM, then DDR, then 8-bit DDR; lowest share r evicted",
+        "schedule": "every `interval` iterations, or when over budget",
+        "recover": "fetch from DDR (stage, stream or near)",
+        "tiers": (Tier.HBM, Tier.DDR, Tier.DDR_QUANTISED, Tier.EVICTED),
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "r and beta apply at every decision, whatever the budget, as printed: even a budget "
+        "for the whole search destroys the lowest and moves others to DDR",
+        "a budget caps the HBM share, with room for what arrives before the next decision",
+        "on a tree, blocks off the active paths move to DDR first",
+        "8-bit tokens are ranked anew at each decision and may return at full precision",
+    )
 
-    def scores(self) -> dict[str, Score]:
-        return {"attention": CumulativeAttention(up_to_constant=True)}
+    @cached_property
+    def score(self) -> Score:
+        return CumulativeAttention(up_to_constant=True)
 
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(prompt=True, sinks=self.sinks, recent=self.recent)
+    @cached_property
+    def schedule(self) -> EveryStep:
+        return Interval(self.interval, wait=False)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(True, self.sinks, self.recent, recent_share=ANY)
 
     def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
-        """How much each candidate matters: the lowest goes first.
+        """How much each candidate matters, float64 ``[n]``: the lowest goes first.
 
-        Parameters
-        ----------
-        view : CacheView
-        candidates : int64 ``[n]``
-            Readable tokens of the active paths that are not protected, oldest first.
-
-        Returns
-        -------
-        float64 ``[n]``
+        Candidates, int64 ``[n]``, are readable tokens of the active paths that are not protected.
         """
-        return np.asarray(view.scores["attention"][0].take(candidates))
-
-    def next_decision(self, view: CacheView) -> int:
-        scheduled = self.interval - view.iterations % self.interval
-        until_full = max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
-        return min(scheduled, until_full)
+        return np.asarray(view.scores["score"][0].take(candidates))
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         if isinstance(event, Prefill | Boundary | Prune | Pressure):
@@ -136,13 +135,7 @@ class Hierarchy(Policy):
         return max(0, int(self.evict_ratio * (candidates + gone)) - gone)
 
     def _make_room(self, view: CacheView, tiers: np.ndarray, candidates: int, pinned: int) -> int:
-        """How many candidates may stay in HBM; moves off-path blocks to DDR in `tiers` if need be.
-
-        Raises
-        ------
-        BudgetInfeasible
-            The pinned tokens alone exceed the budget.
-        """
+        """How many candidates may stay in HBM; moves off-path blocks to DDR if need be."""
         spare = view.budget_tokens - pinned
         if spare < 0:
             raise BudgetInfeasible(
@@ -160,3 +153,111 @@ class Hierarchy(Policy):
             tiers[:, block] = Tier.DDR
             elsewhere -= len(block)
         return min(wanted, room - elsewhere)
+
+
+@dataclass(frozen=True)
+class Redundancy(Hierarchy):
+    """The hierarchy that ranks by attention minus the similarity of a key to its neighbours."""
+
+    weight: float = setting(1.0, "weight of the redundancy", low=0)
+    reach: int = setting(8, "neighbours compared on either side", unit="tokens", low=1)
+
+    name: ClassVar[str] = "redundancy"
+    paper: ClassVar[str] = "semantics-aware memory hierarchy, Table 12"
+    summary: ClassVar[str] = "the hierarchy with a score of attention minus redundancy"
+    formula: ClassVar[str] = (
+        "s(i) = A(i) / max A - w R(i); A(i) = sum over queries t of a_t(i), R(i) = mean "
+        "cosine of key i to the `reach` nearest candidates on either side (Table 12)"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        **Hierarchy.words, "score": "cumulative attention - redundancy of the key",
+    }  # fmt: skip
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the paper prints no formula: attention is divided by its largest value among the "
+        "candidates, and redundancy is the mean cosine to the nearest candidates on either side",
+        "cosines come from a random projection of the keys of all layers and heads",
+        *Hierarchy.deviations,
+    )
+
+    @cached_property
+    def score(self) -> Score:
+        return CumulativeAttention()
+
+    def scores(self) -> Mapping[str, Score]:
+        return {"score": self.score, "direction": KeyDirections("shared", whole=False)}
+
+    def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
+        attention = view.scores["score"][0, candidates]
+        largest = attention.max(initial=0.0)
+        similar = similarity(view.scores["direction"][0], candidates, self.reach)
+        return np.asarray(attention / (largest or 1.0) - self.weight * similar)
+
+
+@dataclass(frozen=True)
+class AttnValRedundancy(Redundancy):
+    """The hierarchy that ranks by attention times value norm, minus redundancy."""
+
+    name: ClassVar[str] = "attn-val-redundancy"
+    summary: ClassVar[str] = "the hierarchy with attention x value norm - redundancy"
+    formula: ClassVar[str] = (
+        "s(i) = A(i) |v_i| / max A |v| - w R(i); A(i) = sum over queries t of a_t(i), "
+        "|v_i| the L1 norm of the value, R(i) = mean cosine of key i to the `reach` nearest "
+        "candidates on either side (Table 12)"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        **Hierarchy.words, "score": "cumulative attention x value norm - redundancy of the key",
+    }  # fmt: skip
+
+    @cached_property
+    def score(self) -> Score:
+        return ValueWeightedAttention()
+
+
+# Columns that are compared together: few enough for the CPU cache.
+_COLUMNS = 8192
+
+
+def neighbour_cosine(direction: np.ndarray, reach: int) -> np.ndarray:
+    """Mean product of each column with up to `reach` columns on either side; float64 ``[n]``.
+
+    Columns of `direction`, float64 ``[size, n]``, have length 1; one without neighbours gets 0.
+    """
+    number = direction.shape[1]
+    reach = min(reach, number - 1)
+    total = np.zeros(number)
+    for lag in range(1, reach + 1):
+        cosine = products_in_order(direction[:, lag:], direction[:, :-lag])
+        total[lag:] += cosine
+        total[:-lag] += cosine
+    place = np.arange(number)
+    count = np.minimum(place, reach) + np.minimum(place[::-1], reach)
+    return np.asarray(total / np.maximum(count, 1))
+
+
+def products_in_order(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Scalar product of each column of `left` with that of `right`; float64 ``[n]``.
+
+    Added from the first row to the last, so that equal columns have equal products wherever they
+    stand.
+    """
+    total = left[0] * right[0]
+    product = np.empty_like(total)
+    for a, b in zip(left[1:], right[1:], strict=True):
+        np.multiply(a, b, out=product)
+        total += product
+    return np.asarray(total)
+
+
+def similarity(direction: np.ndarray, candidates: np.ndarray, reach: int) -> np.ndarray:
+    """`neighbour_cosine` among some tokens, as many at a time as the CPU cache holds.
+
+    `direction` is float64 ``[tokens, size]``, `candidates` and the result are ``[n]``.
+    """
+    number, width = len(candidates), max(_COLUMNS, reach)
+    similar = np.empty(number)
+    for first in range(0, number, width):
+        last, low = min(first + width, number), max(0, first - reach)
+        near = candidates[low : last + reach]
+        columns = np.ascontiguousarray(direction.take(near, axis=0).T)
+        similar[first:last] = neighbour_cosine(columns, reach)[first - low : last - low]
+    return similar

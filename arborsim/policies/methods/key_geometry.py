@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
-from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.blocks import Pool
-from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.scores import Score
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import Protect, ProtectSome
+from arborsim.policies.selection import Candidates
+from arborsim.policies.stream import RecentPolicy
+from arborsim.signals.scores import GROUPINGS, Score
 from arborsim.signals.vectors import KeyDirections, KeyLength
-
-PER = ("shared", "layer", "head")
 
 
 @dataclass(frozen=True)
-class KeyPolicy(StreamPolicy):
+class KeyPolicy(RecentPolicy):
     """What both policies share: groups by choice, and the newest tokens stay."""
 
     per: str = setting(
         "head",
         "ranking: one for the whole model, one per captured layer, or one per captured layer and "
         "KV head (as published); only the shared one runs on traces without vectors",
-        choices=PER,
-    )
-    recent: int = setting(
-        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
+        choices=GROUPINGS,
     )
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.KEYS})
-
-    @property
-    def grouping(self) -> str:
-        return self.per
-
-    def reads(self) -> frozenset[Signal]:
-        return frozenset().union(*(score.needs for score in self.scores().values()))
-
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(recent=max(1, min(self.recent, budget_tokens // 4)))
+    @cached_property
+    def protect(self) -> Protect:
+        return ProtectSome(prompt=False, recent=self.recent)
 
 
 @dataclass(frozen=True)
@@ -54,23 +43,20 @@ class KeyNorm(KeyPolicy):
     name: ClassVar[str] = "key-norm"
     paper: ClassVar[str] = "Devoto et al. 2024, arXiv:2406.11430"
     summary: ClassVar[str] = "keep the tokens with the shortest keys"
-    method: ClassVar[Method] = Method(
-        "s(t) = -||k_t||_2",
-        score="key norm",
-        allocate="the same number for every layer and KV head",
-        deviations=(
-            "the newest tokens are protected",
-            "all captured layers are compressed (the paper leaves out the first two, where the "
-            "correlation of norm and attention is weak)",
-            "per=layer and per=shared average the norms over heads (and layers)",
-        ),
+    formula: ClassVar[str] = "s(t) = -||k_t||_2"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the newest tokens are protected",
+        "all captured layers are compressed (the paper leaves out the first two, where the "
+        "correlation of norm and attention is weak)",
+        "per=layer and per=shared average the norms over heads (and layers)",
     )
 
-    def scores(self) -> dict[str, Score]:
-        return {"norm": KeyLength(self.per)}
+    @cached_property
+    def score(self) -> Score:
+        return KeyLength(self.per)
 
     def rank(self, view: CacheView) -> np.ndarray:
-        return -view.scores["norm"]
+        return -view.scores["score"]
 
 
 @dataclass(frozen=True)
@@ -84,22 +70,23 @@ class KeyDiff(KeyPolicy):
     name: ClassVar[str] = "keydiff"
     paper: ClassVar[str] = "Park et al. 2025, arXiv:2504.15364"
     summary: ClassVar[str] = "keep the keys least like the mean key"
-    method: ClassVar[Method] = Method(
-        "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||",
-        score="cosine to the mean key",
-        allocate="the same number for every layer and KV head",
-        deviations=(
-            "the newest tokens are protected",
-            "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
-            "approximation; per=layer joins the keys of a layer's heads into one vector",
-            "unit keys are rounded to steps of 2**-16, so that no sum depends on its order",
-            "on a tree, the mean is over the tokens held on the active paths",
-        ),
+    formula: ClassVar[str] = (
+        "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||"
     )
-    frozen_rank: ClassVar[bool] = False
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "cosine to the mean key",
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the newest tokens are protected",
+        "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
+        "approximation; per=layer joins the keys of a layer's heads into one vector",
+        "unit keys are rounded to steps of 2**-16, so that no sum depends on its order",
+        "on a tree, the mean is over the tokens held on the active paths",
+    )
 
-    def scores(self) -> dict[str, Score]:
-        return {"direction": KeyDirections(self.per)}
+    @cached_property
+    def score(self) -> Score:
+        return KeyDirections(self.per)
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Minus the product with the sum of all directions: the order of minus the cosine."""
@@ -108,7 +95,7 @@ class KeyDiff(KeyPolicy):
         there = view.tier <= Tier.HBM_QUANTISED
         if self.adaptation == "path" and len(view.path) < view.num_tokens:
             there &= np.bincount(view.path, minlength=view.num_tokens) > 0
-        for group, directions in enumerate(view.scores["direction"]):
+        for group, directions in enumerate(view.scores["score"]):
             if 2 * np.count_nonzero(there[group]) > view.num_tokens:  # cheaper than to gather them
                 total = there[group].astype(np.float64) @ directions
                 rank[group] = -(directions @ total)
@@ -126,24 +113,16 @@ class KeyDiff(KeyPolicy):
         alive: np.ndarray,
         start: int,
         stop: int,
-    ) -> Pool:
+    ) -> Candidates:
         recent = self.protection(view.budget_tokens).recent
-        return LikenessPool(view.scores["direction"][0][ids], alive, start, stop, recent)
+        return LikenessPool(view.scores["score"][0][ids], alive, start, stop, recent)
 
 
 class LikenessPool:
     """Candidates of one group, of which the one most like the sum of all held directions goes.
 
-    The sum is carried along: directions are whole numbers, so nothing is lost by it.
-
-    Parameters
-    ----------
-    directions : float64 ``[positions, size]``
-    alive : bool ``[positions]``
-    start, stop : int
-        Positions that are candidates at first.
-    recent : int
-        Positions behind `stop` that are held, too, but no candidates.
+    The sum is carried along: directions, float64 ``[positions, size]``, are whole numbers, so that
+    nothing is lost by it.  The `recent` positions behind `stop` are held, too, but no candidates.
     """
 
     def __init__(

@@ -1,52 +1,182 @@
-"""Lag-KV: keep keys and values that stand out from the previous chunk (arXiv:2504.04704)."""
+"""Lag-KV: keep keys and values that stand out from the chunk before or after (arXiv:2504.04704)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import numpy as np
 
+from arborsim.core.events import Boundary, Decode, Event, Pressure, Prune, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.stream import StreamPolicy
+from arborsim.core.tiers import Tier
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import ANY, Protect
+from arborsim.policies.selection import lowest
+from arborsim.policies.stream import RecentPolicy, StreamPolicy
 from arborsim.signals.scores import LagVariance, Score
+from arborsim.signals.vectors import Vectors, sum_in_order
 
 
 @dataclass(frozen=True)
-class LagKV(StreamPolicy):
+class LagKV(RecentPolicy):
     """Rank by the spread of the lag-normalised key and value, as the EpiKV paper streams it.
 
     The original normalises by the *next* chunk at prefill; decoding knows only the previous one
     (EpiKV, section 3.3).
     """
 
-    recent: int = setting(
-        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
-    )
-
     name: ClassVar[str] = "lag-kv"
     paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
     summary: ClassVar[str] = "keep keys and values that differ from the previous chunk"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min) "
-        "per channel of the previous chunk of 128",
-        score="lag-normalised spread of key and value",
-        deviations=(
-            "the first chunk uses the raw spread",
-            "the spread is the standard deviation over channels, as Lag-KV defines it; the EpiKV "
-            "paper prints no formula",
-            "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
-        ),
+        "per channel of the previous chunk of 128"
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the first chunk uses the raw spread",
+        "the spread is the standard deviation over channels, as Lag-KV defines it; the EpiKV "
+        "paper prints no formula",
+        "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
+    )
 
-    def scores(self) -> dict[str, Score]:
-        return {"lag": LagVariance()}
+    @cached_property
+    def score(self) -> Score:
+        return LagVariance()
 
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(prompt=True, recent=min(self.recent, budget_tokens // 4))
 
-    def rank(self, view: CacheView) -> np.ndarray:
-        return view.scores["lag"]
+@dataclass(frozen=True)
+class LagKVOfficial(StreamPolicy):
+    """Cut the stream into partitions; when the next one is complete, keep the best of each.
+
+    After `sinks` tokens, every `lag` tokens are a partition.  It is compressed once, to the share
+    `ratio`, as soon as the partition after it is complete: keys and values are normalised per
+    channel by that one's minimum and maximum.  The cache holds about `ratio` of all tokens, not a
+    number given in advance.
+    """
+
+    sinks: int = setting(16, "tokens at the beginning that stay", unit="tokens", low=0)
+    lag: int = setting(1024, "length of a partition", unit="tokens", low=1)
+    ratio: float = setting(0.5, "share of a partition that stays", low=0, high=1)
+
+    name: ClassVar[str] = "lag-kv-official"
+    paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704"
+    summary: ClassVar[str] = "keep half of each partition: what differs most from the next one"
+    formula: ClassVar[str] = (
+        "s(i) = softmax_i(std(k~_i)) + softmax_i(std(v~_i)) over the tokens i of a partition; "
+        "x~ = (x - min) / (max - min) per channel of the next partition"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "lag-normalised spread of key and value",
+        "allocate": "a fixed share of each partition",
+        "schedule": "when a partition completes",
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "keeps no budget: the share of each partition is given",
+        "a channel that is constant in the next partition counts as having range 1 (the "
+        "public code divides by zero)",
+        "on a tree, partitions are cut along each active path; of one that lies in part on a "
+        "compressed prefix, what is left is ranked and only what exceeds the share goes; with "
+        "several leaves, what is recent on one path stays although another path is further",
+    )
+    bounded: ClassVar[bool] = False
+    uses_budget: ClassVar[bool] = False
+
+    @cached_property
+    def score(self) -> Score:
+        return Vectors(Signal.KEYS)
+
+    def scores(self) -> Mapping[str, Score]:
+        return {"keys": self.score, "values": Vectors(Signal.VALUES)}
+
+    @cached_property
+    def protect(self) -> Protect:
+        # Alone on its path, a partition is touched only once another `lag` tokens have followed.
+        return Protect(False, self.sinks, self.lag, recent_share=ANY)
+
+    def next_decision(self, view: CacheView) -> int:
+        arriving = len(view.leaves) if self.adaptation == "flat" else 1
+        streams = self._streams(view, view.leaves)
+        return min(-(-self._missing(len(stream)) // arriving) for stream in streams)
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        if isinstance(event, Boundary | Prune | Pressure):
+            return None
+        if isinstance(event, Decode) and not self._completes(view, event.run):
+            return None
+        tiers = view.tier.copy()
+        free = ~self.protected(view)
+        for stream in self._streams(view, view.leaves):
+            last = self.sinks + self._complete(len(stream)) * self.lag
+            for part, following in pairwise(stream[self.sinks : last].reshape(-1, self.lag)):
+                self._compress(view, tiers, part, following, free)
+        return Plan(tiers)
+
+    def _streams(self, view: CacheView, leaves: tuple[int, ...]) -> list[np.ndarray]:
+        """Token ids of each stream that `leaves` lengthen, oldest first."""
+        if self.adaptation == "flat":
+            return [np.arange(view.num_tokens)]
+        return [view.tree.path(leaf) for leaf in leaves]
+
+    def _complete(self, length: int) -> int:
+        """Complete partitions of a stream of this length."""
+        return max(0, length - self.sinks) // self.lag
+
+    def _missing(self, length: int) -> int:
+        """Tokens until the next partition is complete."""
+        return self.sinks + (self._complete(length) + 1) * self.lag - length
+
+    def _completes(self, view: CacheView, run: TokenRun) -> bool:
+        """Whether `run` completed a partition; a leaf that rests makes decisions come too early."""
+        arrived = run.num_tokens if self.adaptation == "flat" else run.steps
+        lengths = [len(stream) for stream in self._streams(view, run.leaves)]
+        return any(self._complete(n) > self._complete(n - arrived) for n in lengths)
+
+    def _compress(
+        self,
+        view: CacheView,
+        tiers: np.ndarray,
+        part: np.ndarray,
+        following: np.ndarray,
+        free: np.ndarray,
+    ) -> None:
+        """Evict in `tiers`, in each group, what of `part` exceeds its share and is `free` to go."""
+        keep = int(self.ratio * self.lag)
+        for group, tier in enumerate(tiers):
+            held = part[tier[part] <= Tier.HBM_QUANTISED]
+            excess = len(held) - keep
+            if excess <= 0:
+                continue
+            reference = following[tier[following] <= Tier.HBM_QUANTISED]
+            score = np.zeros(len(held))
+            for vectors in (view.scores["keys"][group], view.scores["values"][group]):
+                score += lag_score(vectors[held], vectors[reference])
+            may_go = free[held]
+            tier[held[may_go][lowest(score[may_go], excess)]] = Tier.EVICTED
+
+
+def lag_score(vectors: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Softmax over tokens of the spread of their vectors, normalised by the next partition's range.
+
+    Of vectors ``[tokens, head_dim]``; float64 ``[tokens]``, which sum to 1.  Without any token in
+    the partition that follows (`reference`), nothing is normalised.  The standard deviation is the
+    unbiased one, over channels.
+    """
+    wide = vectors.T.astype(np.float64, order="C")  # [head_dim, tokens]: tokens side by side
+    if len(reference):
+        around = reference.astype(np.float64)
+        low = around.min(axis=0)
+        span = around.max(axis=0) - low
+        wide -= low[:, None]
+        wide /= np.where(span > 0, span, 1.0)[:, None]
+    size = len(wide)
+    wide -= sum_in_order(wide, axis=0) / size
+    wide *= wide
+    std = np.sqrt(sum_in_order(wide, axis=0) / max(1, size - 1))
+    weight = np.exp(std - std.max())
+    return np.asarray(weight / sum_in_order(weight))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
-import numpy as np
-
-from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import ANY, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.scores import EvictionTime, Score
 
@@ -32,26 +31,26 @@ class Oracle(StreamPolicy):
     name: ClassVar[str] = "oracle"
     paper: ClassVar[str] = "offline optimum, after Belady 1966, doi:10.1147/sj.52.0078"
     summary: ClassVar[str] = "offline bound: the eviction schedule that loses least attention"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "min over schedules e of sum over tokens i, queries u > e(i) of a_u(i), one token per "
-        "forced eviction",
-        score="time of eviction in the optimal schedule",
-        recover="never: a bound for eviction only; tiers and recomputing can do better",
-        deviations=(
-            "above 2^24 tokens x evictions (some 5,000 tokens) Belady's greedy rule stands in, "
-            "which is no strict bound: at 30 % of the tokens it keeps up to 1.5 percentage points "
-            "less than the optimum on the shipped traces",
-            "one plan for all layers and heads; what single heads attend to is not optimised",
-            "sparse recordings spread the attention they do not list evenly, also in the future",
-        ),
+        "forced eviction"
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.EVICTION_TIME})
+    words: ClassVar[Mapping[str, Any]] = {
+        "recover": "never: a bound for eviction only; tiers and recomputing can do better"
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "above 2^24 tokens x evictions (some 5,000 tokens) Belady's greedy rule stands in, "
+        "which is no strict bound: at 30 % of the tokens it keeps up to 1.5 percentage points "
+        "less than the optimum on the shipped traces",
+        "one plan for all layers and heads; what single heads attend to is not optimised",
+        "sparse recordings spread the attention they do not list evenly, also in the future",
+    )
+    fused: ClassVar[bool] = True  # the attention it reads was recorded before
 
-    def scores(self) -> dict[str, Score]:
-        return {"time": EvictionTime()}
+    @cached_property
+    def score(self) -> Score:
+        return EvictionTime()
 
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(prompt=self.keep_prompt, sinks=self.sinks, recent=self.recent)
-
-    def rank(self, view: CacheView) -> np.ndarray:
-        return view.scores["time"]
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.keep_prompt, self.sinks, self.recent, recent_share=ANY)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-
-from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import ANY, Protect
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.refresh import LastAttended
+from arborsim.signals.attention import LastAttended
 from arborsim.signals.scores import Score
 
 
@@ -33,30 +31,25 @@ class Raas(StreamPolicy):
     name: ClassVar[str] = "raas"
     paper: ClassVar[str] = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
     summary: ClassVar[str] = "evict what attention has not refreshed for longest"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "s(i) = last iteration t with a_t(i) >= median of a_t over generated tokens (median), or "
-        "with max of a_t over the page of i > alpha (pages)",
-        score="timestamp of the last use",
-        deviations=(
-            "attention is averaged over layers and heads: one ranking for the whole model",
-            "the median is taken over all generated tokens of the path, evicted ones included, "
-            "because a recording attends to all of them",
-            "on sparse recordings the positions that a row does not list share one value, which "
-            "often is the median: then nearly every token counts as used",
-            "pages: the highest attention of a page stands for the attention to its representative "
-            "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
-        ),
+        "with max of a_t over the page of i > alpha (pages)"
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
-    fused: ClassVar[bool] = False
-    frozen_rank: ClassVar[bool] = False
+    deviations: ClassVar[tuple[str, ...]] = (
+        "attention is averaged over layers and heads: one ranking for the whole model",
+        "the median is taken over all generated tokens of the path, evicted ones included, "
+        "because a recording attends to all of them",
+        "on sparse recordings the positions that a row does not list share one value, which "
+        "often is the median: then nearly every token counts as used",
+        "pages: the highest attention of a page stands for the attention to its representative "
+        "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
+    )
 
-    def scores(self) -> dict[str, Score]:
+    @cached_property
+    def score(self) -> Score:
         page = self.page if self.variant == "pages" else None
-        return {"used": LastAttended(page, self.threshold, up_to_constant=True)}
+        return LastAttended(page, self.threshold, up_to_constant=True)
 
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(prompt=True, recent=1)
-
-    def rank(self, view: CacheView) -> np.ndarray:
-        return view.scores["used"]
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(recent=1, recent_share=ANY)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.core.events import Decode, Event
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.blocks import lowest
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import ANY, EveryStep, OnlyEvery, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.heads import Queries
 from arborsim.signals.scores import Score
@@ -41,62 +41,57 @@ class RKV(StreamPolicy):
     name: ClassVar[str] = "rkv"
     paper: ClassVar[str] = "R-KV, Cai et al. 2025, arXiv:2505.24133"
     summary: ClassVar[str] = "keep what is attended to and not repeated, per layer and KV head"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "Z = lambda I - (1 - lambda) R; I: softmax over the keys before the window of max over the "
         "group of q.k, mean over the last W queries, max-pool over `kernel` keys; R: softmax "
         "of the column means of the cosines of keys, the diagonal and each row's most recent "
-        "cosine > `threshold` set to 0",
-        score="windowed attention minus key redundancy",
-        allocate="the same number for every layer and KV head",
-        schedule="every `interval` iterations; in between the cache grows beyond the budget",
-        deviations=(
-            "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
-            "a row without a cosine > `threshold` loses nothing (the code then sets the row's "
-            "first entry to 0, which favours the oldest token)",
-            "decisions come with every `interval`-th iteration of the search, whatever blocks it "
-            "sets; as in the public code none follows the prefill itself",
-            "with several leaves W is shared, and a query rates only keys on its own path",
-        ),
+        "cosine > `threshold` set to 0"
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS})
-    fused: ClassVar[bool] = False
-    bounded: ClassVar[bool] = False
-    each_iteration: ClassVar[bool] = False
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "windowed attention minus key redundancy",
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
+        "a row without a cosine > `threshold` loses nothing (the code then sets the row's "
+        "first entry to 0, which favours the oldest token)",
+        "decisions come with every `interval`-th iteration of the search, whatever blocks it "
+        "sets; as in the public code none follows the prefill itself",
+        "with several leaves W is shared, and a query rates only keys on its own path",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel % 2 == 0:
             raise UsageError(f"{self.name}: kernel must be odd, not {self.kernel}")
 
-    @property
-    def grouping(self) -> str:
-        return "head"
+    @cached_property
+    def score(self) -> Score:
+        return Queries()
 
-    def scores(self) -> dict[str, Score]:
-        return {"queries": Queries(), "keys": Vectors(Signal.KEYS)}
+    def scores(self) -> Mapping[str, Score]:
+        return {"queries": self.score, "keys": Vectors(Signal.KEYS)}
 
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(recent=self.window)
+    @cached_property
+    def schedule(self) -> EveryStep:
+        return OnlyEvery(self.interval)
 
-    def next_decision(self, view: CacheView) -> int:
-        return self.interval - view.iterations % self.interval
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(prompt=False, recent=self.window, recent_share=ANY)
 
-    def decide(self, view: CacheView, event: Event) -> Plan | None:
-        due = isinstance(event, Decode) and view.iterations % self.interval == 0
-        return super().decide(view, event) if due else None
-
-    def _evict_lowest(
-        self, view: CacheView, tiers: np.ndarray, stream: np.ndarray, over: np.ndarray
-    ) -> None:
+    def rank(self, view: CacheView) -> np.ndarray:
+        """Z of the tokens of the stream that are held and not protected."""
+        stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
         safe = self.protected(view)[stream]
         window, candidates = stream[safe], stream[~safe]
         queries = view.scores["queries"]
-        per_group = len(queries) // len(tiers)
-        for group in np.flatnonzero(over > 0):
-            held = stream[tiers[group, stream] <= Tier.HBM_QUANTISED]
-            free = candidates[tiers[group, candidates] <= Tier.HBM_QUANTISED]
-            if len(free) < over[group]:
-                raise self._infeasible(view, len(free), int(over[group]))
+        per_group = len(queries) // len(view.tier)
+        rank = np.zeros(view.tier.shape)
+        for group, tier in enumerate(view.tier):
+            held = stream[tier[stream] <= Tier.HBM_QUANTISED]
+            free = candidates[tier[candidates] <= Tier.HBM_QUANTISED]
+            if not len(free):
+                continue
             heads = queries[group * per_group : (group + 1) * per_group, window]
             keys = view.scores["keys"][group, held].astype(np.float64)
             rated = np.searchsorted(held, free)
@@ -104,8 +99,8 @@ class RKV(StreamPolicy):
             seen = sees(view.tree, window, free)
             important = max_pool(importance(np.round(logits, _DECIMALS), seen), self.kernel)
             repeated = redundancy(keys, self.threshold)[rated]
-            z = self.mix * important - (1 - self.mix) * repeated
-            tiers[group, free[lowest(z, int(over[group]))]] = Tier.EVICTED
+            rank[group, free] = self.mix * important - (1 - self.mix) * repeated
+        return rank
 
 
 def sees(tree: ThoughtTree, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -119,15 +114,7 @@ def sees(tree: ThoughtTree, queries: np.ndarray, keys: np.ndarray) -> np.ndarray
 def importance(logits: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Softmax of every query over the keys it sees, mean over the queries that see a key.
 
-    Parameters
-    ----------
-    logits : float64 ``[queries, keys]``
-    seen : bool ``[queries, keys]``
-
-    Returns
-    -------
-    float64 ``[keys]``
-        0 where no query sees the key.
+    Of logits, float64, and a mask, bool, both ``[queries, keys]``; 0 where no query sees the key.
     """
     total = np.zeros(logits.shape[1])
     for row, mask in zip(logits, seen, strict=True):
@@ -147,17 +134,8 @@ def max_pool(values: np.ndarray, kernel: int) -> np.ndarray:
 def redundancy(keys: np.ndarray, threshold: float) -> np.ndarray:
     """How much each key repeats others (R-KV, section 3.3): a softmax of its mean cosine.
 
-    Parameters
-    ----------
-    keys : float64 ``[keys, head_dim]``
-        Oldest first; a zero key resembles none.
-    threshold : float
-        In each row of the cosine matrix the most recent entry above it is taken out, so that of
-        near-duplicates the latest survives.
-
-    Returns
-    -------
-    float64 ``[keys]``
+    In each row of the cosine matrix of keys ``[keys, head_dim]``, oldest first, the most recent
+    entry above the threshold is taken out, so that of near-duplicates the latest survives.
     """
     length = norms(keys)[:, None]
     directions = keys / np.where(length > 0, length, 1.0)
@@ -174,19 +152,9 @@ def latest_similar(directions: np.ndarray, threshold: float) -> tuple[np.ndarray
     """For each key the most recent one whose cosine to it is above a threshold, if there is one.
 
     A key's own cosine counts as 0.  Goes back from the newest, and each key drops out at its first
-    find: at worst every key is compared with every other.
-
-    Parameters
-    ----------
-    directions : float64 ``[keys, head_dim]``
-        Of length 1, oldest first.
-    threshold : float
-
-    Returns
-    -------
-    latest : int64 ``[keys that have one]``
-        In no order to rely on.
-    cosine : float64 ``[keys that have one]``
+    find: at worst every key is compared with every other.  `directions`, ``[keys, head_dim]``, have
+    length 1, oldest first.  Returns the latest and its cosine for those keys that have one, in no
+    order to rely on.
     """
     seeking, last, width = np.arange(len(directions)), len(directions), _FIRST_COLUMNS
     latest, cosines = [seeking[:0]], [np.empty(0)]

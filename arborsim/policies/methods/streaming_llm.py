@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-
 from arborsim.core.settings import setting
-from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import ANY, Protect
 from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.scores import Position, Score
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,16 @@ class StreamingLLM(StreamPolicy):
     name: ClassVar[str] = "streaming-llm"
     paper: ClassVar[str] = "Xiao et al. 2024, arXiv:2309.17453"
     summary: ClassVar[str] = "keep attention sinks and a sliding window"
-    method: ClassVar[Method] = Method(
-        "keep i < sinks and the newest K - sinks",
-        score="position",
-        deviations=(
-            "kept tokens keep their true positions; the published method numbers them anew, by "
-            "their place in the cache",
-        ),
+    formula: ClassVar[str] = "keep i < sinks and the newest K - sinks"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "kept tokens keep their true positions; the published method numbers them anew, by "
+        "their place in the cache",
     )
 
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(sinks=self.sinks, recent=1)
+    @cached_property
+    def score(self) -> Score:
+        return Position()
 
-    def rank(self, view: CacheView) -> np.ndarray:
-        return np.arange(view.num_tokens, dtype=np.float64)
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(False, self.sinks, recent=1, recent_share=ANY)

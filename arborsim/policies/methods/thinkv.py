@@ -1,14 +1,99 @@
-"""ThinKV as the EpiKV paper re-implements it for its comparison (arXiv:2606.26472, Appendix D)."""
+"""Segments of thought: ThinKV as the EpiKV paper re-implements it (arXiv:2606.26472, Appendix D).
+
+The stream is cut into segments of 128 tokens.  How widely the newest query spreads its attention
+inside a segment (entropy) sorts segments into three classes of equal number: R (narrow), E and T
+(wide).  A class keeps a fixed number of tokens of each of its segments; segments are filled oldest
+first until the budget is used up, so fewer tokens than the budget may stay.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
-from arborsim.policies.base import CacheView, Method
-from arborsim.policies.segments import SegmentPolicy
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.policies.blocks import Allocation, Decision, Protect, ProtectSome
+from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
+from arborsim.policies.placement import Pool
+from arborsim.policies.selection import keep_highest
+from arborsim.policies.stream import RecentPolicy
+from arborsim.signals.attention import NewestAttention
+from arborsim.signals.rolling import HiddenChangeContrast
+from arborsim.signals.scores import Score
+
+ROWS = ("mean", "layers")
+
+
+@dataclass(frozen=True)
+class Segments(Pool):
+    """A fixed number of tokens per segment of the stream, by its class; oldest segment first.
+
+    `keeps` are for classes R, E and T; the entropy is that of `attention`, the newest query's.
+    """
+
+    segment: int = 128
+    keeps: tuple[int, int, int] = (64, 32, 8)
+    attention: Score = NewestAttention()  # noqa: RUF009 - frozen
+
+    about: ClassVar[str] = "a fixed number per segment by its class, oldest segment first"
+
+    @property
+    def granularity(self) -> str:
+        return f"segment of {self.segment} tokens"
+
+    def scores(self) -> Mapping[str, Score]:
+        return {"attention": self.attention}
+
+    def thin(
+        self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int, excess: int
+    ) -> None:
+        """Evict what the segments of the stream do not keep."""
+        stream = at.view.path if self.adaptation == "path" else np.arange(len(tier))
+        whole = len(stream) == len(tier)  # then tokens are at their own numbers
+        held = np.flatnonzero(free if whole else free[stream])  # positions in the stream
+        if len(held) < excess:
+            raise at.policy.infeasible(at.view, len(held), excess)
+        tokens = held if whole else stream[held]
+        sizes = segment_sizes(held, self.segment)
+        newest = [row.take(tokens) for row in at.view.scores["attention"]]
+        keeps = np.array(self.keeps)[tertiles(segment_entropy(newest, sizes))]
+        kept = fill_segments(sizes, keeps, at.rank[group].take(tokens), len(held) - over)
+        tier[tokens[~kept]] = Tier.EVICTED
+
+
+@dataclass(frozen=True)
+class SegmentPolicy(RecentPolicy):
+    """Base of policies on segments; a subclass says by what `score` tokens rank inside one."""
+
+    segment: int = setting(128, "length of a segment", unit="tokens", low=1)
+    keep_r: int = setting(64, "kept of a segment of class R (low entropy)", unit="tokens", low=0)
+    keep_e: int = setting(32, "kept of a segment of class E", unit="tokens", low=0)
+    keep_t: int = setting(8, "kept of a segment of class T (high entropy)", unit="tokens", low=0)
+    rows: str = setting(
+        "mean",
+        "attention the entropy is taken of: one row (mean over layers and heads), or the rows of "
+        "the last captured layers, whose entropies are averaged",
+        choices=ROWS,
+    )
+    layers: int = setting(4, "last captured layers, if rows=layers", low=1)
+
+    def attention(self) -> NewestAttention:
+        """Of which entropies are taken."""
+        return NewestAttention(self.layers if self.rows == "layers" else 0)
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        keeps = (self.keep_r, self.keep_e, self.keep_t)
+        return Segments(self.adaptation, self.segment, keeps, self.attention())
+
+    @cached_property
+    def protect(self) -> Protect:
+        return ProtectSome(prompt=False, recent=self.recent)
 
 
 @dataclass(frozen=True)
@@ -22,30 +107,128 @@ class ThinKV(SegmentPolicy):
     name: ClassVar[str] = "thinkv"
     paper: ClassVar[str] = "Ramachandran et al. 2026, as re-implemented by EpiKV, arXiv:2606.26472"
     summary: ClassVar[str] = "keep more of the segments to which attention is narrow"
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "H_j = -sum p_i ln p_i over the tokens i of segment j, p_i = a_t(i) / sum_j a_t, t the "
-        "newest query; tertiles of H: R keeps 64, E 32, T 8, by a_t(i)",
-        score="attention of the newest query",
-        allocate="a fixed number per segment by its class, oldest segment first",
-        granularity="segment of 128 tokens",
-        deviations=(
-            "EpiKV's variant, without the quantisation and the calibrated thresholds of ThinKV "
-            "itself, which `thinkv-paper` reconstructs",
-            "rows=mean (default) takes one entropy of the row averaged over all layers and heads, "
-            "which every trace holds; rows=layers averages over the last 4 captured layers, as run "
-            "by EpiKV",
-            "segments are 128 consecutive tokens of the stream, evicted ones counted; an entropy "
-            "is taken over those still held",
-            "a segment without attention counts as evenly attended",
-        ),
+        "newest query; tertiles of H: R keeps 64, E 32, T 8, by a_t(i)"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "EpiKV's variant, without the quantisation and the calibrated thresholds of ThinKV "
+        "itself, which `thinkv-paper` reconstructs",
+        "rows=mean (default) takes one entropy of the row averaged over all layers and heads, "
+        "which every trace holds; rows=layers averages over the last 4 captured layers, as run "
+        "by EpiKV",
+        "segments are 128 consecutive tokens of the stream, evicted ones counted; an entropy "
+        "is taken over those still held",
+        "a segment without attention counts as evenly attended",
     )
 
-    def rank(self, view: CacheView) -> np.ndarray:
-        return self.rank_of(view, np.arange(view.num_tokens))[None]
+    @cached_property
+    def score(self) -> Score:
+        return self.attention()
 
-    def rank_of(self, view: CacheView, tokens: np.ndarray) -> np.ndarray:
-        first, *others = view.scores["newest"]
-        total = first.take(tokens)
-        for row in others:  # in a fixed order: ties must not depend on the way of summing
-            total += row.take(tokens)
-        return np.asarray(total)
+
+@dataclass(frozen=True)
+class SegmentHS(SegmentPolicy):
+    """ThinKV's segments and budgets per segment; inside a segment, tokens rank by EpiKV's score."""
+
+    layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
+    layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
+    window: int = setting(
+        64, "trailing window of the rolling statistic", unit="tokens", low=2, high=65536
+    )
+
+    name: ClassVar[str] = "segment-hs"
+    paper: ClassVar[str] = PAPER
+    summary: ClassVar[str] = "thinkv's segments, tokens inside ranked by the hidden state"
+    formula: ClassVar[str] = (
+        "segments by the entropy of the newest query's attention, as `thinkv`; inside, "
+        "s(t) = z_A(t) - z_B(t) (Table 1; Eqs. 2-3)"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the paper does not say which hidden-state score ranks inside: EpiKV's",
+        "the prompt, for which that score is not defined, is protected (section 3.3), unlike "
+        "by `thinkv`",
+        "segments and entropies as in `thinkv`, with its deviations",
+        SCALED,
+        POSITIONS,
+        WINDOW,
+    )
+
+    @cached_property
+    def score(self) -> Score:
+        return HiddenChangeContrast(self.layer_a, self.layer_b, self.window)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return ProtectSome(recent=self.recent)
+
+
+def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:
+    """How many of some rising positions lie in each segment, but for those without any."""
+    last = int(places[-1]) if len(places) else 0
+    bounds = np.searchsorted(places, np.arange(0, last + length + 1, length))
+    sizes = bounds[1:] - bounds[:-1]
+    return np.asarray(sizes[sizes > 0])
+
+
+def segment_entropy(rows: Sequence[np.ndarray], sizes: np.ndarray) -> np.ndarray:
+    """Entropy of attention inside each segment, normalised there, mean over rows.
+
+    Parameters
+    ----------
+    rows : sequence of float64 ``[tokens]``
+        Attention of one query, one row per layer, segment after segment; not negative.
+    sizes : int64 ``[segments]``
+        Tokens of each segment, at least 1.
+
+    Returns
+    -------
+    float64 ``[segments]``
+        Nats.  Attention that is 0 throughout a segment counts as evenly spread.
+    """
+    starts = np.cumsum(sizes) - sizes
+    total = np.zeros(len(sizes))
+    for row in rows:
+        mass = np.add.reduceat(row, starts)
+        share = row / np.repeat(np.where(mass > 0, mass, 1.0), sizes)
+        share *= np.log(share, where=share > 0, out=np.zeros(len(share)))
+        total += np.where(mass > 0, -np.add.reduceat(share, starts), np.log(sizes))
+    # Logarithms differ in the last bit between processors, sums with their order: what is equal
+    # must stay equal.
+    return np.asarray(np.round(total / len(rows), 9))
+
+
+def tertiles(entropy: np.ndarray) -> np.ndarray:
+    """Class of each segment by the rank of its entropy: 0 (lowest third), 1, 2.
+
+    Among equals the older segment counts as the higher, which keeps less.
+    """
+    number = len(entropy)
+    rank = np.empty(number, dtype=np.int64)
+    rank[np.lexsort((-np.arange(number), entropy))] = np.arange(number)
+    return rank * 3 // max(1, number)
+
+
+def fill_segments(sizes: np.ndarray, keeps: np.ndarray, rank: np.ndarray, room: int) -> np.ndarray:
+    """Keep the best tokens of each segment, oldest segment first, while there is room.
+
+    Parameters
+    ----------
+    sizes, keeps : int64 ``[segments]``
+        Tokens of each segment, and how many it may keep at most; `room` in all.
+    rank : float64 ``[tokens]``
+        Segment after segment; the highest stay, the newer among equals.
+
+    Returns
+    -------
+    bool ``[tokens]``
+    """
+    filled = np.minimum(np.cumsum(np.minimum(sizes, keeps)), max(0, room))
+    most = filled.copy()
+    most[1:] -= filled[:-1]
+    kept = np.repeat(most > 0, sizes)
+    thinned = (most > 0) & (most < sizes)
+    if thinned.any():  # only there does the rank matter: few segments, but for the first decision
+        inside = np.repeat(thinned, sizes)
+        kept[inside] = keep_highest(rank[inside], sizes[thinned], most[thinned])
+    return kept

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,9 +15,10 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Method, Protection
-from arborsim.policies.representatives import representatives
-from arborsim.policies.stream import StreamPolicy, evict, off_path_blocks
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import Protect, ProtectSome
+from arborsim.policies.placement import evict, off_path_blocks
+from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.heads import AttentionSparsity
 from arborsim.signals.scores import Score
 from arborsim.signals.vectors import Vectors
@@ -24,7 +27,7 @@ TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 
 
 @dataclass(frozen=True)
-class ThinKVPaper(StreamPolicy):
+class ThinKVPaper(RecentPolicy):
     """Quantise complete segments of thought; each transition takes the earlier ones a rung down.
 
     The generated tokens of the stream form segments.  A complete segment is a transition (T),
@@ -39,45 +42,41 @@ class ThinKVPaper(StreamPolicy):
     most: int = setting(64, "kept of a segment on the first rung; each next one halves it", low=1)
     least: int = setting(4, "kept of a segment on the last rung", unit="tokens", low=1)
     keep_prompt: bool = setting(True, "protect the whole prompt")
-    recent: int = setting(
-        128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
-    )
 
     name: ClassVar[str] = "thinkv-paper"
     paper: ClassVar[str] = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
     summary: ClassVar[str] = (
         "quantise thoughts and thin them at transitions; reconstructed from the paper's description"
     )
-    method: ClassVar[Method] = Method(
+    formula: ClassVar[str] = (
         "sparsity = share of a row's entries under 1% of its maximum; a segment is T from `high` "
         "on, E below `low`, else R; with every T segment the earlier ones go one rung down "
         "{most, most / 2, ... least}; kept are the members nearest to the k-means of post-RoPE "
-        "keys",
-        score="members nearest to the k-means of the segment's keys, per layer and KV head",
-        allocate="a rung per segment",
-        place="quantise, then evict",
-        schedule="when a segment has left the protected window, and over budget",
-        granularity="segment of `segment` tokens",
-        tiers=(Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
-        deviations=(
-            "reconstructed from the paper's description; no code was public",
-            "R and E tokens are stored in 4 bits, T tokens in 2; the ledger knows one quantised "
-            "size, a byte per element, so bytes are too high by two to four times",
-            "the paper's thresholds are minima of a density over calibration traces; the shipped "
-            "trace with vectors is too short to have two, so the defaults are the tertiles of the "
-            "mean sparsity of its stretches of 32 tokens: set low and high for other models",
-            "a segment's sparsity is the mean over its tokens, captured layers and heads; the "
-            "paper picks layers by how well they part",
-            "the prompt is protected, and a segment is dealt with once all of it is out of the "
-            "window of recent tokens",
-            "complete segments are quantised and thinned whatever the budget, as published; over "
-            "budget, segments go a rung further, transitions first, then execution, then "
-            "reasoning, the oldest first among each; below the last rung the oldest tokens go",
-        ),
+        "keys"
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.KEYS})
-    fused: ClassVar[bool] = False
-    each_iteration: ClassVar[bool] = False
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "members nearest to the k-means of the segment's keys, per layer and KV head",
+        "allocate": "a rung per segment",
+        "place": "quantise, then evict",
+        "schedule": "when a segment has left the protected window, and over budget",
+        "granularity": "segment of `segment` tokens",
+        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
+    }
+    deviations: ClassVar[tuple[str, ...]] = (
+        "reconstructed from the paper's description; no code was public",
+        "R and E tokens are stored in 4 bits, T tokens in 2; the ledger knows one quantised "
+        "size, a byte per element, so bytes are too high by two to four times",
+        "the paper's thresholds are minima of a density over calibration traces; the shipped "
+        "trace with vectors is too short to have two, so the defaults are the tertiles of the "
+        "mean sparsity of its stretches of 32 tokens: set low and high for other models",
+        "a segment's sparsity is the mean over its tokens, captured layers and heads; the "
+        "paper picks layers by how well they part",
+        "the prompt is protected, and a segment is dealt with once all of it is out of the "
+        "window of recent tokens",
+        "complete segments are quantised and thinned whatever the budget, as published; over "
+        "budget, segments go a rung further, transitions first, then execution, then "
+        "reasoning, the oldest first among each; below the last rung the oldest tokens go",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,16 +88,16 @@ class ThinKVPaper(StreamPolicy):
                     "set both"
                 )
 
-    @property
-    def grouping(self) -> str:
-        return "head"
+    @cached_property
+    def score(self) -> Score:
+        return Vectors(Signal.KEYS)
 
-    def scores(self) -> dict[str, Score]:
-        return {"sparsity": AttentionSparsity(), "keys": Vectors(Signal.KEYS)}
+    def scores(self) -> Mapping[str, Score]:
+        return {"sparsity": AttentionSparsity(), "keys": self.score}
 
-    def protection(self, budget_tokens: int) -> Protection:
-        recent = max(1, min(self.recent, budget_tokens // 4))
-        return Protection(prompt=self.keep_prompt, recent=recent)
+    @cached_property
+    def protect(self) -> Protect:
+        return ProtectSome(self.keep_prompt, recent=self.recent)
 
     def next_decision(self, view: CacheView) -> int:
         return 1  # a segment is dealt with in the iteration in which it leaves the protected window
@@ -127,7 +126,7 @@ class ThinKVPaper(StreamPolicy):
             if over > 0:
                 rest = stream[~safe[stream] & (tier[stream] <= Tier.HBM_QUANTISED)]
                 if len(rest) < over:
-                    raise self._infeasible(view, len(rest), over)
+                    raise self.infeasible(view, len(rest), over)
                 tier[rest[:over]] = Tier.EVICTED
         return Plan(tiers) if (tiers != view.tier).any() else None
 
@@ -160,12 +159,8 @@ class ThinKVPaper(StreamPolicy):
 def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
     """Number of the rung that each segment has reached, -1 for none; int64 ``[segments]``.
 
-    Parameters
-    ----------
-    transition : bool ``[segments]``
-        Oldest first; every transition takes all segments before it a rung down.
-    rungs : int
-        How many there are; the last is not left.
+    Every `transition`, bool ``[segments]``, oldest first, takes all before it a rung down; the last
+    of the `rungs` is not left.
     """
     later = np.cumsum(transition[::-1])[::-1] - transition
     return np.asarray(np.minimum(later, rungs) - 1)
@@ -174,14 +169,7 @@ def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:
 def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) -> int:
     """Evict all but `count` representatives of a segment's tokens; how many left HBM.
 
-    Parameters
-    ----------
-    tier : int8 ``[tokens]``
-        Of one group; changed in place.
-    segment : int64 ``[n]``
-        Its tokens.
-    keys : float16 ``[tokens, head_dim]``
-    count : int
+    `tier`, int8 ``[tokens]`` of one group, is changed in place; keys are ``[tokens, head_dim]``.
     """
     held = segment[tier[segment] <= Tier.HBM_QUANTISED]
     if len(held) <= count:
@@ -210,3 +198,39 @@ def thin_further(
                 left += thin(tier, segment, keys, below[0])
                 lowered = True
     return left
+
+
+# Distances and means are rounded, so that ties do not depend on the order of summation.
+_DECIMALS = 9
+
+
+def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np.ndarray:
+    """Indices of `count` of the members, float64 ``[members, size]``, oldest first; rising.
+
+    Lloyd's algorithm from evenly spaced members, with a fixed number of iterations at most.  Each
+    mean in turn takes the nearest member that none before it took; the newer among equals.
+    """
+    members = len(vectors)
+    if count >= members:
+        return np.arange(members)
+    means = vectors[np.arange(count) * members // max(1, count)]
+    owner = np.full(members, -1)
+    for _ in range(iterations):
+        nearest = squared_distances(vectors, means).argmin(axis=1) if count else owner
+        if (nearest == owner).all():
+            break
+        owner = nearest
+        for cluster in np.unique(owner):  # a mean that lost all its members stays where it is
+            mine = vectors[owner == cluster]
+            means[cluster] = np.round(np.add.accumulate(mine)[-1] / len(mine), _DECIMALS)
+    chosen = np.zeros(members, dtype=bool)
+    for distance in squared_distances(vectors, means).T:
+        free = np.flatnonzero(~chosen)
+        chosen[free[len(free) - 1 - distance[free][::-1].argmin()]] = True
+    return np.flatnonzero(chosen)
+
+
+def squared_distances(vectors: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Squared Euclidean distances, float64 ``[members, means]``."""
+    squares = (vectors[:, None] - means[None]) ** 2
+    return np.asarray(np.round(squares.sum(axis=-1), _DECIMALS))

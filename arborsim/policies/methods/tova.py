@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
-import numpy as np
-
-from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.blocks import Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.attention import NewestAttention
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import GROUPINGS, Score
 
 
 @dataclass(frozen=True)
@@ -23,36 +21,22 @@ class Tova(StreamPolicy):
     layers, which runs on traces without vectors.
     """
 
-    per: str = setting("layer", "what keeps tokens of its own", choices=("shared", "layer", "head"))
+    per: str = setting("layer", "what keeps tokens of its own", choices=GROUPINGS)
 
     name: ClassVar[str] = "tova"
     paper: ClassVar[str] = "Oren et al. 2024, arXiv:2401.06104"
     summary: ClassVar[str] = "evict what the newest query attends to least"
-    method: ClassVar[Method] = Method(
-        "s(i) = a_t(i), t the newest query, mean over heads",
-        score="attention of the newest query",
-        deviations=(
-            "on a tree, leaves that decode together all are newest: a token that several of them "
-            "see gets the mean",
-            "per=head and per=shared are not in the paper, which ranks per layer",
-        ),
+    formula: ClassVar[str] = "s(i) = a_t(i), t the newest query, mean over heads"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "on a tree, leaves that decode together all are newest: a token that several of them "
+        "see gets the mean",
+        "per=head and per=shared are not in the paper, which ranks per layer",
     )
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    fused: ClassVar[bool] = False
-    frozen_rank: ClassVar[bool] = False
 
-    @property
-    def grouping(self) -> str:
-        return self.per
+    @cached_property
+    def score(self) -> Score:
+        return NewestAttention(up_to_constant=True, grouping=self.per)
 
-    def reads(self) -> frozenset[Signal]:
-        return NewestAttention(grouping=self.per).needs
-
-    def scores(self) -> dict[str, Score]:
-        return {"newest": NewestAttention(up_to_constant=True, grouping=self.per)}
-
-    def protection(self, budget_tokens: int) -> Protection:
-        return Protection(recent=0)
-
-    def rank(self, view: CacheView) -> np.ndarray:
-        return view.scores["newest"]
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(prompt=False, recent=0)

@@ -1,0 +1,93 @@
+"""Policies are found by name, and only what is asked for is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.policies import methods, registry
+from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.rolling import HiddenChangeContrast
+from arborsim.signals.scores import Score
+from arborsim.trace.reader import TraceReader
+from tests.helpers.plain_executor import decide_all
+from tests.helpers.traces import make_trace
+
+
+def test_the_table_names_every_policy_in_every_file() -> None:
+    found = {}
+    for file in sorted(Path(methods.__path__[0]).glob("[!_]*.py")):
+        module = __import__(f"arborsim.policies.methods.{file.stem}", fromlist=["_"])
+        for item in vars(module).values():
+            own = isinstance(item, type) and item.__module__ == module.__name__
+            if own and issubclass(item, Policy) and item.name:
+                found[item.name] = file.stem
+    assert found == registry.MODULES
+    assert list(registry.available()) == list(registry.names())
+    for name, kind in registry.available().items():
+        assert kind.name == name
+
+
+@pytest.mark.parametrize("name", ["h2o", "epikv", "arborkv", "rkv"])
+def test_finding_one_imports_no_other(name: str) -> None:
+    program = (
+        "import sys; from arborsim.policies.registry import build; "
+        f"build('{name}'); print(*(m for m in sys.modules if '.methods.' in m))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert run.stdout.split() == [f"arborsim.policies.methods.{registry.MODULES[name]}"]
+
+
+@dataclass(frozen=True)
+class NamedBlocks(StreamPolicy):
+    """Says what its blocks are."""
+
+    name: ClassVar[str] = "named"
+    score: ClassVar[Score] = HiddenChangeContrast(layer_a=0.8, layer_b=0.5)
+
+
+@dataclass(frozen=True)
+class GivenParts(StreamPolicy):
+    """Says the same by what the blocks amount to."""
+
+    recent: int = setting(128, "protected newest tokens", unit="tokens", low=1)
+
+    name: ClassVar[str] = "given"
+    method: ClassVar[Method] = Method("s(t) = z_A(t) - z_B(t)", score="a contrast")
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
+
+    def scores(self) -> dict[str, Score]:
+        return {"late": HiddenChangeContrast(layer_a=0.8, layer_b=0.5)}
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(prompt=True, recent=min(self.recent, budget_tokens // 4))
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return view.scores["late"]
+
+
+@pytest.mark.parametrize("max_steps", [1, None])
+def test_a_policy_can_give_scores_protection_and_rank_itself(
+    tmp_path: Path, max_steps: int | None
+) -> None:
+    path = make_trace(tmp_path / "x.parquet", episodes=1, kind="tree", prompt=12, nodes=10)
+    episode = next(iter(TraceReader(path).episodes((Signal.HIDDEN_CHANGE,))))
+    budget = int(0.6 * episode.num_tokens)
+    one, other = (
+        decide_all(policy, episode, budget, max_steps=max_steps)[0]
+        for policy in (NamedBlocks(), GivenParts())
+    )
+    assert one == other
+    assert GivenParts().reads() == NamedBlocks().reads() == {Signal.HIDDEN_CHANGE}
+    assert GivenParts().fused
