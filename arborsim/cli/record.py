@@ -238,7 +238,7 @@ def _run(request: RecordRequest) -> int:
             typer.echo(f"arborsim: interrupted: {left}", err=True)
             return 130
     typer.echo(f"{request.out}: {seen.episode} episodes, {_describe(seen, bank)}")
-    for usage in seen.beside:
+    for usage in seen.models:
         typer.echo(describe_usage(usage))
     return 0
 

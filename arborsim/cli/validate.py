@@ -99,7 +99,7 @@ def validate(
 
 
 class Keeper:
-    """A `ValidationWatch` that writes results as they come.
+    """A `ValidationObserver` that writes results as they come.
 
     Parameters
     ----------

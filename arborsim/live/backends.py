@@ -18,8 +18,7 @@ from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
     from arborsim.bank.arms import Recipe
-    from arborsim.live.request import LiveRequest, LiveWatch
-    from arborsim.live.watch import ValidationWatch
+    from arborsim.live.request import LiveObserver, LiveRequest, ValidationObserver
 
 GROUP = "arborsim.backends"
 
@@ -55,7 +54,7 @@ class RewardChoice:
 
 @dataclass(frozen=True)
 class ModelUsage:
-    """What a model beside the searched one took.
+    """What a model other than the searched one took.
 
     Attributes
     ----------
@@ -203,7 +202,7 @@ class RecordProgress:
     tokens_per_s : float
     thoughts : int
         Complete ones of the finished problems of this run.
-    beside : tuple of ModelUsage
+    models : tuple of ModelUsage
         What reward and embedding models took in this run.
     """
 
@@ -214,7 +213,7 @@ class RecordProgress:
     tokens: int
     tokens_per_s: float
     thoughts: int = 0
-    beside: tuple[ModelUsage, ...] = ()
+    models: tuple[ModelUsage, ...] = ()
 
 
 class Backend(Protocol):
@@ -228,12 +227,12 @@ class Backend(Protocol):
         """Record a trace; on KeyboardInterrupt leave the whole episodes and raise it again."""
         ...
 
-    def live(self, request: LiveRequest, watch: LiveWatch) -> tuple[ModelUsage, ...]:
-        """Run searches under policies (see `LiveRequest`); says what models beside took."""
+    def live(self, request: LiveRequest, observer: LiveObserver) -> tuple[ModelUsage, ...]:
+        """Run searches under policies (see `LiveRequest`); says what other models took."""
         ...
 
-    def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:
-        """Search live and simulated, side by side; the request names a `machine`."""
+    def validate(self, request: LiveRequest, observer: ValidationObserver) -> None:
+        """Search live and simulated at once; the request names a `machine`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Whoever asked for a live run: keeps what came of it, on disk too if there is a log."""
+"""The results of a live run, kept as they come; on disk too if there is a log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def key_of(result: LiveResult) -> Key:
 
 
 class Collector:
-    """A `LiveWatch` that keeps all results, those of an earlier run first.
+    """A `LiveObserver` that keeps all results, those of an earlier run first.
 
     Parameters
     ----------

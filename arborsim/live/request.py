@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from arborsim.core.measurements import Measurements
 from arborsim.live.backends import LayerChoice, SearchRequest
@@ -26,7 +26,7 @@ class LiveRequest(SearchRequest):
     overlap : bool
         False waits for every copy at once.
     page_tokens : int
-        Pools grow and shrink by so many slots.
+        Slots by which pools grow and shrink.
     attention_top : int
         Positions kept per attention row that policies see; 0 keeps rows whole.
     batch : int
@@ -68,7 +68,7 @@ class LiveResult:
     policy, budget : str
     budget_tokens : int
     correct : bool or None
-        None if nobody can judge it, or if the budget is infeasible.
+        None if it was not judged, or if the budget is infeasible.
     tokens : int
         Generated, on all branches together.
     full_tokens : int
@@ -125,11 +125,11 @@ class LiveFacts:
     software: dict[str, str]
 
 
-class LiveWatch(Protocol):
-    """Whoever asked for a run hears of it here; an exception raised here ends it."""
+class LiveObserver(Protocol):
+    """Hears of a live run while it goes on; an exception raised here ends it."""
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
-        """The model is loaded; so many problems will be searched."""
+        """The model is loaded; `episodes` problems will be searched."""
 
     def wants(self, episode: int, cell: Cell) -> bool:
         """Whether this result is still missing (a resumed run has some)."""
@@ -138,7 +138,23 @@ class LiveWatch(Protocol):
         """What an earlier run found for `LiveResult.full_tokens`; 0 if nothing."""
 
     def running(self, episode: int, what: str, tokens: int) -> None:
-        """So many more tokens have been generated."""
+        """`tokens` more have been generated."""
 
     def finished(self, result: LiveResult) -> None:
         """A search is complete."""
+
+
+class ValidationObserver(Protocol):
+    """Hears of a validation while it goes on; an exception raised here ends it."""
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        """The model is loaded; `episodes` problems will be searched."""
+
+    def wants(self, episode: int) -> bool:
+        """Whether this problem is still missing (a resumed run has some)."""
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        """`tokens` more have been generated."""
+
+    def checked(self, checks: tuple[Any, ...]) -> None:
+        """One problem is complete under all policies and budgets: as `CellCheck`s."""

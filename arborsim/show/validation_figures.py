@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from arborsim.validate.beside import PARTS
+from arborsim.validate.dual import PARTS
 from arborsim.validate.results import CellCheck
 from arborsim.validate.summary import Line, rank_agreements
 

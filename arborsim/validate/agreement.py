@@ -1,27 +1,35 @@
-"""How alike two runs of a policy decide: which tokens they keep in HBM, iteration by iteration.
+"""How alike the runs of a policy decide: the shadow run, its replay, and the live run.
 
-One run looks on (nothing is removed), the other one really evicts.  Evicting changes what the model
+The replay of a shadow run's own recording must repeat its moves (`replay_cells`).  A live run is
+compared by the tokens that both keep in HBM, iteration by iteration (`agreement`): in the shadow
+run nothing is removed, the live one really evicts.  Evicting changes what the model
 computes, so the second run's signals drift away from the first one's even while both still generate
 the same tokens; once a token differs they are different searches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.tiers import Tier
+from arborsim.machine.machine import Machine
 from arborsim.memory.moves import ALL_GROUPS
+from arborsim.run.episode import Cell, Quality, play_episode
+from arborsim.run.meters import MoveLog
+from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 
 @dataclass(frozen=True)
-class Course:
+class Generated:
     """What a search generated.
 
     Attributes
@@ -37,7 +45,7 @@ class Course:
     born: np.ndarray
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any]) -> Course:
+    def of(cls, columns: Mapping[str, Any]) -> Generated:
         """From the columns of an episode: ``kind, iteration, node, token``, each ``[rows]``."""
         kind = np.asarray(columns["kind"])
         rows = np.flatnonzero((kind == Kind.PREFILL) | (kind == Kind.TOKEN))
@@ -51,7 +59,7 @@ class Course:
     def iterations(self) -> int:
         return len(self.born) - 1
 
-    def same_iterations(self, other: Course) -> int:
+    def same_iterations(self, other: Generated) -> int:
         """How many iterations both searches did alike from the start, token by token."""
         shorter = min(len(self.token), len(other.token))
         differ = (self.token[:shorter] != other.token[:shorter]) | (
@@ -59,6 +67,55 @@ class Course:
         )
         first = int(np.argmax(differ)) if differ.any() else shorter
         return min(int(np.searchsorted(c.born, first, side="right")) - 1 for c in (self, other))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One cell of a replay.
+
+    Attributes
+    ----------
+    moves : int64 ``[moves, 4]``
+        See `MoveLog.rows`.
+    attention_kept, output_error : float
+        NaN if the trace lacks what they are made of.
+    infeasible : str
+        Why the budget cannot hold the search; empty if it can.
+    """
+
+    moves: np.ndarray
+    attention_kept: float = float("nan")
+    output_error: float = float("nan")
+    infeasible: str = ""
+
+
+def replay_cells(
+    trace: Path, cells: Sequence[Cell], machine: Machine
+) -> tuple[Generated, list[Replayed]]:
+    """Replay the one episode of `trace` under each cell.
+
+    Raises
+    ------
+    MissingSignal
+        A policy reads what the trace does not hold.
+    """
+    reader = TraceReader(trace)
+    quality = Quality.of(reader)
+    needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
+    (episode,) = reader.episodes(tuple(sorted(needs)), who="the replay")
+    columns = {"kind": episode.kind, "iteration": episode.iteration, "node": episode.node}
+    token = np.full(episode.num_rows, -1, dtype=np.int32)
+    token[episode.token_rows] = episode.token
+    found = []
+    for cell in cells:
+        log, executor = MoveLog(), machine.executor(cell.policy, reader.info)
+        try:
+            played = play_episode(episode, cell, executor, quality=quality, meters=[log])
+        except BudgetInfeasible as problem:
+            found.append(Replayed(log.rows, infeasible=str(problem)))
+            continue
+        found.append(Replayed(log.rows, played.attention_kept, played.output_error))
+    return Generated.of({**columns, "token": token}), found
 
 
 @dataclass(frozen=True)
@@ -89,9 +146,9 @@ class Agreement:
 
 
 def agreement(
-    shadow: Course,
+    shadow: Generated,
     shadow_moves: np.ndarray,
-    live: Course,
+    live: Generated,
     live_moves: np.ndarray,
     groups: int,
     points: int = 64,
@@ -100,13 +157,13 @@ def agreement(
 
     Parameters
     ----------
-    shadow, live : Course
+    shadow, live : Generated
     shadow_moves, live_moves : int64 ``[moves, 4]``
         See `arborsim.run.meters.MoveLog.rows`.
     groups : int
         Cache groups; each (group, token) is an element of the sets compared.
     points : int
-        Look at so many iterations at most, evenly spread over the shorter of the two.
+        Iterations to look at, at most; evenly spread over the shorter of the two.
     """
     last = min(shadow.iterations, live.iterations)
     same = shadow.same_iterations(live)
@@ -126,9 +183,9 @@ def agreement(
 class _Kept:
     """Follows which cells of a run are in HBM."""
 
-    def __init__(self, course: Course, moves: np.ndarray, groups: int) -> None:
-        self._born, self._moves, self._done = course.born, moves, 0
-        self._in_hbm = np.ones((groups, int(course.born[-1])), dtype=bool)
+    def __init__(self, generated: Generated, moves: np.ndarray, groups: int) -> None:
+        self._born, self._moves, self._done = generated.born, moves, 0
+        self._in_hbm = np.ones((groups, int(generated.born[-1])), dtype=bool)
 
     def after(self, iteration: int) -> np.ndarray:
         """Bool ``[groups, tokens]`` after an iteration, which is none before the last asked for."""

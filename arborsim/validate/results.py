@@ -53,7 +53,7 @@ class CellCheck:
         (b) calls of the executor; after how many all bytes were equal; after how many some token
         was not in the same tier.
     off_bytes : tuple of int
-        Largest difference by `arborsim.validate.beside.PARTS`, simulated less live.
+        Largest difference by `arborsim.validate.dual.PARTS`, simulated less live.
     live_peaks, simulated_peaks : tuple of int
         By `PEAKS`.
     live_counters, simulated_counters : tuple of float
@@ -62,7 +62,7 @@ class CellCheck:
         Largest size of the pools' tensors on the device, gaps included; largest memory of the
         framework's allocator (0 on the CPU); the weights.
     bytes_over_time : tuple of int
-        Rows of `Bytes.thinned`, one after the other; empty for searches that are not drawn.
+        Rows of `BytesOverTime.thinned`, one after the other; empty for searches that are not drawn.
     live_s, simulated_s : tuple of float
         (c) by `TERMS`.
     thread_s : float

@@ -17,8 +17,7 @@ from arborsim.calibrate.backend import (
 from arborsim.calibrate.hardware import HardwareMeasurements, HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
-from arborsim.live.request import LiveRequest, LiveWatch
-from arborsim.live.watch import ValidationWatch
+from arborsim.live.request import LiveObserver, LiveRequest, ValidationObserver
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch import calibration
 from arborsim_torch.episodes import new_search, record_all, trace_info
@@ -60,7 +59,7 @@ class TorchBackend:
                 return record_all(request, loaded, plan, info, writer, on_progress)
 
     def live(
-        self, request: LiveRequest, watch: LiveWatch, meters: MetersOf | None = None
+        self, request: LiveRequest, watch: LiveObserver, meters: MetersOf | None = None
     ) -> tuple[ModelUsage, ...]:
         """Search under policies, or with policies in shadow mode.
 
@@ -85,7 +84,7 @@ class TorchBackend:
                 LiveRun(request, loaded, plan, watch, meters).run()
             return plan.model_usage()
 
-    def validate(self, request: LiveRequest, watch: ValidationWatch) -> None:
+    def validate(self, request: LiveRequest, watch: ValidationObserver) -> None:
         """Compare simulated with measured searches; raises what `live` raises."""
         with _clear_memory_errors(record_request(request)):
             loaded, prompts = _load(request)

@@ -22,7 +22,7 @@ from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
 from arborsim.search import make_search
-from arborsim.validate.beside import PARTS, Beside
+from arborsim.validate.dual import PARTS, DualExecutor
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import free_bytes
@@ -145,11 +145,11 @@ def run_arm(loaded: LoadedModel, load: Load, arm: Arm, profile: HardwareProfile)
         The budget cannot hold what the policy protects.
     """
     policy = build(arm.policy, dict(arm.settings))
-    made: list[Beside] = []
+    made: list[DualExecutor] = []
 
-    def wrap(live: LiveExecutor, mover: Mover) -> Beside:
+    def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
         simulated = _simulated(loaded, policy, profile, mover, arm.recall)
-        made.append(Beside(live, simulated, lambda: held(mover)))
+        made.append(DualExecutor(live, simulated, lambda: held(mover)))
         return made[0]
 
     source = RandomSource(loaded.model.config.vocab_size, *load.source_options)
@@ -196,11 +196,11 @@ def _simulated(
     )
 
 
-def _facts(outcome: LiveOutcome, beside: Beside) -> Facts:
-    live, simulated = outcome.measured, beside.simulated.measurements()
+def _facts(outcome: LiveOutcome, both: DualExecutor) -> Facts:
+    live, simulated = outcome.measured, both.simulated.measurements()
     # The simulator ran inside the handling of events, which counts as the policy's.
-    live.time.policy_s = max(0.0, live.time.policy_s - beside.aside_s)
-    over_time = beside.bytes_over_time()
+    live.time.policy_s = max(0.0, live.time.policy_s - both.overhead_s)
+    over_time = both.bytes_over_time()
     episode, total_s = outcome.episode, live.time.total_s
     carried_s = live.time.exposed_transfer_s + live.time.hidden_transfer_s
     return {

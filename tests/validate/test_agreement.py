@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from arborsim.core.tiers import Tier
 from arborsim.trace.schema import Kind
-from arborsim.validate.agreement import Course, agreement
+from arborsim.validate.agreement import Generated, agreement
 
 GONE, BACK, SMALL, AWAY = Tier.EVICTED, Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR
 
 
-def course(tokens: list[int], prompt: int = 2) -> Course:
+def course(tokens: list[int], prompt: int = 2) -> Generated:
     """One path: a token per iteration after the prompt."""
     born = np.arange(prompt, len(tokens) + 1)
-    return Course(np.zeros(len(tokens), np.int32), np.array(tokens, np.int32), born)
+    return Generated(np.zeros(len(tokens), np.int32), np.array(tokens, np.int32), born)
 
 
 def moves(*rows: tuple[int, int, int, int]) -> np.ndarray:
@@ -28,7 +28,7 @@ def moves(*rows: tuple[int, int, int, int]) -> np.ndarray:
 
 def test_a_course_reads_the_rows_of_an_episode() -> None:
     p, t, turn, end = Kind.PREFILL, Kind.TOKEN, Kind.TRANSITION, Kind.BOUNDARY
-    found = Course.of({
+    found = Generated.of({
         "kind": [p, p, turn, turn, t, t, t, t, end, t, end],
         "iteration": [0, 0, 0, 0, 1, 1, 2, 2, 2, 3, 3],
         "node": [0, 0, 1, 2, 1, 2, 1, 2, 1, 2, 2],

@@ -15,7 +15,7 @@ from rich.console import Console
 from arborsim.core.errors import UsageError
 from arborsim.show.validation import print_validation, render
 from arborsim.show.validation_words import sentences
-from arborsim.validate.beside import Bytes
+from arborsim.validate.dual import BytesOverTime
 from arborsim.validate.results import (
     CellCheck,
     Validation,
@@ -126,7 +126,7 @@ def test_a_line_with_infeasible_problems_is_not_ranked() -> None:
 def test_bytes_that_differ_are_counted() -> None:
     live = np.array([[10, 0, 0, 0, 0], [20, 0, 5, 0, 0], [20, 0, 5, 0, 5]])
     simulated = live + np.array([[0, 0, 0, 0, 0], [-2, 0, 0, 0, 0], [1, 0, 0, 0, 7]])
-    found = Bytes(np.array([1, 2, 2]), live, simulated, 0)
+    found = BytesOverTime(np.array([1, 2, 2]), live, simulated, 0)
     assert found.equal == 1
     assert found.off == (-2, 0, 0, 0, 7)
     assert found.thinned(5)[:, 0].tolist() == [1, 2]

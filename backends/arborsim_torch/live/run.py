@@ -15,7 +15,7 @@ import transformers
 import arborsim
 from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult, LiveWatch
+from arborsim.live.request import LiveFacts, LiveObserver, LiveRequest, LiveResult
 from arborsim.policies.methods.full import Full
 from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell
@@ -95,7 +95,7 @@ class LiveRun:
     loaded : LoadedModel
     plan : Plan
         Problems and lengths, checked against the model.
-    watch : LiveWatch
+    watch : LiveObserver
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
     """
@@ -105,7 +105,7 @@ class LiveRun:
         request: LiveRequest,
         loaded: LoadedModel,
         plan: Plan,
-        watch: LiveWatch,
+        watch: LiveObserver,
         meters: MetersOf | None = None,
     ) -> None:
         self.request, self.loaded, self.plan, self.watch = request, loaded, plan, watch

@@ -17,7 +17,7 @@ from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
 from arborsim.live.backends import RecordRequest, SearchRequest
-from arborsim.live.request import LiveRequest, LiveResult, LiveWatch
+from arborsim.live.request import LiveObserver, LiveRequest, LiveResult
 from arborsim.policies.base import NEVER
 from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell
@@ -70,7 +70,7 @@ class ShadowRun:
     plan : Plan
     info : TraceInfo
         Of the trace that is recorded, or would be.
-    watch : LiveWatch
+    watch : LiveObserver
     meters : callable, optional
         Of an episode and a cell: meters for its controller.
     """
@@ -81,7 +81,7 @@ class ShadowRun:
         loaded: LoadedModel,
         plan: Plan,
         info: TraceInfo,
-        watch: LiveWatch,
+        watch: LiveObserver,
         meters: MetersOf | None = None,
     ) -> None:
         if request.machine is None:

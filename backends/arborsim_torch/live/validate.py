@@ -18,17 +18,15 @@ import torch
 from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.live.backends import LayerChoice, RecordRequest
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
-from arborsim.live.watch import ValidationWatch
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult, ValidationObserver
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.policies.base import Policy
 from arborsim.run.episode import Cell
 from arborsim.run.meters import MoveLog
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
-from arborsim.validate.agreement import Course, agreement
-from arborsim.validate.beside import Beside, Held
-from arborsim.validate.replayed import Replayed, replay_cells
+from arborsim.validate.agreement import Generated, Replayed, agreement, replay_cells
+from arborsim.validate.dual import DualExecutor, Held
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS, CellCheck
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
@@ -73,7 +71,7 @@ class ValidationRun:
     info : TraceInfo
         Of the recordings that are replayed: plans per layer or head are about its captured layers,
         so that they must be all of the model's.
-    watch : ValidationWatch
+    watch : ValidationObserver
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class ValidationRun:
         loaded: LoadedModel,
         plan: Plan,
         info: TraceInfo,
-        watch: ValidationWatch,
+        watch: ValidationObserver,
     ) -> None:
         if request.machine is None:
             raise UsageError("a validation needs a machine to simulate: give --gpu")
@@ -110,11 +108,11 @@ class ValidationRun:
                 Cell(cell.policy, Budget(cell.budget.text, tokens=shadow.result.budget_tokens))
                 for cell, shadow in zip(cells, shadows, strict=True)
             ]
-            course, replayed = replay_cells(trace, played, self.machine)
+            generated, replayed = replay_cells(trace, played, self.machine)
         checks = []
         for cell, shadow, replay in zip(cells, shadows, replayed, strict=True):
             check = _parity(shadow, replay)
-            checks.append(self._live(check, cell, course, shadow.moves))
+            checks.append(self._live(check, cell, generated, shadow.moves))
         return tuple(checks)
 
     def _shadow(self, number: int, trace: Path) -> list[_Shadow]:
@@ -131,14 +129,14 @@ class ValidationRun:
         return [_Shadow(r, logs[r.policy, r.budget].rows) for r in watch.results]
 
     def _live(
-        self, check: CellCheck, cell: Cell, course: Course, shadow_moves: np.ndarray
+        self, check: CellCheck, cell: Cell, generated: Generated, shadow_moves: np.ndarray
     ) -> CellCheck:
         """Search under a policy that really removes tokens, and compare."""
         request, number = self.request, check.episode
-        made: list[Beside] = []
+        made: list[DualExecutor] = []
 
-        def wrap(live: LiveExecutor, mover: Mover) -> Beside:
-            made.append(Beside(live, self._simulated(cell.policy), lambda: held(mover)))
+        def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
+            made.append(DualExecutor(live, self._simulated(cell.policy), lambda: held(mover)))
             return made[0]
 
         label = f"{cell.policy.name} {cell.budget.text}"
@@ -154,20 +152,20 @@ class ValidationRun:
         ends: list[Ended] = []
         begun = time.thread_time()
         run_batched([search], 1, lambda _, ended: ends.append(ended))
-        thread_s = time.thread_time() - begun - made[0].aside_thread_s
+        thread_s = time.thread_time() - begun - made[0].overhead_thread_s
         if isinstance(ends[0], BudgetInfeasible):
             return replace(check, infeasible=str(ends[0]))
         outcome = search.outcome(ends[0])
         groups = search.cache.layout.groups
         alike = agreement(
-            course, shadow_moves, Course.of(ends[0].columns), made[0].log.rows, groups
+            generated, shadow_moves, Generated.of(ends[0].columns), made[0].log.rows, groups
         )
         check = _compared(check, outcome, made[0], number == request.first, self.alone)
         return replace(
             check,
             thread_s=thread_s if self.alone else float("nan"),
             same_iterations=alike.same,
-            shadow_iterations=course.iterations,
+            shadow_iterations=generated.iterations,
             jaccard_before=alike.before,
             jaccard_after=alike.after,
             jaccard_iteration=tuple(alike.iteration.tolist()),
@@ -183,7 +181,7 @@ class ValidationRun:
 
 
 def held(mover: Mover) -> Held:
-    """Bytes of the tokens in the pools, by `arborsim.validate.beside.PARTS`."""
+    """Bytes of the tokens in the pools, by `arborsim.validate.dual.PARTS`."""
     pools = mover.cache.pools
     staging = pools[Place.STAGING].used_bytes + pools[Place.STAGING_QUANTISED].used_bytes
     staging += mover.cache.buffer_bytes  # what streamed tokens pass through
@@ -205,9 +203,9 @@ class _Shadow:
 
 
 class _Collect:
-    """A `LiveWatch` that keeps the results and passes progress on."""
+    """A `LiveObserver` that keeps the results and passes progress on."""
 
-    def __init__(self, outer: ValidationWatch) -> None:
+    def __init__(self, outer: ValidationObserver) -> None:
         self._outer = outer
         self.results: list[LiveResult] = []
 
@@ -247,14 +245,14 @@ def _parity(shadow: _Shadow, replay: Replayed) -> CellCheck:
 
 
 def _compared(
-    check: CellCheck, outcome: LiveOutcome, beside: Beside, draw: bool, by_thread: bool
+    check: CellCheck, outcome: LiveOutcome, both: DualExecutor, draw: bool, by_thread: bool
 ) -> CellCheck:
     """Parts (b) and (c): bytes and seconds of the same search on both machines."""
-    live, simulated = outcome.measured, beside.simulated.measurements()
+    live, simulated = outcome.measured, both.simulated.measurements()
     # The simulator ran inside the feed's handling of events.
-    aside_s = beside.aside_thread_s if by_thread else beside.aside_s
-    live.time.policy_s = max(0.0, live.time.policy_s - aside_s)
-    over_time = beside.bytes_over_time()
+    overhead_s = both.overhead_thread_s if by_thread else both.overhead_s
+    live.time.policy_s = max(0.0, live.time.policy_s - overhead_s)
+    over_time = both.bytes_over_time()
     drawn = over_time.thinned(_SERIES_POINTS).reshape(-1).tolist() if draw else []
     correct = outcome.episode.correct
     return replace(

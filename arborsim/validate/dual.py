@@ -1,4 +1,4 @@
-"""Two executors side by side: a live one that decides what happens, and a simulated one.
+"""Two executors driven as one: a live one that decides what happens, and a simulated one.
 
 The controller drives both with the same calls, so every byte that the simulator accounts for has a
 counterpart that the live machine really holds.  After each call both are asked what they hold.
@@ -30,14 +30,14 @@ _STORED = (Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR, Tier.DDR_QUANTISED)
 
 
 def held_by(simulated: SimulatedExecutor) -> Held:
-    """Bytes by `PARTS` in the books of a simulated executor."""
+    """Bytes by `PARTS` in the ledger of a simulated executor."""
     ledger = simulated.ledger
     size = ledger.bytes_by_tier.tolist()
     hbm, small, ddr, small_ddr = (ledger.held[tier] * size[tier] for tier in _STORED)
     return hbm, small, ddr, small_ddr, simulated.staging_bytes
 
 
-class Beside:
+class DualExecutor:
     """An `arborsim.run.controller.Executor` that forwards every call to two others.
 
     Parameters
@@ -52,7 +52,7 @@ class Beside:
     ----------
     log : MoveLog
         The moves that really were carried out.
-    aside_s, aside_thread_s : float
+    overhead_s, overhead_thread_s : float
         Seconds that went into the simulator and the comparison, on the clock and of this thread's
         CPU time: not the search's.
     """
@@ -62,7 +62,7 @@ class Beside:
     ) -> None:
         self.live, self.simulated = live, simulated
         self.log = MoveLog()
-        self.aside_s = self.aside_thread_s = 0.0
+        self.overhead_s = self.overhead_thread_s = 0.0
         self._held = held
         self._iteration = 0
         self._tiers_differ = 0
@@ -79,30 +79,30 @@ class Beside:
 
     def prefill(self, run: TokenRun) -> None:
         self.live.prefill(run)
-        self._aside(lambda: self.simulated.prefill(run))
+        self._apart(lambda: self.simulated.prefill(run))
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         self._iteration += run.steps
         self.live.advance(run, moves, decided_from)
-        self._aside(
+        self._apart(
             lambda: self.simulated.advance(run, moves, decided_from),
             lambda: self.log.ran(run, self._tree, self.tier, moves),
         )
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         self.live.activate(leaves)
-        self._aside(lambda: self.simulated.activate(leaves))
+        self._apart(lambda: self.simulated.activate(leaves))
 
     def apply(self, moves: Moves, examined_tokens: int) -> None:
         self.live.apply(moves, examined_tokens)
-        self._aside(
+        self._apart(
             lambda: self.simulated.apply(moves, examined_tokens),
             lambda: self.log.moved(moves, self.tier),
         )
 
     def finish(self) -> None:
         self.live.finish()
-        self._aside(self.simulated.finish)
+        self._apart(self.simulated.finish)
 
     def clock(self) -> float:
         return self.live.clock()
@@ -111,25 +111,25 @@ class Beside:
         """What the live machine measured."""
         return self.live.measurements()
 
-    def bytes_over_time(self) -> Bytes:
+    def bytes_over_time(self) -> BytesOverTime:
         """What both held after each call."""
         iteration = np.array([iteration for iteration, _, _ in self._samples], np.int64)
         live = np.array([live for _, live, _ in self._samples], np.int64)
         simulated = np.array([simulated for *_, simulated in self._samples], np.int64)
-        return Bytes(iteration, live, simulated, self._tiers_differ)
+        return BytesOverTime(iteration, live, simulated, self._tiers_differ)
 
-    def _aside(self, *steps: Callable[[], None]) -> None:
+    def _apart(self, *steps: Callable[[], None]) -> None:
         """Do what is not part of the search, then look at both sides."""
         begun, begun_thread = time.perf_counter(), time.thread_time()
         for step in steps:
             step()
         self._samples.append((self._iteration, self._held(), held_by(self.simulated)))
         self._tiers_differ += not np.array_equal(self.live.tier, self.simulated.tier)
-        self.aside_s += time.perf_counter() - begun
-        self.aside_thread_s += time.thread_time() - begun_thread
+        self.overhead_s += time.perf_counter() - begun
+        self.overhead_thread_s += time.thread_time() - begun_thread
 
 
-class Bytes:
+class BytesOverTime:
     """What a live machine and its simulation held, call by call.
 
     Parameters
@@ -139,7 +139,7 @@ class Bytes:
     live, simulated : int64 ``[calls, parts]``
         Bytes by `PARTS`.
     tiers_differ : int
-        Calls after which the two disagreed where some token lives.
+        Calls after which some token was not in the same tier on both sides.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Bytes:
         return tuple(difference[worst, np.arange(len(PARTS))].tolist())
 
     def thinned(self, points: int) -> np.ndarray:
-        """At most so many rows, int64 ``[rows, 1 + 2 * parts]``: iteration, live, simulated.
+        """At most `points` rows, int64 ``[rows, 1 + 2 * parts]``: iteration, live, simulated.
 
         The last call of each iteration is kept where there is room.
         """
