@@ -8,6 +8,14 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.core.budget import Budget
+from arborsim.machine import terms
+from arborsim.machine.engine import ServingEngine
+from arborsim.machine.lookup import load_geometry, load_profile
+from arborsim.machine.machine import Machine
+from arborsim.plan.evaluate import cost_terms
+from arborsim.policies.registry import build
+from arborsim.run.record import record_demands
 from tests.helpers.traces import make_trace
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
@@ -40,3 +48,26 @@ def test_a_policy_from_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "my-mix" in capsys.readouterr().out
     assert main(["policies", str(file)]) == 0
     assert "allocate.alpha" in capsys.readouterr().out
+
+
+def test_a_cost_term_is_one_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows in what a search takes by itself, in a plan's terms, and in --explain."""
+    code = re.search(r"<!-- example: cost term -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+    assert code
+    trace = make_trace(tmp_path / "x.parquet", kind="tree", prompt=20, nodes=8, episodes=1)
+    profile, geometry = load_profile("h100"), load_geometry("llama-3.1-8b")
+    machine, whole = Machine(profile, geometry), Budget.parse("1")
+    (demand,) = record_demands(trace, build("full"), whole, machine)
+    plain = ServingEngine([demand], profile, geometry)
+    exec(code.group(1), {})
+    try:
+        engine = ServingEngine([demand], profile, geometry)
+        found = cost_terms(engine.demands[0], engine.price, engine.alone[0].seconds)
+        assert main(f"replay {trace} --policy full --no-quality --explain".split()) == 0
+    finally:
+        terms.ITERATION_TERMS.pop()
+    sampling_s = 20e-6 * demand.generated_tokens
+    served_s = plain.alone[0].seconds + sampling_s
+    assert engine.alone[0].seconds == pytest.approx(served_s, rel=1e-9)
+    assert found["decode: sampling"] == pytest.approx(sampling_s, rel=1e-9)
+    assert "decode: sampling" in capsys.readouterr().out

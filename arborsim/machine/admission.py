@@ -10,8 +10,7 @@ from arborsim.core.errors import UsageError
 from arborsim.machine.options import Arrivals, Timed
 from arborsim.machine.priced import PricedProgram
 from arborsim.machine.program import Op
-from arborsim.machine.search import Search
-from arborsim.machine.state import State
+from arborsim.machine.state import Search, State
 
 
 class Admission:

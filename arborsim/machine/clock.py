@@ -5,14 +5,19 @@ whoever asks first, and every transfer is priced when it is asked for: its queue
 link keeps the moment from which it is free and a transfer is one timeout.  `simpy.Resource` would
 say the same with three events per transfer, two of them at the present moment, which would cut the
 server's stretches of iterations for nothing.
+
+At the end: what the server's rules ask of the clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
+
+from arborsim.machine.priced import NOTHING, Extra, PricedProgram
 
 Callback = Callable[[], None]
 #: What a process of the environment waits for.
@@ -135,3 +140,37 @@ class Level:
     def byte_s(self) -> float:
         """The integral up to now."""
         return self._byte_s + self.value * (self._clock.now - self._since)
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """Let so many seconds pass, for a phase of this kind (`Op`) of one search."""
+
+    seconds: float
+    op: int = -1
+    search: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Decode up to so many iterations, one if something joins it."""
+
+    most: int
+    extra: Extra = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Let time pass up to the next event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starve:
+    """Wait until more of this program has been written."""
+
+    program: PricedProgram
+
+
+Command = Spend | Decode | Idle | Starve
+Commands = Generator[Command, None, None]
+Tries = Generator[Command, None, bool]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from arborsim.machine.batch import Batch, IterationTime, Sums
-from arborsim.machine.clock import TOGETHER, Clock, Steps
-from arborsim.machine.commands import Command, Decode, Idle, Starve
+from arborsim.machine.clock import TOGETHER, Clock, Command, Decode, Idle, Starve, Steps
 from arborsim.machine.cost import CostModel
 from arborsim.machine.options import Arrivals, KvPool, ServingOptions, Timed
 from arborsim.machine.price import Price

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from arborsim.machine.admission import Admission
-from arborsim.machine.commands import Commands, Idle, Spend, Tries
+from arborsim.machine.clock import Commands, Idle, Spend, Tries
+from arborsim.machine.prefixes import Reuse
 from arborsim.machine.program import Op
-from arborsim.machine.reuse import Reuse
-from arborsim.machine.search import Restore, Search
-from arborsim.machine.state import State
+from arborsim.machine.state import Restore, Search, State
 
 
 class Eviction:

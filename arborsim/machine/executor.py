@@ -9,7 +9,6 @@ one at a time: the end of a transfer can change what the next one reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,33 +20,28 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import SCALE_BYTES, CostModel
-from arborsim.machine.paths import ActivePaths
+from arborsim.machine.paths import ActivePaths, Windows
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import ATTENDED_UNITS, DemandInfo, Op, SearchDemand
 from arborsim.machine.recall import Recall
-from arborsim.machine.terms import BACKGROUND, LINK_TERMS, TERMS, Term
-from arborsim.machine.transfers import Transfers
-from arborsim.machine.windows import Windows
+from arborsim.machine.terms import Term
+from arborsim.machine.transfers import Transfers, between_steps, cut
 from arborsim.machine.writing import OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, Moves, kinds
 from arborsim.trace.schema import Geometry
 
-_EVICTED, _RECOMPUTED, _OFFLOADED, _QUANTISING = (
+_COUNTED = np.stack([  # evicted, rehydrated, offloaded, quantised
     kinds(lambda source, target: target == Tier.EVICTED),
     kinds(lambda source, target: source == Tier.EVICTED),
     kinds(lambda source, target: target.in_ddr and not source.in_ddr),
     kinds(lambda source, target: target.quantised and not source.quantised),
-)
-_COUNTED = np.stack([_EVICTED, _RECOMPUTED, _OFFLOADED, _QUANTISING])
+])  # fmt: skip
+_RECOMPUTED, _QUANTISING = _COUNTED[1], _COUNTED[3]
 _ROUNDED_BY_GPU = kinds(
     lambda source, target: target.quantised and not source.quantised and not source.in_ddr
 )
-_STARTING = kinds(  # changes that start transfers or a recomputation, or end a staged copy
-    lambda source, target: source.in_ddr or target.in_ddr or source == Tier.EVICTED
-)
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
-_CELLS = 1 << 20  # (group, iteration) pairs of one run: bounds its arrays to some 100 MB
 
 
 class SimulatedExecutor:
@@ -82,10 +76,8 @@ class SimulatedExecutor:
         Keep what `terms` needs.
     keep_matrices : bool
         A prefill that writes attention matrices out holds those of all layers at once.
-    record : bool
-        Keep what `demand` needs.
-    prefix_tokens : int
-        First tokens of the prompt, which other searches may share; for `demand`.
+    record, prefix_tokens : bool, int
+        Keep what `demand` needs, and how many first tokens other searches may share.
 
     Raises
     ------
@@ -259,7 +251,7 @@ class SimulatedExecutor:
         m.time.policy_s, m.time.rehydration_s = busy.policy_s, busy.recompute_s
         m.time.exposed_transfer_s = busy.exposed_s + tally.idle_s
         m.time.hidden_transfer_s = (
-            self._behind_s() + program.side_s - (busy.exposed_s - tally.link_wait_s)
+            program.behind_s + program.side_s - (busy.exposed_s - tally.link_wait_s)
         )
         m.series = tally.memory()
         return m
@@ -268,18 +260,8 @@ class SimulatedExecutor:
         """What the time so far consists of; empty unless it was to be explained."""
         if not self._explain:
             return ()
-        program = self._program
-        program.play()
-        found = dict.fromkeys(TERMS, (0.0, 0.0))
-        for term in program.terms():
-            seconds, hidden_s = found[term.name]
-            found[term.name] = seconds + term.seconds, hidden_s + term.hidden_s
-        waited_s = program.tally.idle_s + program.tally.link_wait_s
-        found[BACKGROUND] = waited_s, self._behind_s()
-        for name, link in zip(LINK_TERMS, (program.clock.down, program.clock.up), strict=True):
-            found[name] = 0.0, link.moving_s
-        terms = (Term(name, *seconds) for name, seconds in found.items())
-        return tuple(term for term in terms if term.seconds or term.hidden_s)
+        self._program.play()
+        return self._program.terms()
 
     def demand(self, info: DemandInfo) -> SearchDemand:
         """What the search asked for, once it has finished, as it was written down."""
@@ -326,7 +308,7 @@ class SimulatedExecutor:
         for at, column in enumerate(columns):
             table[:, at] = column
         self._program.iterations(table)
-        self._look_at(run)
+        self._look(run)
         return run.changes
 
     def _carry_out(self, changes: Changes) -> None:
@@ -341,7 +323,7 @@ class SimulatedExecutor:
         self._settle()
         self._transfers.carry_out(changes)
         self._look()
-        self._rehydrate(changes)
+        self._recompute(np.unique(changes.of(_RECOMPUTED).token))
         self._transfers.wait_for_returning()
         if not self._overlap:
             self._program.wait()
@@ -349,13 +331,8 @@ class SimulatedExecutor:
         self._count_prefix()
         self._program.settle_levels()
 
-    def _rehydrate(self, changes: Changes) -> None:
-        """One prefill over the recovered tokens, with the rest of the active paths present."""
-        if changes.count(_RECOMPUTED):
-            self._recompute(np.unique(changes.of(_RECOMPUTED).token))
-
     def _recompute(self, recovered: np.ndarray) -> None:
-        """One prefill over these tokens."""
+        """One prefill over these tokens, with the rest of the active paths present."""
         if len(recovered):
             present = self._paths.readable_beside(recovered)
             self._program.put(Op.RECOMPUTE, len(recovered), present)
@@ -383,32 +360,22 @@ class SimulatedExecutor:
 
     # Counting what needs no clock.
 
-    def _look(self) -> None:
-        """Take in what the ledger holds now."""
-        ledger = self._ledger
-        self._peaks(ledger.hbm_tokens, ledger.ddr_bytes, ledger.quantised_bytes)
-
-    def _look_at(self, run: RunProfile) -> None:
-        tokens = max(run.hbm_tokens_before.max(), run.hbm_tokens_after.max())
-        self._peaks(
-            int(tokens), int(run.ddr_bytes_after.max()), int(run.quantised_bytes_after.max())
-        )
-
-    def _peaks(self, hbm_tokens: int, ddr_bytes: int, quantised_bytes: int) -> None:
-        m = self._measured
-        m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, hbm_tokens)
+    def _look(self, run: RunProfile | None = None) -> None:
+        """Take in what the ledger holds now, or held in each iteration of a run."""
+        m, ledger = self._measured, self._ledger
+        tokens, ddr_bytes = ledger.hbm_tokens, ledger.ddr_bytes
+        quantised_bytes = ledger.quantised_bytes
+        if run is not None:
+            tokens = int(max(run.hbm_tokens_before.max(), run.hbm_tokens_after.max()))
+            ddr_bytes = int(run.ddr_bytes_after.max())
+            quantised_bytes = int(run.quantised_bytes_after.max())
+        m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, tokens)
         m.peak_ddr_bytes = max(m.peak_ddr_bytes, ddr_bytes)
         m.peak_quantised_bytes = max(m.peak_quantised_bytes, quantised_bytes)
 
     def _workspace(self, needed_bytes: int) -> None:
         """A forward pass needs so much HBM beside weights and cache."""
         self._measured.workspace_bytes = max(self._measured.workspace_bytes, needed_bytes)
-
-    def _behind_s(self) -> float:
-        """Transfers in the background that nothing waited for."""
-        tally, clock = self._program.tally, self._program.clock
-        moving_s = clock.down.moving_s + clock.up.moving_s
-        return max(0.0, moving_s - tally.idle_s - tally.link_wait_s)
 
     def _levels(self) -> tuple[int, int, int]:
         """Pages and streaming buffers, what of them is the shared prefix, and DDR; bytes."""
@@ -443,47 +410,3 @@ def _check_recordable(geometry: Geometry, recall: str, compact: bool) -> None:
             f"recall '{recall}' cannot be recorded for serving {geometry.name}, "
             "which has layers with a sliding window: use stage or stream"
         )
-
-
-def cut(
-    steps: int, changes: Changes, groups: int, one_by_one: Callable[[], bool]
-) -> Iterator[tuple[int, int, bool]]:
-    """Cut a run into stretches written together (True) and single iterations (False).
-
-    An iteration stands alone if transfers run beside it, or if its moves start some.
-
-    Parameters
-    ----------
-    steps : int
-    changes : Changes
-        What the moves of the run change.
-    groups : int
-        Cache groups.
-    one_by_one : callable
-        Whether iterations must be written by themselves from now on; asked before each part.
-
-    Yields
-    ------
-    first, last : int
-        Iterations ``first`` up to, not including, ``last``.
-    together : bool
-    """
-    starting = changes.of(_STARTING)
-    alone = np.unique(starting.step) if len(starting) else starting.step
-    longest = max(1, _CELLS // groups)
-    first = 0
-    while first < steps:
-        i = int(np.searchsorted(alone, first))
-        last = int(alone[i]) if i < len(alone) else steps
-        together = last > first and not one_by_one()
-        last = min(last, first + longest) if together else first + 1
-        yield first, last, together
-        first = last
-
-
-def between_steps(moves: Moves, first: int, last: int) -> Moves:
-    """The moves of iterations ``first`` up to, not including, ``last``, counted from 0."""
-    if not len(moves):
-        return moves
-    a, b = np.searchsorted(moves.step, [first, last])
-    return Moves(moves.step[a:b] - first, moves.group[a:b], moves.token[a:b], moves.target[a:b])

@@ -1,21 +1,28 @@
-"""Prefixes that searches share, by key: where they lie, and which tokens go first.
+"""Prefixes that searches share: where they lie, which tokens go first, and what is copied.
 
 A prefix is a chain: of what one memory holds, a head of any length can be read, so tokens are given
 up from the end, whole blocks at a time.  Among prefixes the one unused for longest gives way first,
-and keeps giving way until nothing of it is left.  vLLM does the same: a request that ends appends
-its blocks to the queue of free ones from the last to the first, and the queue is taken from its
-front.
+and keeps giving way until nothing of it is left, as in vLLM.
+
+A prefix is copied to DDR once it is computed (write-through, as in LMCache and SGLang's HiCache):
+giving it up in HBM later waits for nothing, at the price of copies that may never be asked for.
+A search that finds less of its prefix in HBM than lies in DDR waits for the copy back, then
+computes what is in neither; the others go on meanwhile, and later searches of the same prefix wait
+for the same copy.  HiCache computes a layer while it copies the next one: its searches wait less
+than these by at most their pass over the prompt.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from arborsim.machine.clock import Clock, Level
+
 if TYPE_CHECKING:
-    from arborsim.machine.memory import Host
-    from arborsim.machine.search import Search
+    from arborsim.machine.state import Search, State
 
 
 @dataclass(eq=False)
@@ -201,3 +208,174 @@ class Prefixes(Shelf):
         """As `Shelf.cut`; what is still being copied to DDR cannot be, any more."""
         self._host.interrupt_copy(key, tokens)
         return super().cut(key, tokens)
+
+
+class Host:
+    """DDR, and NVMe below it for what DDR cannot hold.
+
+    What lies on NVMe is taken to be spread evenly over all that the host holds: that share of every
+    transfer passes the NVMe, too.  Copies of shared prefixes lie in DDR only, and give way whenever
+    a search wants their place.
+
+    Parameters
+    ----------
+    clock : Clock
+    ddr_bytes, nvme_bytes : int
+    copies_bytes : int
+        DDR for copies of prefixes, at most.
+    block_tokens : int
+        Tokens by which they give way.
+
+    Attributes
+    ----------
+    level : Level
+        All that the host holds.
+    copies : Shelf
+        The part of it that copies of prefixes take.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        ddr_bytes: int,
+        nvme_bytes: int,
+        copies_bytes: int = 0,
+        block_tokens: int = 1,
+    ) -> None:
+        self.level = Level(clock)
+        self.ddr_bytes = ddr_bytes
+        self.nvme_bytes = nvme_bytes
+        self.copies = Shelf(block_tokens)
+        self._copies_bytes = copies_bytes
+        self._block = block_tokens
+
+    @property
+    def free_bytes(self) -> int:
+        """What searches may take; copies of prefixes count as free."""
+        return self.ddr_bytes + self.nvme_bytes - self.level.value + self.copies.bytes
+
+    @property
+    def below_share(self) -> float:
+        """Share of the bytes held that lies on NVMe."""
+        below = self.level.value - self.ddr_bytes
+        return below / self.level.value if below > 0 else 0.0
+
+    def add(self, delta: int) -> None:
+        """What searches hold changes; copies of prefixes make room for it in DDR."""
+        over = self.level.value + delta - self.ddr_bytes
+        if delta > 0 and over > 0 and self.copies.bytes:
+            self.level.add(-self.copies.evict(over))
+        self.level.add(delta)
+
+    def copied_tokens(self, key: str) -> int:
+        """How much of a prefix can be read from DDR."""
+        return self.copies[key].filled if key in self.copies else 0
+
+    def begin_copy(self, key: str, prefix: Prefix) -> int:
+        """Take DDR for what of a prefix in HBM has no copy yet; returns the bytes to be copied.
+
+        Older copies give way to it; of one that does not fit even so, as many blocks as do.
+        """
+        if not self._copies_bytes:
+            return 0
+        self.copies.touch(key)
+        tokens, size = prefix.filled, prefix.bytes_of(prefix.filled)
+        lacking = self.copies.missing_bytes(key, tokens, size)
+        if not lacking:
+            return 0
+        if lacking > self._room():
+            self.level.add(-self.copies.evict(lacking - self._room(), key))
+        if lacking > self._room():
+            held = size - lacking
+            tokens = prefix.within(held + self._room()) // self._block * self._block
+            size = prefix.bytes_of(tokens)
+            if size <= held or self.copies.missing_bytes(key, tokens, size) > self._room():
+                return 0
+        entered = self.copies.grow(key, tokens, size)
+        self.level.add(entered)
+        return entered
+
+    def interrupt_copy(self, key: str, tokens: int) -> None:
+        """HBM keeps only the first `tokens` of a prefix: what else was being copied is lost."""
+        if key in self.copies and self.copies[key].writes:
+            kept = max(tokens, self.copies[key].filled)
+            self.level.add(-self.copies.shrink(key, kept))
+
+    def _room(self) -> int:
+        return min(self._copies_bytes - self.copies.bytes, self.ddr_bytes - self.level.value)
+
+
+class Reuse:
+    """Moves shared prefixes between HBM and DDR.
+
+    Parameters
+    ----------
+    state : State
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def arrived(self, search: Search) -> bool:
+        """Whether all of its prefix that is to be copied back is there; else it is parked."""
+        if not search.holds_prefix:
+            return True
+        state, key = self._state, self._state.prefix_of(search)
+        prefix, wanted = state.prefixes[key], search.priced.prefix_tokens
+        if search.prefix_found == -1:
+            search.prefix_found = min(prefix.filled, wanted)
+        if prefix.filled >= wanted:
+            return True
+        if prefix.load is None:
+            there = min(state.host.copied_tokens(key), wanted)
+            if there - prefix.filled < state.options.prefix_load_tokens:
+                return True
+            prefix.load = Load(there)
+            size = prefix.bytes_of(there) - prefix.bytes_of(prefix.filled)
+            ended = partial(self._loaded, prefix, prefix.load)
+            # A copy that gives way to a search meanwhile is still read to its end.
+            state.clock.up.send(size, state.transfer_s(size, up=True), ended)
+        prefix.load.waiting.append(search)
+        search.parked = True
+        return False
+
+    def _loaded(self, prefix: Prefix, load: Load) -> None:
+        if prefix.load is not load:  # all searches that used it have lost their places
+            return
+        prefix.load = None
+        prefix.filled = max(prefix.filled, load.tokens)
+        for search in load.waiting:
+            self._state.wake(search)
+
+    def present(self, search: Search, most: int = 1 << 62) -> int:
+        """Tokens of its prefix that it need not compute, up to `most`; counted once per place."""
+        if not search.holds_prefix:
+            return 0
+        wanted = search.priced.prefix_tokens
+        prefix = self._state.prefixes[self._state.prefix_of(search)]
+        present = min(prefix.filled, wanted, most)
+        if search.prefix_found >= 0:
+            found = min(search.prefix_found, present)
+            self._state.tally.prefix(found, present - found, wanted - present)
+            search.prefix_found = -2
+        return present
+
+    def computed(self, search: Search) -> None:
+        """Its prefix is in HBM from now on, if it has one; what DDR lacks of it goes there."""
+        if not search.holds_prefix:
+            return
+        state, key = self._state, self._state.prefix_of(search)
+        prefix = state.prefixes[key]
+        prefix.filled = max(prefix.filled, search.priced.prefix_tokens)
+        size = state.host.begin_copy(key, prefix)
+        if size:
+            copy = state.host.copies[key]
+            copy.writes += 1
+            state.clock.down.send(size, state.transfer_s(size, up=False), partial(_copied, copy))
+
+
+def _copied(copy: Prefix) -> None:
+    """The last of its copies under way makes all that is held readable: they end in order."""
+    copy.writes -= 1
+    if not copy.writes:
+        copy.filled = copy.held

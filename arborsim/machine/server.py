@@ -29,17 +29,15 @@ from functools import partial
 
 from arborsim.machine.admission import Admission
 from arborsim.machine.batch import Batch
-from arborsim.machine.clock import Clock
-from arborsim.machine.commands import Commands, Decode, Idle, Spend, Starve, Tries
+from arborsim.machine.clock import Clock, Commands, Decode, Idle, Spend, Starve, Tries
 from arborsim.machine.eviction import Eviction
 from arborsim.machine.options import Arrivals, ServingOptions
+from arborsim.machine.prefixes import Reuse
 from arborsim.machine.price import Price
 from arborsim.machine.priced import Extra, PricedProgram
 from arborsim.machine.program import Op
-from arborsim.machine.reuse import Reuse
-from arborsim.machine.search import Search
-from arborsim.machine.state import State
-from arborsim.machine.tally import Tally
+from arborsim.machine.report import Tally
+from arborsim.machine.state import Search, State
 
 _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 

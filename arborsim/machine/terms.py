@@ -39,7 +39,7 @@ class Term:
     Attributes
     ----------
     name : str
-        One of `TERMS`.
+        One of `names`.
     seconds : float
         What it adds to the total.
     hidden_s : float
@@ -109,7 +109,8 @@ class IterationTerm:
     shared: bool = False
 
 
-ITERATION_TERMS: tuple[IterationTerm, ...] = (
+#: All of them: a row is all that a new term needs.
+ITERATION_TERMS: list[IterationTerm] = [
     IterationTerm(
         "decode: FLOPs", "decode: arithmetic", "compute",
         lambda price, q: price.cost.flops_s(q.sequences, q.attended) / price.gpus,
@@ -153,7 +154,7 @@ ITERATION_TERMS: tuple[IterationTerm, ...] = (
         "policy: attention rows", "policy", "policy",
         lambda price, q: price.cost.eager_rows_s(q.rows) / price.gpus, ("eager_bytes_per_s",),
     ),
-)  # fmt: skip
+]  # fmt: skip
 
 #: Terms of phases other than iterations, and what they are in a plan's terms.
 PREFILL_TERMS = (
@@ -172,7 +173,8 @@ SIDE_TERMS = {
 LINK_TERMS = ("link busy with moves: to DDR", "link busy with moves: from DDR")
 
 
-def _in_order() -> tuple[str, ...]:
+def names() -> tuple[str, ...]:
+    """Of all terms, in the order in which they are shown."""
     policy = [term.name for term in ITERATION_TERMS if term.lane == "policy"]
     return tuple(dict.fromkeys((
         *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.lane != "policy"), policy[0],
@@ -188,10 +190,6 @@ def plan_name(name: str) -> str:
     return "prefill" if name in PREFILL_TERMS else "policy"
 
 
-#: All terms in the order in which they are shown.
-TERMS = _in_order()
-
-
 def total(searches: Iterable[Iterable[Term]]) -> tuple[Term, ...]:
     """The terms of several searches, added up."""
     found: dict[str, tuple[list[float], list[float]]] = {}
@@ -200,5 +198,5 @@ def total(searches: Iterable[Iterable[Term]]) -> tuple[Term, ...]:
             seconds, hidden = found.setdefault(term.name, ([], []))
             seconds.append(term.seconds)
             hidden.append(term.hidden_s)
-    ordered = sorted(found, key=lambda name: TERMS.index(name) if name in TERMS else len(TERMS))
-    return tuple(Term(name, *map(math.fsum, found[name])) for name in ordered)
+    order = [name for name in names() if name in found]
+    return tuple(Term(name, *map(math.fsum, found[name])) for name in order)

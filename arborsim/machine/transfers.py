@@ -8,6 +8,7 @@ active path: reads are fast, but HBM is not saved.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -18,7 +19,7 @@ from arborsim.machine.paths import ActivePaths, PathProfile
 from arborsim.machine.program import Leg
 from arborsim.machine.writing import Next, OpenProgram
 from arborsim.memory.ledger import Ledger
-from arborsim.memory.moves import Changes, kinds
+from arborsim.memory.moves import Changes, Moves, kinds
 
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 _LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
@@ -27,6 +28,10 @@ _RETURNING = kinds(lambda source, target: source.in_ddr and target.in_hbm)
 _FREEING = kinds(lambda source, target: target > source) * (1 - _LEAVING)
 _OTHERS = 1 - _FREEING - _LEAVING
 _FROM_DDR = kinds(lambda source, target: source.in_ddr)
+_STARTING = kinds(  # changes that start transfers or a recomputation, or end a staged copy
+    lambda source, target: source.in_ddr or target.in_ddr or source == Tier.EVICTED
+)
+_CELLS = 1 << 20  # (group, iteration) pairs of one run: bounds its arrays to some 100 MB
 
 Cells = tuple[np.ndarray, ...]  # cache groups ``[m]`` and tokens ``[m]``, as np.nonzero gives them
 
@@ -203,3 +208,47 @@ class Transfers:
             size = int(self._ledger.bytes_by_tier[returning.source].sum())
             chain = self._program.send(Leg(True, size, 0, 0))
             self._promotions.append((chain, returning.token))
+
+
+def cut(
+    steps: int, changes: Changes, groups: int, one_by_one: Callable[[], bool]
+) -> Iterator[tuple[int, int, bool]]:
+    """Cut a run into stretches written together (True) and single iterations (False).
+
+    An iteration stands alone if transfers run beside it, or if its moves start some.
+
+    Parameters
+    ----------
+    steps : int
+    changes : Changes
+        What the moves of the run change.
+    groups : int
+        Cache groups.
+    one_by_one : callable
+        Whether iterations must be written by themselves from now on; asked before each part.
+
+    Yields
+    ------
+    first, last : int
+        Iterations ``first`` up to, not including, ``last``.
+    together : bool
+    """
+    starting = changes.of(_STARTING)
+    alone = np.unique(starting.step) if len(starting) else starting.step
+    longest = max(1, _CELLS // groups)
+    first = 0
+    while first < steps:
+        i = int(np.searchsorted(alone, first))
+        last = int(alone[i]) if i < len(alone) else steps
+        together = last > first and not one_by_one()
+        last = min(last, first + longest) if together else first + 1
+        yield first, last, together
+        first = last
+
+
+def between_steps(moves: Moves, first: int, last: int) -> Moves:
+    """The moves of iterations ``first`` up to, not including, ``last``, counted from 0."""
+    if not len(moves):
+        return moves
+    a, b = np.searchsorted(moves.step, [first, last])
+    return Moves(moves.step[a:b] - first, moves.group[a:b], moves.token[a:b], moves.target[a:b])

@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 import simpy
 
-from arborsim.machine.batch import Batch
+from arborsim.core.measurements import MemorySeries
+from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import Clock
 from arborsim.machine.cost import CostModel
 from arborsim.machine.engine import serving
-from arborsim.machine.memory_series import MemoryTally
 from arborsim.machine.options import ServingOptions, Timed
 from arborsim.machine.price import Price
 from arborsim.machine.priced import PricedProgram
@@ -33,9 +33,17 @@ from arborsim.machine.program import (
     SearchDemand,
     cut,
 )
+from arborsim.machine.report import Tally
 from arborsim.machine.server import Server
-from arborsim.machine.terms import Term
+from arborsim.machine.state import State
+from arborsim.machine.terms import BACKGROUND, LINK_TERMS, Term, total
 
+SERIES_POINTS = 512
+_RUN_POINTS = 64  # at most this many of one stretch of iterations ...
+_RUN_STRIDE = 16  # ... and no more than one in so many iterations
+_KEEP = 8 * SERIES_POINTS  # thin out the samples beyond this
+
+_Sample = tuple[float, int, int, int, int]  # time, KV pages, staging, in flight, DDR
 Levels = tuple[int, int, int]
 #: What follows a transfer: bytes of HBM that change now, and the next transfer of its chain.
 Next = tuple[int, Leg | None]
@@ -240,13 +248,23 @@ class OpenProgram(PricedProgram):
 
     # Afterwards.
 
-    def terms(self) -> list[Term]:
-        """What all that was written takes, term by term, what it waited for aside."""
+    @property
+    def behind_s(self) -> float:
+        """Transfers in the background that nothing waited for."""
+        moving_s = self.clock.down.moving_s + self.clock.up.moving_s
+        return max(0.0, moving_s - self.tally.idle_s - self.tally.link_wait_s)
+
+    def terms(self) -> tuple[Term, ...]:
+        """What everything so far took, term by term."""
         table, _ = _pieces(self._rows)
-        found = [term for op in self._phases for term in self.price.op_terms(self.info, op)]
+        terms = [term for op in self._phases for term in self.price.op_terms(self.info, op)]
         if len(table):
-            found += [term for _, term in self.price.iteration_terms(self.info, table)]
-        return found
+            terms += [term for _, term in self.price.iteration_terms(self.info, table)]
+        waited_s = self.tally.idle_s + self.tally.link_wait_s
+        terms.append(Term(BACKGROUND, waited_s, self.behind_s))
+        for name, link in zip(LINK_TERMS, (self.clock.down, self.clock.up), strict=True):
+            terms.append(Term(name, 0.0, link.moving_s))
+        return tuple(term for term in total([terms]) if term.seconds or term.hidden_s)
 
     def kept(self, info: DemandInfo) -> SearchDemand:
         """The program, kept."""
@@ -271,6 +289,84 @@ class OpenProgram(PricedProgram):
             table,
             np.array(legs, dtype=np.int64).reshape(-1, len(LEG_COLUMNS)),
         )
+
+
+class MemoryTally(Tally):
+    """Counts of a server with one search, and what its memory holds over time.
+
+    Attributes
+    ----------
+    peak_staging_bytes : int
+        Of buffers that hold recalled tokens.
+    """
+
+    def __init__(self, state: State, points: int) -> None:
+        super().__init__(state, points)
+        self.peak_staging_bytes = 0
+        self._state = state
+        self._time = IterationTime(state.price)
+        self._seen: list[_Sample] = []
+        self._peak: _Sample | None = None
+        self._peak_to_come = False
+
+    def hbm(self, used_bytes: int, decoding: bool = False) -> None:
+        sample = self._now(used_bytes)
+        self.peak_staging_bytes = max(self.peak_staging_bytes, sample[2])
+        if used_bytes > self.peak_hbm_bytes or self._peak is None:
+            self.peak_hbm_bytes, self._peak = used_bytes, sample
+            if decoding:  # it lies somewhere in the iterations to come
+                self._peak_to_come = True
+            else:
+                self._take(sample)
+
+    def iterations(self, span: Span, k: int, sums: Sums) -> None:
+        super().iterations(span, k, sums)
+        if k <= _RUN_STRIDE or not sums.hbm_g:
+            return
+        stride = max(_RUN_STRIDE, -(-k // _RUN_POINTS))
+        began_s, outside = self._clock.now - span.seconds, self._state.hbm.value
+        for i in range(stride - 1, k - 1, stride):
+            used_bytes = outside + sums.hbm + i * sums.hbm_g
+            held = self._now(used_bytes)[1:]
+            self._take((began_s + self._time.seconds(sums, i + 1), *held))
+
+    def sample(self, hbm_bytes: int, host_bytes: int, decoding: int) -> None:
+        if self._peak_to_come and self._peak is not None:
+            self._peak_to_come = False
+            self._peak = (self._clock.now, *self._peak[1:])
+            self._take(self._peak)
+        self._take(self._now(hbm_bytes))
+
+    def look(self) -> None:
+        """Take in the state of this moment."""
+        self.sample(self._state.used_bytes, 0, 0)
+
+    def memory(self) -> MemorySeries:
+        """At most `SERIES_POINTS` samples in order of time, the peak among them."""
+        samples = self._seen
+        if len(samples) >= SERIES_POINTS:
+            picked = np.linspace(0, len(samples) - 1, SERIES_POINTS - 1).round().astype(int)
+            samples = [samples[i] for i in picked.tolist()]
+        if self._peak is not None and self._peak not in samples:
+            samples = sorted([*samples, self._peak], key=lambda sample: sample[0])
+        columns = [list(column) for column in zip(*samples, strict=True)] or [[]] * 5
+        return MemorySeries(*columns)
+
+    def _now(self, used_bytes: int) -> _Sample:
+        state = self._state
+        if not state.searches:
+            return 0.0, used_bytes, 0, 0, 0
+        search = state.searches[0]
+        buffers = search.buffer_bytes
+        in_flight = search.extra_bytes - search.staging_bytes
+        pages = used_bytes - buffers - search.extra_bytes
+        staging = search.staging_bytes + buffers
+        return self._clock.now, pages, staging, in_flight, state.host.level.value
+
+    def _take(self, sample: _Sample) -> None:
+        self._seen.append(sample)
+        if len(self._seen) > _KEEP:
+            self._seen = self._seen[::2]
 
 
 def _pieces(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from arborsim.machine.options import KvPool
-from arborsim.machine.report import Utilisation
-from arborsim.machine.tally import BusySeconds, PrefixTokens, ServingSeries
+from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
 from arborsim.plan.statistics import Estimate
 
 

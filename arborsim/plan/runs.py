@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from arborsim.machine.commands import Command
+from arborsim.machine.clock import Command
 from arborsim.machine.engine import ServingEngine, Watch, play_closed_form
 from arborsim.machine.options import Arrivals, ClosedLoop, Timed
 from arborsim.machine.report import ServingReport
-from arborsim.machine.search import Search
 from arborsim.machine.server import Server
+from arborsim.machine.state import Search
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands
 from arborsim.plan.statistics import relative_error

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.clock import Link
-from arborsim.machine.commands import Command, Decode, Spend
+from arborsim.machine.clock import Command, Decode, Link, Spend
 from arborsim.machine.program import Op
 from arborsim.machine.server import Server
 from arborsim.plan.plan import Planner

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from arborsim.machine.report import Utilisation
-from arborsim.machine.tally import BusySeconds, PrefixTokens
+from arborsim.machine.report import BusySeconds, PrefixTokens, Utilisation
 from arborsim.plan.results import CandidateResult, LoadPoint, Percentiles, PlanResult
 from arborsim.plan.sensitivity import Sensitivity
 from arborsim.plan.statistics import Estimate

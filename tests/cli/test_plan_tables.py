@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from arborsim.machine.tally import PrefixTokens
+from arborsim.machine.report import PrefixTokens
 from arborsim.plan.results import PlanResult
 from arborsim.show.plan import legend, print_plan
 from arborsim.show.plan_words import headline, shared_prefixes

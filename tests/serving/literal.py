@@ -12,8 +12,7 @@ from typing import Any
 import simpy
 
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
-from arborsim.machine.clock import TOGETHER, Callback, Clock, Link, Steps
-from arborsim.machine.commands import Decode, Spend
+from arborsim.machine.clock import TOGETHER, Callback, Clock, Decode, Link, Spend, Steps
 from arborsim.machine.options import Arrivals, ServingOptions
 from arborsim.machine.price import Price
 from arborsim.machine.priced import NOTHING, Extra, Piece, PricedProgram

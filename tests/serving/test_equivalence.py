@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.machine.commands import Decode
+from arborsim.machine.clock import Decode
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.options import Arrivals, ClosedLoop, ServingOptions, Timed
 from arborsim.machine.profile import PolicySeconds

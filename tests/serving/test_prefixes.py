@@ -15,8 +15,7 @@ from arborsim.core.errors import UsageError
 from arborsim.machine.options import ServingOptions, Timed
 from arborsim.machine.prefixes import Shelf
 from arborsim.machine.program import Op
-from arborsim.machine.report import ServingReport
-from arborsim.machine.tally import PrefixTokens
+from arborsim.machine.report import PrefixTokens, ServingReport
 from tests.serving.make import chain, demand, piece, with_prefix
 from tests.serving.test_textbook import WEIGHTS, play
 from tests.simulator.bench import GEOMETRY, KV, PROFILE

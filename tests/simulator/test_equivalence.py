@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
-from arborsim.machine.executor import cut
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.transfers import cut
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from tests.simulator.bench import Bench, moves, profile
+from tests.simulator.bench import GEOMETRY, Bench, moves, profile
+from tests.simulator.literal import LiteralExecutor
 
 #: Irregular speeds, so that no transfer ends exactly when an iteration does.
 MACHINE = profile(
@@ -28,7 +30,7 @@ OPTIONS = st.fixed_dictionaries(
     {
         "groups": st.sampled_from([1, 2]),
         "page_tokens": st.sampled_from([1, 4, 16]),
-        "recall": st.sampled_from(["stage", "stream", "near"]),
+        "recall": st.sampled_from(["stage", "stream", "near", "ondemand"]),
         "fused": st.booleans(),
         "tree_attention": st.booleans(),
         "overlap": st.booleans(),
@@ -111,6 +113,30 @@ def test_closed_form_equals_event_by_event(seed: int, options: dict[str, Any]) -
                 assert seconds == pytest.approx(getattr(slow.time, part), rel=1e-9, abs=1e-12), part
         elif name != "series":
             assert value == pytest.approx(getattr(slow, name), rel=1e-12), name
+
+
+class LiteralBench(Bench):
+    """A bench whose searches are played by the oracle."""
+
+    def __init__(self, machine: HardwareProfile, **options: Any) -> None:
+        super().__init__(machine)
+        self.executor: Any = LiteralExecutor(GEOMETRY, machine, **options)
+        self.executor.bind(self.tree)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS)
+def test_a_program_played_is_the_literal_replay(seed: int, options: dict[str, Any]) -> None:
+    fast = random_search(Bench(MACHINE, **options), seed, lambda bench: None)
+    slow = random_search(LiteralBench(MACHINE, **options), seed, lambda bench: None)
+    for part in ("prefill_s", "decode_s", "policy_s", "exposed_transfer_s", "rehydration_s"):
+        expected = pytest.approx(getattr(slow.time, part), rel=1e-9, abs=1e-12)
+        assert getattr(fast.time, part) == expected, part
+    for name in (
+        "peak_hbm_kv_bytes", "peak_hbm_kv_tokens", "peak_ddr_bytes", "peak_quantised_bytes",
+        "peak_staging_bytes", "to_ddr_bytes", "from_ddr_bytes", "rehydrations",
+    ):  # fmt: skip
+        assert getattr(fast, name) == getattr(slow, name), name
 
 
 @settings(max_examples=15, deadline=None)

@@ -18,7 +18,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.price import Price
 from arborsim.machine.program import DemandInfo, Op
 from arborsim.machine.recall import PAGE_TOKENS, PAGES_TOP
-from arborsim.machine.terms import TERMS, Term, total
+from arborsim.machine.terms import Term, names, total
 from arborsim.policies.registry import build
 from arborsim.run.replay import Replay
 from arborsim.show.terms import explained
@@ -66,7 +66,7 @@ def test_terms_add_up(tree: Path, recall: str, overlap: float, model: str) -> No
         assert (busy_s > 0) == bool(moved) or recall in ("near", "ondemand")
         hidden_s = sum(t.hidden_s for name, t in parts.items() if name.startswith("transfers"))
         assert hidden_s == pytest.approx(time.hidden_transfer_s, rel=1e-9, abs=1e-15)
-        assert list(parts) == [name for name in TERMS if name in parts]
+        assert list(parts) == [name for name in names() if name in parts]
     for terms in explained(result.episodes).values():
         assert all(isinstance(term, Term) for term in terms)
 

@@ -1,0 +1,352 @@
+"""A replay event by event: every iteration is priced and spent by itself, copies are processes.
+
+Nothing is written down: no program, no pieces, no server, no price by lanes.  The cost model's
+formulas are asked for one iteration at a time, links are SimPy resources, and what memory holds is
+looked at whenever anything changes.  It is slow, and exists so that `SimulatedExecutor` can be
+compared with it; ledger, paths and what a recall mode reads are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import simpy
+
+from arborsim.core.events import TokenRun
+from arborsim.core.measurements import Measurements
+from arborsim.core.tiers import Tier
+from arborsim.core.tree import ThoughtTree
+from arborsim.machine.cost import SCALE_BYTES, CostModel, Reads, SideCost
+from arborsim.machine.paths import ActivePaths, Windows
+from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.recall import Reading, Recall
+from arborsim.machine.transfers import between_steps
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.moves import Changes, Moves, kinds
+from arborsim.trace.schema import Geometry
+
+_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
+_RETURNING = kinds(lambda source, target: source.in_ddr and target.in_hbm)
+_FREEING = kinds(lambda source, target: target > source) * (1 - _LEAVING)
+_RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
+_ROUNDED = kinds(
+    lambda source, target: target.quantised and not source.quantised and not source.in_ddr
+)
+Steps = Generator[simpy.Event, Any, None]
+Cells = tuple[np.ndarray, np.ndarray]
+
+
+class LiteralExecutor:
+    """As `SimulatedExecutor`, of whose measurements it takes seconds, peaks and traffic."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        profile: HardwareProfile,
+        *,
+        groups: int = 1,
+        page_tokens: int = 1,
+        recall: str = "stage",
+        policy: str = "",
+        fused: bool = True,
+        tree_attention: bool = True,
+        overlap: bool = True,
+        compact: bool = False,
+    ) -> None:
+        self.cost = CostModel(profile, geometry)
+        self.ledger = Ledger(
+            groups, geometry.full_bytes_per_token, self.cost.elements_per_token,
+            scales_per_token=self.cost.scales_per_token, scale_bytes=SCALE_BYTES,
+            page_tokens=page_tokens,
+        )  # fmt: skip
+        size = self.ledger.bytes_by_tier
+        self.recall = Recall(self.cost, size, groups, recall, fused, tree_attention)
+        self.policy = profile.policy_seconds(policy, fused)
+        self.overlap, self.compact = overlap, compact
+        self.env = simpy.Environment()
+        self.links = {up: simpy.Resource(self.env) for up in (False, True)}
+        self.measured = Measurements()
+        self.staging_bytes = self.in_flight_bytes = 0
+        self.staged: set[tuple[int, int]] = set()
+        self.flying: set[tuple[int, int]] = set()
+        self.background: list[simpy.Process] = []
+        self.promotions: list[tuple[simpy.Process, np.ndarray]] = []
+        self.touched = _ROUNDED * (size[:, None] + size[None]).ravel()
+
+    @property
+    def tier(self) -> np.ndarray:
+        return self.ledger.tier
+
+    def clock(self) -> float:
+        return float(self.env.now)
+
+    def measurements(self) -> Measurements:
+        return self.measured
+
+    def bind(self, tree: ThoughtTree) -> None:
+        self.paths = ActivePaths(tree, self.ledger)
+        self.windows = Windows(tree, self.ledger, self.cost.geometry)
+
+    def prefill(self, run: TokenRun) -> None:
+        tokens = run.num_tokens
+        self.ledger.append(run.leaves, run.steps)
+        self.paths.turn(run.leaves)
+        self.windows.turn(run.leaves)
+        self._look()
+        self._spend("prefill_s", self.cost.prefill(tokens).total_s)
+        if not self.recall.fused:
+            self._spend("policy_s", self.cost.eager_prefill_s(tokens))
+
+    def activate(self, leaves: tuple[int, ...]) -> None:
+        self.paths.turn(leaves)
+        forgotten = self.windows.turn(leaves)
+        self._wait_for_returning()
+        if self.recall.mode == "stage":
+            where = np.nonzero(_IN_DDR[self.tier])
+            active = self.paths.active(where[1])
+            cells = list(zip(*(column.tolist() for column in where), strict=True))
+            wanted = {cell for cell, on_path in zip(cells, active.tolist(), strict=True) if on_path}
+            self._unstage(self.staged - wanted)
+            missing = wanted - self.staged - self.flying
+            if missing:
+                self._wait([self._start(self._stage(missing))])
+        self._recompute(forgotten)
+        self._spend("policy_s", self.policy.turning_s(len(leaves)))
+        self._look()
+
+    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+        if not self.paths.are_active(run.leaves):
+            self.activate(run.leaves)
+        elif run.leaves != self.paths.leaves:
+            self.paths.read(run.leaves)
+        for step in range(run.steps):
+            self._iterate(decided_from is not None and step >= decided_from)
+            self._carry_out(self.ledger.resolve(between_steps(moves, step, step + 1)))
+
+    def apply(self, moves: Moves, examined_tokens: int) -> None:
+        self._spend("policy_s", float(self.policy.decision_s(examined_tokens)))
+        self._carry_out(self.ledger.resolve(moves))
+        if self.compact:
+            copied_bytes = self.ledger.compact()
+            self._spend("policy_s", float(self.cost.copy_s(2 * copied_bytes)))
+            self._look()
+
+    def finish(self) -> None:
+        for process in self.background:
+            if process.is_alive:
+                self.env.run(until=process)
+
+    # One iteration.
+
+    def _iterate(self, decided: bool) -> None:
+        leaves = self.paths.leaves
+        landing = None
+        if self.flying and self.recall.mode != "stage":
+            groups, tokens = zip(*sorted(self.flying), strict=True)
+            landing = self.paths.count(np.array(groups), np.array(tokens))
+        path = self.paths.advance(self.ledger.advance(leaves, 1, Moves.none()))
+        path = replace(path, windows=self.windows.advance(leaves, 1))
+        reading = self.recall.reading(path, len(leaves), landing)
+        reads = Reads(len(leaves), reading.attended, reading.read_bytes, reading.quantised_bytes)
+        decode = self.cost.decode(reads, self.recall.fused)
+        model_s = float(decode.total_s[0])
+        policy_s = self.policy.observing_s(len(leaves))
+        policy_s += self.policy.decision_s(int(path.length[0])) if decided else 0.0
+        policy_s += float(np.sum(self.cost.eager_rows_s(reading.rows)))
+        exposed_s = self._beside_s(reading, model_s, float(np.sum(decode.attention_s)), len(leaves))
+        if reading.buffer_bytes is not None:
+            self.staging_bytes = int(reading.buffer_bytes[0])
+        self._look()
+        if np.sum(reading.streamed_bytes):
+            self._stream(model_s + exposed_s + policy_s)
+        else:
+            self.env.run(until=self.env.timeout(model_s + exposed_s + policy_s))
+        time = self.measured.time
+        time.decode_s += model_s
+        time.policy_s += policy_s
+        time.exposed_transfer_s += exposed_s
+
+    def _beside_s(
+        self, reading: Reading, model_s: float, attention_s: float, sequences: int
+    ) -> float:
+        """What the iteration waits for streaming, or the CPU; counts what crosses the link."""
+        mode, m, layers = self.recall.mode, self.measured, self.cost.geometry.full_layers
+        streamed, remote = (
+            float(np.sum(reading.streamed_bytes)),
+            float(np.sum(reading.remote_bytes)),
+        )
+        queries, partials = self.cost.near_message_bytes(sequences)
+        side: SideCost | None = None
+        if mode == "stream":
+            side = self.cost.stream(model_s, streamed)
+        elif mode != "stage":
+            fetched_s = float(self.cost.kv_read_s(streamed))
+            local_s = attention_s - fetched_s
+            local_s -= float(np.sum(self.cost.kv_read_s(reading.window_bytes)))
+            if mode == "near":
+                side = self.cost.near(local_s, remote, sequences)
+                m.from_ddr_bytes += layers * partials if remote else 0
+            else:
+                side = self.cost.ondemand(local_s, streamed, remote, sequences)
+            m.to_ddr_bytes += layers * queries if remote else 0
+        m.from_ddr_bytes += int(streamed)
+        return 0.0 if side is None else float(np.sum(side.exposed_s))
+
+    def _stream(self, seconds: float) -> None:
+        """An iteration that keeps the link up, once it is free."""
+
+        def hold() -> Steps:
+            with self.links[True].request() as turn:
+                before = self.env.now
+                yield turn
+                self.measured.time.exposed_transfer_s += self.env.now - before
+                yield self.env.timeout(seconds)
+
+        self.env.run(until=self.env.process(hold()))
+
+    # Moves.
+
+    def _carry_out(self, changes: Changes) -> None:
+        if not len(changes):
+            return
+        leaving = changes.of(_LEAVING)
+        back = changes.of(_RETURNING)
+        held = self.staged | self.flying
+        if len(leaving) or not held.issuperset(_cells(back)):
+            self._wait(self.background)
+        self._spend("policy_s", float(self.cost.copy_s(changes.count(self.touched))))
+        held = self.staged | self.flying
+        away = np.array([cell not in held for cell in _cells(back)], dtype=bool)
+        self._release_staging(changes)
+        freed_bytes = self._record(changes, leaving)
+        if len(leaving):
+            self.flying |= set(_cells(leaving))
+            self.in_flight_bytes += freed_bytes
+            self._start(self._leave(leaving, freed_bytes))
+        if away.any():
+            size = int(self.ledger.bytes_by_tier[back.source[away]].sum())
+            self.promotions.append((self._start(self._send(size, up=True)), back.token[away]))
+        self._look()
+        self._recompute(np.unique(changes.of(_RECOMPUTED).token))
+        self._wait_for_returning()
+        if not self.overlap:
+            self._wait(self.background)
+
+    def _record(self, changes: Changes, leaving: Changes) -> int:
+        """Change tiers, what frees memory first; bytes that `leaving` keeps until it is copied."""
+        ledger = self.ledger
+        others = changes.of(1 - _FREEING - _LEAVING)
+        freed_bytes = int(ledger.bytes_by_tier[leaving.source[leaving.source != 4]].sum())
+        for part in (changes.of(_FREEING), leaving, others):
+            before = ledger.hbm_page_bytes
+            ledger.record(part)
+            self.paths.change(part)
+            if part is leaving and ledger.has_pages:
+                freed_bytes = before - ledger.hbm_page_bytes
+        recomputed = int(np.count_nonzero(leaving.source == Tier.EVICTED))
+        return freed_bytes + recomputed * int(ledger.bytes_by_tier[Tier.HBM])
+
+    def _leave(self, leaving: Changes, freed_bytes: int) -> Steps:
+        cells = _cells(leaving)
+        size = self.ledger.bytes_by_tier
+        yield from self._send(int(size[leaving.target].sum()), up=False)
+        self.flying -= set(cells)
+        if self.recall.mode == "stage":
+            read = self.paths.read_now(leaving.token).tolist()
+            came_from = np.where(leaving.source == Tier.EVICTED, Tier.HBM, leaving.source)
+            needed = [
+                number
+                for number, (cell, is_read) in enumerate(zip(cells, read, strict=True))
+                if is_read and _IN_DDR[self.tier[cell]] and cell not in self.staged
+            ]
+            kept_bytes = freed_bytes
+            if not self.ledger.has_pages:
+                kept_bytes = int(size[came_from[needed]].sum())
+            self.in_flight_bytes -= freed_bytes - kept_bytes
+            freed_bytes = kept_bytes
+            yield from self._stage({cells[number] for number in needed})
+        self.in_flight_bytes -= freed_bytes
+        self._look()
+
+    def _stage(self, cells: set[tuple[int, int]]) -> Steps:
+        self.staged |= cells
+        size = self._bytes(cells)
+        self.staging_bytes += size
+        self._look()
+        yield from self._send(size, up=True)
+
+    def _unstage(self, cells: set[tuple[int, int]]) -> None:
+        self.staging_bytes -= self._bytes(cells)
+        self.staged -= cells
+
+    def _release_staging(self, changes: Changes) -> None:
+        """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
+        size = self.ledger.bytes_by_tier
+        for cell, target in zip(_cells(changes), changes.target.tolist(), strict=True):
+            if cell in self.staged:
+                self.staging_bytes -= int(size[self.tier[cell]])
+                if _IN_DDR[target]:
+                    self.staging_bytes += int(size[target])
+                else:
+                    self.staged.remove(cell)
+
+    def _recompute(self, recovered: np.ndarray) -> None:
+        if len(recovered):
+            present = self.paths.readable_beside(recovered)
+            self._spend("rehydration_s", self.cost.prefill(len(recovered), present).total_s)
+            self.measured.rehydrations += 1
+
+    # Time.
+
+    def _wait_for_returning(self) -> None:
+        self._wait(p for p, tokens in self.promotions if self.paths.active(tokens).any())
+
+    def _spend(self, part: str, seconds: float) -> None:
+        self.env.run(until=self.env.timeout(seconds))
+        setattr(self.measured.time, part, getattr(self.measured.time, part) + seconds)
+
+    def _start(self, steps: Steps) -> simpy.Process:
+        process = self.env.process(steps)
+        self.background.append(process)
+        self.env.run(until=self.env.timeout(0))  # it has begun
+        return process
+
+    def _wait(self, processes: Iterable[simpy.Process]) -> None:
+        before = self.env.now
+        for process in list(processes):
+            if process.is_alive:
+                self.env.run(until=process)
+        self.measured.time.exposed_transfer_s += self.env.now - before
+
+    def _send(self, size: int, up: bool) -> Steps:
+        if not size:
+            return
+        block_bytes = self.cost.packed_block_bytes(size)
+        seconds = float(self.cost.transfer_s(size, block_bytes, "h2d" if up else "d2h"))
+        with self.links[up].request() as turn:
+            yield turn
+            yield self.env.timeout(seconds)
+        self.measured.from_ddr_bytes += size if up else 0
+        self.measured.to_ddr_bytes += 0 if up else size
+
+    def _bytes(self, cells: Iterable[tuple[int, int]]) -> int:
+        return sum(int(self.ledger.bytes_by_tier[self.tier[cell]]) for cell in cells)
+
+    def _look(self) -> None:
+        """Take in what memory holds now."""
+        m, ledger = self.measured, self.ledger
+        pages = ledger.hbm_page_bytes + self.windows.held_bytes
+        held = pages + self.staging_bytes + self.in_flight_bytes
+        m.peak_hbm_kv_bytes = max(m.peak_hbm_kv_bytes, held)
+        m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, ledger.hbm_tokens)
+        m.peak_ddr_bytes = max(m.peak_ddr_bytes, ledger.ddr_bytes)
+        m.peak_quantised_bytes = max(m.peak_quantised_bytes, ledger.quantised_bytes)
+        m.peak_staging_bytes = max(m.peak_staging_bytes, self.staging_bytes)
+
+
+def _cells(changes: Changes) -> list[tuple[int, int]]:
+    return list(zip(changes.group.tolist(), changes.token.tolist(), strict=True))
