@@ -310,7 +310,7 @@ WRONG = {
     "depth": ({"mix": MIX.replace("depth = 3", "depth = 0")},
               "[[mix]] 1 generated: depth must be in [1, 4096], not 0"),
     "distribution": ({"mix": MIX.replace("low=2,", "")},
-                     "[[mix]] 1 generated thought_tokens: uniform lacks low"),
+                     "[[mix]] 1 generated thought_tokens: uniform low is missing"),
     "shares": ({"mix": MIX.replace("[0.5]", "[0.5, 7]")},
                "[[mix]] 1 generated: pruned must be shares in [0, 1]"),
     "no shares": ({"mix": MIX.replace("[0.5]", "'half'")},
