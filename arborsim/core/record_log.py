@@ -130,7 +130,7 @@ class RecordLog(Generic[R]):
         if not isinstance(head, dict) or any(head.get(k) != v for k, v in self._mark.items()):
             raise UsageError(
                 f"{self.path}: not a log of format {self._mark['format']}, version "
-                f"{self._mark['version']}: choose another name"
+                f"{self._mark['version']}"
             )
         return head
 

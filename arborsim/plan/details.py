@@ -9,13 +9,12 @@ from arborsim.core.workers import in_order
 from arborsim.plan.demands import MixDemands
 from arborsim.plan.evaluate import load_curve
 from arborsim.plan.plan import Planner
-from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, compared_cost
 from arborsim.plan.sensitivity import (
     ASSUMPTIONS,
     Assumption,
     Sensitivity,
     changed,
-    compared_cost,
     elsewhere,
     matters,
     server,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,11 +10,15 @@ from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.record_log import RecordLog
+from arborsim.core.records import located
 from arborsim.core.statistics import clopper_pearson
+from arborsim.live import log as live
+from arborsim.live.request import LiveResult
 from arborsim.plan.provenance import settings_of
 from arborsim.plan.results import CandidateResult
 from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import Workload
+from arborsim.run.aggregate import ANY
 
 FORMAT, VERSION = "arborsim-plan", 1
 
@@ -92,45 +95,25 @@ def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
     UsageError
         A file cannot be read or is no such log.
     """
-    right: dict[tuple[str, str], int] = defaultdict(int)
-    judged: dict[tuple[str, str], int] = defaultdict(int)
+    verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for path in paths:
-        for policy, budget, correct in _results(path):
-            right[policy, budget] += correct
-            judged[policy, budget] += 1
+        with located("--accuracy"):
+            for result in _results(path):
+                if result.correct is not None or result.infeasible:
+                    budget = "-" if result.budget in ("", ANY, "-") else result.budget
+                    verdicts[result.policy, budget].append(bool(result.correct))
     found = {}
-    for key, n in judged.items():
-        low, high = clopper_pearson(right[key], n)
-        found[key] = Estimate(right[key] / n, low, high, n)
+    for key, right in verdicts.items():
+        ends = clopper_pearson(sum(right), len(right))
+        found[key] = Estimate(sum(right) / len(right), *ends, len(right))
     return found
 
 
-def _results(path: Path) -> list[tuple[str, str, bool]]:
-    """Policy, budget, and whether the answer is right, of each judged search of a log."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UsageError(f"--accuracy {path}: cannot read: {reason}") from None
-    found = []
-    try:
-        head = json.loads(lines[0])
-        if head.get("format") != "arborsim-live":
-            raise ValueError("not one")
-        shadow = bool(head["request"].get("shadow"))
-        for line in lines[1:-1]:  # what follows the last line's end may be torn
-            result = json.loads(line)
-            correct, infeasible = result["correct"], bool(result.get("infeasible"))
-            if correct is not None or infeasible:
-                budget = "-" if result["budget"] in ("", "any", "-") else str(result["budget"])
-                found.append((str(result["policy"]), budget, bool(correct)))
-    except (ValueError, LookupError, TypeError, AttributeError):
+def _results(path: Path) -> list[LiveResult]:
+    log = RecordLog(path, LiveResult, live.FORMAT, live.VERSION)
+    if log.read().get("request", {}).get("shadow"):
         raise UsageError(
-            f"--accuracy {path}: this is no log of arborsim live (--out of that command)"
-        ) from None
-    if shadow:
-        raise UsageError(
-            f"--accuracy {path}: nothing was removed in a shadow run, so it does not say what a "
-            "policy does to answers; run arborsim live without --shadow"
+            f"{path}: nothing was removed in a shadow run, so it does not say what a policy does "
+            "to answers; run arborsim live without --shadow"
         )
-    return found
+    return log.records

@@ -23,6 +23,7 @@ from arborsim.plan.results import (
     LoadPoint,
     PlanResult,
     Recommendation,
+    compared_cost,
     machines_for,
 )
 from arborsim.plan.statistics import mean_interval
@@ -206,10 +207,8 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
 
 def _rank(candidate: CandidateResult, plan: PlanResult) -> tuple[float, float, int]:
     """What it costs, then how few GPUs serve how much; candidates without a price come last."""
-    point, fleet = candidate.at_largest, candidate.fleet
-    assert point is not None
+    cost, fleet = compared_cost(candidate), candidate.fleet
     assert candidate.largest is not None
-    cost = fleet.cost_per_1000 if fleet is not None else point.cost_per_1000
     each = math.inf if cost is None else (cost[0] + cost[1]) / 2
     gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
     return each, gpus, candidate.number

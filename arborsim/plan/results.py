@@ -259,3 +259,10 @@ def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
         idle = machines * candidate.largest / load
         cost = (idle * cost[0], idle * cost[1])
     return Fleet(load, machines, machines * candidate.gpus, hourly, cost)
+
+
+def compared_cost(result: CandidateResult) -> tuple[float, float] | None:
+    """Lowest and highest cost of 1,000 searches: for the stated load, or else the largest one."""
+    if result.fleet is not None:
+        return result.fleet.cost_per_1000
+    return None if result.at_largest is None else result.at_largest.cost_per_1000

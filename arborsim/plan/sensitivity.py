@@ -14,7 +14,7 @@ from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import SearchDemand
 from arborsim.plan.demands import MixDemands, stretched
 from arborsim.plan.evaluate import evaluate, load_curve
-from arborsim.plan.results import CandidateResult, PlanResult, fleet_for
+from arborsim.plan.results import CandidateResult, PlanResult, compared_cost, fleet_for
 from arborsim.plan.workload import Candidate, Workload
 
 MOST_SEARCHES = 200  # per run
@@ -156,13 +156,6 @@ def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult
         if (each.policy, each.budget, each.recall) == same and each.hardware != result.hardware
     ]
     return sorted(found, key=lambda each: (_middle(each) or float("inf"), each.number))
-
-
-def compared_cost(result: CandidateResult) -> tuple[float, float] | None:
-    """Lowest and highest cost of 1,000 searches: for the stated load, or else the largest one."""
-    if result.fleet is not None:
-        return result.fleet.cost_per_1000
-    return None if result.at_largest is None else result.at_largest.cost_per_1000
 
 
 def _middle(result: CandidateResult) -> float | None:

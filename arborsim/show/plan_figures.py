@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
-from arborsim.plan.sensitivity import compared_cost
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, compared_cost
 from arborsim.show.figures import (
     MOST_BARS,
     Figure,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arborsim.core.units import quantity
-from arborsim.plan.results import CandidateResult, PlanResult
-from arborsim.plan.sensitivity import compared_cost
+from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.show.figures import Figure, colour, label, log_axis, rounded, symbol
 from arborsim.show.plan_words import at_load, load, load_axis, middle, stated
 from arborsim.show.words import listed, money

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from arborsim.core.units import quantity
-from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.plan.sensitivity import (
     MOST_SEARCHES,
     Sensitivity,
-    compared_cost,
     elsewhere,
 )
 from arborsim.show.figures import Figure, colour, label, stacked_bars

@@ -164,7 +164,7 @@ def test_profiles_in_files_are_candidates(
         (["plan", "small.toml", "--out", "plan.xlsx"], "format of --out"),
         (["plan", "small.toml", "--out", "no/plan.csv"], "there is no directory"),
         (["plan", "small.toml", "--min-accuracy", "0.5"], "needs --accuracy"),
-        (["plan", "small.toml", "--accuracy", "small.toml"], "no log of arborsim live"),
+        (["plan", "small.toml", "--accuracy", "small.toml"], "not a log of format arborsim-live"),
         (["plan", "small.toml", "--candidate", "9"], "there are 4, counted from 0"),
         (["plan", "small.toml", "--searches", "5", "--warm-up", "5"], "leaves none"),
         (["plan", "small.toml", "--resume"], "there is no small.toml.partial.jsonl"),

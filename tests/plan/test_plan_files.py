@@ -13,6 +13,8 @@ import pandas as pd
 import pytest
 
 from arborsim.core.errors import UsageError
+from arborsim.core.record_log import RecordLog
+from arborsim.live.request import LiveResult
 from arborsim.plan import export
 from arborsim.plan.log import PlanLog, read_accuracies
 from arborsim.plan.plan import Planner
@@ -103,15 +105,15 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
 
 
 def _live_log(path: Path, shadow: bool = False) -> Path:
-    head = {"format": "arborsim-live", "version": 1, "request": {"shadow": shadow}}
-    results = [("full", "any", True), ("full", "any", False), ("h2o", "0.5", True),
-               ("h2o", "0.5", None)]  # fmt: skip
-    lines = [head] + [
-        {"policy": policy, "budget": budget, "correct": correct, "infeasible": ""}
-        for policy, budget, correct in results
-    ]
-    lines.append({"policy": "h2o", "budget": "0.5", "correct": None, "infeasible": "too small"})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    log = RecordLog(path, LiveResult, "arborsim-live", 1)
+    log.open({"request": {"shadow": shadow}})
+    for policy, budget, correct, infeasible in (
+        ("full", "any", True, ""), ("full", "any", False, ""), ("h2o", "0.5", True, ""),
+        ("h2o", "0.5", None, ""), ("h2o", "0.5", None, "too small"),
+    ):  # fmt: skip
+        log.add(LiveResult(0, policy, budget, 9, correct, 1, 1, 1.0, infeasible=infeasible))
+    log.close()
+    path.write_text(path.read_text() + '{"torn')
     return path
 
 
