@@ -198,7 +198,7 @@ def test_where_a_model_does_not_fit_nothing_is_recorded() -> None:
     workload = small_workload(("searches = 4\n", "searches = 1\n")).with_run_length(20, 4, 1)
     small = _with_hbm(workload, 16.0).hardware[0]
     planner = Planner(replace(workload, hardware=(small, workload.hardware[1])))
-    assert [number for number, _, _ in planner.missing] == [2, 3]
+    assert [each.number for each in planner.missing] == [2, 3]
     assert [each.reason for each in planner.finished.values()] == [_NO_ROOM] * 2, "one reason"
     assert planner.work() == Planner(replace(workload, hardware=workload.hardware[1:])).work()
     assert [each.status for each in planner.run().candidates] == [UNFIT, UNFIT, MET, MET]
