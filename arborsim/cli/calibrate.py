@@ -273,16 +273,12 @@ def arkv(
     output.write(made, arkv_figure(found, made.finding), notes)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    from arborsim.show.grid import grid
+
+    Console(highlight=False).print(grid(rows, heads, right=range(1, len(heads))))
 
 
 def _show_bands(found: Any, traces: int, padding: str) -> list[str]:

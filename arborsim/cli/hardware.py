@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from arborsim.cli.options import Json, completing, print_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,29 +19,36 @@ if TYPE_CHECKING:
 
 def hardware(
     name: Annotated[
-        str, typer.Argument(help="One GPU, in detail: a name or TOML file.", show_default=False)
+        str,
+        typer.Argument(
+            help="One GPU, in detail: a name or TOML file.",
+            show_default=False,
+            autocompletion=completing("gpu"),
+        ),
     ] = "",
-    host: Annotated[str, typer.Option(help="Put the GPU into this host: a name or file.")] = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Put the GPU into this host: a name or file.", autocompletion=completing("host")
+        ),
+    ] = "",
     prices: Annotated[
         Path | None, typer.Option(help="Your prices: a TOML file like the shipped one.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The same numbers as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """List the GPUs and hosts, or explain one: every number with unit, source and date."""
+    from rich.console import Console
+
     from arborsim.machine.lookup import load_prices, load_profile, profile_names
 
     priced = load_prices(prices)
     found = [load_profile(one, host or None) for one in ([name] if name else profile_names())]
-    if json:
-        import json as to_json
-
-        documents = [_document(profile, priced) for profile in found]
-        typer.echo(to_json.dumps(documents[0] if name else documents, indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
     console = Console(highlight=False)
-    if name:
+    if json:
+        documents = [_document(profile, priced) for profile in found]
+        print_json(documents[0] if name else documents)
+    elif name:
         _explain(console, found[0], priced)
     else:
         _list(console, found, priced, host)
@@ -97,8 +106,8 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
     print_list(console, ["host", "DDR\nGB", "GB/s", "PCIe\nGB/s"], rows)
     for note in (
         "",
-        "? and the column assumed: numbers that nobody published or measured. GB is 1e9 bytes; "
-        "PCIe is what large pinned blocks reach in one direction.",
+        "? and the column assumed: numbers that are neither published nor measured. GB is 1e9 "
+        "bytes; PCIe is what large pinned blocks reach in one direction.",
         f"Prices: {prices.source}, {prices.date}; --prices FILE takes yours.",
         "`arborsim hardware NAME` explains one; `--host` puts it into a host; `--json` prints "
         "everything.",
@@ -114,20 +123,18 @@ def _price(gpu: str, prices: Prices) -> str:
 
 
 def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from arborsim.machine.profile import numbers_of
+    from arborsim.show.grid import grid
 
     console.print(Text(profile.name, style="bold"))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("number", "value", "what it is, and where it is from"):
-        table.add_column(head, no_wrap=head != "what it is, and where it is from", overflow="fold")
-    for number in numbers_of(profile):
-        style = "yellow" if number.assumed else "dim"
-        about = Text.assemble(number.about, "\n", (number.source, style))
-        table.add_row(Text(number.name), Text(number.text), about)
-    console.print(table)
+    rows = [
+        (each.name, each.text,
+         Text.assemble(each.about, "\n", (each.source, "yellow" if each.assumed else "dim")))
+        for each in numbers_of(profile)
+    ]  # fmt: skip
+    console.print(grid(rows, ("number", "value", "what it is, and where it is from")))
     price, note = prices.of(profile.name), prices.notes.get(profile.name.partition("+")[0])
     if price:
         shown = f"{_price(profile.name, prices)} {prices.currency} per hour"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from arborsim.cli.options import Json, complete_trace, print_json
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -20,10 +22,15 @@ _LONGEST = 2000
 
 
 def inspect(
-    trace: Annotated[Path, typer.Argument(help="A trace file, or the .parts of a recording.")],
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="A trace file, or the .parts of a recording.", autocompletion=complete_trace
+        ),
+    ],
     episodes: Annotated[int, typer.Option(min=0, help="Episodes whose tree is drawn.")] = 2,
     nodes: Annotated[int, typer.Option(min=1, help="Most nodes per tree.")] = 24,
-    json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Show what a trace holds: how it was made, its sizes, its searches, what can replay it."""
     from rich.console import Console
@@ -35,9 +42,7 @@ def inspect(
     reader = TraceReader(trace)
     found = describe(reader)
     if json:
-        import json as to_json
-
-        typer.echo(to_json.dumps(found.to_dict(), indent=2))
+        print_json(found.to_dict())
         return
     console = Console(highlight=False)
     unicode = console.encoding.startswith("utf")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from arborsim.cli.options import Json, completing, print_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,18 +20,29 @@ if TYPE_CHECKING:
 def models(
     name: Annotated[
         str,
-        typer.Argument(help="One model, in detail: a name or a config.json.", show_default=False),
+        typer.Argument(
+            help="One model, in detail: a name or a config.json.",
+            show_default=False,
+            autocompletion=completing("model"),
+        ),
     ] = "",
-    gpu: Annotated[str, typer.Option(help="GPU to count tokens on: a name or TOML file.")] = "h100",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="GPU to count tokens on: a name or TOML file.", autocompletion=completing("gpu")
+        ),
+    ] = "h100",
     kv_dtype: Annotated[
         str, typer.Option(help="Type of the cache: fp8, bf16, ... [default: the model's].")
     ] = "",
     prefill_tokens: Annotated[
         int, typer.Option(help="Prompt tokens of the largest pass: its workspace.", min=1)
     ] = 8192,
-    json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
+    from rich.console import Console
+
     from arborsim.machine.config import with_kv_dtype
     from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
     from arborsim.machine.pool import kv_pool
@@ -38,18 +51,13 @@ def models(
     found = [load_geometry(one) for one in ([name] if name else geometry_names())]
     found = [with_kv_dtype(geometry, kv_dtype) if kv_dtype else geometry for geometry in found]
     pools = [kv_pool(profile, geometry, pass_tokens=prefill_tokens) for geometry in found]
-    if json:
-        import json as to_json
-
-        documents = [
-            _document(geometry, profile, pool) for geometry, pool in zip(found, pools, strict=True)
-        ]
-        typer.echo(to_json.dumps(documents[0] if name else documents, indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
     console = Console(highlight=False)
-    if name:
+    if json:
+        documents = [
+            _document(each, profile, pool) for each, pool in zip(found, pools, strict=True)
+        ]
+        print_json(documents[0] if name else documents)
+    elif name:
         _explain(console, found[0], profile, pools[0], prefill_tokens)
     else:
         _list(console, found, profile, pools, prefill_tokens)
@@ -123,6 +131,8 @@ def _explain(
 ) -> None:
     from rich.text import Text
 
+    from arborsim.show.grid import grid
+
     console.print(Text(geometry.name, style="bold"))
     lines = [_weights(geometry), *_per_token(geometry), ""]
     for text in lines:
@@ -149,7 +159,7 @@ def _explain(
     )
     rows = [[name, f"{size / 1e9:,.2f} GB", why] for name, size, why in parts]
     rows.append(["tokens", _tokens(pool), "of one sequence"])
-    _left(console, rows)
+    console.print(grid(rows, right={1}, dim={2}))
 
 
 def _weights(geometry: Geometry) -> str:
@@ -180,16 +190,3 @@ def _per_token(geometry: Geometry) -> list[str]:
         f"{g.window_layers} layers keep the newest {g.window:,}: {g.window_bytes_per_token:,} B "
         f"per token of these, {g.window_bytes_per_token * g.window / 1e6:,.1f} MB per sequence",
     ]
-
-
-def _left(console: Console, rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)

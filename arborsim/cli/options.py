@@ -351,3 +351,10 @@ def check_output(path: Path, option: str) -> None:
         raise UsageError(f"{option}: cannot write {path}: {error.strerror}") from None
     if not there:
         path.unlink()
+
+
+def print_json(document: Any) -> None:
+    """Print it as strict JSON."""
+    import json
+
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))

@@ -2,66 +2,171 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import cleandoc
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from arborsim.cli.options import Json, completing, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from arborsim.cli.policy_facts import PolicyFacts
+    from arborsim.policies.base import Policy
+    from arborsim.policies.registry import Parameter
 
+#: Headings of the list, and how the papers of their policies begin.
+FAMILIES = (
+    ("Hidden states and cheap signals (EpiKV)", "EpiKV"),
+    ("Memory hierarchy", "semantics-aware memory hierarchy"),
+    ("Mixed precision (ARKV)", "ARKV"),
+    ("Trees of thoughts (ArborKV)", "ArborKV"),
+)
+BASELINES, COMPOSITIONS, INSTALLED = "Baselines", "Compositions", "Of your own"
 #: From this width on, the list also tells the paper and what a decision is about.
 _WIDE = 140
+_BLOCKS = ("score", "allocate", "place", "schedule", "recover")
+_PER = {"shared": "shared by all layers", "layer": "per layer", "head": "per layer and KV head"}
 _BUDGET = {
     (True, True): "kept",
     (True, False): "used, but not kept: the cache can hold more",
     (False, True): "ignored",
     (False, False): "ignored",
 }
+#: Short words for signals, where those of their names will not do.
+_SIGNALS = {
+    "hidden_change": "hidden state", "key_variance": "key var.", "value_variance": "value var.",
+    "lag_key": "lag", "lag_value": "lag", "attention_layers": "layers' attention",
+    "eviction_time": "future",
+}  # fmt: skip
 
 
 def policies(
     name: Annotated[
         str,
-        typer.Argument(help="One policy, in detail: a name, file or class.", show_default=False),
+        typer.Argument(
+            help="One policy, in detail: a name, file or class.",
+            show_default=False,
+            autocompletion=completing("policy"),
+        ),
     ] = "",
-    json: Annotated[bool, typer.Option("--json", help="The same facts as JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """List the policies, or explain one: its method, source, parameters and what it reads."""
-    from arborsim.cli.policy_facts import facts_of
+    from rich.console import Console
+
     from arborsim.policies.registry import available
 
     found = [facts_of(one) for one in ([name] if name else available())]
-    if json:
-        import json as to_json
-
-        document = [facts.to_dict() for facts in found]
-        typer.echo(to_json.dumps(document[0] if name else document, indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
     console = Console(highlight=False)
-    if name:
+    if json:
+        print_json(found[0] if name else found)
+    elif name:
         _explain(console, found[0], name)
     else:
         _list(console, found)
 
 
-def _list(console: Console, found: Sequence[PolicyFacts]) -> None:
-    """A table per family, with the same columns."""
-    from arborsim.cli.policy_facts import BASELINES, COMPOSITIONS, FAMILIES, INSTALLED
+def facts_of(name: str) -> dict[str, Any]:
+    """What `--json` says of the policy called `name`, at ``package.module:Class`` or in a file.
 
+    Raises
+    ------
+    UnknownName
+        No policy has that name; the message names the nearest.
+    """
+    from arborsim.policies.registry import build, find, parameters
+
+    kind, policy = find(name), build(name)
+    method = policy.method
+    return {
+        "name": policy.name,
+        "family": _family(kind),
+        "paper": policy.paper,
+        "summary": policy.summary,
+        "description": cleandoc(kind.__doc__ or ""),
+        "formula": method.formula,
+        **{block: getattr(method, block) for block in _BLOCKS},
+        "granularity": method.granularity,
+        "per": policy.grouping,
+        "reads": sorted(str(signal) for signal in policy.reads()),
+        "fused": policy.fused,
+        "tiers": [tier.name for tier in method.tiers],
+        "knows_budget": policy.uses_budget,
+        "keeps_budget": policy.bounded,
+        "deviations": list(method.deviations),
+        "parameters": [_parameter(each) for each in parameters(kind).values()],
+    }
+
+
+def _family(kind: type[Policy]) -> str:
+    from arborsim.policies.composition import Composition
+
+    for heading, paper in FAMILIES:
+        if kind.paper.startswith(paper):
+            return heading
+    if issubclass(kind, Composition):
+        return COMPOSITIONS
+    return BASELINES if kind.__module__.startswith("arborsim.policies.") else INSTALLED
+
+
+def _parameter(each: Parameter) -> dict[str, Any]:
+    """All as text but the default; JSON knows no infinity."""
+    options = getattr(each.kind, "__args__", (each.kind,))
+    names = [getattr(option, "__name__", str(option)) for option in options]
+    endless = isinstance(each.default, float) and not math.isfinite(each.default)
+    return {
+        "name": each.name,
+        "default": str(each.default) if endless else each.default,
+        "type": " or ".join("none" if name == "NoneType" else name for name in names),
+        "unit": each.setting.unit,
+        "allowed": each.setting.bounds,
+        "about": each.setting.about,
+    }
+
+
+def short_paper(facts: Mapping[str, Any]) -> str:
+    """Without identifiers: ``"Zhang et al. 2023"``."""
+    short = re.split("[,:(]", facts["paper"], maxsplit=1)[0].strip()
+    return short.removeprefix("semantics-aware ")
+
+
+def tier_code(facts: Mapping[str, Any]) -> str:
+    """A letter per tier, e.g. ``"H-D-x"``."""
+    from arborsim.core.tiers import Tier
+
+    return "".join(
+        letter if tier.name in facts["tiers"] else "-"
+        for tier, letter in zip(Tier, "HhDdx", strict=True)
+    )
+
+
+def _unit(facts: Mapping[str, Any]) -> str:
+    """What a decision is about, in a few words."""
+    grain = facts["granularity"].partition(",")[0]
+    return grain if facts["per"] == "shared" else f"{grain} per {facts['per']}"
+
+
+def _sees(facts: Mapping[str, Any]) -> str:
+    """What it reads, in short words."""
+    found = [_SIGNALS.get(each, each.replace("_", " ")) for each in facts["reads"]]
+    return ", ".join(dict.fromkeys(found)) or "-"
+
+
+def _list(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
+    """A table per family, with the same columns."""
     columns = {
-        "policy": [facts.name for facts in found],
-        "paper": [facts.short_paper for facts in found],
-        "decides per": [facts.unit for facts in found],
-        "reads": [facts.sees for facts in found],
-        "kernel": ["fused" if facts.fused else "rows" for facts in found],
-        "tiers": [facts.tier_code for facts in found],
-        "what it does": [facts.summary for facts in found],
+        "policy": [facts["name"] for facts in found],
+        "paper": [short_paper(facts) for facts in found],
+        "decides per": [_unit(facts) for facts in found],
+        "reads": [_sees(facts) for facts in found],
+        "kernel": ["fused" if facts["fused"] else "rows" for facts in found],
+        "tiers": [tier_code(facts) for facts in found],
+        "what it does": [facts["summary"] for facts in found],
     }
     most = {"policy": 24, "paper": 22, "decides per": 22, "reads": 26}
     if console.width < _WIDE:
@@ -75,12 +180,18 @@ def _list(console: Console, found: Sequence[PolicyFacts]) -> None:
     widths["what it does"] = max(20, console.width - taken)
     families = (BASELINES, *(heading for heading, _ in FAMILIES), COMPOSITIONS, INSTALLED)
     for family in families:
-        rows = [i for i, facts in enumerate(found) if facts.family == family]
+        rows = [i for i, facts in enumerate(found) if facts["family"] == family]
         if rows:
             if family != families[0]:
                 console.print()
             console.print(_family_table(family, columns, widths, rows))
-    _footer(console)
+    for note in (
+        "",
+        "kernel: fused kernels do, or rows of attention must be written out (slower).",
+        "tiers: H HBM, h HBM in 8 bits, D DDR, d DDR in 8 bits, x evicted.",
+        "`arborsim policies NAME` explains one; `--json` prints everything.",
+    ):
+        console.print(note, style="dim", markup=False)
 
 
 def _family_table(
@@ -88,8 +199,6 @@ def _family_table(
 ) -> Table:
     from rich.table import Table
     from rich.text import Text
-
-    from arborsim.cli.policy_facts import BASELINES
 
     first = family == BASELINES  # column heads are said once
     table = Table(
@@ -103,99 +212,75 @@ def _family_table(
     return table
 
 
-def _footer(console: Console) -> None:
-    notes = (
-        "",
-        "kernel: fused kernels do, or rows of attention must be written out (slower).",
-        "tiers: H HBM, h HBM in 8 bits, D DDR, d DDR in 8 bits, x evicted.",
-        "`arborsim policies NAME` explains one; `--json` prints everything.",
-    )
-    for note in notes:
-        console.print(note, style="dim", markup=False)
-
-
-def _explain(console: Console, facts: PolicyFacts, name: str) -> None:
+def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Text.assemble((facts.name, "bold"), f"  {facts.paper}"))
-    console.print(Text(facts.summary))
-    _section(console, "", _flowing(facts.description))
-    _section(console, "Formula", facts.formula)
-    blocks = ("score", "allocate", "place", "schedule", "recover")
-    _section(console, "Blocks")
-    _pairs(console, {block: getattr(facts, block) for block in blocks})
-    _section(console, "Needs and uses")
-    _pairs(
-        console,
+    from arborsim.show.grid import grid
+
+    def section(title: str, text: str = "") -> None:
+        console.print()
+        for part in (Text(title, style="bold"), Text(text)):
+            if part:
+                console.print(part)
+
+    def pairs(found: Mapping[str, str]) -> None:
+        rows = [(f"  {key}", text) for key, text in found.items()]
+        console.print(grid(rows, dim={0}, least=13))
+
+    console.print(Text.assemble((facts["name"], "bold"), f"  {facts['paper']}"))
+    console.print(Text(facts["summary"]))
+    section("", _flowing(facts["description"]))
+    section("Formula", facts["formula"])
+    section("Blocks")
+    pairs({block: facts[block] for block in _BLOCKS})
+    section("Needs and uses")
+    tiers = [tier.lower().replace("_", " ") for tier in facts["tiers"]]
+    pairs(
         {
-            "decides per": f"{facts.granularity}; {facts.per_text}",
-            "reads": ", ".join(facts.reads) or "nothing but positions and the tree",
-            "kernel": "fused attention" if facts.fused else "writes attention rows out (slower)",
-            "tiers": ", ".join(tier.lower().replace("_", " ") for tier in facts.tiers),
-            "budget": _BUDGET[facts.knows_budget, facts.keeps_budget],
-        },
+            "decides per": f"{facts['granularity']}; {_PER[facts['per']]}",
+            "reads": ", ".join(facts["reads"]) or "nothing but positions and the tree",
+            "kernel": "fused attention" if facts["fused"] else "writes attention rows out (slower)",
+            "tiers": ", ".join(tiers),
+            "budget": _BUDGET[facts["knows_budget"], facts["keeps_budget"]],
+        }
     )
-    if facts.parameters:
-        _section(console, "Parameters")
-        _show_parameters(console, facts)
-    if facts.deviations:
-        _section(console, "Deviations from the paper")
-        for each in facts.deviations:
+    if facts["parameters"]:
+        section("Parameters")
+        _show_parameters(console, facts["parameters"])
+    if facts["deviations"]:
+        section("Deviations from the paper")
+        for each in facts["deviations"]:
             console.print(Padding(Text(f"- {each}"), (0, 0, 0, 2)))
-    _section(console, "Run it")
-    command = f"arborsim replay TRACE.parquet --policy {name} --budget 0.25,0.5"
-    console.print(Text(f"  {command}"), soft_wrap=True)
-    if facts.parameters:
-        first = facts.parameters[0]
-        console.print(
-            Text(f"  ... --set {facts.name}.{first.name}={_shown(first.default)}"), soft_wrap=True
-        )
+    section("Run it")
+    command = f"  arborsim replay TRACE.parquet --policy {name} --budget 0.25,0.5"
+    console.print(Text(command), soft_wrap=True)
+    for first in facts["parameters"][:1]:
+        setting = f"{facts['name']}.{first['name']}={_shown(first['default'])}"
+        console.print(Text(f"  ... --set {setting}"), soft_wrap=True)
 
 
-def _section(console: Console, title: str, text: str = "") -> None:
-    from rich.text import Text
-
-    console.print()
-    if title:
-        console.print(Text(title, style="bold"))
-    if text:
-        console.print(Text(text))
-
-
-def _pairs(console: Console, pairs: dict[str, str]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(min_width=13, style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in pairs.items():
-        table.add_row(f"  {name}", Text(text))
-    console.print(table)
-
-
-def _show_parameters(console: Console, facts: PolicyFacts) -> None:
+def _show_parameters(console: Console, parameters: Sequence[Mapping[str, Any]]) -> None:
     """As a table where there is room, else two lines each."""
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
-    if console.width < _WIDE:
-        for each in facts.parameters:
-            allowed = ", ".join(filter(None, (each.unit, each.allowed or each.type)))
-            value = f"  {each.name}={_shown(each.default)}"
-            console.print(Text.assemble(value, "  ", (allowed, "dim")))
-            console.print(Padding(Text(each.about), (0, 0, 0, 6)))
+    from arborsim.show.grid import grid
+
+    if console.width >= _WIDE:
+        heads = ("  name", "default", "unit", "allowed", "meaning")
+        rows = [
+            (f"  {each['name']}", _shown(each["default"]), each["unit"],
+             each["allowed"] or each["type"], each["about"])
+            for each in parameters
+        ]  # fmt: skip
+        console.print(grid(rows, heads))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for head in ("  name", "default", "unit", "allowed", "meaning"):
-        table.add_column(head, overflow="fold", no_wrap=head != "meaning")
-    for each in facts.parameters:
-        allowed = each.allowed or each.type
-        cells = (f"  {each.name}", _shown(each.default), each.unit, allowed, each.about)
-        table.add_row(*map(Text, cells))
-    console.print(table)
+    for each in parameters:
+        allowed = ", ".join(filter(None, (each["unit"], each["allowed"] or each["type"])))
+        value = f"  {each['name']}={_shown(each['default'])}"
+        console.print(Text.assemble(value, "  ", (allowed, "dim")))
+        console.print(Padding(Text(each["about"]), (0, 0, 0, 6)))
 
 
 def _flowing(text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from arborsim.cli.app import main
 from tests.plan.make import SMALL
 
-LENGTHS = ["--searches", "60", "--warm-up", "6", "--runs", "1"]
+LENGTHS = ["--searches", "20", "--warm-up", "2", "--runs", "1"]
 #: The command, but that it says when the first candidate is on the disk, and then waits for Ctrl-C
 #: while its workers go on: nothing here depends on how fast the machine is.
 WAITING = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.cli.policy_facts import BASELINES, COMPOSITIONS, facts_of
+from arborsim.cli.policies import BASELINES, COMPOSITIONS, facts_of, short_paper, tier_code
 from arborsim.policies.registry import available, parameters
 
 
@@ -59,12 +59,12 @@ def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_families_and_codes() -> None:
-    assert facts_of("h2o").family == BASELINES
-    assert facts_of("arbor-epi").family == COMPOSITIONS
-    assert facts_of("epikv").family.endswith("(EpiKV)")
-    assert facts_of("hierarchy").tier_code == "H-Ddx"
-    assert facts_of("full").tier_code == "H----"
-    assert facts_of("h2o").short_paper == "Zhang et al. 2023"
+    assert facts_of("h2o")["family"] == BASELINES
+    assert facts_of("arbor-epi")["family"] == COMPOSITIONS
+    assert facts_of("epikv")["family"].endswith("(EpiKV)")
+    assert tier_code(facts_of("hierarchy")) == "H-Ddx"
+    assert tier_code(facts_of("full")) == "H----"
+    assert short_paper(facts_of("h2o")) == "Zhang et al. 2023"
 
 
 def test_a_policy_of_ones_own_can_be_explained(
@@ -84,4 +84,4 @@ def test_whether_a_budget_is_kept(name: str, says: str, capsys: pytest.CaptureFi
     assert main(["policies", name]) == 0
     (line,) = (s for s in capsys.readouterr().out.splitlines() if s.startswith("  budget "))
     assert line.split(maxsplit=1)[1].startswith(says)
-    assert facts_of(name).keeps_budget is (name == "h2o")
+    assert facts_of(name)["keeps_budget"] is (name == "h2o")
