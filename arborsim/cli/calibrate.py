@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.command import PanelCommand, command
+from arborsim.cli.command import PanelCommand, command, option
 from arborsim.cli.options import (
     Traces,
     check_output,
     command_line,
-    completing,
     expert_option,
     names,
 )
@@ -57,12 +56,10 @@ class _Regenerate(StrEnum):
 class ModelOptions:
     """The model that is measured."""
 
-    model: Annotated[str, typer.Option(help="chain, or a folder with weights of that task.")] = (
-        "chain"
-    )
-    task: Annotated[str, typer.Option(help="chain, for a folder with own weights.")] = ""
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu"
-    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 32
+    model: Annotated[str, option("chain, or a folder with weights of that task.")] = "chain"
+    task: Annotated[str, option("chain, for a folder with own weights.")] = ""
+    device: Annotated[str, option("cpu or cuda.")] = "cpu"
+    batch: Annotated[int, option("Sequences at a time.", min=1)] = 32
 
     def choice(self, **options: int) -> ModelChoice:
         """With the options of its task that were given."""
@@ -76,10 +73,8 @@ class ModelOptions:
 class CalibrationOutput:
     """The calibration and its plot."""
 
-    out: Annotated[Path, typer.Option(help="The calibration to write (TOML).", show_default=False)]
-    plot: Annotated[
-        Path | None, typer.Option(help="The plot to write.", show_default="OUT with .html")
-    ] = None
+    out: Annotated[Path, option("The calibration to write (TOML).")]
+    plot: Annotated[Path | None, option("The plot to write.", default="OUT with .html")] = None
 
     @property
     def page(self) -> Path:
@@ -103,28 +98,24 @@ class CalibrationOutput:
             typer.echo(line)
 
 
-Seed = Annotated[int, typer.Option(min=0, help="Of what is drawn.")]
+Seed = Annotated[int, option("Of what is drawn.", min=0)]
 
 
 @calibrate.command(
     cls=PanelCommand, short_help="Measure this machine: a profile for `replay --gpu FILE`."
 )
 def hardware(
-    out: Annotated[Path, typer.Option(help="The profile to write (TOML).")] = Path("machine.toml"),
-    model: Annotated[
-        str, typer.Option(help="chain, a folder, or config:NAME (random weights).")
-    ] = "chain",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repetitions.")] = False,
+    out: Annotated[Path, option("The profile to write (TOML).")] = Path("machine.toml"),
+    model: Annotated[str, option("chain, a folder, or config:NAME (random weights).")] = "chain",
+    device: Annotated[str, option("cpu, cuda or cuda:1.")] = "cpu",
+    quick: Annotated[bool, option("Fewer sizes and repetitions.", "--quick")] = False,
     policy: Annotated[
         str,
-        typer.Option(
-            help="Policies to time, by comma.",
-            show_default="as many as 150 seconds allow",
-            autocompletion=completing("policy"),
+        option(
+            "Policies to time, by comma.", complete="policy", default="as many as 150 seconds allow"
         ),
     ] = "",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    overwrite: Annotated[bool, option("Replace the file.", "--overwrite")] = False,
 ) -> None:
     """A profile of this machine for `replay --gpu FILE`: copies, kernels, overheads, decisions.
 
@@ -158,15 +149,14 @@ def hardware(
 def bands(
     output: CalibrationOutput,
     model: ModelOptions = ModelOptions(),
-    traces: Annotated[int, typer.Option(min=2, help="Correct greedy reasonings to use.")] = 24,
-    lines: Annotated[int, typer.Option(min=0, help="chain: program lines.", show_default="96")] = 0,
-    split: Annotated[str, typer.Option(help="Problems: train or test.")] = "train",
-    first: Annotated[int, typer.Option(min=0, help="Number of the first problem.")] = 0,
-    window: Annotated[int, expert_option(min=1, help="Occluded tokens.")] = 32,
-    stride: Annotated[int, expert_option(min=1, help="Tokens between windows.")] = 16,
+    traces: Annotated[int, option("Correct greedy reasonings to use.", min=2)] = 24,
+    lines: Annotated[int, option("chain: program lines.", default="96", min=0)] = 0,
+    split: Annotated[str, option("Problems: train or test.")] = "train",
+    first: Annotated[int, option("Number of the first problem.", min=0)] = 0,
+    window: Annotated[int, expert_option("Occluded tokens.", min=1)] = 32,
+    stride: Annotated[int, expert_option("Tokens between windows.", min=1)] = 16,
     regenerate: Annotated[
-        _Regenerate,
-        expert_option(help="After a window: the answer alone (the paper), or the rest."),
+        _Regenerate, expert_option("After a window: the answer alone (the paper), or the rest.")
     ] = _Regenerate.answer,
     seed: Seed = 0,
 ) -> None:
@@ -203,7 +193,7 @@ def msve(
     output: CalibrationOutput,
     model: ModelOptions = ModelOptions(),
     ridge: Annotated[
-        float, expert_option(min=1e-9, help="Penalty on coefficients of features of unit size.")
+        float, expert_option("Penalty on coefficients of features of unit size.", min=1e-9)
     ] = 1.0,
     seed: Seed = 0,
 ) -> None:
@@ -245,8 +235,8 @@ def msve(
 def arkv(
     traces: Traces,
     output: CalibrationOutput,
-    budget: Annotated[str, typer.Option(help="Budgets to tune for, as of replay.")] = "0.25,0.5",
-    trials: Annotated[int, typer.Option(min=1, help="The published values included.")] = 40,
+    budget: Annotated[str, option("Budgets to tune for, as of replay.")] = "0.25,0.5",
+    trials: Annotated[int, option("The published values included.", min=1)] = 40,
     seed: Seed = 0,
 ) -> None:
     """ARKV's temperatures and gamma: least error of the attention output in replays.

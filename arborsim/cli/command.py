@@ -18,20 +18,82 @@ without one they are those of the fields, and a field without a default must be 
 from __future__ import annotations
 
 import functools
+import glob
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, field, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from importlib import import_module
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 import typer
 import typer.core
 
 T = TypeVar("T")
+#: What knows the names that complete an option.
+NAMES = {
+    "policy": "arborsim.policies.registry:available",
+    "algorithm": "arborsim.search:search_names",
+    "gpu": "arborsim.machine.lookup:profile_names",
+    "host": "arborsim.machine.lookup:host_names",
+    "model": "arborsim.machine.lookup:geometry_names",
+    "calibration": "arborsim.calibrate.load:shipped",
+}
 
 
-def panel(name: str) -> Callable[..., Any]:
-    """`typer.Option` for options that help shows in a panel of their own."""
-    return functools.partial(typer.Option, rich_help_panel=name)
+class Maker(Protocol):
+    """What `panel` gives back."""
+
+    def __call__(
+        self, help: str, *names: str, complete: str = "", default: str = "", **more: Any
+    ) -> Any: ...
+
+
+def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Maker:
+    """A maker of options that help shows in a panel of that name.
+
+    A maker takes the help text, names where they do not follow from the field's, `complete`: which
+    of `NAMES` a shell offers, `default`: what help says in place of an empty one, and what Typer
+    takes, such as ``min``.
+    """
+
+    def made(help: str, *names: str, complete: str = "", default: str = "", **more: Any) -> Any:
+        return kind(
+            *names,
+            help=help,
+            rich_help_panel=name,
+            show_default=default or True,
+            autocompletion=completing(complete) if complete else None,
+            **more,
+        )
+
+    return made
+
+
+option, argument = panel(None), panel(None, typer.Argument)
+
+
+def completing(kind: str) -> Callable[[str], list[str]]:
+    """Completes the last name of ``a,b,c``; what knows the names is imported when it is asked."""
+
+    def complete(incomplete: str) -> list[str]:
+        module, _, attribute = NAMES[kind].partition(":")
+        before, comma, last = incomplete.rpartition(",")
+        known = getattr(import_module(module), attribute)()
+        return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
+
+    return _complete_trace if kind == "trace" else complete
+
+
+def _complete_trace(incomplete: str) -> list[str]:
+    """Parquet files, and folders to look for them in."""
+    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    folders = {path for path in found if os.path.isdir(path)}
+    return [
+        f"{path}/" if path in folders else path
+        for path in found
+        if path in folders or path.endswith(".parquet")
+    ]
 
 
 def several(*values: str) -> Any:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from arborsim.cli.options import command_line, completing
+from arborsim.cli.command import option
+from arborsim.cli.options import command_line
 from arborsim.cli.progress import PatientProgress
 from arborsim.core.errors import UsageError
 
@@ -19,53 +20,41 @@ class Rewards(StrEnum):
 
 
 def generate(
-    out: Annotated[Path, typer.Option(help="The trace to make.", show_default=False)],
+    out: Annotated[Path, option("The trace to make.")],
     prompt_tokens: Annotated[
         str,
-        typer.Option(
-            help="Tokens of a prompt: 1024, uniform:low=64,high=512, "
+        option(
+            "Tokens of a prompt: 1024, uniform:low=64,high=512, "
             "lognormal:median=200,sigma=0.6[,most=4096] or file:NAME (one number a line)."
         ),
     ] = "lognormal:median=512,sigma=0.8,most=8192",
-    thought_tokens: Annotated[str, typer.Option(help="Tokens of a thought.")] = (
+    thought_tokens: Annotated[str, option("Tokens of a thought.")] = (
         "lognormal:median=128,sigma=0.6,most=2048"
     ),
-    depth: Annotated[str, typer.Option(help="Levels of thoughts.")] = "8",
-    branching: Annotated[str, typer.Option(help="Children of a block that is expanded.")] = "1",
-    first: Annotated[
-        str, typer.Option(help="Children of the prompt.", show_default="as --branching")
-    ] = "",
+    depth: Annotated[str, option("Levels of thoughts.")] = "8",
+    branching: Annotated[str, option("Children of a block that is expanded.")] = "1",
+    first: Annotated[str, option("Children of the prompt.", default="as --branching")] = "",
     pruned: Annotated[
-        str, typer.Option(help="Share of each level given up; 0.5,0.75: per level, last one stays.")
+        str, option("Share of each level given up; 0.5,0.75: per level, last one stays.")
     ] = "0",
     finished: Annotated[
-        str, typer.Option(help="Share of what stays that has an answer and is not expanded.")
+        str, option("Share of what stays that has an answer and is not expanded.")
     ] = "0",
     parallel: Annotated[
-        int,
-        typer.Option(
-            help="Most thoughts decoded side by side.", min=0, show_default="a whole level"
-        ),
+        int, option("Most thoughts decoded side by side.", default="a whole level", min=0)
     ] = 0,
     rewards: Annotated[
-        Rewards, typer.Option(help="uniform: the lowest of drawn rewards are given up.")
+        Rewards, option("uniform: the lowest of drawn rewards are given up.")
     ] = Rewards.none,
     solved: Annotated[
-        float | None,
-        typer.Option(help="Share of searches with a correct answer.", show_default="not judged"),
+        float | None, option("Share of searches with a correct answer.", default="not judged")
     ] = None,
-    searches: Annotated[int, typer.Option(help="How many searches.", min=1)] = 100,
-    seed: Annotated[
-        int, typer.Option(help="Of all draws; search i depends on it and i.", min=0)
-    ] = 0,
+    searches: Annotated[int, option("How many searches.", min=1)] = 100,
+    seed: Annotated[int, option("Of all draws; search i depends on it and i.", min=0)] = 0,
     model: Annotated[
-        str,
-        typer.Option(
-            help="Geometry to charge for: a name, or a config.json.",
-            autocompletion=completing("model"),
-        ),
+        str, option("Geometry to charge for: a name, or a config.json.", complete="model")
     ] = "llama-3.1-8b",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the trace.")] = False,
+    overwrite: Annotated[bool, option("Replace the trace.", "--overwrite")] = False,
 ) -> None:
     """Make a trace of searches drawn from distributions of lengths and trees.
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from arborsim.cli.options import Json, completing, print_json
+from arborsim.cli.command import argument, option
+from arborsim.cli.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,23 +17,11 @@ if TYPE_CHECKING:
 
 
 def hardware(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="One GPU, in detail: a name or TOML file.",
-            show_default=False,
-            autocompletion=completing("gpu"),
-        ),
-    ] = "",
+    name: Annotated[str, argument("One GPU, in detail: a name or TOML file.", complete="gpu")] = "",
     host: Annotated[
-        str,
-        typer.Option(
-            help="Put the GPU into this host: a name or file.", autocompletion=completing("host")
-        ),
+        str, option("Put the GPU into this host: a name or file.", complete="host")
     ] = "",
-    prices: Annotated[
-        Path | None, typer.Option(help="Your prices: a TOML file like the shipped one.")
-    ] = None,
+    prices: Annotated[Path | None, option("Your prices: a TOML file like the shipped one.")] = None,
     json: Json = False,
 ) -> None:
     """List the GPUs and hosts, or explain one: every number with unit, source and date."""

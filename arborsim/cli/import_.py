@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.cli.command import PanelCommand, command
-from arborsim.cli.options import command_line, completing
+from arborsim.cli.command import PanelCommand, argument, command, option
+from arborsim.cli.options import command_line
 from arborsim.cli.progress import PatientProgress
 from arborsim.core.errors import UsageError
 
@@ -36,18 +36,17 @@ class OnDamage(StrEnum):
 class ImportOptions:
     """What is read, and the trace that is made."""
 
-    log: Annotated[Path, typer.Argument(help="The recording.", show_default=False)]
-    out: Annotated[Path, typer.Argument(help="The trace to make.", show_default=False)]
-    limit: Annotated[int, typer.Option(min=0, help="Items to read.", show_default="all")] = 0
+    log: Annotated[Path, argument("The recording.")]
+    out: Annotated[Path, argument("The trace to make.")]
+    limit: Annotated[int, option("Items to read.", default="all", min=0)] = 0
     on_damage: Annotated[
-        OnDamage, typer.Option(help="Damaged items: refuse the file, or skip and name them.")
+        OnDamage, option("Damaged items: refuse the file, or skip and name them.")
     ] = OnDamage.refuse
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the trace.")] = False
+    overwrite: Annotated[bool, option("Replace the trace.", "--overwrite")] = False
     model: Annotated[
         str,
-        typer.Option(
-            help="Geometry to charge for: a name, or a config.json. None is recorded.",
-            autocompletion=completing("model"),
+        option(
+            "Geometry to charge for: a name, or a config.json. None is recorded.", complete="model"
         ),
     ] = "llama-3.1-8b"
 
@@ -87,13 +86,13 @@ class ImportOptions:
 def tot(
     given: ImportOptions,
     tokens_per_character: Annotated[
-        float, typer.Option(help="Lengths of thoughts: the log has text, but no tokens.")
+        float, option("Lengths of thoughts: the log has text, but no tokens.")
     ] = 0.62,
     prompt_tokens: Annotated[
-        int, typer.Option(min=0, help="Length of the prompt.", show_default="of the problem's text")
+        int, option("Length of the prompt.", default="of the problem's text", min=0)
     ] = 0,
-    value_scale: Annotated[float, typer.Option(help="Value that becomes reward 1.")] = 60.0,
-    task: Annotated[str, typer.Option(help="Name of the task.")] = "game24",
+    value_scale: Annotated[float, option("Value that becomes reward 1.")] = 60.0,
+    task: Annotated[str, option("Name of the task.")] = "game24",
 ) -> None:
     """Log of the tree-of-thoughts program (JSON): states, proposals, values, verdicts."""
     from arborsim.trace.importers.sources import read_list

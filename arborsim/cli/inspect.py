@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from arborsim.cli.options import Json, complete_trace, print_json
+from arborsim.cli.command import argument, option
+from arborsim.cli.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,12 +23,10 @@ _LONGEST = 2000
 def inspect(
     trace: Annotated[
         Path,
-        typer.Argument(
-            help="A trace file, or the .parts of a recording.", autocompletion=complete_trace
-        ),
+        argument("A trace file, or the .parts of a recording.", complete="trace"),
     ],
-    episodes: Annotated[int, typer.Option(min=0, help="Episodes whose tree is drawn.")] = 2,
-    nodes: Annotated[int, typer.Option(min=1, help="Most nodes per tree.")] = 24,
+    episodes: Annotated[int, option("Episodes whose tree is drawn.", min=0)] = 2,
+    nodes: Annotated[int, option("Most nodes per tree.", min=1)] = 24,
     json: Json = False,
 ) -> None:
     """Show what a trace holds: how it was made, its sizes, its searches, what can replay it."""

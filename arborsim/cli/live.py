@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.command import command, panel
+from arborsim.cli.command import command, option, panel
 from arborsim.cli.options import (
     Json,
     OutputOptions,
     PolicyOptions,
     check_recall,
     command_line,
-    completing,
     output_option,
 )
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, settled
@@ -41,7 +40,7 @@ class LiveProblems(RewardedProblems):
     """Problems; models with random weights take random prompts."""
 
     prompt_tokens: Annotated[
-        int, problem_option(min=0, help="Random weights: tokens per prompt.", show_default="512")
+        int, problem_option("Random weights: tokens per prompt.", default="512", min=0)
     ] = 0
 
 
@@ -50,39 +49,36 @@ class CacheOptions:
     """How the cache of the live model, or its simulated stand-in, works."""
 
     recall: Annotated[
-        str, cache_option(help="How DDR tokens are read: stage, stream, near or ondemand.")
+        str, cache_option("How DDR tokens are read: stage, stream, near or ondemand.")
     ] = "stage"
-    overlap: Annotated[bool, cache_option(help="Let copies run behind computation.")] = True
+    overlap: Annotated[bool, cache_option("Let copies run behind computation.")] = True
     page_tokens: Annotated[
-        int,
-        cache_option(min=0, help="Slots that pools grow by.", show_default="16, with --shadow 1"),
+        int, cache_option("Slots that pools grow by.", default="16, with --shadow 1", min=0)
     ] = 0
     batch: Annotated[
         int,
         cache_option(
-            min=1, help="Searches computed together: more tokens per second, times that overlap."
+            "Searches computed together: more tokens per second, times that overlap.", min=1
         ),
     ] = 1
     attention_top: Annotated[
         int,
         cache_option(
+            "Positions kept per attention row that policies see.",
+            default="all, 256 for paths above 4096 tokens",
             min=0,
-            help="Positions kept per attention row that policies see.",
-            show_default="all, 256 for paths above 4096 tokens",
         ),
     ] = 0
     shadow: Annotated[
         bool,
         cache_option(
-            "--shadow", help="Policies decide, nothing is removed; bytes and seconds are simulated."
+            "Policies decide, nothing is removed; bytes and seconds are simulated.", "--shadow"
         ),
     ] = False
     gpu: Annotated[
         str,
         cache_option(
-            help="--shadow: GPU profile, a name or a TOML file.",
-            show_default="h100",
-            autocompletion=completing("gpu"),
+            "--shadow: GPU profile, a name or a TOML file.", complete="gpu", default="h100"
         ),
     ] = ""
 
@@ -118,10 +114,10 @@ class CacheOptions:
 class LiveOutput(OutputOptions):
     """What to print and to write."""
 
-    out: Annotated[Path | None, output_option(help="Log of all results, JSON lines.")] = None
-    trace: Annotated[Path | None, output_option(help="--shadow: also record this trace.")] = None
-    resume: Annotated[bool, output_option("--resume", help="Go on with the log.")] = False
-    overwrite: Annotated[bool, output_option("--overwrite", help="Replace log and trace.")] = False
+    out: Annotated[Path | None, output_option("Log of all results, JSON lines.")] = None
+    trace: Annotated[Path | None, output_option("--shadow: also record this trace.")] = None
+    resume: Annotated[bool, output_option("Go on with the log.", "--resume")] = False
+    overwrite: Annotated[bool, output_option("Replace log and trace.", "--overwrite")] = False
     json: Json = False
 
     def check_with(self, cache: CacheOptions) -> None:
@@ -144,7 +140,7 @@ class LiveOutput(OutputOptions):
 @command
 def live(
     policies: PolicyOptions = PolicyOptions(),
-    full: Annotated[bool, typer.Option(help="Also run full retention, to compare.")] = True,
+    full: Annotated[bool, option("Also run full retention, to compare.")] = True,
     problems: LiveProblems = LiveProblems(),
     cache: CacheOptions = CacheOptions(),
     output: LiveOutput = LiveOutput(),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from arborsim.cli.options import Json, completing, print_json
+from arborsim.cli.command import argument, option
+from arborsim.cli.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,24 +18,16 @@ if TYPE_CHECKING:
 
 def models(
     name: Annotated[
-        str,
-        typer.Argument(
-            help="One model, in detail: a name or a config.json.",
-            show_default=False,
-            autocompletion=completing("model"),
-        ),
+        str, argument("One model, in detail: a name or a config.json.", complete="model")
     ] = "",
     gpu: Annotated[
-        str,
-        typer.Option(
-            help="GPU to count tokens on: a name or TOML file.", autocompletion=completing("gpu")
-        ),
+        str, option("GPU to count tokens on: a name or TOML file.", complete="gpu")
     ] = "h100",
     kv_dtype: Annotated[
-        str, typer.Option(help="Type of the cache: fp8, bf16, ... [default: the model's].")
+        str, option("Type of the cache: fp8, bf16, ... [default: the model's].")
     ] = "",
     prefill_tokens: Annotated[
-        int, typer.Option(help="Prompt tokens of the largest pass: its workspace.", min=1)
+        int, option("Prompt tokens of the largest pass: its workspace.", min=1)
     ] = 8192,
     json: Json = False,
 ) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import glob
-import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.command import panel, several
+from arborsim.cli.command import argument, option, panel, several
 from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -26,50 +23,15 @@ if TYPE_CHECKING:
 machine_option, run_option, output_option = panel("Machine"), panel("Run"), panel("Output")
 expert_option = panel("Expert")  # what is hardly ever needed; help shows it last
 RECALLS = ("stage", "stream", "near", "ondemand")
-#: Who knows the names that can complete an option.
-NAMES = {
-    "policy": "arborsim.policies.registry:available",
-    "algorithm": "arborsim.search:search_names",
-    "gpu": "arborsim.machine.lookup:profile_names",
-    "host": "arborsim.machine.lookup:host_names",
-    "model": "arborsim.machine.lookup:geometry_names",
-    "calibration": "arborsim.calibrate.load:shipped",
-}
 
-
-def completing(kind: str) -> Callable[[str], list[str]]:
-    """Completes the last name of ``a,b,c``; who knows the names is imported when it is asked."""
-
-    def complete(incomplete: str) -> list[str]:
-        module, _, attribute = NAMES[kind].partition(":")
-        before, comma, last = incomplete.rpartition(",")
-        known = getattr(import_module(module), attribute)()
-        return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
-
-    return complete
-
-
-def complete_trace(incomplete: str) -> list[str]:
-    """Parquet files, and folders to look for them in."""
-    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-    return [
-        path + "/" * os.path.isdir(path)
-        for path in found
-        if path.endswith(".parquet") or os.path.isdir(path)
-    ]
-
-
-Traces = Annotated[
-    list[Path],
-    typer.Argument(help="Trace files.", show_default=False, autocompletion=complete_trace),
-]
-Json = Annotated[bool, output_option("--json", help="Print JSON instead of tables.")]
+Traces = Annotated[list[Path], argument("Trace files.", complete="trace")]
+Json = Annotated[bool, output_option("Print JSON instead of tables.", "--json")]
 Calibrations = Annotated[
     list[str],
-    typer.Option(
-        help="Settings of policies from a calibration, a file or name, where --set or a workload "
+    option(
+        "Settings of policies from a calibration, a file or name, where --set or a workload "
         "gives none; repeatable.",
-        autocompletion=completing("calibration"),
+        complete="calibration",
     ),
 ]
 
@@ -79,22 +41,15 @@ class PolicyOptions:
     """Policies with their settings, and the budgets that they run under."""
 
     policy: Annotated[
-        list[str],
-        typer.Option(
-            help="Policies by comma, or 'all'; repeatable.", autocompletion=completing("policy")
-        ),
+        list[str], option("Policies by comma, or 'all'; repeatable.", complete="policy")
     ] = several("full")
     budget: Annotated[
         list[str],
-        typer.Option(
-            help="Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable."
-        ),
+        option("Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable."),
     ] = several("0.5")
     set_: Annotated[
         list[str],
-        typer.Option(
-            "--set", help="name=value, or NAME.name=value for one policy or search; repeatable."
-        ),
+        option("name=value, or NAME.name=value for one policy or search; repeatable.", "--set"),
     ] = several()
 
     @property
@@ -135,35 +90,28 @@ class PolicyOptions:
 class MachineOptions:
     """The machine and model that are charged for."""
 
-    gpu: Annotated[
-        str,
-        machine_option(
-            help="GPU profile: a name or a TOML file.", autocompletion=completing("gpu")
-        ),
-    ] = "h100"
+    gpu: Annotated[str, machine_option("GPU profile: a name or a TOML file.", complete="gpu")] = (
+        "h100"
+    )
     host: Annotated[
-        str,
-        machine_option(
-            help="Host to put the GPU into: a name or file.", autocompletion=completing("host")
-        ),
+        str, machine_option("Host to put the GPU into: a name or file.", complete="host")
     ] = ""
     model: Annotated[
         str,
         machine_option(
-            help="Model to charge bytes and seconds for: a name or config.json "
-            "[default: recorded].",
-            autocompletion=completing("model"),
+            "Model to charge bytes and seconds for: a name or config.json [default: recorded].",
+            complete="model",
         ),
     ] = ""
     kv_dtype: Annotated[
-        str, machine_option(help="Type of its cache: fp8, bf16, ... [default: the model's].")
+        str, machine_option("Type of its cache: fp8, bf16, ... [default: the model's].")
     ] = ""
     recall: Annotated[
-        str, machine_option(help="How DDR tokens are read: stage, stream, near or ondemand.")
+        str, machine_option("How DDR tokens are read: stage, stream, near or ondemand.")
     ] = "stage"
-    page_size: Annotated[int, machine_option(help="Tokens per KV page.", min=1)] = 1
+    page_size: Annotated[int, machine_option("Tokens per KV page.", min=1)] = 1
     tree_attention: Annotated[
-        bool, machine_option(help="Read ancestors that branches share once per batch.")
+        bool, machine_option("Read ancestors that branches share once per batch.")
     ] = True
 
     def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
@@ -208,20 +156,20 @@ class JobOptions:
     """Which recorded searches are replayed, and by how many processes."""
 
     quality: Annotated[
-        bool, typer.Option(help="Measure attention kept, where it was recorded (a large column).")
+        bool, option("Measure attention kept, where it was recorded (a large column).")
     ] = True
-    first: Annotated[int, run_option(help="Number of the first episode.", min=0)] = 0
-    episodes: Annotated[int, run_option(help="Episodes per trace.", min=0, show_default="all")] = 0
+    first: Annotated[int, run_option("Number of the first episode.", min=0)] = 0
+    episodes: Annotated[int, run_option("Episodes per trace.", default="all", min=0)] = 0
     jobs: Annotated[
         int,
         run_option(
-            "--workers", "--jobs", help="Processes that share the episodes; same results.", min=1
+            "Processes that share the episodes; same results.", "--workers", "--jobs", min=1
         ),
     ] = 1
     skip_infeasible: Annotated[
         bool,
         expert_option(
-            "--skip-infeasible", help="Leave out a policy whose budget is too small for a search."
+            "Leave out a policy whose budget is too small for a search.", "--skip-infeasible"
         ),
     ] = False
 
@@ -240,8 +188,8 @@ class JobOptions:
 class OutputOptions:
     """Files to write."""
 
-    out: Annotated[Path | None, output_option(help="Write results to this file.")] = None
-    report: Annotated[Path | None, output_option(help="Write a self-contained HTML page.")] = None
+    out: Annotated[Path | None, output_option("Write results to this file.")] = None
+    report: Annotated[Path | None, output_option("Write a self-contained HTML page.")] = None
 
     @property
     def files(self) -> dict[str, Path]:
@@ -252,11 +200,11 @@ class OutputOptions:
     def check(self, *inputs: Path) -> None:
         """Refuse, before the work, what cannot be written or would overwrite another file."""
         given = dict.fromkeys((path.resolve() for path in inputs), "the command reads it")
-        for option, path in self.files.items():
-            check_output(path, option)
+        for name, path in self.files.items():
+            check_output(path, name)
             if taken := given.get(path.resolve()):
-                raise UsageError(f"{option} {path}: {taken}; choose another name")
-            given[path.resolve()] = f"{option} names the same file"
+                raise UsageError(f"{name} {path}: {taken}; choose another name")
+            given[path.resolve()] = f"{name} names the same file"
 
 
 def names(text: str | Sequence[str]) -> list[str]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.cli.command import command, several
+from arborsim.cli.command import argument, command, option, several
 from arborsim.cli.options import (
     Calibrations,
     Json,
     OutputOptions,
-    completing,
     output_option,
     run_option,
 )
@@ -32,20 +31,19 @@ class WorkloadOptions:
 
     gpu: Annotated[
         list[str],
-        typer.Option(
-            help="In place of the workload's GPUs: names or TOML files, with numbers of the "
-            "machine; repeatable.",
-            autocompletion=completing("gpu"),
+        option(
+            "In place of the workload's GPUs: names or TOML files, with numbers of the machine; "
+            "repeatable.",
+            complete="gpu",
         ),
     ] = several()
     load: Annotated[
-        float | None,
-        typer.Option(help="Size a fleet for this load.", show_default="the workload's"),
+        float | None, option("Size a fleet for this load.", default="the workload's")
     ] = None
     calibration: Calibrations = several()
-    searches: Annotated[int | None, run_option(min=1, help="In place of the workload's.")] = None
-    warm_up: Annotated[int | None, run_option(min=0, help="In place of the workload's.")] = None
-    runs: Annotated[int | None, run_option(min=1, help="In place of the workload's.")] = None
+    searches: Annotated[int | None, run_option("In place of the workload's.", min=1)] = None
+    warm_up: Annotated[int | None, run_option("In place of the workload's.", min=0)] = None
+    runs: Annotated[int | None, run_option("In place of the workload's.", min=1)] = None
 
     def workload(self, path: Path) -> Workload:
         """The workload, with what was given in the place of its own."""
@@ -67,27 +65,21 @@ class WorkloadOptions:
 class PlanOutput(OutputOptions):
     """What to print and to write."""
 
-    out: Annotated[Path | None, output_option(help="Write results: .parquet, .json or .csv.")] = (
-        None
-    )
-    perfetto: Annotated[
-        Path | None, output_option(help="Write one GPU's timeline for Perfetto.")
-    ] = None
+    out: Annotated[Path | None, output_option("Write results: .parquet, .json or .csv.")] = None
+    perfetto: Annotated[Path | None, output_option("Write one GPU's timeline for Perfetto.")] = None
     report: Annotated[
         Path | None,
         output_option(
-            help="Write one HTML page for a meeting: its loads and changed assumptions can take "
+            "Write one HTML page for a meeting: its loads and changed assumptions can take "
             "several times as long as the plan itself."
         ),
     ] = None
     explain: Annotated[
-        bool, output_option("--explain", help="Also print every cost term of a candidate.")
+        bool, output_option("Also print every cost term of a candidate.", "--explain")
     ] = False
     candidate: Annotated[
         int | None,
-        output_option(
-            min=0, help="--explain, --perfetto: number in the table.", show_default="recommended"
-        ),
+        output_option("--explain, --perfetto: number in the table.", default="recommended", min=0),
     ] = None
     json: Json = False
 
@@ -108,31 +100,24 @@ class PlanOutput(OutputOptions):
 
 @command
 def plan(
-    workload: Annotated[
-        Path | None, typer.Argument(help="Workload in TOML.", show_default=False)
-    ] = None,
+    workload: Annotated[Path | None, argument("Workload in TOML.")] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="Print a workload with every key explained.")
+        bool, option("Print a workload with every key explained.", "--example")
     ] = False,
     given: WorkloadOptions = WorkloadOptions(),
     min_attention_kept: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, max=1.0, help="Recommend policies that keep at least this share of attention."
-        ),
+        option("Recommend policies that keep at least this share of attention.", min=0.0, max=1.0),
     ] = None,
     accuracy: Annotated[
-        list[Path],
-        typer.Option(help="Log of arborsim live: how many answers are right; repeatable."),
+        list[Path], option("Log of arborsim live: how many answers are right; repeatable.")
     ] = [],
     min_accuracy: Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="Recommend policies that are right at least so often."),
+        option("Recommend policies that are right at least so often.", min=0.0, max=1.0),
     ] = None,
-    jobs: Annotated[int, run_option(min=1, help="Processes; same results.")] = 1,
-    resume: Annotated[
-        bool, run_option("--resume", help="Go on where Ctrl-C ended a plan.")
-    ] = False,
+    jobs: Annotated[int, run_option("Processes; same results.", min=1)] = 1,
+    resume: Annotated[bool, run_option("Go on where Ctrl-C ended a plan.", "--resume")] = False,
     output: PlanOutput = PlanOutput(),
 ) -> int:
     """Find out how much load each GPU, policy and budget carries, and which to take.

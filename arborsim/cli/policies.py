@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from arborsim.cli.options import Json, completing, print_json
+from arborsim.cli.command import argument
+from arborsim.cli.options import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,12 +46,7 @@ _SIGNALS = {
 
 def policies(
     name: Annotated[
-        str,
-        typer.Argument(
-            help="One policy, in detail: a name, file or class.",
-            show_default=False,
-            autocompletion=completing("policy"),
-        ),
+        str, argument("One policy, in detail: a name, file or class.", complete="policy")
     ] = "",
     json: Json = False,
 ) -> None:

@@ -11,7 +11,6 @@ from arborsim.cli.command import panel
 from arborsim.cli.options import (
     PolicyOptions,
     build_policies,
-    completing,
     expert_option,
     policy_settings,
 )
@@ -31,46 +30,34 @@ class ProblemOptions:
     """Problems, the model that solves them, and the search."""
 
     task: Annotated[
-        str, problem_option(help="chain or game24; with --model FOLDER, whose weights those are.")
+        str, problem_option("chain or game24; with --model FOLDER, whose weights those are.")
     ] = ""
     model: Annotated[
         str,
         problem_option(
-            help="chain or game24 (shipped), a folder with safetensors, a model id, or "
+            "chain or game24 (shipped), a folder with safetensors, a model id, or "
             "config:llama-3.1-8b: random weights.",
-            show_default="the task's",
+            default="the task's",
         ),
     ] = ""
-    prompts: Annotated[Path | None, problem_option(help='JSON lines, each {"prompt": "..."}.')] = (
-        None
-    )
-    episodes: Annotated[
-        int, problem_option(min=0, help="Problems.", show_default="8, or all prompts")
-    ] = 0
-    first: Annotated[int, problem_option(min=0, help="Number of the first problem.")] = 0
-    lines: Annotated[
-        int, problem_option(min=0, help="chain: program lines.", show_default="96")
-    ] = 0
-    max_tokens: Annotated[
-        int, problem_option(min=0, help="Per path.", show_default="the task's")
-    ] = 0
-    device: Annotated[str, problem_option(help="cpu or cuda.")] = "cpu"
-    dtype: Annotated[str, problem_option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    prompts: Annotated[Path | None, problem_option('JSON lines, each {"prompt": "..."}.')] = None
+    episodes: Annotated[int, problem_option("Problems.", default="8, or all prompts", min=0)] = 0
+    first: Annotated[int, problem_option("Number of the first problem.", min=0)] = 0
+    lines: Annotated[int, problem_option("chain: program lines.", default="96", min=0)] = 0
+    max_tokens: Annotated[int, problem_option("Per path.", default="the task's", min=0)] = 0
+    device: Annotated[str, problem_option("cpu or cuda.")] = "cpu"
+    dtype: Annotated[str, problem_option("auto, float32, bfloat16 or float16.")] = "auto"
     search: Annotated[
         str,
         search_option(
-            help=", ".join(search_names()) + ".",
-            show_default="linear; game24: tot-bfs",
-            autocompletion=completing("algorithm"),
+            ", ".join(search_names()) + ".", complete="algorithm", default="linear; game24: tot-bfs"
         ),
     ] = ""
     temperature: Annotated[
         float | None,
-        search_option(
-            min=0.0, help="0 is greedy.", show_default="0 for linear, 1 for banks, else 0.7"
-        ),
+        search_option("0 is greedy.", default="0 for linear, 1 for banks, else 0.7", min=0.0),
     ] = None
-    seed: Annotated[int, search_option(min=0, help="Of what is drawn.")] = 0
+    seed: Annotated[int, search_option("Of what is drawn.", min=0)] = 0
 
     @property
     def algorithm(self) -> str:
@@ -98,54 +85,51 @@ class ProblemOptions:
 class RewardedProblems(ProblemOptions):
     """Problems, and what scores and embeds the thoughts of their search."""
 
-    split: Annotated[str, problem_option(help="test or train.")] = "test"
+    split: Annotated[str, problem_option("test or train.")] = "test"
     lines_per_thought: Annotated[
-        int, problem_option(min=0, help="chain: lines per thought.", show_default="4")
+        int, problem_option("chain: lines per thought.", default="4", min=0)
     ] = 0
     trust_remote_code: Annotated[
-        bool, problem_option("--trust-remote-code", help="Run code that comes with a model.")
+        bool, problem_option("Run code that comes with a model.", "--trust-remote-code")
     ] = False
     reward: Annotated[
         str,
         search_option(
-            help="What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
+            "What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
             "reward model.",
-            show_default="chain: verifier; game24: value",
+            default="chain: verifier; game24: value",
         ),
     ] = ""
     embed: Annotated[
         str,
         search_option(
-            help="Folder of a sentence-transformers model that embeds thoughts.",
-            show_default="mean last hidden states",
+            "Folder of a sentence-transformers model that embeds thoughts.",
+            default="mean last hidden states",
         ),
     ] = ""
     keep_duplicates: Annotated[
-        bool, search_option("--keep-duplicates", help="Go on with thoughts that repeat a sibling.")
+        bool, search_option("Go on with thoughts that repeat a sibling.", "--keep-duplicates")
     ] = False
     reward_token: Annotated[
-        str, expert_option(help="Step-token model: the token after which it scores a step.")
+        str, expert_option("Step-token model: the token after which it scores a step.")
     ] = ""
     reward_label: Annotated[
         str,
         expert_option(
-            help="What is good: a class of a classifier [default: 1 of two], or the tokens "
-            "good,bad of a step-token model [default: +,-]."
+            "What is good: a class of a classifier [default: 1 of two], or the tokens good,bad "
+            "of a step-token model [default: +,-]."
         ),
     ] = ""
-    reward_aggregate: Annotated[str, expert_option(help="Scores of steps: last, min or prod.")] = (
-        "last"
-    )
-    noise: Annotated[float, expert_option(min=0.0, help="Verifier: noise of rewards (std).")] = 0.1
+    reward_aggregate: Annotated[str, expert_option("Scores of steps: last, min or prod.")] = "last"
+    noise: Annotated[float, expert_option("Verifier: noise of rewards (std).", min=0.0)] = 0.1
     dead_penalty: Annotated[
-        float, expert_option(min=0.0, max=1.0, help="Verifier: how well rewards see a dead path.")
+        float, expert_option("Verifier: how well rewards see a dead path.", min=0.0, max=1.0)
     ] = 1.0
     value_floor: Annotated[
-        float,
-        expert_option(min=0.0, max=1.0, help="chain: value of a living state without progress."),
+        float, expert_option("chain: value of a living state without progress.", min=0.0, max=1.0)
     ] = 0.3
     thought_tokens: Annotated[
-        int, expert_option(min=1, help="Prompts: longest thought (it also ends at a newline).")
+        int, expert_option("Prompts: longest thought (it also ends at a newline).", min=1)
     ] = 64
 
     def request(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from arborsim.cli.command import command, panel
-from arborsim.cli.options import check_output, command_line, completing, names
+from arborsim.cli.command import command, option, panel
+from arborsim.cli.options import check_output, command_line, names
 from arborsim.cli.problems import (
     RewardedProblems,
     describe_usage,
@@ -45,13 +45,11 @@ class RecordedProblems(RewardedProblems):
     """Problems, the model that solves them, and one search, which is a line by default."""
 
     model: Annotated[
-        str,
-        problem_option(help="chain or game24 (shipped), a folder with safetensors, or a model id."),
+        str, problem_option("chain or game24 (shipped), a folder with safetensors, or a model id.")
     ] = "chain"
-    search: Annotated[
-        str,
-        search_option(help=", ".join(search_names()) + ".", autocompletion=completing("algorithm")),
-    ] = "linear"
+    search: Annotated[str, search_option(", ".join(search_names()) + ".", complete="algorithm")] = (
+        "linear"
+    )
 
 
 @dataclass(frozen=True)
@@ -61,26 +59,21 @@ class BankOptions:
     bank: Annotated[
         bool,
         bank_option(
-            "--bank",
-            help="Grow a tree that searches can be run on later, instead of running --search.",
+            "Grow a tree that searches can be run on later, instead of running --search.", "--bank"
         ),
     ] = False
-    children: Annotated[str, bank_option(help="Per node, or per depth: 8 or 64,16,8.")] = ""
-    depth: Annotated[
-        int, bank_option(min=0, help="Levels.", show_default="one per entry of --children")
-    ] = 0
+    children: Annotated[str, bank_option("Per node, or per depth: 8 or 64,16,8.")] = ""
+    depth: Annotated[int, bank_option("Levels.", default="one per entry of --children", min=0)] = 0
     for_: Annotated[
         str,
         bank_option(
+            "Grow only what these searches ask for, e.g. rebase,ets or all.",
             "--for",
-            help="Grow only what these searches ask for, e.g. rebase,ets or all.",
-            autocompletion=completing("algorithm"),
+            complete="algorithm",
         ),
     ] = ""
-    width: Annotated[str, bank_option(help="Widths of --for.", show_default="16")] = ""
-    batch: Annotated[
-        int, bank_option(min=0, help="Thoughts that are drawn at once.", show_default="256")
-    ] = 0
+    width: Annotated[str, bank_option("Widths of --for.", default="16")] = ""
+    batch: Annotated[int, bank_option("Thoughts that are drawn at once.", default="256", min=0)] = 0
 
     def recipe(self, problems: RecordedProblems, settings: list[str]) -> Recipe | None:
         """What a bank is to hold; None if none was asked for.
@@ -112,9 +105,9 @@ class BankOptions:
     def _refuse_alone(self) -> None:
         given = {"--children": self.children, "--depth": self.depth, "--for": self.for_,
                  "--width": self.width, "--batch": self.batch}  # fmt: skip
-        for option, value in given.items():
+        for name, value in given.items():
             if value:
-                raise UsageError(f"{option} is about banks: add --bank, or leave it out")
+                raise UsageError(f"{name} is about banks: add --bank, or leave it out")
 
     def _check(self, problems: RecordedProblems, settings: list[str]) -> None:
         """Refuse what contradicts: a bank serves any search, or those that it names."""
@@ -133,9 +126,9 @@ class BankOptions:
             )
         if self.for_ and self.depth:
             raise UsageError("--depth goes with --children: searches go as deep as they like")
-        for option, value in (("--width", self.width), ("--set", settings)):
+        for name, value in (("--width", self.width), ("--set", settings)):
             if self.children and value:
-                raise UsageError(f"{option} goes with --for: --children serves any search")
+                raise UsageError(f"{name} goes with --for: --children serves any search")
 
 
 @dataclass(frozen=True)
@@ -144,21 +137,17 @@ class CaptureOptions:
 
     capture: Annotated[
         _Capture | None,
-        capture_option(
-            help="tree, signals or qkv.", show_default="signals; of a bank: tree and embeddings"
-        ),
+        capture_option("tree, signals or qkv.", default="signals; of a bank: tree and embeddings"),
     ] = None
     attention: Annotated[
-        _Attention, capture_option(help="auto: whole rows for paths up to 4096 tokens.")
+        _Attention, capture_option("auto: whole rows for paths up to 4096 tokens.")
     ] = _Attention.auto
-    attention_top: Annotated[int, capture_option(min=1, help="Positions per sparse row.")] = 256
-    qkv_layers: Annotated[
-        str, capture_option(help="Layers of --capture qkv, e.g. 2,3, or all.")
-    ] = ""
+    attention_top: Annotated[int, capture_option("Positions per sparse row.", min=1)] = 256
+    qkv_layers: Annotated[str, capture_option("Layers of --capture qkv, e.g. 2,3, or all.")] = ""
     attention_layers: Annotated[
         str,
         capture_option(
-            help="Also store these layers' own rows, mean and variance over heads: 2,3 or all."
+            "Also store these layers' own rows, mean and variance over heads: 2,3 or all."
         ),
     ] = ""
 
@@ -178,12 +167,12 @@ class CaptureOptions:
 
 @command
 def record(
-    out: Annotated[Path, typer.Option(help="The trace to make.", show_default=False)],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    out: Annotated[Path, option("The trace to make.")],
+    overwrite: Annotated[bool, option("Replace the file.", "--overwrite")] = False,
+    resume: Annotated[bool, option("Go on after an interruption.", "--resume")] = False,
     problems: RecordedProblems = RecordedProblems(),
     set_: Annotated[
-        list[str], search_option("--set", help="An option of the search, name=value; repeatable.")
+        list[str], search_option("An option of the search, name=value; repeatable.", "--set")
     ] = [],
     capture: CaptureOptions = CaptureOptions(),
     bank: BankOptions = BankOptions(),

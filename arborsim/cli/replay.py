@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.cli.command import command
+from arborsim.cli.command import command, option
 from arborsim.cli.options import (
     Calibrations,
     JobOptions,
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 class ReplayOutput(OutputOptions):
     """What to print and to write."""
 
-    out: Annotated[Path | None, output_option(help="Write results to this Parquet file.")] = None
+    out: Annotated[Path | None, output_option("Write results to this Parquet file.")] = None
     view: Annotated[
-        str, output_option(help="table (all figures), matrix (a line per policy) or auto.")
+        str, output_option("table (all figures), matrix (a line per policy) or auto.")
     ] = "auto"
     explain: Annotated[
-        bool, output_option("--explain", help="Also print every term of each policy's time.")
+        bool, output_option("Also print every term of each policy's time.", "--explain")
     ] = False
     json: Json = False
 
@@ -60,18 +60,18 @@ def replay(
     policies: PolicyOptions = PolicyOptions(),
     calibration: Calibrations = [],
     oracle: Annotated[
-        bool, typer.Option(help="Also replay the offline optimum, and show the gap to it.")
+        bool, option("Also replay the offline optimum, and show the gap to it.")
     ] = True,
     job: JobOptions = JobOptions(),
     machine: MachineOptions = MachineOptions(),
     event_by_event: Annotated[
-        bool, expert_option(help="One simulated event per decode iteration (slow check).")
+        bool, expert_option("One simulated event per decode iteration (slow check).")
     ] = False,
     keep_matrices: Annotated[
         bool,
         expert_option(
+            "A prefill that needs attention matrices holds all layers' (output_attentions).",
             "--keep-matrices",
-            help="A prefill that needs attention matrices holds all layers' (output_attentions).",
         ),
     ] = False,
     output: ReplayOutput = ReplayOutput(),

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from arborsim.cli.command import command, panel, several
+from arborsim.cli.command import argument, command, panel, several
 from arborsim.cli.options import (
     JobOptions,
     MachineOptions,
     OutputOptions,
     PolicyOptions,
     build_policies,
-    complete_trace,
-    completing,
     names,
     output_option,
     policy_settings,
@@ -49,27 +47,25 @@ class SearchOptions:
     algorithm: Annotated[
         list[str],
         searches_option(
-            help=f"By comma, or 'all'; repeatable: {', '.join(search_names())}.",
-            autocompletion=completing("algorithm"),
+            f"By comma, or 'all'; repeatable: {', '.join(search_names())}.", complete="algorithm"
         ),
     ] = several("rebase,ets")
     width: Annotated[
         str,
         searches_option(
-            help="Thoughts that run together at first, by comma: N chains, beams or slots; "
-            "tot-bfs keeps 5 states, each gets width // 5 children."
+            "Thoughts that run together at first, by comma: N chains, beams or slots; tot-bfs "
+            "keeps 5 states, each gets width // 5 children."
         ),
     ] = "16"
     sweep: Annotated[
         str,
         searches_option(
-            help="One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that "
+            "One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that "
             "ETS's paper would take."
         ),
     ] = ""
     keep_duplicates: Annotated[
-        bool,
-        searches_option("--keep-duplicates", help="Go on with thoughts that repeat a sibling."),
+        bool, searches_option("Go on with thoughts that repeat a sibling.", "--keep-duplicates")
     ] = False
 
     @property
@@ -112,13 +108,13 @@ class SearchOutput(OutputOptions):
     """Files to write."""
 
     out: Annotated[
-        Path | None, output_option(help="Write a row per search to a .parquet, .csv or .json file.")
+        Path | None, output_option("Write a row per search to a .parquet, .csv or .json file.")
     ] = None
     trees: Annotated[
         str,
         output_option(
-            help="Problems whose trees the page shows, by comma.",
-            show_default="the first that all searches solve, that some do and that none does",
+            "Problems whose trees the page shows, by comma.",
+            default="the first that all searches solve, that some do and that none does",
         ),
     ] = ""
 
@@ -147,11 +143,7 @@ class SearchOutput(OutputOptions):
 def search(
     bank: Annotated[
         Path,
-        typer.Argument(
-            help="A trace with thoughts for several searches (record --bank).",
-            show_default=False,
-            autocompletion=complete_trace,
-        ),
+        argument("A trace with thoughts for several searches (record --bank).", complete="trace"),
     ],
     searches: SearchOptions = SearchOptions(),
     policies: PolicyOptions = PolicyOptions(),

@@ -14,7 +14,6 @@ from arborsim.cli.options import (
     PolicyOptions,
     check_recall,
     command_line,
-    completing,
     machine_option,
     output_option,
 )
@@ -35,7 +34,7 @@ class ValidatedProblems(ProblemOptions):
     """Problems that are searched live and simulated."""
 
     episodes: Annotated[
-        int, problem_option(help="Problems; accuracies can be ranked from 40 on.", min=1)
+        int, problem_option("Problems; accuracies can be ranked from 40 on.", min=1)
     ] = 4
 
 
@@ -44,32 +43,29 @@ def validate(
     gpu: Annotated[
         str,
         machine_option(
-            help="Profile of the device that runs it: a TOML file of `calibrate hardware`, or a "
-            "name.",
-            show_default=False,
-            autocompletion=completing("gpu"),
+            "Profile of the device that runs it: a TOML file of `calibrate hardware`, or a name.",
+            complete="gpu",
         ),
     ],
     policies: PolicyOptions = PolicyOptions(policy=["all"], budget=["0.5,0.7"]),
     problems: ValidatedProblems = ValidatedProblems(),
     recall: Annotated[
-        str, machine_option(help="How DDR tokens are read: stage, stream or near.")
+        str, machine_option("How DDR tokens are read: stage, stream or near.")
     ] = "stage",
     overlap: Annotated[
         bool,
         machine_option(
-            help="Copy behind the computation; bytes at a moment then depend on how fast copies "
-            "are."
+            "Copy behind the computation; bytes at a moment then depend on how fast copies are."
         ),
     ] = False,
-    out: Annotated[Path, output_option(help="Folder for results.parquet and index.html.")] = Path(
+    out: Annotated[Path, output_option("Folder for results.parquet and index.html.")] = Path(
         "validation"
     ),
     resume: Annotated[
-        bool, output_option("--resume", help="Go on with the results in the folder.")
+        bool, output_option("Go on with the results in the folder.", "--resume")
     ] = False,
     overwrite: Annotated[
-        bool, output_option("--overwrite", help="Replace the results in the folder.")
+        bool, output_option("Replace the results in the folder.", "--overwrite")
     ] = False,
 ) -> int:
     """Search live and simulated side by side, and say how far apart they are.
