@@ -37,7 +37,7 @@ NAMES = {
     "gpu": "arborsim.machine.lookup:profile_names",
     "host": "arborsim.machine.lookup:host_names",
     "model": "arborsim.machine.lookup:geometry_names",
-    "calibration": "arborsim.calibrate.load:shipped",
+    "calibration": "arborsim.calibrate.documents:shipped",
 }
 
 

@@ -1,0 +1,189 @@
+"""Options as dataclasses, help by panel, completion of names, and how long a command may be."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+
+import arborsim.cli
+from arborsim.cli.app import COMMANDS, load, main
+from arborsim.cli.command import (
+    NAMES,
+    PanelCommand,
+    argument,
+    command,
+    completing,
+    option,
+    panel,
+)
+
+SOURCES = sorted(Path(arborsim.cli.__file__).parent.glob("*.py"))
+LONGEST_COMMAND = 60
+
+
+@dataclass(frozen=True)
+class Oven:
+    """Options of a test."""
+
+    shelf: Annotated[int, option("Which shelf.")]
+    degrees: Annotated[int, panel("Expert")("How hot.", min=0)] = 180
+    what: Annotated[list[str], option("Repeatable.", "--what", "-w")] = field(
+        default_factory=lambda: ["bread"]
+    )
+
+
+def run(function: object, *arguments: str) -> None:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(cls=PanelCommand)(function)  # type: ignore[type-var]
+    app(list(arguments), standalone_mode=False)
+
+
+def test_fields_are_options_and_come_back_as_their_dataclass() -> None:
+    seen = []
+
+    @command
+    def heat(
+        where: Annotated[str, argument("A kitchen.")],
+        oven: Oven,
+        timer: Annotated[int, option("Minutes.")] = 5,
+    ) -> None:
+        seen.append((where, oven, timer))
+
+    run(heat, "home", "--shelf", "2", "-w", "cake", "--what", "tart")
+    run(heat, "home", "--shelf", "1", "--degrees", "90", "--timer", "9")
+    assert seen == [
+        ("home", Oven(2, 180, ["cake", "tart"]), 5),
+        ("home", Oven(1, 90, ["bread"]), 9),
+    ]
+    with pytest.raises(Exception, match="shelf"):
+        run(heat, "home")
+
+
+def test_the_default_of_a_group_is_the_default_of_its_options() -> None:
+    seen = []
+
+    @command
+    def cool(oven: Oven = Oven(shelf=0, degrees=4, what=["milk"])) -> None:
+        seen.append(oven)
+
+    run(cool)
+    run(cool, "--degrees", "6")
+    assert seen == [Oven(0, 4, ["milk"]), Oven(0, 6, ["milk"])]
+
+
+def test_two_options_of_one_name_are_refused() -> None:
+    def bake(oven: Oven, other: Oven) -> None:
+        """Never run."""
+
+    with pytest.raises(ValueError, match="shelf"):
+        command(bake)
+
+
+@pytest.mark.parametrize("columns", ["80", "160"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_panels_and_fits(
+    name: str,
+    columns: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    panels = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert len(set(panels)) == len(panels)
+    if name in ("replay", "search", "live", "record"):
+        assert panels[-1] == "Expert:"
+        assert "Options:" in panels[:2]
+
+
+def test_every_command_is_listed_with_its_own_first_line() -> None:
+    for name in COMMANDS:
+        assert load(name).help, name
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_names_can_be_completed(kind: str) -> None:
+    complete = completing(kind)
+    known = complete("")
+    assert known
+    assert complete(f"x,{known[-1]}")[0] == f"x,{known[-1]}"
+    assert complete("no such name") == []
+
+
+def test_traces_and_folders_can_be_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "many").mkdir()
+    for name in ("mine.parquet", "mine.txt", "other.parquet"):
+        (tmp_path / name).touch()
+    assert completing("trace")("m") == ["many/", "mine.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("arborsim rep", "replay"),
+        ("arborsim replay --pol", "--policy"),
+        ("arborsim replay --policy full,epik", "full,epikv"),
+        ("arborsim plan --gpu h10", "h100"),
+        ("arborsim live --search tot-b", "tot-bfs"),
+    ],
+)
+def test_a_shell_is_offered_names(typed: str, offered: str) -> None:
+    asked = {"_ARBORSIM_COMPLETE": "complete_bash", "COMP_WORDS": typed,
+             "COMP_CWORD": str(typed.count(" "))}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "arborsim"], env={**os.environ, **asked}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert offered in done.stdout.split(), done.stderr
+
+
+def test_help_imports_no_command_and_a_command_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from arborsim.cli.app import main\n"
+        "main(sys.argv[1:])\n"
+        "heavy = ('numpy', 'pandas', 'pyarrow', 'plotly', 'rich', 'torch', 'simpy')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    for arguments in (["--help"], ["--version"], ["policies", "--help"], ["plan", "--help"]):
+        shown = subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        )
+        assert shown.stdout.splitlines()[-1] == "[]", arguments
+
+
+def commands(tree: ast.Module) -> list[ast.FunctionDef]:
+    """The functions of a file that are commands: called as the file is, or made commands."""
+    return [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and (
+            node.name.rstrip("_") in COMMANDS
+            or any("command" in ast.dump(each) for each in node.decorator_list)
+        )
+    ]
+
+
+def test_a_command_is_its_signature_and_a_few_lines() -> None:
+    found = {}
+    for path in SOURCES:
+        for function in commands(ast.parse(path.read_text())):
+            assert function.end_lineno is not None
+            found[f"{path.stem}.{function.name}"] = function.end_lineno - function.lineno + 1
+    assert {name.partition(".")[0].rstrip("_") for name in found} >= set(COMMANDS)
+    too_long = {name: lines for name, lines in found.items() if lines > LONGEST_COMMAND}
+    assert too_long == {}
