@@ -19,7 +19,7 @@ import torch
 from arborsim.search import make_search
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
-from arborsim_torch.episodes import make_capture
+from arborsim_torch.episodes import capture_at_level
 from arborsim_torch.models import load_model
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
@@ -61,7 +61,7 @@ def run(
         model=model,
         source=source,
         search=make_search(search, **options),
-        capture=None if level is None else make_capture(level, 0, vectors),
+        capture=None if level is None else capture_at_level(level, 0, vectors),
         sampler=Sampler(1.0, (0,)),
         seed=0,
         max_tokens=tokens,

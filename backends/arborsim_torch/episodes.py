@@ -25,7 +25,7 @@ from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.recording_plan import Plan
+from arborsim_torch.recording_plan import RecordingPlan
 from arborsim_torch.sampling import Sampler
 
 _PROGRESS_TOKENS = 64
@@ -91,7 +91,7 @@ class Tally:
 def record_all(
     request: RecordRequest,
     loaded: LoadedModel,
-    plan: Plan,
+    plan: RecordingPlan,
     info: TraceInfo,
     writer: TraceWriter,
     on_progress: Callable[[RecordProgress], None],
@@ -110,7 +110,7 @@ def record_all(
             model=loaded.model,
             source=plan.source,
             search=new_search(request),
-            capture=make_capture(
+            capture=capture_at_level(
                 request.capture,
                 info.attention_top,
                 plan.vector_layers,
@@ -140,7 +140,7 @@ def record_all(
     return tally.progress()
 
 
-def make_capture(
+def capture_at_level(
     level: Level,
     top: int,
     vector_layers: tuple[int, ...] = (),
@@ -153,7 +153,7 @@ def make_capture(
     return Capture(top, vector_layers, row_layers)
 
 
-def trace_info(request: RecordRequest, loaded: LoadedModel, plan: Plan) -> TraceInfo:
+def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan) -> TraceInfo:
     tree = request.capture is Level.TREE
     device = loaded.model.device
     return TraceInfo(
@@ -213,7 +213,7 @@ def _parameters(request: RecordRequest) -> dict[str, object]:
     return {**options, "dedupe": dedupe}
 
 
-def _scoring_models(request: RecordRequest, plan: Plan) -> dict[str, str | int]:
+def _scoring_models(request: RecordRequest, plan: RecordingPlan) -> dict[str, str | int]:
     """What scores and embeds thoughts, where it is not what does so by default."""
     found: dict[str, str | int] = {}
     if request.reward.name:

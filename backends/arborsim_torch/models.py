@@ -14,6 +14,7 @@ import transformers
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
+from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.reference.tasks import Task
 
 #: ``config.model_type`` of the models whose attention the decoder knows.
@@ -21,7 +22,8 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 REFERENCES = ("chain", "game24")
 CONFIG = "config:"  #: before the name of a geometry: random weights
 _RANDOM_STD = 0.02
-ROOM = 0.8  # share of the free memory that weights may take
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl")
+_ROOM = 0.8  # share of the free memory that weights may take
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
 }  # fmt: skip
@@ -185,7 +187,12 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     config = AutoConfig.for_model(kind, **{"max_position_embeddings": 1 << 20, **raw})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=chosen)
-    _check_room(f"--model {CONFIG}{name}", model, device)
+    check_room(
+        f"--model {CONFIG}{name}",
+        sum(p.numel() * p.element_size() for p in model.parameters()),
+        device,
+        "use a smaller geometry, --dtype bfloat16, or another device",
+    )
     model = model.to_empty(device=device)
     generator = torch.Generator(device=model.device).manual_seed(0)
     with torch.no_grad():
@@ -199,27 +206,45 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     return LoadedModel(f"{name} (random weights)", model.eval(), random_weights=True)
 
 
-def _check_room(what: str, model: Any, device: str) -> None:
-    """Refuse weights that the device has no memory for, before anything is allocated."""
-    needed = sum(p.numel() * p.element_size() for p in model.parameters())
-    free = free_bytes(device)
-    if free is not None and needed > ROOM * free:
+def check_files(option: str, folder: str, needed: tuple[str, ...], what: str) -> Path:
+    """The folder, if it holds the `needed` files and its weights as safetensors.
+
+    Raises
+    ------
+    UsageError
+        One line that says what is missing.
+    """
+    path = Path(folder)
+    if not path.exists():
+        raise UsageError(f"{option}: no such folder")
+    if not path.is_dir():
+        raise UsageError(f"{option}: expected a folder with {what}, but that is a file")
+    for file in needed:
+        if not (path / file).is_file():
+            raise UsageError(f"{option}: not {what}: it has no {file}")
+    if not any(path.rglob("*.safetensors")):
+        pickled = any(next(path.rglob(pattern), None) for pattern in _PICKLED)
         raise UsageError(
-            f"{what}: its weights take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free on "
-            f"{device}: use a smaller geometry, --dtype bfloat16, or another device"
+            f"{option}: it has no *.safetensors"
+            + (": pickled weights can run code and are not loaded: convert them" if pickled else "")
         )
+    return path
 
 
-def free_bytes(device: str) -> int | None:
-    """Free memory of a device; None where it is not known."""
-    if device.startswith("cuda"):
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+def check_room(option: str, needed_bytes: int, device: str, advice: str) -> None:
+    """Refuse weights that the device has no memory for, before anything is allocated.
+
+    Raises
+    ------
+    UsageError
+        What is needed, what is free, and the advice.
+    """
+    free = free_bytes(device)
+    if free is not None and needed_bytes > _ROOM * free:
+        raise UsageError(
+            f"{option}: its weights take {needed_bytes / 1e9:.1f} GB, but {free / 1e9:.1f} GB are "
+            f"free on {device}: {advice}"
+        )
 
 
 def _restore_buffers(model: Any, config: Any) -> None:

@@ -63,8 +63,8 @@ class PrefixDecoder:
         self._inner = TreeDecoder(model, _Watcher(self), prefill_block, cache)
         self._at: dict[int, int] = {}  # leaf or complete node -> its last token's prefix
         self._next: dict[tuple[int, int], int] = {}  # (prefix, token) -> prefix
-        self._logits = _Rows()  # by prefix
-        self._last = _Rows()
+        self._logits = _GrowingRows()  # by prefix
+        self._last = _GrowingRows()
         self._seen: list[tuple[PassContext, Tensor]] = []
 
     def prefill(
@@ -152,7 +152,7 @@ class _Watcher:
         self._outer.saw(state, last)
 
 
-class _Rows:
+class _GrowingRows:
     """Rows of a tensor that grows."""
 
     def __init__(self) -> None:

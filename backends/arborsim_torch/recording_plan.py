@@ -22,7 +22,7 @@ _DEFAULT_PROMPT_TOKENS = 512  # of random ones
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """What follows from a request once the model is there.
 
     `reward` and `embedder` are None where the source scores thoughts and the model embeds them.
@@ -43,7 +43,9 @@ class Plan:
         return tuple(usage for usage in used if usage is not None)
 
 
-def make_plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Plan:
+def make_plan(
+    request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None
+) -> RecordingPlan:
     """The plan of `request` for a loaded model.
 
     Raises
@@ -79,7 +81,7 @@ def make_plan(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | 
         layers = _existing("--qkv-layers", chosen, loaded)
     row_layers = _row_layers(request, loaded, longest + max_tokens)
     embedder = load_embedder(request.embed, request.device) if request.embed else None
-    return Plan(
+    return RecordingPlan(
         source, episodes, max_tokens, sparse, layers, row_layers,
         _reward(request, loaded, source), embedder,
     )  # fmt: skip

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from arborsim.core.tiers import RECALLS
 from benchmarks.gpu import decisions, kernels, masking
 from benchmarks.gpu.journal import Facts, Journal
 from tests.live.scattered_cases import Case
 
 GROUPINGS = ("shared", "layer", "head")
-RECALLS = ("stage", "stream", "near", "ondemand")
 _FEW_POLICIES = ("full", "streaming-llm", "h2o", "epikv", "hierarchy", "arkv", "arborkv")
 _MIB = 1 << 20
 _LIMIT_S = 60.0  # of one check: Triton compiles a kernel per kind of case

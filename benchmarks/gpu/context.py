@@ -18,7 +18,7 @@ from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.context import PassContext
 from arborsim_torch.decoder import Pass, TreeDecoder, run_together
-from arborsim_torch.hardware.memory import free_bytes
+from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.models import LoadedModel, geometry
 from benchmarks.gpu.journal import Facts, out_of_memory, peaks, release, reset_peak, synchronize
 
@@ -63,7 +63,7 @@ class Prober:
 
     def ceiling(self) -> int:
         """A length that cannot fit: its cache, or one matrix in 16 bits, takes all free memory."""
-        room, shape = free_bytes(self.loaded.model.device), geometry(self.loaded)
+        room, shape = usable_bytes(self.loaded.model.device), geometry(self.loaded)
         longest = room // shape.kv_bytes_per_token
         if self.kind == "n x n rows":
             longest = min(longest, math.isqrt(room // (2 * shape.heads)))

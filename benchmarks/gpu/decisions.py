@@ -25,7 +25,7 @@ from arborsim.search import make_search
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller
+from arborsim_torch.live.policy_search import SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.live.shadow import ShadowController
 from arborsim_torch.models import LoadedModel, geometry, load_model
 from arborsim_torch.recording import EpisodeResult
@@ -103,7 +103,7 @@ def _search(
         _shadow_controller(policy, loaded, task.budget_tokens, log)
         for policy, log in zip(policies, logs, strict=True)
     ]
-    capture = make_capture(needs | ALL_SIGNALS, layers, 0, setup.make_search(), keep=True)
+    capture = capture_of_signals(needs | ALL_SIGNALS, layers, 0, setup.make_search(), keep=True)
     feed = Feed(shadows, capture, needs, layers)  # type: ignore[arg-type]
     asked = setup.source.problem(problem)
     episode = setup.recorder(asked, capture, feed, None).run(asked)

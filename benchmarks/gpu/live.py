@@ -25,7 +25,7 @@ from arborsim.search import make_search
 from arborsim.validate.dual import PARTS, DualExecutor
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.cache.mover import Mover
-from arborsim_torch.hardware.memory import free_bytes
+from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import (
     CacheOptions,
@@ -127,7 +127,7 @@ def too_large_for_host(arm: Arm, load: Load, loaded: LoadedModel) -> str:
     shape = geometry(loaded)
     tokens = load.prompt_tokens + load.new_tokens
     per_token = shape.layers * shape.head_dim * (4 * shape.heads + 12 * shape.kv_heads)
-    room = free_bytes(torch.device("cpu")) // 2
+    room = usable_bytes(torch.device("cpu")) // 2
     if tokens * per_token <= room:
         return ""
     return (

@@ -413,13 +413,13 @@ class TestMeasuring:
         loaded, notes = loading.load_for_timing(request)
         assert (loaded.model.config.num_hidden_layers, notes) == (6, ())
         size = CHAIN.weight_bytes
-        monkeypatch.setattr(loading, "free_bytes", lambda device: int(1.3 * size))
+        monkeypatch.setattr(loading, "usable_bytes", lambda device: int(1.3 * size))
         loaded, notes = loading.load_for_timing(request)
         weights = sum(p.numel() * p.element_size() for p in loaded.model.parameters())
         assert loaded.model.config.num_hidden_layers == 3  # 0.65 of 6, rounded down
         assert loaded.model.config.vocab_size == CHAIN.vocab // 2
         assert 0.45 * size < weights < 0.55 * size
         assert notes[0].startswith(f"{loaded.model.config.num_hidden_layers} of the model's 6")
-        monkeypatch.setattr(loading, "free_bytes", lambda device: size // 8)
+        monkeypatch.setattr(loading, "usable_bytes", lambda device: size // 8)
         with pytest.raises(UsageError, match="not even 2 layers"):
             loading.load_for_timing(request)

@@ -24,7 +24,7 @@ def compile_attend(stored: str, rows: int):
     types = {
         "q": "*bf16", "k": f"*{stored}", "v": f"*{stored}", "k_scale": factors, "v_scale": factors,
     }  # fmt: skip
-    cut = scattered_triton.plan(32_768, rows, 8, 128, 2, 132)
+    cut = scattered_triton.launch_shape(32_768, rows, 8, 128, 2, 132)
     constants = {
         "GROUP": 4, "DIM": 128, "BLOCK_DIM": 128, "BLOCK_ROWS": cut.block_rows, "BLOCK": cut.block,
         "SCALED": scaled, "FP8": scaled, "MASKED": True, "LOGITS": True, "FACTOR": tl.bfloat16,

@@ -4,14 +4,13 @@ import math
 from itertools import pairwise
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
 from arborsim_torch.kernels import fused
 from arborsim_torch.kernels.dense import attend, attend_with_mass
-from arborsim_torch.kernels.flash import attend_flash, attend_prefill, choose, column_sums
+from arborsim_torch.kernels.flash import attend_flash, attend_prefill, choose
 from arborsim_torch.kernels.merge import merge
 
 from .oracle_attention import assert_near, by_group, literal, numbers
@@ -175,28 +174,6 @@ def test_an_unknown_kernel_is_refused_by_name():
     q, k = torch.zeros(1, 1, 1, 8), torch.zeros(1, 3, 8)
     with pytest.raises(ValueError, match="no attention kernel 'flush'; there are dense, torch-cpu"):
         attend_flash(q, k, k, 1.0, kernel="flush")
-
-
-@few
-@given(problems(), st.one_of(st.none(), st.integers(-3, 9)), st.sampled_from([1, 40, 10**6]))
-def test_column_sums_are_those_of_the_rows(case, offset, tile):
-    q, k, v = case
-    mask = None if offset is None else causal_mask(q, k, offset)
-    _, lse, weights = literal(q, k, v, SCALE, mask)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arborsim_torch.kernels.flash._TILE_ELEMENTS", tile)
-        patch.setattr("arborsim_torch.kernels.flash._TILE_KEYS", 1 + tile % 7)
-        found = column_sums(q, k, torch.from_numpy(lse).float(), SCALE, offset)
-    per_group = by_group(weights, len(k)) * (q.shape[1] // len(k))
-    assert_near(found, per_group.sum((0, 2)))
-
-
-def test_the_sums_of_all_columns_are_the_number_of_queries():
-    q, k, v = numbers(1, 1, 4, 50, 16), numbers(2, 2, 80, 16), numbers(3, 2, 80, 16)
-    past = (k[:, :30], v[:, :30])
-    _, lse = attend_prefill(q, k[:, 30:], v[:, 30:], SCALE, past)
-    sums = column_sums(q, k, lse, SCALE, causal_offset=30)
-    np.testing.assert_allclose(sums.sum(1), 2 * 50, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_host_attention_in_tiles_is_the_definition(case, tile, background):
     q, k, v, index, mask = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(near, "_TILE_TOKENS", tile)
-        with NearAttention(torch.device("cpu"), background=background, threads=1) as attention:
+        with NearAttention(torch.device("cpu"), background=background) as attention:
             out, lse = attention.start(q, k, v, index, SCALE, mask).result()
     expected = wanted(*case)
     assert_near(out, expected[0])

@@ -173,9 +173,9 @@ def test_the_kernels_are_used_where_they_can_run(monkeypatch, capability, dtype,
 def test_a_plan_covers_all_tokens_and_rows_and_fills_the_gpu(
     n, rows, kv_heads, dim, itemsize, processors
 ):
-    from arborsim_torch.kernels.scattered_triton import plan
+    from arborsim_torch.kernels.scattered_triton import launch_shape
 
-    cut = plan(n, rows, kv_heads, dim, itemsize, processors)
+    cut = launch_shape(n, rows, kv_heads, dim, itemsize, processors)
     assert (cut.splits - 1) * cut.per_split < n <= cut.splits * cut.per_split
     assert cut.per_split % cut.block == 0
     assert (cut.row_blocks - 1) * cut.block_rows < rows <= cut.row_blocks * cut.block_rows

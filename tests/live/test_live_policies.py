@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.tiers import RECALLS
 from arborsim.policies.registry import available, build
 from arborsim.search import make_search
-from arborsim_torch.cache.tiered import RECALLS
 from arborsim_torch.live.policy_search import (
     CacheOptions,
     Ended,

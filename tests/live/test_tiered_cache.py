@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import RECALLS, Tier
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.cache.slots import SlotTable
-from arborsim_torch.cache.tiered import RECALLS, TieredCache
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.tiers.link import HostLink
 from tests.live.tiny import HEADS, KV_HEADS, LAYERS, VOCAB, plain_copy, tiny_model, torch

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from arborsim.core.errors import UsageError  # noqa: E402
-from benchmarks.gpu.checks import RECALLS  # noqa: E402
+from arborsim.core.tiers import RECALLS  # noqa: E402
 from benchmarks.gpu.context import longest_context  # noqa: E402
 from benchmarks.gpu.decisions import TASKS, compare_decisions  # noqa: E402
 from benchmarks.gpu.journal import Journal, OutOfTime, time_limit  # noqa: E402

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from arborsim_torch.reference import get_task, load, weights_path
 from arborsim_torch.reference.curriculum import Stage
 from arborsim_torch.reference.decoder import generate
-from arborsim_torch.reference.evaluate import clopper_pearson, judge_all, tree_of_thoughts
+from arborsim_torch.reference.evaluate import judge_all, tree_of_thoughts
 from arborsim_torch.reference.export import export
 from arborsim_torch.reference.model import make_config, make_model
 from arborsim_torch.reference.muon import orthogonalise
@@ -140,13 +140,6 @@ def test_sampling_does_not_depend_on_batches():
     assert [g.tokens for g in whole] == [g.tokens for g in parts]
     with pytest.raises(ValueError, match="seed"):
         generate(model, task, problems, temperature=1.0)
-
-
-def test_clopper_pearson():
-    low, high = clopper_pearson(8, 10)
-    assert (low, high) == pytest.approx((0.4439, 0.9748), abs=1e-4)
-    assert clopper_pearson(0, 5)[0] == 0.0
-    assert clopper_pearson(5, 5)[1] == 1.0
 
 
 @pytest.mark.parametrize("name", ["chain", "game24"])

@@ -89,7 +89,7 @@ def test_what_cannot_work_is_one_line(
     (prm / "model.safetensors").write_bytes(b"damaged")
     assert "cannot be loaded" in said(prm, "--reward-token", "ки")
 
-    monkeypatch.setattr("arborsim_torch.rewards.folder.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("arborsim_torch.models.free_bytes", lambda device: 1000)
     assert "GB are free on cpu" in said(one)
 
 

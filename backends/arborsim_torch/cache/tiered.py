@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from arborsim.core.errors import UnknownName
+from arborsim.core.tiers import RECALLS
 from arborsim.core.tree import GrowingArray, GrowingTable, ThoughtTree
 from arborsim_torch.cache.forward import AttentionMetadata, SlotWriter, SpanWriter
 from arborsim_torch.cache.gather import GatherPlan, GatherReader
@@ -30,8 +31,6 @@ from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.codec import Codec, Fp8
 from arborsim_torch.tiers.copies import to_device
 from arborsim_torch.tiers.link import HostLink
-
-RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 class TieredCache:

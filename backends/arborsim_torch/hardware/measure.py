@@ -16,7 +16,7 @@ from arborsim.calibrate.hardware import HardwareMeasurements, HardwareRequest, K
 from arborsim.calibrate.policy_cost import PolicyTime
 from arborsim.core.errors import UsageError
 from arborsim.trace.schema import Geometry
-from arborsim_torch.hardware import attention, matrices, tokens
+from arborsim_torch.hardware import kernels
 from arborsim_torch.hardware.memory import installed_bytes
 from arborsim_torch.hardware.model import load_for_timing
 from arborsim_torch.hardware.passes import make_design, time_passes
@@ -46,7 +46,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
         timer = Timer(device, 2, 5, 0.1) if quick else Timer(device, 3, 5, 0.6)
         shape, tell = geometry(loaded), _Steps(on_progress)
         link = measure_link(timer, quick, tell)
-        kernels = _kernels(timer, loaded, shape, quick, tell)
+        measured = _kernels(timer, loaded, shape, quick, tell)
         passes, left_out = time_passes(
             timer,
             loaded.model,
@@ -63,7 +63,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
         host_memory_bytes=installed_bytes(torch.device("cpu")),
         versions=software("numpy", "torch", "transformers"),
         link=link,
-        kernels=kernels,
+        kernels=measured,
         passes=tuple(passes),
         notes=(*notes, *left_out, *too_slow),
         policies=policies,
@@ -87,20 +87,20 @@ def _kernels(
     dtype = loaded.model.dtype
     host = Timer(torch.device("cpu"), timer.rounds, timer.repeats, timer.limit_s)
     tell("matrix products")
-    flops = matrices.matrix_flops(timer, dtype, quick)
+    flops = kernels.matrix_flops(timer, dtype, quick)
     tell("reading memory")
-    read, copied = matrices.read_rates(timer, quick), matrices.copy_rates(timer, quick)
-    host_read = read if timer.device.type == "cpu" else matrices.read_rates(host, quick)
+    read, copied = kernels.read_rates(timer, quick), kernels.copy_rates(timer, quick)
+    host_read = read if timer.device.type == "cpu" else kernels.read_rates(host, quick)
     tell("weights")
-    weights = matrices.weights_rate(timer, loaded.model)
+    weights = kernels.weights_rate(timer, loaded.model)
     tell("attention")
-    kv = attention.kv_rates(timer, shape, dtype, quick)
-    eager = attention.eager_rates(timer, shape, quick)
+    kv = kernels.kv_rates(timer, shape, dtype, quick)
+    eager = kernels.eager_rates(timer, shape, quick)
     tell("8 bits")
-    written, dequantised = tokens.codec_rates(timer, shape, dtype)
+    written, dequantised = kernels.codec_rates(timer, shape, dtype)
     tell("gathering and choosing")
-    gathered = tokens.gather_rates(timer, shape, dtype, quick)
-    top_k, argpartition = tokens.choice_s(timer, quick)
+    gathered = kernels.gather_rates(timer, shape, dtype, quick)
+    top_k, argpartition = kernels.choice_s(timer, quick)
     return Kernels(
         flops, read, copied, host_read, weights, kv, eager, written, dequantised, gathered,
         top_k, argpartition,

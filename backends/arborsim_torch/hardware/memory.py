@@ -17,20 +17,25 @@ def installed_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def free_bytes(device: torch.device) -> int:
-    """What is free there now."""
-    if device.type == "cuda":
+def free_bytes(device: torch.device | str) -> int | None:
+    """Free memory of a GPU, or of the host; None where it is not known."""
+    if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:  # no Linux
-        pass
-    return installed_bytes(device) // 2
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Free memory of a GPU, or of the host: half of what is installed where it is not known."""
+    free = free_bytes(device)
+    return installed_bytes(device) // 2 if free is None else free
 
 
 def sizes_that_fit(sizes: tuple[int, ...], copies: int, *devices: torch.device) -> tuple[int, ...]:
     """The sizes of which `copies` buffers are a small part of what is free; at least the first."""
-    room = min(free_bytes(device) for device in devices) * _SHARE
+    room = min(usable_bytes(device) for device in devices) * _SHARE
     return tuple(size for i, size in enumerate(sizes) if i == 0 or copies * size <= room)

@@ -15,7 +15,7 @@ import torch
 from arborsim.calibrate.hardware import HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import config_of, load_geometry
-from arborsim_torch.hardware.memory import free_bytes
+from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.models import CONFIG, LoadedModel, check_device, load_model
 
 _GIB = 1 << 30
@@ -37,7 +37,7 @@ def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, .
     if not request.model.startswith(CONFIG):
         loaded = load_model(request.model, "", request.device)
         return _deep_enough(loaded), ()
-    room = int(free_bytes(device) * _SHARE)
+    room = int(usable_bytes(device) * _SHARE)
     if device.type == "cpu":
         room = min(room, _ON_CPU)
     name = request.model.removeprefix(CONFIG)
@@ -101,7 +101,7 @@ class Counted:
 def first_layers(model: Any, layers: int) -> Iterator[Counted]:
     """The model cut to its first layers; yields what they count for."""
     whole, depth = model.model.layers, model.config.num_hidden_layers
-    all_of_it, before = count(model), _multiplied(model)
+    all_of_it, before = count_parameters(model), _multiplied(model)
     model.model.layers, model.config.num_hidden_layers = whole[:layers], layers
     try:
         now = _multiplied(model)
@@ -110,7 +110,7 @@ def first_layers(model: Any, layers: int) -> Iterator[Counted]:
         model.model.layers, model.config.num_hidden_layers = whole, depth
 
 
-def count(model: Any) -> int:
+def count_parameters(model: Any) -> int:
     """All parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 

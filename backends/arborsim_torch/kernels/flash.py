@@ -9,14 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arborsim_torch.kernels.dense import attend, pack, unpack, wide_product
+from arborsim_torch.kernels.dense import attend, pack, unpack
 from arborsim_torch.kernels.fused import KERNELS, Choice, Kernel, choose
-from arborsim_torch.kernels.merge import accumulator, finite, merge
+from arborsim_torch.kernels.merge import accumulator, merge
 
-__all__ = ["Choice", "attend_flash", "attend_prefill", "choose", "column_sums"]
-
-_TILE_ELEMENTS = 1 << 24  # 64 MiB of float32 logits at a time
-_TILE_KEYS = 4096
+__all__ = ["Choice", "attend_flash", "attend_prefill", "choose"]
 
 
 def attend_flash(
@@ -100,59 +97,6 @@ def attend_prefill(
         return own
     past = attend_flash(q, *history, scale, kernel=kernel)
     return merge((past[0], own[0]), (past[1], own[1]))
-
-
-def column_sums(
-    q: Tensor, k: Tensor, lse: Tensor, scale: float, causal_offset: int | None = None
-) -> Tensor:
-    """The attention that each key received, summed over sequences, queries and heads of its group.
-
-    A second pass over the logits, in tiles, with the log-sum-exp of the first: what scores by
-    attention need of a prefill, without its rows.
-
-    Parameters
-    ----------
-    q : Tensor ``[seqs, heads, queries, head_dim]``
-    k : Tensor ``[kv_heads, n, head_dim]``
-    lse : Tensor ``[seqs, heads, queries]``
-        Over all keys that the query read, of which `k` may be a part.
-    scale : float
-    causal_offset : int or None
-        Query i reads the keys j <= i + causal_offset; None if every query reads all.
-
-    Returns
-    -------
-    float32 Tensor ``[kv_heads, n]``
-        float64 if `q` is.
-    """
-    seqs, heads, queries, _ = q.shape
-    kv_heads, n, _ = k.shape
-    sums = q.new_zeros((kv_heads, n), dtype=accumulator(q.dtype))
-    width = max(1, min(n, _TILE_KEYS))
-    height = max(1, _TILE_ELEMENTS // max(1, seqs * heads * width))
-    for top in range(0, queries, height):
-        rows = slice(top, min(top + height, queries))
-        packed = pack(q[:, :, rows], kv_heads)
-        norm = pack(lse[:, :, rows, None].to(sums.dtype), kv_heads)
-        for left in range(0, n, width):
-            columns = slice(left, min(left + width, n))
-            if causal_offset is not None and left > rows.stop - 1 + causal_offset:
-                break  # these keys are later than every query of the tile
-            logits = wide_product(packed, k[:, columns].transpose(1, 2)).mul_(scale)
-            _hide_future(logits, rows, columns, causal_offset)
-            # A query that read nothing has -inf here and adds nothing.
-            weights = logits.sub_(finite(norm)).exp_().masked_fill_(norm == float("-inf"), 0.0)
-            sums[:, columns] += weights.sum(1)
-    return sums
-
-
-def _hide_future(logits: Tensor, rows: slice, columns: slice, offset: int | None) -> None:
-    if offset is None or columns.stop - 1 <= rows.start + offset:
-        return
-    query = torch.arange(rows.start, rows.stop, device=logits.device)[:, None]
-    key = torch.arange(columns.start, columns.stop, device=logits.device)
-    tiles = logits.view(len(logits), -1, len(query), len(key))
-    tiles.masked_fill_(key > query + offset, float("-inf"))
 
 
 def _triangle(n: int, device: torch.device) -> Tensor:

@@ -123,21 +123,14 @@ class NearAttention:
     background : bool or None
         Whether the CPU works in a thread; None for: exactly if the queries are on CUDA, since on
         the CPU there is nothing to overlap with.
-    threads : int or None
-        Of the CPU's work in the background; None for PyTorch's default.
     """
 
-    def __init__(
-        self, device: torch.device, *, background: bool | None = None, threads: int | None = None
-    ) -> None:
+    def __init__(self, device: torch.device, *, background: bool | None = None) -> None:
         self.device = torch.device(device)
         self._cuda = self.device.type == "cuda"
         self._worker: ThreadPoolExecutor | None = None
         if self._cuda if background is None else background:
-            setup: dict[str, Any] = {}
-            if threads is not None:
-                setup = {"initializer": torch.set_num_threads, "initargs": (threads,)}
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="near-attention", **setup)
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="near-attention")
         if self._cuda:
             # Two, so that results of one layer do not queue behind the queries of the next.
             self._down, self._up = _streams(self.device)

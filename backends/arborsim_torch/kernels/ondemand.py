@@ -24,8 +24,7 @@ class PageBounds:
     kv_heads : int
     head_dim : int
     dtype : torch.dtype
-        Of the keys (as attention reads them, hence decoded ones).
-    device : torch.device
+        Of the keys (as attention reads them, hence decoded ones), which are on the host.
 
     Attributes
     ----------
@@ -40,14 +39,13 @@ class PageBounds:
         kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
-        device: torch.device | str = "cpu",
     ) -> None:
         shape = (kv_heads, pages, head_dim)
         # Finite, so that the bound of an empty page is -inf or just low, but never 0 x inf = NaN.
         self._extreme = torch.finfo(dtype).max
-        self.low = torch.full(shape, self._extreme, dtype=dtype, device=device)
-        self.high = torch.full(shape, -self._extreme, dtype=dtype, device=device)
-        self.filled = torch.zeros(shape[:2], dtype=torch.bool, device=device)
+        self.low = torch.full(shape, self._extreme, dtype=dtype)
+        self.high = torch.full(shape, -self._extreme, dtype=dtype)
+        self.filled = torch.zeros(shape[:2], dtype=torch.bool)
 
     def update(self, page: int | Tensor, keys: Tensor) -> None:
         """Take keys into the bounds of their pages.

@@ -24,7 +24,7 @@ _MOST_SPLITS = 128  # their outputs are merged in registers
 _PROGRAMS_PER_SM = 2
 
 
-class Plan(NamedTuple):
+class LaunchShape(NamedTuple):
     """How a call is cut into programs.
 
     Attributes
@@ -48,7 +48,9 @@ class Plan(NamedTuple):
     warps: int
 
 
-def plan(n: int, rows: int, kv_heads: int, dim: int, itemsize: int, processors: int) -> Plan:
+def launch_shape(
+    n: int, rows: int, kv_heads: int, dim: int, itemsize: int, processors: int
+) -> LaunchShape:
     """Cut `n` > 0 tokens so that `processors` streaming multiprocessors all have work.
 
     Blocks are as large as the registers of compute capability 9.0 hold (64 rows spill 24 bytes).
@@ -73,7 +75,7 @@ def plan(n: int, rows: int, kv_heads: int, dim: int, itemsize: int, processors: 
     blocks = triton.cdiv(n, block)
     per_split = block * triton.cdiv(blocks, min(wanted, blocks, _MOST_SPLITS))
     warps = 4 if itemsize == 2 and block_rows == 16 else 8
-    return Plan(block, block_rows, row_blocks, per_split, triton.cdiv(n, per_split), warps)
+    return LaunchShape(block, block_rows, row_blocks, per_split, triton.cdiv(n, per_split), warps)
 
 
 def attend_scattered_triton(
@@ -101,7 +103,7 @@ def attend_scattered_triton(
     mass = _wide(q, seqs, kv_heads, n) if want_mass else None
     if n == 0 or seqs == 0:
         return out.zero_(), lse.fill_(float("-inf")), mass
-    cut = plan(n, rows, kv_heads, dim, q.element_size(), _processors(q.device))
+    cut = launch_shape(n, rows, kv_heads, dim, q.element_size(), _processors(q.device))
     part_out = _wide(q, cut.splits, kv_heads, rows, dim)
     part_lse = _wide(q, cut.splits, kv_heads, rows)
     logits = _wide(q, kv_heads, rows, n) if want_mass else part_lse

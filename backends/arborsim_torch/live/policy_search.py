@@ -158,7 +158,7 @@ class _Readable:
         return np.asarray(np.broadcast_to(held[:, None], shape))
 
 
-def make_capture(
+def capture_of_signals(
     needs: frozenset[Signal], layers: tuple[int, ...], top: int, search: Search, keep: bool = False
 ) -> Capture | None:
     """What takes the signals that policies read; None if they read none.
@@ -210,7 +210,7 @@ class PolicySearch:
         layers = tuple(range(layout.layers))
         needs = policy.reads()
         search = setup.make_search()
-        capture = make_capture(needs, layers, setup.attention_top, search)
+        capture = capture_of_signals(needs, layers, setup.attention_top, search)
         in_ddr = any(tier.in_ddr for tier in policy.method.tiers)
         self._link = HostLink(layout.device)
         self.cache = TieredCache(

@@ -29,7 +29,7 @@ from arborsim_torch.live.policy_search import (
     run_batched,
 )
 from arborsim_torch.models import LoadedModel, geometry
-from arborsim_torch.recording_plan import DENSE_UP_TO, Plan
+from arborsim_torch.recording_plan import DENSE_UP_TO, RecordingPlan
 
 #: Of an episode and a cell: meters for its controller.
 MetersOf = Callable[[int, Cell], Sequence[Meter]]
@@ -59,12 +59,12 @@ def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
     )
 
 
-def numbers(request: LiveRequest, plan: Plan) -> range:
+def numbers(request: LiveRequest, plan: RecordingPlan) -> range:
     """The problems to search."""
     return range(request.first, request.first + plan.episodes)
 
 
-def make_setup(request: LiveRequest, loaded: LoadedModel, plan: Plan) -> SearchSetup:
+def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -> SearchSetup:
     """What every policy searches."""
     longest = plan.max_tokens + max(
         len(plan.source.problem(i).prompt) for i in numbers(request, plan)
@@ -93,7 +93,7 @@ class LiveRun:
     ----------
     request : LiveRequest
     loaded : LoadedModel
-    plan : Plan
+    plan : RecordingPlan
         Problems and lengths, checked against the model.
     watch : LiveObserver
     meters : callable, optional
@@ -104,7 +104,7 @@ class LiveRun:
         self,
         request: LiveRequest,
         loaded: LoadedModel,
-        plan: Plan,
+        plan: RecordingPlan,
         watch: LiveObserver,
         meters: MetersOf | None = None,
     ) -> None:

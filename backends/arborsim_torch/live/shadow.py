@@ -25,11 +25,11 @@ from arborsim.trace.schema import Capture, TraceInfo
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
-from arborsim_torch.live.policy_search import SearchSetup, make_capture, make_controller
+from arborsim_torch.live.policy_search import SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.live.run import MetersOf, facts, make_setup, numbers
 from arborsim_torch.models import LoadedModel
 from arborsim_torch.recording import EpisodeResult
-from arborsim_torch.recording_plan import Plan
+from arborsim_torch.recording_plan import RecordingPlan
 from arborsim_torch.reference.tasks import Problem
 
 _NOWHERE = Path("nowhere.parquet")
@@ -67,7 +67,7 @@ class ShadowRun:
     request : LiveRequest
         With a `machine`.
     loaded : LoadedModel
-    plan : Plan
+    plan : RecordingPlan
     info : TraceInfo
         Of the trace that is recorded, or would be.
     watch : LiveObserver
@@ -79,7 +79,7 @@ class ShadowRun:
         self,
         request: LiveRequest,
         loaded: LoadedModel,
-        plan: Plan,
+        plan: RecordingPlan,
         info: TraceInfo,
         watch: LiveObserver,
         meters: MetersOf | None = None,
@@ -160,7 +160,7 @@ class ShadowRun:
         needs = self._needs | ALL_SIGNALS if keep else self._needs
         if keep and self.info.qkv_layers:  # a trace can hold more than the policies read
             needs |= _VECTORS
-        capture = make_capture(needs, layers, setup.attention_top, setup.make_search(), keep)
+        capture = capture_of_signals(needs, layers, setup.attention_top, setup.make_search(), keep)
         feed = Feed(shadows, capture, self._needs, layers)
         return setup.recorder(problem, capture, feed, None, on_tokens).run(problem)
 

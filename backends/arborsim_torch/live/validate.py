@@ -41,7 +41,7 @@ from arborsim_torch.live.policy_search import (
 from arborsim_torch.live.run import facts, make_setup, numbers
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.models import LoadedModel
-from arborsim_torch.recording_plan import Plan
+from arborsim_torch.recording_plan import RecordingPlan
 
 _SERIES_POINTS = 48
 
@@ -67,7 +67,7 @@ class ValidationRun:
     request : LiveRequest
         With a `machine`, whose profile is that of the device for the seconds to mean anything.
     loaded : LoadedModel
-    plan : Plan
+    plan : RecordingPlan
     info : TraceInfo
         Of the recordings that are replayed: plans per layer or head are about its captured layers,
         so that they must be all of the model's.
@@ -78,7 +78,7 @@ class ValidationRun:
         self,
         request: LiveRequest,
         loaded: LoadedModel,
-        plan: Plan,
+        plan: RecordingPlan,
         info: TraceInfo,
         watch: ValidationObserver,
     ) -> None:

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from .programs import MODULUS, NAMES, Program, random_program
-from .tasks import BOS, EOS, PAD, SPLIT_SEEDS, Problem, ValueReadout, Verdict, Vocabulary
+from .tasks import BOS, EOS, PAD, SPLIT_SEEDS, Problem, ValueReadout, Verdict, Vocabulary, WordTask
 
-PROMPT_LINE_TOKENS = 5
 LINE_TOKENS = 9
 ANSWER_TOKENS = 3
 _TASK_SEED = 0x636861696E
@@ -37,7 +36,7 @@ def _make_vocabulary() -> Vocabulary:
     return Vocabulary([PAD, BOS, EOS, "?", "+", "-", *map(str, range(MODULUS)), *names])
 
 
-class ChainTask:
+class ChainTask(WordTask):
     """Evaluate what is needed of a random program, and answer.
 
     Parameters
@@ -54,10 +53,7 @@ class ChainTask:
     def __init__(self, lines: int = 96, lines_per_thought: int = 4) -> None:
         if lines_per_thought < 1:
             raise ValueError("lines_per_thought must be at least 1")
-        self.vocab = _make_vocabulary()
-        self.vocab_size = len(self.vocab)
-        self.eos_id = self.vocab.eos_id
-        self.pad_id = self.vocab.pad_id
+        super().__init__(_make_vocabulary())
         self.lines = lines
         self.lines_per_thought = lines_per_thought
         self.step_tokens = lines_per_thought * LINE_TOKENS
@@ -197,10 +193,6 @@ class ChainTask:
     def value_from_model(self, next_token_logits: Any) -> Any:
         """Raise ValueError: this task's model states no value."""
         raise ValueError("chain models state no value; score states with noisy_value")
-
-    def text(self, ids: Iterable[int]) -> str:
-        """Return ids as words."""
-        return self.vocab.decode(ids)
 
     def _operand(self, program: Program, kind: str, operand: int) -> int:
         if operand < 0:

@@ -30,7 +30,7 @@ class Example(NamedTuple):
     kinds: list[int]
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Examples of similar length, padded at the right: arrays (batch, T)."""
 
     ids: np.ndarray
@@ -214,7 +214,7 @@ _MAKERS: dict[str, Callable[..., Example]] = {
 }
 
 
-def make_pool(task: Task, stage: Stage, seed: tuple[int, ...]) -> list[Batch]:
+def make_pool(task: Task, stage: Stage, seed: tuple[int, ...]) -> list[TrainingBatch]:
     """Return about 16 batches of stage.tokens tokens each, always the same for `seed`.
 
     Examples are sorted by length before they are cut into batches, which leaves
@@ -232,7 +232,7 @@ def make_pool(task: Task, stage: Stage, seed: tuple[int, ...]) -> list[Batch]:
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def _cut(examples: list[Example], tokens: int, pad_id: int) -> Iterator[Batch]:
+def _cut(examples: list[Example], tokens: int, pad_id: int) -> Iterator[TrainingBatch]:
     """Cut examples, longest first, into batches of at most `tokens` tokens (or one example)."""
     start = 0
     while start < len(examples):
@@ -243,5 +243,5 @@ def _cut(examples: list[Example], tokens: int, pad_id: int) -> Iterator[Batch]:
         for i, row in enumerate(rows):
             ids[i, : len(row.ids)] = row.ids
             kinds[i, : len(row.kinds)] = row.kinds
-        yield Batch(ids, kinds)
+        yield TrainingBatch(ids, kinds)
         start += len(rows)

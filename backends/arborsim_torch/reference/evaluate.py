@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from scipy.stats import beta
+
+from arborsim.core.statistics import clopper_pearson
 
 from . import load, weights_path
 from .chain import ChainTask
@@ -37,7 +38,7 @@ SAMPLED_PROBLEMS = 40  #: `chain`: problems on which sampling is measured
 
 
 @dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     """One line of the accuracy table.
 
     Attributes
@@ -69,22 +70,14 @@ class Row:
         return self.correct / self.n
 
 
-def clopper_pearson(correct: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of a binomial share, `correct` of `n`."""
-    if not 0 <= correct <= n or n == 0:
-        raise ValueError(f"{correct} of {n}")
-    tail = (1 - level) / 2
-    low = beta.ppf(tail, correct, n - correct + 1) if correct else 0.0
-    high = beta.ppf(1 - tail, correct + 1, n - correct) if correct < n else 1.0
-    return float(low), float(high)
-
-
-def make_row(method: str, setting: str, solved: Sequence[bool], tokens: float, began: float) -> Row:
+def make_row(
+    method: str, setting: str, solved: Sequence[bool], tokens: float, began: float
+) -> AccuracyRow:
     """Return the table's line for one outcome per problem."""
     correct = sum(map(bool, solved))
     seconds = time.perf_counter() - began
     interval = clopper_pearson(correct, len(solved))
-    return Row(method, setting, len(solved), correct, *interval, tokens, seconds)
+    return AccuracyRow(method, setting, len(solved), correct, *interval, tokens, seconds)
 
 
 def judge_all(
@@ -111,7 +104,7 @@ def sampled(
 
 def evaluate_chain(
     model: Any, task: ChainTask, lines: Sequence[int], n: int, seed: int, batch: int
-) -> list[Row]:
+) -> list[AccuracyRow]:
     """Greedy accuracy per program length; then sampling on the first of them."""
     rows = []
     for count in lines:
@@ -130,7 +123,9 @@ def evaluate_chain(
     return rows + sampling_rows(f"{count} lines", groups, length, began)
 
 
-def sampling_rows(setting: str, groups: list[list[bool]], tokens: float, began: float) -> list[Row]:
+def sampling_rows(
+    setting: str, groups: list[list[bool]], tokens: float, began: float
+) -> list[AccuracyRow]:
     """Return the lines "first sample" and "best of 16 by verifier"."""
     rows = [
         make_row("one sample, T=1", setting, [g[0] for g in groups], tokens, began),
@@ -143,7 +138,7 @@ def sampling_rows(setting: str, groups: list[list[bool]], tokens: float, began: 
     return rows
 
 
-def evaluate_game24(model: Any, task: Task, n: int, seed: int, batch: int) -> list[Row]:
+def evaluate_game24(model: Any, task: Task, n: int, seed: int, batch: int) -> list[AccuracyRow]:
     """Greedy, sampling, and trees of thoughts under two scores."""
     problems = [task.problem("test", i) for i in range(n)]
     setting = "held-out puzzles"
@@ -219,7 +214,7 @@ def tree_of_thoughts(
     return beams
 
 
-def print_row(row: Row) -> None:
+def print_row(row: AccuracyRow) -> None:
     """Print a line of the table."""
     print(
         f"{row.method:44s} {row.setting:18s} n={row.n:4d}  {100 * row.accuracy:5.1f}% "
@@ -229,7 +224,7 @@ def print_row(row: Row) -> None:
     )
 
 
-def markdown(rows: Sequence[Row], record: dict[str, Any]) -> str:
+def markdown(rows: Sequence[AccuracyRow], record: dict[str, Any]) -> str:
     """Return the table as Markdown, with the command that makes it."""
     head = f"`{record['command']}`, {record['date']}, torch {record['versions']['torch']}, "
     lines = [

@@ -14,7 +14,7 @@ four numbers in 1..13, 1,346 can be solved under these rules.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .tasks import BOS, EOS, PAD, Problem, ValueReadout, Verdict, Vocabulary
+from .tasks import BOS, EOS, PAD, Problem, ValueReadout, Verdict, Vocabulary, WordTask
 
 TARGET = 24
 LARGEST = 199  #: largest number that has a token
@@ -113,7 +113,7 @@ def splits() -> dict[str, tuple[tuple[int, ...], ...]]:
     }
 
 
-class Game24Task:
+class Game24Task(WordTask):
     """Combine four numbers into 24."""
 
     name = "game24"
@@ -122,10 +122,7 @@ class Game24Task:
 
     def __init__(self) -> None:
         numbers = map(str, range(LARGEST + 1))
-        self.vocab = Vocabulary([PAD, BOS, EOS, *"+-*/=()YN", *numbers])
-        self.vocab_size = len(self.vocab)
-        self.eos_id = self.vocab.eos_id
-        self.pad_id = self.vocab.pad_id
+        super().__init__(Vocabulary([PAD, BOS, EOS, *"+-*/=()YN", *numbers]))
         self.value_readout: ValueReadout | None = ValueReadout(self.vocab["Y"], self.vocab["N"])
 
     def problem(self, split: str, index: int) -> Problem:
@@ -206,10 +203,6 @@ class Game24Task:
         """Return p(Y) from logits just before the value token, (..., vocab) to (...)."""
         assert self.value_readout is not None
         return self.value_readout.probability(next_token_logits)
-
-    def text(self, ids: Iterable[int]) -> str:
-        """Return ids as words."""
-        return self.vocab.decode(ids)
 
 
 def _follow(numbers: tuple[int, ...], part: Sequence[str]) -> tuple[int, ...] | None:

@@ -183,6 +183,25 @@ class Task(Protocol):
         """Return ids as words."""
 
 
+class WordTask:
+    """What tasks over a word-level vocabulary share.
+
+    Parameters
+    ----------
+    vocab : Vocabulary
+    """
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self.vocab = vocab
+        self.vocab_size = len(vocab)
+        self.eos_id = vocab.eos_id
+        self.pad_id = vocab.pad_id
+
+    def text(self, ids: Iterable[int]) -> str:
+        """Return ids as words."""
+        return self.vocab.decode(ids)
+
+
 def noisy_value(
     verdict: Verdict,
     rng: np.random.Generator,

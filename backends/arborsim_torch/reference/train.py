@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
-from .curriculum import CHOICE, CURRICULA, DETERMINED, RECALL, Batch, Stage, make_pool
+from .curriculum import CHOICE, CURRICULA, DETERMINED, RECALL, Stage, TrainingBatch, make_pool
 from .model import make_config, make_model
 from .muon import Muon
 from .tasks import Task, get_task
@@ -100,7 +100,7 @@ class Trainer:
             Muon(matrices),
             torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
         )
-        self._pool: list[Batch] = []
+        self._pool: list[TrainingBatch] = []
         self._pool_key: tuple[int, int] | None = None
 
     @property
@@ -131,7 +131,7 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
         self._advance(stage, batch, time.perf_counter() - began)
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
+    def _loss(self, batch: TrainingBatch) -> torch.Tensor:
         """Return the mean loss over trained-on tokens; update the running accuracies."""
         ids = torch.from_numpy(batch.ids).to(self.device)
         kinds = torch.from_numpy(batch.kinds).to(self.device)[:, 1:]
@@ -154,7 +154,7 @@ class Trainer:
         old = self.progress.averages.get(name, value)
         self.progress.averages[name] = SMOOTHING * old + (1 - SMOOTHING) * value
 
-    def _next_batch(self, stage: Stage) -> Batch:
+    def _next_batch(self, stage: Stage) -> TrainingBatch:
         at = self.progress
         key = (at.stage, at.pool)
         if self._pool_key != key:
@@ -165,7 +165,7 @@ class Trainer:
             at.pool, at.batch_in_pool = at.pool + 1, 0
         return batch
 
-    def _advance(self, stage: Stage, batch: Batch, seconds: float) -> None:
+    def _advance(self, stage: Stage, batch: TrainingBatch, seconds: float) -> None:
         at = self.progress
         at.step += 1
         at.step_in_stage += 1

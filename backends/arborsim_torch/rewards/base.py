@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage
+from arborsim_torch.models import check_room
 from arborsim_torch.reference.tasks import Problem
 
 
@@ -117,3 +119,9 @@ class Account:
             self.role, self.name, self.wall_s, self.weight_bytes, self.peak_kv_bytes,
             self.texts, self.tokens,
         )  # fmt: skip
+
+
+def check_weights(option: str, path: Path, device: str) -> None:
+    """Refuse a folder whose weights the device has no memory for, before they are read."""
+    needed = sum(file.stat().st_size for file in path.rglob("*.safetensors"))
+    check_room(option, needed, device, "use a smaller model or another device")

@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage
-from arborsim_torch.rewards.base import Account
-from arborsim_torch.rewards.folder import check_files, check_room
+from arborsim_torch.models import check_files
+from arborsim_torch.rewards.base import Account, check_weights
 
 _OURS = "sentence_transformers."
 #: What sentence-transformers raises on folders that are damaged in one way or another.
@@ -84,7 +84,7 @@ def load_embedder(folder: str, device: str) -> SentenceEmbedder:
     path = check_embedder(folder)
     from sentence_transformers import SentenceTransformer
 
-    check_room(f"--embed {folder}", path, device)
+    check_weights(f"--embed {folder}", path, device)
     try:
         model = SentenceTransformer(
             str(path), device=device, local_files_only=True, trust_remote_code=False,

@@ -10,9 +10,8 @@ from safetensors import SafetensorError
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.live.backends import RewardChoice
-from arborsim_torch.models import LoadedModel
-from arborsim_torch.rewards.base import Thought
-from arborsim_torch.rewards.folder import check_files, check_room
+from arborsim_torch.models import LoadedModel, check_files
+from arborsim_torch.rewards.base import Thought, check_weights
 from arborsim_torch.rewards.model import Head, RewardModel, aggregate_of
 from arborsim_torch.rewards.texts import (
     Encoded,
@@ -63,7 +62,7 @@ def load_reward(choice: RewardChoice, loaded: LoadedModel, device: str) -> Rewar
     path, option = Path(choice.name), f"--reward {choice.name}"
     config = _config(choice, path)
     kind = _kind(config, choice)
-    check_room(option, path, device)
+    check_weights(option, path, device)
     model = _load(option, path, kind).to(device).eval()
     tokenizer = _tokenizer(option, path, model)
     ids_of = _ids_of(loaded, tokenizer)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import RECALLS, Tier
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
-from arborsim_torch.cache.tiered import RECALLS, TieredCache
+from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.tiers.codec import Fp8, Int8
 from arborsim_torch.tiers.link import HostLink

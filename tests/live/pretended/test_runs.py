@@ -13,7 +13,7 @@ import torch
 
 from arborsim.cli.app import main
 from arborsim.machine.lookup import load_profile
-from arborsim_torch.hardware import matrices, measure, transfers
+from arborsim_torch.hardware import kernels, measure, transfers
 from arborsim_torch.hardware.passes import Design, time_passes
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.models import geometry, load_model
@@ -94,9 +94,9 @@ def test_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel and copy of ``arborsim calibrate hardware``, small, once."""
     for module, name, value in (
         (transfers, "QUICK_BLOCKS", (4 << 10, 64 << 10)), (transfers, "_POOL", 1 << 20),
-        (transfers, "_MOVED", 1 << 18), (matrices, "LARGE_READS", (1 << 16, 1 << 18)),
-        (matrices, "SIZES", {"cpu": (64, 128), "cuda": (64, 128)}),
-        (matrices, "READS", (1 << 16, 1 << 18)),
+        (transfers, "_MOVED", 1 << 18), (kernels, "LARGE_READS", (1 << 16, 1 << 18)),
+        (kernels, "SIZES", {"cpu": (64, 128), "cuda": (64, 128)}),
+        (kernels, "READS", (1 << 16, 1 << 18)),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     with pretend(patience=1):
