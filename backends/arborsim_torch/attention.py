@@ -56,9 +56,9 @@ def tree_attention(
         return _attend(context.passes[0], layer, query, scaling, sliding_window), None
     outs, first = [], 0
     for part in context.passes:
-        rows = query[first : first + part.metadata.seqs]
+        rows = query[first : first + part.metadata.num_seqs]
         outs.append(_attend(part, layer, rows, scaling, sliding_window))
-        first += part.metadata.seqs
+        first += part.metadata.num_seqs
     return torch.cat(outs), None
 
 

@@ -236,7 +236,7 @@ def _computed(passes: Sequence[Pass]) -> list[Tensor]:
     """`run_together`, in inference mode already."""
     model = passes[0].decoder.model
     caches = [one.decoder.cache for one in passes]
-    seqs = [one.metadata.seqs for one in passes]
+    seqs = [one.metadata.num_seqs for one in passes]
     alone = len(passes) == 1
     layout = passes[0].decoder.cache.layout
     states = [one.state() for one in passes]

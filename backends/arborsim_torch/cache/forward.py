@@ -50,13 +50,13 @@ class Entries:
 
     Attributes
     ----------
-    sequences : bool Tensor ``[groups, seqs, n]`` or None
+    on_path : bool Tensor ``[groups, seqs, n]`` or None
         Which entries lie on a sequence's path; None if all do.
     position : int64 Tensor ``[groups, n]`` or None
     n : int
     """
 
-    seqs: Tensor | None
+    on_path: Tensor | None
     position: Tensor | None
     n: int
 
@@ -103,7 +103,7 @@ class AttentionMetadata:
     _masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
 
     @property
-    def seqs(self) -> int:
+    def num_seqs(self) -> int:
         return self.at.shape[0]
 
     @property
@@ -161,9 +161,9 @@ class AttentionMetadata:
         return LayerView(keys, values, self._masks[key], entries.position, self.positions)
 
     def _mask(self, entries: Entries, window: int | None) -> Tensor | None:
-        if entries.seqs is None and self.queries == 1 and window is None:
+        if entries.on_path is None and self.queries == 1 and window is None:
             return None
-        mask = None if entries.seqs is None else entries.seqs.transpose(0, 1)[:, :, None]
+        mask = None if entries.on_path is None else entries.on_path.transpose(0, 1)[:, :, None]
         if self.queries == 1 and window is None:
             return mask
         position = entries.position

@@ -56,7 +56,7 @@ class GatherPlan:
 
     by_layer: list[Entries]
     assembly: GatherReader
-    straight: bool
+    contiguous: bool
     held: int
     host: list[HostTokens]
     fresh: bool
@@ -97,7 +97,7 @@ class GatherReader:
         self._arrived: Iterator[Tensor] = iter(())
         self._rows: list[ReadTokens] = []
         self._entries: list[Entries] = []
-        self._straight = False
+        self._contiguous = False
 
     def plan(self, fresh: np.ndarray) -> GatherPlan:
         """What the next pass reads; `fresh` are its new tokens."""
@@ -112,7 +112,7 @@ class GatherReader:
         host = [self._host[kind // size] for kind in kinds] if self._split_host else []
         if self._stream is not None:
             self._stream.begin([self._streamed(layer) for layer in range(layout.layers)], anew)
-        return GatherPlan(by_layer, self, self._straight, held, host, anew)
+        return GatherPlan(by_layer, self, self._contiguous, held, host, anew)
 
     def _look_up(self) -> None:
         cache, layout = self._cache, self._cache.layout
@@ -125,7 +125,7 @@ class GatherReader:
             self._entries_of(self._rows[first : first + size], paths)
             for first in range(0, layout.groups, size)
         ]
-        self._straight = len(paths) == 1 and all(len(r.token) == len(union) for r in self._rows)
+        self._contiguous = len(paths) == 1 and all(len(r.token) == len(union) for r in self._rows)
         if self._split_host:
             self._host = [
                 self._host_tokens(range(first, first + size), union, paths)
@@ -155,25 +155,25 @@ class GatherReader:
         cache = self._cache
         n = max(len(row.token) for row in rows)
         position = np.zeros((len(rows), n), dtype=np.int64)
-        seqs = np.zeros((len(rows), len(paths), n), dtype=np.bool_)
+        on_path = np.zeros((len(rows), len(paths), n), dtype=np.bool_)
         for r, row in enumerate(rows):
             own = len(row.token)
             position[r, :own] = cache.position.values[row.token]
             for seq, path in enumerate(paths):
-                seqs[r, seq, :own] = True if len(paths) == 1 else np.isin(row.token, path)
+                on_path[r, seq, :own] = True if len(paths) == 1 else np.isin(row.token, path)
         device = cache.layout.device
-        everything = bool(seqs.all())
-        straight = len(paths) == 1 and all(len(row.token) == len(paths[0]) for row in rows)
+        everything = bool(on_path.all())
+        contiguous = len(paths) == 1 and all(len(row.token) == len(paths[0]) for row in rows)
         return Entries(
-            None if everything else to_device(seqs, device),
-            None if straight else to_device(position, device),
+            None if everything else to_device(on_path, device),
+            None if contiguous else to_device(position, device),
             n,
         )
 
     def _host_tokens(self, groups: range, union: np.ndarray, paths: list[np.ndarray]) -> HostTokens:
         """What the groups of a layer hold on the host, padded to the longest."""
         cache = self._cache
-        pieces, position, seqs, first = [], [], [], 0
+        pieces, position, on_path, first = [], [], [], 0
         for place in (Place.DDR, Place.DDR_QUANTISED):
             own = [union[cache.place.values[g, union] == place] for g in groups]
             m = max(len(token) for token in own)
@@ -190,7 +190,7 @@ class GatherReader:
             index = torch.from_numpy(slots if len(own) > 1 else slots[0])
             pieces.append(HostSlots(place, index, slice(first, first + m)))
             position.append(spots)
-            seqs.append(on)
+            on_path.append(on)
             first += m
         if not pieces:
             none = torch.zeros((1, 0), dtype=torch.int64)
@@ -198,7 +198,7 @@ class GatherReader:
         return HostTokens(
             pieces,
             torch.from_numpy(np.concatenate(position, axis=1)),
-            torch.from_numpy(np.concatenate(seqs, axis=2)),
+            torch.from_numpy(np.concatenate(on_path, axis=2)),
             first,
         )
 

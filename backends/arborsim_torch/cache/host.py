@@ -65,19 +65,19 @@ class HostTokens:
     ----------
     pieces : list of HostSlots
     position : int64 Tensor ``[kv_heads or 1, n]``
-    sequences : bool Tensor ``[kv_heads or 1, seqs, n]``
+    on_path : bool Tensor ``[kv_heads or 1, seqs, n]``
     n : int
     """
 
     pieces: list[HostSlots]
     position: Tensor
-    seqs: Tensor
+    on_path: Tensor
     n: int
 
     @property
     def real(self) -> Tensor:
         """Bool ``[kv_heads or 1, n]``: False for padding, which lies on no path."""
-        return self.seqs.any(1)
+        return self.on_path.any(1)
 
 
 @dataclass
@@ -190,7 +190,7 @@ class HostAttention:
             mask = spots <= at
             if window is not None:
                 mask = mask & (spots > at - window)
-            mask = mask & tokens.seqs.transpose(0, 1)[:, :, None]
+            mask = mask & tokens.on_path.transpose(0, 1)[:, :, None]
             self._masks[key] = None if bool(mask.all()) else mask
         return _Host(tokens, self._masks[key])
 

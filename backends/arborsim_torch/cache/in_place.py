@@ -31,7 +31,7 @@ class InPlacePlan:
 
     Attributes
     ----------
-    straight : bool
+    contiguous : bool
         Entry ``p`` has position ``p``, in all groups.
     held : int
         Entries.
@@ -41,7 +41,7 @@ class InPlacePlan:
 
     by_layer: list[Entries]
     contents: list[Tensor]  # keys, then values of each layer: [1, kv_heads, n, head_dim]
-    straight: bool
+    contiguous: bool
     held: int
     paths: Tensor | None = None
 
@@ -54,7 +54,7 @@ class InPlacePlan:
     @property
     def plain(self) -> list[Tensor] | None:
         """`contents` if a path reads all of them; see `AttentionMetadata`."""
-        masked = self.paths is not None or any(own.seqs is not None for own in self.by_layer)
+        masked = self.paths is not None or any(own.on_path is not None for own in self.by_layer)
         return None if masked else self.contents
 
 
@@ -79,8 +79,8 @@ class InPlaceReader:
         self._paths: np.ndarray | None = None  # int64 [seqs, positions]: slots
         self.stale = True
         self._full = False  # every slot up to the highest is read by the one sequence
-        self._straight = False
-        self._seqs: Tensor | None = None  # bool [groups, seqs, capacity]
+        self._contiguous = False
+        self._on_path: Tensor | None = None  # bool [groups, seqs, capacity]
         self._position: Tensor | None = None  # int64 [groups, capacity]
 
     def plan(self, fresh: np.ndarray) -> InPlacePlan:
@@ -98,14 +98,14 @@ class InPlaceReader:
         for slab, n in enumerate(high):
             size = layout.groups // layout.slabs
             groups = slice(slab * size, (slab + 1) * size)
-            seqs = None if self._seqs is None else self._seqs[groups, :, :n]
+            on_path = None if self._on_path is None else self._on_path[groups, :, :n]
             position = None if self._position is None else self._position[groups, :n]
-            by_slab.append(Entries(seqs, position, n))
+            by_slab.append(Entries(on_path, position, n))
         by_layer = [entries for entries in by_slab for _ in range(layout.slab_layers)]
         contents: list[Tensor] = []
         for slab, n in enumerate(high):
             contents += pool.span(slab, 0, n).unsqueeze(1).unbind()
-        return InPlacePlan(by_layer, contents, self._straight, max(high))
+        return InPlacePlan(by_layer, contents, self._contiguous, max(high))
 
     def _read_paths(self, fresh: np.ndarray) -> bool:
         """Bring the slots of all paths up to date; False if they should not be read one by one."""
@@ -148,19 +148,19 @@ class InPlaceReader:
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots
         paths = [cache.tree.path(leaf) for leaf in cache.leaves]
         self.stale = False
-        self._seqs = self._position = None
-        self._straight = False
+        self._on_path = self._position = None
+        self._contiguous = False
         if len(paths) == 1:
             own = slots.of[:, paths[0]]
             self._full = bool(((own >= 0).sum(axis=1) == slots.high).all())
             if self._full:
-                self._straight = bool((own == np.arange(own.shape[1])).all())
-                if not self._straight:
+                self._contiguous = bool((own == np.arange(own.shape[1])).all())
+                if not self._contiguous:
                     self._set_positions(paths)
                 return
         self._full = False
         self._set_positions(paths)
-        self._set_seqs(paths)
+        self._set_on_path(paths)
 
     def _capacity(self) -> int:
         pool = self._cache.pools[Place.HBM]
@@ -174,23 +174,23 @@ class InPlaceReader:
             table[group, slots[group, path[at]]] = at
         self._position = to_device(table, cache.layout.device)
 
-    def _set_seqs(self, paths: list[np.ndarray]) -> None:
+    def _set_on_path(self, paths: list[np.ndarray]) -> None:
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots.of
         table = np.zeros((cache.layout.groups, len(paths), self._capacity()), dtype=np.bool_)
         for seq, path in enumerate(paths):
             group, at = np.nonzero(slots[:, path] >= 0)
             table[group, seq, slots[group, path[at]]] = True
-        self._seqs = to_device(table, cache.layout.device)
+        self._on_path = to_device(table, cache.layout.device)
 
     def _enter(self, fresh: np.ndarray) -> None:
         """Take in new tokens without looking at the others again."""
         cache, slots = self._cache, self._cache.pools[Place.HBM].slots
-        if self._full and self._position is None and self._straight:
+        if self._full and self._position is None and self._contiguous:
             if (slots.of[:, fresh] == cache.position.values[fresh]).all():
                 return
             self._look_up()
             return
-        table = self._seqs if self._seqs is not None else self._position
+        table = self._on_path if self._on_path is not None else self._position
         if table is None or self._capacity() > table.shape[-1]:
             self._look_up()
             return
@@ -200,5 +200,5 @@ class InPlaceReader:
         group_t, slot_t, seq_t, spot_t = to_device(where.astype(np.int64), cache.layout.device)
         if self._position is not None:
             self._position[group_t, slot_t] = spot_t
-        if self._seqs is not None:
-            self._seqs[group_t, seq_t, slot_t] = True
+        if self._on_path is not None:
+            self._on_path[group_t, seq_t, slot_t] = True

@@ -255,7 +255,7 @@ class TieredCache:
         longest = self.seen_tokens
         source = self._gather if self._must_gather() else self._in_place
         plan = source.plan(fresh)
-        self._contiguous = source is self._in_place and plan.straight and self.layout.groups == 1
+        self._contiguous = source is self._in_place and plan.contiguous and self.layout.groups == 1
         position = position.astype(np.int64)
         at = to_device(position, self.layout.device)
         self._store, self._held = writing.store, plan.held
@@ -265,7 +265,7 @@ class TieredCache:
             host_attention.begin(plan.host, plan.fresh)
         metadata = AttentionMetadata(
             at, first, longest, plan.entries, plan.content, writing.store, host_attention,
-            causal=plan.straight and len(fresh) == position.shape[1] and len(first) == 1,
+            causal=plan.contiguous and len(fresh) == position.shape[1] and len(first) == 1,
             paths=plan.paths if isinstance(plan, InPlacePlan) else None,
             plain=plan.plain if isinstance(plan, InPlacePlan) and position.size == 1 else None,
         )  # fmt: skip
