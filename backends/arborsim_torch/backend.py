@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Callable
+from functools import partial
 
 from arborsim.calibrate.backend import (
     MaskingRequest,
@@ -22,6 +20,7 @@ from arborsim.trace.writer import TraceWriter
 from arborsim_torch import calibration
 from arborsim_torch.episodes import new_search, record_all, trace_info
 from arborsim_torch.hardware.measure import measure
+from arborsim_torch.hardware.memory import memory_errors
 from arborsim_torch.live.run import LiveRun, MetersOf
 from arborsim_torch.live.shadow import ShadowRun, record_request
 from arborsim_torch.live.validate import ValidationRun, validation_recording
@@ -49,7 +48,7 @@ class TorchBackend:
         KeyboardInterrupt
             Passed on; the whole episodes are in the file.
         """
-        with _clear_memory_errors(request):
+        with memory_errors(partial(_too_large, request)):
             loaded, prompts = _load(request)
             plan = make_plan(request, loaded, prompts)
             info = trace_info(request, loaded, plan)
@@ -74,7 +73,7 @@ class TorchBackend:
             Passed on; the results so far have been handed over.
         """
         recording = record_request(request)
-        with _clear_memory_errors(recording):
+        with memory_errors(partial(_too_large, recording)):
             loaded, prompts = _load(request)
             plan = make_plan(recording, loaded, prompts)
             if request.shadow:
@@ -86,7 +85,7 @@ class TorchBackend:
 
     def validate(self, request: LiveRequest, watch: ValidationObserver) -> None:
         """Compare simulated with measured searches; raises what `live` raises."""
-        with _clear_memory_errors(record_request(request)):
+        with memory_errors(partial(_too_large, record_request(request))):
             loaded, prompts = _load(request)
             recording = validation_recording(request, loaded)
             plan = make_plan(recording, loaded, prompts)
@@ -119,19 +118,6 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
         request.task_options, request.trust_remote_code,
     )  # fmt: skip
     return loaded, prompts
-
-
-@contextmanager
-def _clear_memory_errors(request: RecordRequest) -> Iterator[None]:
-    """Say what was asked for when memory runs out."""
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _too_large(request) from error
-    except RuntimeError as error:
-        if "not enough memory" not in str(error) and "can't allocate memory" not in str(error):
-            raise
-        raise _too_large(request) from error
 
 
 def _too_large(request: RecordRequest) -> UsageError:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
-import torch
-import transformers
 
-import arborsim
 from arborsim.live.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
 from arborsim.search import Search, make_search, search_options
 from arborsim.trace.schema import Capture as Level
@@ -21,7 +16,7 @@ from arborsim.trace.writer import TraceWriter
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
-from arborsim_torch.models import LoadedModel, geometry
+from arborsim_torch.models import LoadedModel, device_name, geometry, versions
 from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
@@ -155,7 +150,6 @@ def capture_at_level(
 
 def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan) -> TraceInfo:
     tree = request.capture is Level.TREE
-    device = loaded.model.device
     return TraceInfo(
         geometry=geometry(loaded),
         model=loaded.name,
@@ -181,15 +175,8 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         qkv_layers=plan.vector_layers,
         attention_layer_ids=plan.row_layers,
         embeddings=tree and request.bank is not None,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        software={
-            "arborsim": arborsim.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-            "pyarrow": pa.__version__,
-        },
+        device=device_name(loaded.model.device),
+        software={**versions(), "pyarrow": pa.__version__},
         command=request.command,
         extra=_once(request, loaded),
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
+import arborsim
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
@@ -69,6 +72,22 @@ def check_device(device: str) -> str:
         if index and not (index.isdigit() and int(index) < torch.cuda.device_count()):
             raise UsageError(f"--device {device}: there are {torch.cuda.device_count()} GPUs")
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def versions() -> dict[str, str]:
+    """Versions that the numbers of a run depend on."""
+    return {
+        "arborsim": arborsim.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+    }
 
 
 def load_model(

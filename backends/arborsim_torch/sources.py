@@ -127,7 +127,19 @@ class TaskSource:
         return self.task.text(ids)
 
 
-class PromptSource:
+class _Unjudged:
+    """Text without values or verdicts."""
+
+    def value_from_logits(
+        self, problem: Problem, generated: Sequence[int], logits: Any
+    ) -> float | None:
+        return None
+
+    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
+        return None
+
+
+class PromptSource(_Unjudged):
     """Plain prompts: a thought ends at a newline or after `thought_tokens`; it has no reward.
 
     Parameters
@@ -178,11 +190,6 @@ class PromptSource:
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return generated[-1] in self._eos or len(generated) >= self.max_tokens
 
-    def value_from_logits(
-        self, problem: Problem, generated: Sequence[int], logits: Any
-    ) -> float | None:
-        return None
-
     def reward(
         self,
         problem: Problem,
@@ -191,9 +198,6 @@ class PromptSource:
         rng: np.random.Generator,
     ) -> float:
         return float("nan")
-
-    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
-        return None
 
     def answer(self, generated: Sequence[int]) -> str | None:
         """The last line that is not empty."""
@@ -204,7 +208,7 @@ class PromptSource:
         return str(self._tokenizer.decode(list(ids)))
 
 
-class RandomSource:
+class RandomSource(_Unjudged):
     """Random prompts for a model with random weights: only memory and time mean anything.
 
     Parameters
@@ -238,11 +242,6 @@ class RandomSource:
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return len(generated) >= self.max_tokens
 
-    def value_from_logits(
-        self, problem: Problem, generated: Sequence[int], logits: Any
-    ) -> float | None:
-        return None
-
     def reward(
         self,
         problem: Problem,
@@ -251,9 +250,6 @@ class RandomSource:
         rng: np.random.Generator,
     ) -> float:
         return float(rng.random())
-
-    def correct(self, problem: Problem, generated: Sequence[int]) -> bool | None:
-        return None
 
     def text(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from arborsim.calibrate.policy_cost import PolicyTime
 from arborsim.core.errors import UsageError
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import kernels
-from arborsim_torch.hardware.memory import installed_bytes
+from arborsim_torch.hardware.memory import installed_bytes, memory_errors
 from arborsim_torch.hardware.model import load_for_timing
 from arborsim_torch.hardware.passes import make_design, time_passes
 from arborsim_torch.hardware.searches import ITERATIONS, time_policies
@@ -39,7 +38,7 @@ def measure(request: HardwareRequest, on_progress: OnProgress) -> HardwareMeasur
     UsageError
         The device or the model does not exist, or memory runs out.
     """
-    with _memory_errors(request):
+    with memory_errors(lambda: _too_large(request)):
         loaded, notes = load_for_timing(request)
         device = loaded.model.device
         quick = request.quick
@@ -142,12 +141,8 @@ def _name(device: torch.device) -> str:
     return f"{name}{cores}, {threads} thread{'s' if threads != 1 else ''}"
 
 
-@contextmanager
-def _memory_errors(request: HardwareRequest) -> Iterator[None]:
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise UsageError(
-            f"out of memory on {request.device} while measuring {request.model}: "
-            "try --quick or a smaller --model"
-        ) from error
+def _too_large(request: HardwareRequest) -> UsageError:
+    return UsageError(
+        f"out of memory on {request.device} while measuring {request.model}: "
+        "try --quick or a smaller --model"
+    )

@@ -1,11 +1,15 @@
-"""How much memory there is, and how much of it measurements may take."""
+"""How much memory there is, what measurements may take of it, and the error when it runs out."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+from arborsim.core.errors import UsageError
 
 _SHARE = 0.25  # of what is free: other processes, and the pass itself, need some
 
@@ -39,3 +43,16 @@ def sizes_that_fit(sizes: tuple[int, ...], copies: int, *devices: torch.device) 
     """The sizes of which `copies` buffers are a small part of what is free; at least the first."""
     room = min(usable_bytes(device) for device in devices) * _SHARE
     return tuple(size for i, size in enumerate(sizes) if i == 0 or copies * size <= room)
+
+
+@contextmanager
+def memory_errors(said: Callable[[], UsageError]) -> Iterator[None]:
+    """Raise what `said` returns where memory of the host or of a GPU runs out."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise said() from error
+    except RuntimeError as error:
+        if "not enough memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        raise said() from error

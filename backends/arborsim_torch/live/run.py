@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import numpy as np
 import torch
-import transformers
 
-import arborsim
 from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.live.request import LiveFacts, LiveObserver, LiveRequest, LiveResult
@@ -28,7 +24,7 @@ from arborsim_torch.live.policy_search import (
     SearchSetup,
     run_batched,
 )
-from arborsim_torch.models import LoadedModel, geometry
+from arborsim_torch.models import LoadedModel, device_name, geometry, versions
 from arborsim_torch.recording_plan import DENSE_UP_TO, RecordingPlan
 
 #: Of an episode and a cell: meters for its controller.
@@ -40,22 +36,15 @@ _BIG_MODEL_BLOCK = 1024  # prompt tokens per forward pass of a model that fills 
 def facts(loaded: LoadedModel, request: LiveRequest) -> LiveFacts:
     """What the numbers of a run are made with."""
     shape = geometry(loaded)
-    device = loaded.model.device
     return LiveFacts(
         loaded.name,
         loaded.task.name if loaded.task else "prompts",
-        torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        device_name(loaded.model.device),
         str(loaded.model.dtype).removeprefix("torch."),
         shape.weight_bytes,
         shape.kv_bytes_per_token,
         loaded.random_weights,
-        {
-            "arborsim": arborsim.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": np.__version__,
-        },
+        versions(),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage
+from arborsim_torch.hardware.memory import memory_errors
 from arborsim_torch.models import check_room
 from arborsim_torch.reference.tasks import Problem
 
@@ -97,14 +98,8 @@ class Account:
         if self.device.type == "cuda":  # what the searched model still computes is not ours
             torch.cuda.synchronize(self.device)
         began = time.perf_counter()
-        try:
+        with memory_errors(lambda: self._too_large(texts)):
             yield
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise self._too_large(texts) from error
-        except RuntimeError as error:
-            if "not enough memory" not in str(error) and "can't allocate memory" not in str(error):
-                raise
-            raise self._too_large(texts) from error
         self.wall_s += time.perf_counter() - began
         self.texts += len(texts)
 
