@@ -1,14 +1,12 @@
-"""What a reader needs in order not to misread the numbers, a sentence or two each."""
+"""What a run says of its own figures: times that are assumed, and what does not fit a machine."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from arborsim.core.measurements import Measurements
 from arborsim.core.units import quantity
-from arborsim.run.aggregate import ANY, MARK, Row
-from arborsim.run.results import ReplayResult
 
 if TYPE_CHECKING:
     from arborsim.machine.profile import HardwareProfile
@@ -16,50 +14,11 @@ if TYPE_CHECKING:
 #: The setting that tells GPU, host, model and type of its cache in a line.
 MACHINE = "simulated on"
 _MOST_NAMED = 6
-
-
-def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """The notes below the tables of a terminal."""
-    found = []
-    if any(not math.isnan(row.attention_kept) for row in rows):
-        found.append("attn. kept: recorded attention that fell on readable tokens; not accuracy.")
-    else:
-        found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
-    if any(not math.isnan(row.oracle_gap) for row in rows):
-        found.append(
-            "gap: what the oracle keeps at the same budget, less the policy's, in percentage "
-            "points. It knows the future, and bounds what evicting the same tokens in all heads "
-            "can keep; DDR, 8 bits, recomputing, a choice per head, or holding more than the "
-            "budget can beat it (below zero)."
-        )
-    found.append(
-        "Peaks are the largest of any search, taken before decisions and with the prefill: they "
-        "can exceed the budget; tokens moved and times are sums."
-    )
-    return [*found, *cautions(result, rows), *assumed(result, "see --report")]
-
-
-def cautions(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """What does not hold for every row: broken budgets, ties, and notes on single policies."""
-    found = []
-    if any(row.label != row.policy for row in rows):
-        found.append(f"{MARK} does not keep to the budget: see HBM peak.")
-    return [*found, *_ties(rows), *result.notes]
-
-
-def assumed(result: ReplayResult, where: str) -> list[str]:
-    """How many numbers of the hardware nobody measured; `where` tells where they are listed."""
-    count = len(result.assumed)
-    if not count:
-        return []
-    return [
-        f"{count} number{'s' if count > 1 else ''} of the hardware profile "
-        f"{'are' if count > 1 else 'is'} assumed, not measured ({where})."
-    ]
+_AS_IF = "The figures are those of a machine with enough memory."
 
 
 def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> list[str]:
-    """A note on policies that take time on a machine on which nobody measured theirs.
+    """A note on policies that take time on a machine on which theirs was not measured.
 
     A slow decision can make a policy look slower than full retention, and is then no finding.
     """
@@ -73,33 +32,53 @@ def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> li
     ]
 
 
-def _ties(rows: Sequence[Row]) -> list[str]:
-    """A note for every trace on which policies lose exactly as much, so that none is better.
+def does_not_fit(searches: Iterable[tuple[str, str, Measurements]], machine: str) -> list[str]:
+    """A line per trace: what does not fit in its largest search, and how much memory it lacks.
 
-    What is protected can fill a budget alone, and policies that take whole blocks can take the
-    same ones; the order of such rows says nothing about their scores.
+    Parameters
+    ----------
+    searches : iterable of (str, str, Measurements)
+        Trace, what ran (``"h2o at budget 0.5"``), and what one search took.
+    machine : str
+        What to call it.
     """
-    found = []
-    traces = list(dict.fromkeys(row.trace for row in rows))
-    for trace in traces:
-        on = f" on {trace}" if len(traces) > 1 else ""
-        groups = [
-            f"{len(policies)} policies{on} ({', '.join(policies)}; budget {', '.join(budgets)})"
-            for policies, budgets in _alike([row for row in rows if row.trace == trace]).items()
-        ]
-        if groups:
-            found.append(f"Same attention kept, so in no order: {'; '.join(groups)}.")
-    return found
+    traces: dict[str, list[tuple[str, Measurements]]] = {}
+    for trace, what, measured in searches:
+        if not measured.fits:
+            traces.setdefault(trace, []).append((what, measured))
+    return [_line(trace, unfit, machine) for trace, unfit in traces.items()]
 
 
-def _alike(rows: Sequence[Row]) -> dict[tuple[str, ...], list[str]]:
-    """Policies that keep the same, less than everything, with the budgets at which they do."""
-    cells: dict[tuple[str, float], list[str]] = {}
-    for row in rows:
-        if row.attention_kept < 1 and row.budget != ANY and not row.is_oracle:
-            cells.setdefault((row.budget, round(row.attention_kept, 12)), []).append(row.label)
-    found: dict[tuple[str, ...], list[str]] = {}
-    for (budget, _), policies in cells.items():
-        if len(policies) > 1:
-            found.setdefault(tuple(policies), []).append(budget)
-    return found
+def _line(trace: str, unfit: Sequence[tuple[str, Measurements]], machine: str) -> str:
+    first = unfit[0][1]
+    weights, hbm, ddr = (
+        quantity("bytes", size)
+        for size in (first.weight_bytes, first.usable_hbm_bytes, first.usable_ddr_bytes)
+    )
+    if beyond := _over(first.weight_bytes, first.usable_hbm_bytes):
+        over = quantity("bytes", beyond)
+        return (
+            f"Nothing fits on {trace}: the weights alone are {weights}, and {machine} has {hbm} of "
+            f"HBM to use, which is {over} too little. {_AS_IF}"
+        )
+    runs: dict[str, list[Measurements]] = {}
+    for what, measured in unfit:
+        runs.setdefault(what, []).append(measured)
+    lacking = "; ".join(f"{what} lacks {_lacking(own)}" for what, own in runs.items())
+    return (
+        f"Does not fit on {trace}: {lacking}. {machine} has {hbm} of HBM and {ddr} of DDR to use; "
+        f"a search needs the weights ({weights}), its activations and its KV. {_AS_IF}"
+    )
+
+
+def _lacking(unfit: Sequence[Measurements]) -> str:
+    """``"1.2 GB of HBM"``: what the search lacks that lacks most."""
+    hbm = max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit)
+    ddr = max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit)
+    lacks = (("HBM", hbm), ("DDR", ddr))
+    return " and ".join(f"{quantity('bytes', over)} of {tier}" for tier, over in lacks if over)
+
+
+def _over(needed: int, usable: int) -> int:
+    """Bytes that are missing; a machine of unknown size lacks nothing."""
+    return max(0, needed - usable) if usable else 0

@@ -26,8 +26,7 @@ from arborsim.policies.registry import parameters
 from arborsim.run.aggregate import ORACLE, at_budget
 from arborsim.run.episode import UNMEASURED, Cell, Played, Quality, cells_of, play_episode
 from arborsim.run.film import TreeFilm, node_records
-from arborsim.run.fit import does_not_fit
-from arborsim.run.notes import assumed_policy_time
+from arborsim.run.notes import assumed_policy_time, does_not_fit
 from arborsim.run.results import EpisodeResult, LeftOut, ReplayResult, TreePicture
 from arborsim.run.token_map import TokenMap, TokenMapper
 from arborsim.trace.episode import Episode

@@ -9,14 +9,11 @@ from dataclasses import replace
 from arborsim.core.units import Scale, scale_for
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.plan.statistics import Estimate
-from arborsim.show.plan_words import middle, runs_out, stopped_by
+from arborsim.show.plan_words import RUNS_OUT, STOPPED_BY, middle, runs_out, stopped_by
 from arborsim.show.table import NOTHING, REMARK, UNKNOWN, Column, Table, name_column, shown
 from arborsim.show.words import plain_scale
 
 Read = Callable[[CandidateResult], float]
-
-RUNS_OUT = "Runs out first"
-STOPPED_BY = "More load is stopped by"
 
 
 def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateResult]]:

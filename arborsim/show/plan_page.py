@@ -15,13 +15,12 @@ from arborsim.plan.results import PlanResult
 from arborsim.plan.sensitivity import Sensitivity, break_even
 from arborsim.show import page, plan_export, plan_figures, plan_pareto, plan_timeline
 from arborsim.show.plan_columns import tables
-from arborsim.show.plan_facts import key_figures
-from arborsim.show.plan_overview import overview, overview_note
-from arborsim.show.plan_sensitivity import sliders
+from arborsim.show.plan_sensitivity import overview, overview_note, sliders
 from arborsim.show.plan_words import (
     at_load,
     failures,
     headline,
+    key_figures,
     load,
     numbered,
     shared_prefixes,

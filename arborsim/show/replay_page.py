@@ -29,8 +29,7 @@ from arborsim.show.replay_figures import (
     pareto,
     time_split,
 )
-from arborsim.show.replay_summary import headline, summarise
-from arborsim.show.replay_words import assumed, cautions
+from arborsim.show.replay_words import assumed, cautions, headline, summarise
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted
 

@@ -134,6 +134,12 @@ def cells_of(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return found
 
 
+def reference(rows: Sequence[Row]) -> Row | None:
+    """REBASE at its largest width, of rows of one policy and budget."""
+    own = [row for row in rows if row.label == REFERENCE]
+    return max(own, key=lambda row: row.width, default=None)
+
+
 def print_searches(rows: Sequence[Row], heading: str, console: Console | None = None) -> None:
     """Print a block per policy and budget, at the width of the terminal.
 

@@ -6,7 +6,7 @@ step by step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,23 @@ from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchResult, rows_of
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.errors import UsageError
+from arborsim.core.units import scale_for
 from arborsim.run.aggregate import at_budget
 from arborsim.show import page
-from arborsim.show.search import ANSWERS, MEMORY, NAMES, WORK, cells_of
-from arborsim.show.search_figures import figures_of, reference
-from arborsim.show.search_thoughts import MOST_TEXT
-from arborsim.show.search_trees import ProblemTrees, cell_name
+from arborsim.show.figures import (
+    ACCURACY_AXIS,
+    COLOURS,
+    Figure,
+    colour,
+    label,
+    log_axis,
+    named_axis,
+    rounded,
+    symbol,
+    whiskers,
+)
+from arborsim.show.search import ANSWERS, MEMORY, NAMES, WORK, cells_of, reference
+from arborsim.show.search_trees import MOST_TEXT, ProblemTrees, cell_name
 from arborsim.show.search_words import cautions, missing, summarise
 from arborsim.show.table import Table, shown
 
@@ -135,3 +146,143 @@ def _table(rows: Sequence[Row]) -> Table[Row]:
         rows, columns, lambda row: at_budget(row.policy, row.budget), len(cells_of(rows)) > 1,
         look=lambda row: "baseline" if row.label == REFERENCE else "",
     )  # fmt: skip
+
+
+_DASHES = ("solid", "dash", "dot")
+#: With more lines than this, their intervals hide each other: only a chosen line shows its own.
+_MOST_INTERVALS = 5
+#: From this ratio of the largest to the smallest on, sizes are compared on a logarithmic axis.
+_WIDE_RANGE = 6.0
+_SPREAD = 0.5  # of the distance between widths, over which searches stand side by side
+
+#: Sizes that accuracy is shown against: title of the button, axis, figure of a row, kind of unit.
+_SIZES = (
+    ("KV in bytes", "KV size, summed over selections", "kv_bytes", "bytes"),
+    ("Peak HBM", "peak KV in HBM", "peak_hbm_kv_bytes", "bytes"),
+    ("Byte-seconds", "KV in HBM over time", "hbm_kv_byte_s", "bytes"),
+    ("Time", "simulated time per search", "total_s", "seconds"),
+)
+
+
+def against_size(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Accuracy against size, one figure per kind of size; ETS's figure 3.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of one policy and budget.
+
+    Returns
+    -------
+    list of dict
+        ``title`` of a button, ``figure``, and ``names`` of its lines in order; empty where nothing
+        was judged.
+    """
+    judged = [row for row in rows if row.judged]
+    if not judged:
+        return []
+    found = []
+    base = reference(rows)
+    if base is not None and base.figures["kv_tokens"]:
+        whole = base.figures["kv_tokens"]
+        found.append(_figure(
+            judged, "KV against REBASE", f"KV size (REBASE at width {base.width} is 1)", "",
+            lambda row: row.figures["kv_tokens"] / whole,
+        ))  # fmt: skip
+    for title, axis, name, kind in _SIZES:
+        scale = scale_for(kind, [row.figures[name] for row in judged])
+        unit = f"{scale.unit}·s" if name.endswith("byte_s") else scale.unit
+        found.append(_figure(judged, title, f"{axis} ({unit})", unit, _scaled(name, scale.size)))
+    return found
+
+
+def _scaled(name: str, size: float) -> Callable[[Row], float]:
+    return lambda row: row.figures[name] / size
+
+
+def _figure(
+    rows: Sequence[Row], title: str, axis: str, unit: str, across: Callable[[Row], float]
+) -> dict[str, Any]:
+    names = list(dict.fromkeys(row.label for row in rows))
+    sizes = [across(row) for row in rows]
+    wide = min(sizes) > 0 and max(sizes) > _WIDE_RANGE * min(sizes)
+    data = [
+        _line(name, own, [across(row) for row in own], number, len(names), unit)
+        for number, name in enumerate(names)
+        for own in [[row for row in rows if row.label == name]]
+    ]
+    scale = log_axis(min(sizes), max(sizes)) if wide else {"rangemode": "tozero"}
+    xaxis = {"title": {"text": axis}, **scale}
+    return {"title": title, "figure": {"data": data, "layout": _layout(xaxis)}, "names": names}
+
+
+def _layout(xaxis: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "xaxis": xaxis,
+        "yaxis": ACCURACY_AXIS,
+        "hovermode": "closest",
+        "height": 460,
+    }
+
+
+def _line(
+    name: str, rows: Sequence[Row], x: Sequence[float], number: int, lines: int, unit: str
+) -> dict[str, Any]:
+    """One search over its widths, in order of size."""
+    paint = colour(number)
+    y = [100 * row.accuracy for row in rows]
+    low, high = [100 * row.low for row in rows], [100 * row.high for row in rows]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": label(name),
+        "x": [rounded(each, 5) for each in x],
+        "y": [round(each, 4) for each in y],
+        "error_y": whiskers(y, low, high, paint, visible=lines <= _MOST_INTERVALS),
+        "line": {"color": paint, "width": 2, "dash": _DASHES[number // COLOURS % len(_DASHES)]},
+        "marker": {"color": paint, "size": 9, "symbol": symbol(number)},
+        "customdata": [_point(row, at, unit) for row, at in zip(rows, x, strict=True)],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }  # fmt: skip
+
+
+def _point(row: Row, at: float, unit: str) -> str:
+    size = f"{at:.3g} {unit}".strip()
+    interval = f"{100 * row.low:.1f} to {100 * row.high:.1f}"
+    return label(f"{row.label}, width {row.width}: {size}") + (
+        f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f} %, 95% interval {interval}"
+    )
+
+
+def against_width(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Accuracy against width, searches side by side; None where nothing was judged.
+
+    A policy changes neither: `rows` are those of one policy and budget.
+    """
+    judged = [row for row in rows if row.judged]
+    if not judged:
+        return None
+    widths = sorted({row.width for row in judged})
+    names = list(dict.fromkeys(row.label for row in judged))
+    data = []
+    for number, name in enumerate(names):
+        own = sorted((row for row in judged if row.label == name), key=lambda row: row.width)
+        shift = _SPREAD * ((number + 0.5) / len(names) - 0.5)
+        line = _line(name, own, [row.width for row in own], number, len(names), "thoughts")
+        line["x"] = [round(widths.index(row.width) + shift, 3) for row in own]
+        data.append(line)
+    ticks = named_axis(range(len(widths)), list(map(str, widths)), (-0.5, len(widths) - 0.5))
+    xaxis = {"title": {"text": "width"}, **ticks}
+    return {"title": "", "figure": {"data": data, "layout": _layout(xaxis)}, "names": names}
+
+
+def figures_of(rows: Sequence[Row]) -> Figure:
+    """All figures, by policy and budget."""
+    cells = cells_of(rows)
+    return {
+        "sizes": [
+            {"cell": at_budget(*cell).replace(" budget", ""), "figures": against_size(own)}
+            for cell, own in cells.items()
+        ],
+        "width": against_width(next(iter(cells.values()))) if cells else None,
+    }

@@ -15,7 +15,7 @@ from arborsim.search import make_search
 from arborsim.search.chains import IndependentSamples, Linear
 from arborsim.search.levels import LevelSearch
 from arborsim.search.tot import TotBfs
-from arborsim.show.search_figures import reference
+from arborsim.show.search import reference
 from arborsim.show.words import counted, score
 
 #: Searches whose selections show all that they hold: by levels, or of chains.  The others come back

@@ -22,9 +22,8 @@ from arborsim.show import (
     plan_timeline,
 )
 from arborsim.show.plan_columns import tables
-from arborsim.show.plan_overview import overview
 from arborsim.show.plan_page import PlanReport, render, write_plan_page
-from arborsim.show.plan_sensitivity import sliders
+from arborsim.show.plan_sensitivity import overview, sliders
 from arborsim.show.plan_words import told_apart
 from arborsim.show.words import digits, money
 from tests.plan.make import small_plan

@@ -12,7 +12,7 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.show.search_page import SearchReport, write_search_page
-from arborsim.show.search_thoughts import MOST_NODES
+from arborsim.show.search_trees import MOST_NODES
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info
 from tests.bank.test_results import result

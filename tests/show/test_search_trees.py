@@ -19,9 +19,8 @@ from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
 from arborsim.search import make_search
-from arborsim.show import search_thoughts, search_trees
-from arborsim.show.search_thoughts import MOST_TEXT, drawn_nodes, fate
-from arborsim.show.search_trees import chosen_problems, take_trees
+from arborsim.show import search_trees
+from arborsim.show.search_trees import MOST_TEXT, chosen_problems, drawn_nodes, fate, take_trees
 from tests.bank.banks import made_bank
 from tests.bank.test_results import result
 from tests.cli.test_search_command import write_bank
@@ -97,12 +96,12 @@ def recorded_tokens(bank: object, node: int) -> list[int]:
 def test_whoever_is_drawn_has_ancestors_that_are(seed: int, most: int) -> None:
     bank = made_bank(seed, width=3, depth=3, embeddings=False)
     walks = [walk(make_search(name, width=3), bank) for name in ("rebase", "beam-sqrt")]
-    before = search_thoughts.MOST_NODES
-    search_thoughts.MOST_NODES = most
+    before = search_trees.MOST_NODES
+    search_trees.MOST_NODES = most
     try:
         drawn = drawn_nodes(bank, walks)
     finally:
-        search_thoughts.MOST_NODES = before
+        search_trees.MOST_NODES = before
     assert len(drawn) == min(most, len(bank.parent))
     assert drawn == sorted(set(drawn))
     assert all(bank.parent[n] in drawn for n in drawn if n)
@@ -111,7 +110,7 @@ def test_whoever_is_drawn_has_ancestors_that_are(seed: int, most: int) -> None:
 
 
 def test_what_is_not_drawn_is_said(bank: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_thoughts, "MOST_NODES", 10)
+    monkeypatch.setattr(search_trees, "MOST_NODES", 10)
     monkeypatch.setattr(search_trees, "_ALL_NUMBERS", 200)
     (trees,) = take_trees(job_on(bank), {0: "problem 0: solved by 1 of 4 searches"})
     assert trees.recorded > 10 == len(trees.layout["parent"])
@@ -135,8 +134,8 @@ def test_what_is_not_drawn_is_said(bank: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_long_texts_are_cut() -> None:
-    assert search_thoughts._shortened("x" * MOST_TEXT) == "x" * MOST_TEXT
-    long = search_thoughts._shortened("x" * (MOST_TEXT + 400))
+    assert search_trees._shortened("x" * MOST_TEXT) == "x" * MOST_TEXT
+    long = search_trees._shortened("x" * (MOST_TEXT + 400))
     assert long == f"{'x' * MOST_TEXT} … (1,000 characters)"
 
 

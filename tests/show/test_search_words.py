@@ -12,7 +12,7 @@ from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core.measurements import TimeSplit
 from arborsim.search import search_names
 from arborsim.show.search import ANSWERS, MEMORY, WORK
-from arborsim.show.search_figures import against_size, against_width, figures_of
+from arborsim.show.search_page import against_size, against_width, figures_of
 from arborsim.show.search_words import by_levels, cautions, missing, summarise
 from arborsim.show.table import scales, shown
 from tests.bank.test_results import PLAIN, result

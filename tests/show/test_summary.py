@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from arborsim.run.aggregate import aggregate
-from arborsim.show.replay_summary import headline, summarise
+from arborsim.show.replay_words import headline, summarise
 from tests.show.synthetic import result
 
 

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from arborsim.core.errors import UsageError
-from arborsim.show.validation import print_validation, render
-from arborsim.show.validation_words import sentences
+from arborsim.show.validation import print_validation, render, sentences
 from arborsim.validate.dual import BytesOverTime
 from arborsim.validate.results import (
     CellCheck,

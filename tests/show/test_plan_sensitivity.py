@@ -8,8 +8,7 @@ import pytest
 
 from arborsim.plan.results import CandidateResult
 from arborsim.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
-from arborsim.show.plan_overview import End, ends, overview, overview_note
-from arborsim.show.plan_sensitivity import sliders
+from arborsim.show.plan_sensitivity import End, ends, overview, overview_note, sliders
 from tests.show.plan_synthetic import plan, sensitivities
 
 HBM = ASSUMPTIONS[0]
