@@ -79,6 +79,16 @@ _WIDEN_VALUES = 1 << 23
 _LISTED_VALUES = 1 << 16  # listed positions of sparse rows: they stay in the processor's cache
 
 
+def _blocks(offsets: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """First row and last + 1 of blocks of at most `most` values, or of one row."""
+    first, rows = 0, len(offsets) - 1
+    while first < rows:
+        last = int(np.searchsorted(offsets, offsets[first] + most, side="right")) - 1
+        last = min(max(last, first + 1), rows)
+        yield first, last
+        first = last
+
+
 @dataclass(frozen=True)
 class DenseRows:
     """Rows stored whole."""
@@ -100,16 +110,11 @@ class DenseRows:
         return DenseRows(self.values.astype(np.float64), self.offsets)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        first, rows = 0, len(self)
-        while first < rows:
+        for first, last in _blocks(self.offsets, _BLOCK_VALUES):
             start = self.offsets[first]
-            last = int(np.searchsorted(self.offsets, start + _BLOCK_VALUES, side="right")) - 1
-            last = min(max(last, first + 1), rows)
             block = self.values[start : self.offsets[last]].astype(np.float64, copy=False)
-            bounds = (self.offsets[first : last + 1] - start).tolist()
-            for a, b in pairwise(bounds):
+            for a, b in pairwise((self.offsets[first : last + 1] - start).tolist()):
                 yield block[a:b]
-            first = last
 
     def __getitem__(self, tokens: slice) -> DenseRows:
         start, stop, _ = tokens.indices(len(self))
@@ -157,17 +162,14 @@ class SparseRows:
         listed = np.diff(self.offsets)
         others = np.maximum(self.lengths - listed, 1)
         shares = np.where(self.lengths > listed, self.rest / others, 0.0).tolist()
-        lengths, first = self.lengths.tolist(), 0
-        while first < len(self):
+        lengths = self.lengths.tolist()
+        for first, last in _blocks(self.offsets, _LISTED_VALUES):
             start = self.offsets[first]
-            last = int(np.searchsorted(self.offsets, start + _LISTED_VALUES, side="right")) - 1
-            last = min(max(last, first + 1), len(self))
             index = self.index[start : self.offsets[last]].astype(np.int64)
             value = self.value[start : self.offsets[last]].astype(np.float64)
             bounds = (self.offsets[first : last + 1] - start).tolist()
             for i, (a, b) in enumerate(pairwise(bounds), first):
                 yield lengths[i], index[a:b], value[a:b], shares[i]
-            first = last
 
     def __getitem__(self, tokens: slice) -> SparseRows:
         start, stop, _ = tokens.indices(len(self))

@@ -24,12 +24,7 @@ def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[f
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Rank correlation with average ranks for ties; NaN if either side is constant.
-
-    Parameters
-    ----------
-    x, y : ``[n]``
-    """
+    """Rank correlation of two arrays ``[n]``, average ranks for ties; NaN if either is constant."""
     from scipy.stats import rankdata
 
     if len(x) < 2:
@@ -49,18 +44,8 @@ def bootstrap(
 
     Tokens of one trace depend on each other, so the unit of every interval is the trace.
 
-    Parameters
-    ----------
-    statistic : callable
-        Gets the numbers of the resampled traces, int64 ``[traces]``; may return an array, and NaN
-        where a resample says nothing.
-    traces : int
-    seed : int
-
-    Returns
-    -------
-    float64 ``[2, ...]``
-        Lower and upper end.
+    `statistic` gets the numbers of the resampled traces, int64 ``[traces]``, and may return an
+    array, and NaN where a resample says nothing.  Returns lower and upper end, float64 ``[2, ...]``.
     """
     rng = np.random.default_rng(seed)
     drawn = [statistic(rng.integers(0, traces, traces)) for _ in range(resamples)]
@@ -74,16 +59,8 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
     The penalty ``ridge / 2 * sum(theta'^2)`` is on the coefficients of features that are divided by
     their root mean square, so that it does not depend on their units.
 
-    Parameters
-    ----------
-    x : float64 ``[n, k]``
-    y : bool ``[n]``
-    ridge : float
-        Above 0, so that the solution is finite and unique.
-
-    Returns
-    -------
-    float64 ``[k]``
+    `x` is float64 ``[n, k]``, `y` bool ``[n]``, the result float64 ``[k]``; with `ridge` above 0
+    the solution is finite and unique.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
@@ -105,10 +82,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
 def auc(score: np.ndarray, positive: np.ndarray) -> float:
     """Probability that a positive scores above a negative (ties count half); NaN without both.
 
-    Parameters
-    ----------
-    score : float64 ``[n]``
-    positive : bool ``[n]``
+    `score` is float64 ``[n]``, `positive` bool ``[n]``.
     """
     from scipy.stats import rankdata
 
@@ -123,19 +97,9 @@ def auc(score: np.ndarray, positive: np.ndarray) -> float:
 def leave_one_out_scores(
     x: np.ndarray, y: np.ndarray, trace: np.ndarray, ridge: float
 ) -> np.ndarray:
-    """Score of each row by a model that was fitted without the row's own trace.
+    """Score ``theta . x``, float64 ``[n]``, of each row, fitted without the row's own trace.
 
-    Parameters
-    ----------
-    x : float64 ``[n, k]``
-    y : bool ``[n]``
-    trace : int ``[n]``
-        Trace of each row.
-
-    Returns
-    -------
-    float64 ``[n]``
-        ``theta . x``
+    `x` is float64 ``[n, k]``, `y` bool ``[n]``, `trace` int ``[n]``: the trace of each row.
     """
     scores = np.zeros(len(y))
     for left_out in np.unique(trace):
@@ -147,10 +111,7 @@ def leave_one_out_scores(
 def rows_of(trace: np.ndarray, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
     """Row numbers of the chosen traces, repeated as often as they were chosen.
 
-    Parameters
-    ----------
-    trace : int ``[n]``
-        Trace of each row: 0, 1, 2, ...
+    `trace` is the trace of each row, int ``[n]``: 0, 1, 2, ...
     """
     members = [np.flatnonzero(trace == number) for number in range(int(trace.max(initial=-1)) + 1)]
     return np.concatenate([members[number] for number in chosen])

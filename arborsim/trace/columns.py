@@ -85,19 +85,10 @@ def encode(
 
 
 def lists(values: np.ndarray, offsets: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
-    """A list column over one flat array.
+    """A list column over one flat array ``[sum of lengths]``, with int offsets ``[rows + 1]``.
 
-    Parameters
-    ----------
-    values : ndarray ``[sum of lengths]``
-    offsets : int ``[rows + 1]``
-    null : bool ``[rows]``, optional
-        Rows without a list; their length must be 0.
-
-    Raises
-    ------
-    UsageError
-        There are more values than one episode can hold.
+    Rows that are `null`, bool ``[rows]``, have no list and length 0.  More values than one episode
+    can hold are a `UsageError`.
     """
     if offsets[-1] > np.iinfo(np.int32).max:
         raise UsageError(f"{offsets[-1]} values do not fit one episode: store attention sparsely")

@@ -38,24 +38,10 @@ def decode_episode(
     text: bool = False,
     embedding: bool = False,
 ) -> Episode:
-    """One validated episode from the columns that `columns_for` names.
+    """One episode from the columns that `columns_for` names, or a `TraceError` of one line.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-    info : TraceInfo
-    file : str
-        For error messages.
-    index : int
-        Episode number.
-    needs : set of Signal, optional
-        The observations to decode; all that the table holds by default.
-    text, embedding : bool
-        Also decode these columns.
-
-    Raises
-    ------
-    TraceError
+    Decodes the observations in `needs`, by default all that the table holds but for vectors; `text`
+    and `embedding` if asked for.  Messages name `file` and the episode's number `index`.
     """
     where = Where(file, index)
     needs = _present(table) if needs is None else needs

@@ -108,13 +108,7 @@ class TraceReader:
         return False
 
     def chunks(self, episode: int) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
-        """Parquet's account of each part of a column, with the column's name.
-
-        Raises
-        ------
-        TraceError
-            The names are damaged.
-        """
+        """Parquet's account of each part of a column, with the column's name."""
         group = self.metadata(episode)
         for i in range(group.num_columns):
             chunk = group.column(i)
@@ -128,13 +122,7 @@ class TraceReader:
             yield name, chunk
 
     def require(self, needs: Iterable[Signal], who: str) -> None:
-        """Refuse to go on without the observations that `who` reads.
-
-        Parameters
-        ----------
-        needs : iterable of Signal
-        who : str
-            For the message, e.g. ``"policy h2o"``.
+        """Refuse to go on without the observations that `who`, e.g. ``"policy h2o"``, reads.
 
         Raises
         ------
@@ -197,13 +185,7 @@ class TraceReader:
             yield decode_episode(table, self.info, str(self.path), index, wanted, text, embedding)
 
     def table(self, index: int, names: list[str] | None = None) -> pa.Table:
-        """One episode as it is stored, not validated; all columns by default.
-
-        Raises
-        ------
-        TraceError
-            The data are damaged.
-        """
+        """One episode as it is stored, not validated; all columns by default."""
         path, group = self._places[index]
         file = self._file(path)
         try:
@@ -289,13 +271,7 @@ def is_part(file: Path) -> bool:
 
 
 def part_files(directory: Path) -> list[Path]:
-    """The episodes in a parts directory, in order.
-
-    Raises
-    ------
-    TraceError
-        There are none, or one is missing.
-    """
+    """The episodes in a parts directory, in order; a `TraceError` if one is missing, or all."""
     found = {
         int(match[1]): entry
         for entry in directory.iterdir()
@@ -339,12 +315,7 @@ def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
 
 
 def _check_columns(schema: pa.Schema, info: TraceInfo, file: str) -> None:
-    """Are all columns of this capture level there, with the right types?
-
-    Raises
-    ------
-    TraceError
-    """
+    """Raise `TraceError` unless all columns of this capture level are there, of the right types."""
     expected = arrow_schema(info)
     missing = [name for name in expected.names if name not in {*schema.names, *LATER}]
     if missing:

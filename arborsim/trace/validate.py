@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.core.errors import TraceError
-from arborsim.core.observations import AttentionRows, DenseRows, SparseRows
+from arborsim.core.observations import AttentionRows, SparseRows
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import ENDS, KINDS, End, Kind
 
@@ -41,15 +41,9 @@ class Where:
     def check(
         self, wrong: np.ndarray, what: Callable[[int], str], rows: np.ndarray | None = None
     ) -> None:
-        """Raise for the first true entry of `wrong`.
+        """Raise for the first true entry of `wrong`, bool ``[n]``; `what` makes the message of it.
 
-        Parameters
-        ----------
-        wrong : bool ``[n]``
-        what : callable
-            Makes the message from the entry's index.
-        rows : int ``[n]``, optional
-            Row of each entry, if they are not rows themselves.
+        `rows` are the rows of the entries, if they are not rows themselves.
         """
         if wrong.any():
             first = int(np.argmax(wrong))
@@ -59,11 +53,7 @@ class Where:
 def validate(episode: Episode, where: Where) -> None:
     """Raise `TraceError` unless the rows are a search; signals are checked as they are decoded.
 
-    Parameters
-    ----------
-    episode : Episode
-        Its arrays have consistent shapes (`decode_episode` sees to that).
-    where : Where
+    The arrays of `episode` have consistent shapes (`decode_episode` sees to that).
     """
     first_row = _check_nodes(episode, where)
     _check_order(episode, where)
@@ -284,20 +274,14 @@ def check_attention(
     token_rows: np.ndarray,
     where: Where,
 ) -> None:
-    """Rows have the right lengths, hold finite weights, and sum to about 1.
+    """A row per token has the right length, holds finite weights, and sums to about 1.
 
-    Parameters
-    ----------
-    attention : DenseRows or SparseRows
-        One row per token.
-    position, token_rows : int ``[tokens]``
-    where : Where
+    `position` and `token_rows` are int ``[tokens]``.
     """
     if isinstance(attention, SparseRows):
         _check_sparse(attention, token_rows, where)
         values, offsets, rest = attention.value, attention.offsets, attention.rest
     else:
-        assert isinstance(attention, DenseRows)
         values, offsets, rest = attention.values, attention.offsets, None
         lengths = np.diff(offsets)
         where.check(
@@ -388,13 +372,8 @@ def check_layer_rows(
 ) -> None:
     """Rows of single layers hold probabilities, and means sum to about 1; NaN may be anywhere.
 
-    Parameters
-    ----------
-    values : float16 ``[sum of lengths]``
-    bounds : int64 ``[lists + 1]``
-        Lists are by turns the mean and the variance over a layer's heads.
-    rows : int ``[lists]``
-    where : Where
+    Lists are by turns the mean and the variance over a layer's heads: `values` float16 ``[sum of
+    lengths]``, `bounds` int64 ``[lists + 1]``, and their `rows` int ``[lists]``.
     """
     wrong = (values < 0) | (values > np.float16(_SUM_HIGH))  # false for NaN
     if wrong.any():

@@ -138,12 +138,7 @@ class TraceWriter:
             )
 
     def write_episode(self, columns: Mapping[str, Any]) -> None:
-        """Store one whole episode; it is safe on disk when this returns.
-
-        Parameters
-        ----------
-        columns : mapping of str to sequence, ndarray or pyarrow.Array
-            See `arborsim.trace.columns.encode`.
+        """Store one whole episode (`arborsim.trace.columns.encode`), safe on disk on return.
 
         Raises
         ------
@@ -243,17 +238,8 @@ class TraceWriter:
 class WholeTraceWriter:
     """Writes a trace straight into the file, with nothing to resume; a context manager.
 
-    Parameters
-    ----------
-    path : Path
-        The file to make; it is no trace before the writer is left, and stays if it is left by an
-        exception: give a name that is moved into place afterwards.
-    info : TraceInfo
-
-    Raises
-    ------
-    OSError
-        The disk cannot be written.
+    The file is no trace before the writer is left, and stays if it is left by an exception: give a
+    name that is moved into place afterwards.  A disk that cannot be written is an `OSError`.
     """
 
     def __init__(self, path: Path, info: TraceInfo) -> None:

@@ -132,10 +132,7 @@ def read_lines(
 ) -> Contents:
     """The lines of a file, empty ones left out; only the first `limit`, if that is not 0.
 
-    Parameters
-    ----------
-    header : str
-        What the first line must be; empty if it is an item itself.
+    The first line must be `header`, if there is one.
 
     Raises
     ------

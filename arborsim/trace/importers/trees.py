@@ -50,11 +50,8 @@ class TotLog:
         first right one, or the first.  The verdict on each state stands at its block as well.  All
         proposals of the last step are finished; one whose last line is ``Answer: ...`` answers it.
 
-        Raises
-        ------
-        Damage
-            Steps do not follow from each other, a proposal continues no state, a selection was not
-            proposed, or a field is of the wrong type.
+        It is a `Damage` if steps do not follow from each other, a proposal continues no state, a
+        selection was not proposed, or a field is of the wrong type.
         """
         steps = array(field(item, "steps"), "steps")
         if not steps:
@@ -162,11 +159,8 @@ def deft_search(item: Any) -> WrittenSearch:
     Nodes without children are given up once their level is complete, unless it is the last one:
     the search went on elsewhere and never came back.
 
-    Raises
-    ------
-    Damage
-        The tree is incomplete, names nodes that do not exist, or its positions contradict its
-        lengths.
+    It is a `Damage` if the tree is incomplete, names nodes that do not exist, or its positions
+    contradict its lengths.
     """
     data = field(item, "data")
     if not isinstance(data, dict):

@@ -240,15 +240,7 @@ def write_trace(
 ) -> None:
     """Write the searches to `out`, which appears when all of them are written.
 
-    Parameters
-    ----------
-    contents : Contents
-    info : TraceInfo
-    out : Path
-    overwrite : bool
-        Replace `out`.
-    advance : callable
-        Called with what was written and its number of tokens.
+    `advance` is called with what was written and its number of tokens.
 
     Raises
     ------
