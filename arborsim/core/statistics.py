@@ -45,7 +45,7 @@ def bootstrap(
     Tokens of one trace depend on each other, so the unit of every interval is the trace.
 
     `statistic` gets the numbers of the resampled traces, int64 ``[traces]``, and may return an
-    array, and NaN where a resample says nothing.  Returns lower and upper end, float64 ``[2, ...]``.
+    array, and NaN where a resample says nothing.  Returns both ends, float64 ``[2, ...]``.
     """
     rng = np.random.default_rng(seed)
     drawn = [statistic(rng.integers(0, traces, traces)) for _ in range(resamples)]
