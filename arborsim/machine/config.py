@@ -39,21 +39,12 @@ _DEFAULTS["gemma3"] = _DEFAULTS["gemma3_text"]
 
 
 def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
-    """Geometry of the model whose configuration is `text`.
+    """Geometry of the model `name` whose config.json is `text`; `origin` names it in messages.
 
     ``head_dim`` is read where present (it need not be ``hidden / heads``), KV heads default to the
     query heads, and the number of parameters follows from the shape unless ``num_parameters``
     gives it.  A multimodal model's language model is nested as ``text_config``; the rest of the
     model is not counted.
-
-    Parameters
-    ----------
-    text : str
-        Contents of a config.json.
-    name : str
-        What to call the model.
-    origin : str
-        Names the file in error messages.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""Hardware profiles, hosts, model geometries and prices: by name, or from a user's file."""
+"""Hardware profiles, hosts, model geometries and prices: by name, or from a user's file.
+
+A name that is not shipped is an `UnknownName` with the nearest ones; a file that cannot be read, or
+holds something else, is a `UsageError` of one line.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +58,6 @@ def load_profile(name_or_path: str | Path, host: str | Path | None = None) -> Ha
 
     A file may name another profile as its ``base``; it then gives only what differs.  `host` puts
     the GPU into a host: its name, or its TOML file.
-
-    Raises
-    ------
-    UnknownName
-        Nothing of that name is shipped; the message names the nearest.
-    UsageError
-        The file cannot be read or is no hardware profile.
     """
     profile = _profile(name_or_path, ())
     return load_host(host).with_gpu(profile) if host else profile
@@ -81,29 +78,13 @@ def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfil
 
 
 def load_host(name_or_path: str | Path) -> HostProfile:
-    """The host of that name (``ddr5-2tb``), or in that TOML file.
-
-    Raises
-    ------
-    UnknownName
-        Nothing of that name is shipped; the message names the nearest.
-    UsageError
-        The file cannot be read or is no host.
-    """
+    """The host of that name (``ddr5-2tb``), or in that TOML file."""
     text, origin, _ = _read(name_or_path, "host", "hosts", ".toml", {})
     return HostProfile.from_toml(text, origin)
 
 
 def load_geometry(name_or_path: str | Path) -> Geometry:
-    """The geometry of that name or alias (``llama-3.1-8b``), or of that Hugging Face config.json.
-
-    Raises
-    ------
-    UnknownName
-        Nothing of that name is shipped; the message names the nearest.
-    UsageError
-        The file cannot be read, or describes a model whose cache has another form.
-    """
+    """The geometry of that name or alias (``llama-3.1-8b``), or in that Hugging Face config."""
     text, origin, name = _read(name_or_path, "model", "geometries", ".json", GEOMETRY_ALIASES)
     return geometry_from_config(text, name, origin)
 
@@ -192,13 +173,7 @@ class Prices:
 
 
 def load_prices(path: Path | None = None) -> Prices:
-    """The shipped prices, or those of a TOML file of the same form.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or is no list of prices.
-    """
+    """The shipped prices, or those of a TOML file of the same form."""
     if path is not None:
         return from_toml(Prices, read_text(path), str(path))
     file = resources.files("arborsim.machine").joinpath("prices.toml")

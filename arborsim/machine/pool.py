@@ -39,15 +39,7 @@ class KvRoom:
 
 
 def kv_pool(profile: HardwareProfile, geometry: Geometry, *, pass_tokens: int = 8192) -> KvRoom:
-    """The room for the cache of `geometry` on `profile`.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-    geometry : Geometry
-    pass_tokens : int
-        Tokens of a sequence that are computed together at most.
-    """
+    """The room for the cache of `geometry`; `pass_tokens` are computed together at most."""
     activations = CostModel(profile, geometry).workspace_bytes(pass_tokens)
     parts = {
         "hbm_bytes": profile.hbm_bytes,
