@@ -14,7 +14,15 @@ from typing import Annotated, Any
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import Geometry
-from arborsim.core.records import Text, from_toml, is_number, parse_toml, parsed, read_text
+from arborsim.core.records import (
+    Text,
+    from_toml,
+    is_number,
+    parse_toml,
+    parsed,
+    read_text,
+    read_toml,
+)
 from arborsim.machine.config import geometry_from_config, parse_config
 from arborsim.machine.profile import HardwareProfile, HostProfile
 
@@ -175,6 +183,6 @@ class Prices:
 def load_prices(path: Path | None = None) -> Prices:
     """The shipped prices, or those of a TOML file of the same form."""
     if path is not None:
-        return from_toml(Prices, read_text(path), str(path))
+        return read_toml(Prices, path)
     file = resources.files("arborsim.machine").joinpath("prices.toml")
     return from_toml(Prices, file.read_text(encoding="utf-8"), "prices.toml")
