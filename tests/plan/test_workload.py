@@ -282,7 +282,7 @@ WRONG = {
     "cache": ({"model": '[model]\nname = "llama-3.1-8b"\nkv_dtype = "fp9"'},
               "[model] kv_dtype: unknown type of a KV cache 'fp9': did you mean fp8"),
     "model file": ({"model": '[model]\nname = "./none/config.json"'},
-                   "none/config.json: No such file"),
+                   "none/config.json: cannot be read (No such file"),
     "model's name": ({"model": "[model]"}, "[model] name is missing"),
     "no mix": ({"mix": ""}, "[[mix]] is missing"),
     "an empty mix": ({"mix": "", "top": "mix = []\n"}, "[[mix]] is empty: name at least one"),
