@@ -78,7 +78,7 @@ def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed
     return Draws(entry, episode)
 
 
-TRACE = "trace"  #: The format of a trace's column `arrival_s`, beside those of `FORMATS`.
+TRACE = "trace"  #: The format of a trace's column `arrival_s`, besides those of `FORMATS`.
 
 
 class Arrivals(Protocol):

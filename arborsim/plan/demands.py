@@ -211,7 +211,7 @@ class Recording:
         return not self._under_way and self.exhausted
 
     def together(self) -> MixDemands:
-        """All of it; the reason is that of the first unit that has one, whoever was faster."""
+        """All of it; the reason is that of the first unit that has one, in their own order."""
         if self._infeasible:
             reason = self._infeasible[min(self._infeasible)]
             return MixDemands(self._places, (), reason)
@@ -239,7 +239,7 @@ _SCALED = {
 def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
     """The same search with every thought, and the prompt, `factor` times as long.
 
-    Each run of iterations becomes so much longer and begins with so many more tokens; what an
+    Each run of iterations becomes longer and begins with more tokens by the factor; what an
     iteration adds stays.  Branches, prunings and everything moved or dropped keep their place and
     their share of the search, which is what a budget that is a share of the search asks for.  Not
     exact for a policy that keeps a fixed number of tokens, or a model with sliding windows.

@@ -67,7 +67,7 @@ class TreeSpec:
     #: Draw rewards uniformly from [0, 1): those with the lowest are given up, and the finished
     #: thought with the highest is the answer. Without, both are drawn.
     rewards: bool = False
-    solved: float | None = None  #: share of searches whose answer is correct; None if nobody knows
+    solved: float | None = None  #: share of searches whose answer is correct; None if unknown
 
     def __post_init__(self) -> None:
         check_range(self.prompt_tokens, "prompt_tokens", 1, MOST_PROMPT)
@@ -182,7 +182,7 @@ class _Tree:
         return np.sort(self._rng.choice(nodes, count, replace=False))
 
     def _number(self, blocks: int, share: float) -> int:
-        """`share` of so many blocks as a whole number: rounded so that the mean is exact."""
+        """`share` of a number of blocks as a whole number: rounded so that the mean is exact."""
         whole = share * blocks
         nearest = round(whole)
         if abs(whole - nearest) < 1e-9:  # 0.1 x 30 is 3, whatever binary fractions make of it
@@ -211,7 +211,7 @@ def _share(shares: tuple[float, ...], level: int) -> float:
 
 
 def generated_info(spec: TreeSpec, seed: int, geometry: Geometry, command: str = "") -> TraceInfo:
-    """Metadata of a generated trace: what was stated, and what nobody knows."""
+    """Metadata of a generated trace: what was stated, and what is unknown."""
     return TraceInfo(
         geometry=geometry,
         model=f"none: lengths are drawn; charged as {geometry.name}",

@@ -226,5 +226,5 @@ class LargestLoad:
         return summed_up(self._bench, load, runs, self._solved, None if self._closed else load)
 
     def _never(self) -> CandidateResult:
-        reason = "searches meet the target alone, but not beside any others"
+        reason = "searches meet the target alone, but not together with others"
         return replace(self._result, status=MISSED, reason=reason)

@@ -39,7 +39,7 @@ WAITING = 0.01
 def runs_out(runs: Sequence[Run]) -> str:
     """What there is too little of first, over all runs of a load: a name of `SPACE` or `TIME`.
 
-    It is the space that kept somebody waiting first, if waiting matters (`WAITING`); else what is
+    It is the space that kept a search waiting first, if waiting matters (`WAITING`); else what is
     in use for the largest share of the time (`mean_shares`).
     """
     lacking = {name for run in runs for name in run.report.first_s}

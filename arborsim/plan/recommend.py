@@ -71,7 +71,7 @@ def cost_at(cost: tuple[float, float] | None, load: float, plan: PlanResult) -> 
 
 
 def resource(point: LoadPoint, limited_by: str) -> str:
-    """What runs out, with its share; a share of space is none of time, so both are told apart.
+    """What runs out, with its share; a share of space is none of time, so each is named.
 
     Where only the length of the runs is in the way of more load, time has not run out.
     """
@@ -92,7 +92,7 @@ def resource(point: LoadPoint, limited_by: str) -> str:
     )
 
 
-def nobody(plan: PlanResult) -> str:
+def none_met(plan: PlanResult) -> str:
     """By how much the best one misses the target, and what would help: three short lines."""
     missed = [each for each in plan.candidates if each.status == MISSED and each.alone]
     if missed:
@@ -122,7 +122,8 @@ def _missed_by(best: CandidateResult, plan: PlanResult) -> str:
             over.append(f"{scale * value:.3g} {unit} per {key} ({value / limit:.3g}x)")
             enough.append(f'{key} = "{_up(scale * value)} {unit}"')
     if not over:
-        return "which meets it alone, but not beside others. Relax the target or take faster GPUs"
+        relax = "Relax the target or take faster GPUs"
+        return f"which meets it alone, but not together with others. {relax}"
     return f"alone {', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
 
 
@@ -183,7 +184,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     """The recommendation of a plan whose other fields are filled in."""
     met = sorted(plan.met(), key=lambda each: _rank(each, plan))
     if not met:
-        return Recommendation(None, nobody(plan), unknown=_unknown(plan, None))
+        return Recommendation(None, none_met(plan), unknown=_unknown(plan, None))
     good = [each for each in met if demanded.allows(each)]
     best = (good or met)[0]
     others = [each for each in (good or met) if each is not best]
@@ -191,11 +192,11 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     alternative = others[0] if others else cheaper
     sentences = [_what(best, plan), _why(best, good, met, demanded, plan)]
     if alternative is not None and alternative is not cheaper:
-        sentences.append(f"The nearest alternative is {_beside(alternative, best, plan)}.")
+        sentences.append(f"The nearest alternative is {_compared(alternative, best, plan)}.")
     if cheaper is not None and _rank(cheaper, plan)[0] < (1 - _SAME) * _rank(best, plan)[0]:
         sentences.append(
             f"Of those whose quality is not known to suffice, the cheapest is "
-            f"{_beside(cheaper, best, plan)}."
+            f"{_compared(cheaper, best, plan)}."
         )
     return Recommendation(
         best.number,
@@ -296,7 +297,7 @@ def _why(
     )
 
 
-def _beside(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> str:
+def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> str:
     """Another candidate, with its cost against the best one's."""
     here, there = _rank(best, plan)[0], _rank(other, plan)[0]
     assert other.at_largest is not None
@@ -375,5 +376,5 @@ def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
     if plan.assumed:
         found.append(f"{len(plan.assumed)} numbers of the hardware profiles are assumed.")
     if best is not None and best.status == MET and best.price_per_hour is None:
-        found.append(f"Nobody named a price of {best.hardware}.")
+        found.append(f"The price of {best.hardware} is not known.")
     return tuple(found)

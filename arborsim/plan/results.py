@@ -1,6 +1,6 @@
 """What a plan found: frozen records, from one load of one candidate up to the recommendation.
 
-Seconds, bytes, and searches per second; nothing here is rounded.  A figure that nobody knows is
+Seconds, bytes, and searches per second; nothing here is rounded.  A figure that is not known is
 None, or NaN inside an `Estimate`.  Every record holds plain values and can be pickled.
 """
 

@@ -28,7 +28,7 @@ class Verdicts:
     first, count : int
         Searches `first` .. ``count - 1``, by arrival, are measured.
     allowed : int or None
-        More than so many missed ones end the run at once.
+        More missed ones than that end the run at once.
 
     Attributes
     ----------

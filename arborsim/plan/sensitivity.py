@@ -88,7 +88,7 @@ def changed(
 def server(
     workload: Workload, candidate: Candidate, found: MixDemands, searches: int = MOST_SEARCHES
 ) -> Serve:
-    """Serves a candidate of a workload, in one run of at most so many searches.
+    """Serves a candidate of a workload, in one run of at most that many searches.
 
     One short run tells how much a number matters; every factor sees the same searches at the same
     moments, so their differences are not those of the draws.

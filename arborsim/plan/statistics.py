@@ -94,7 +94,7 @@ def rate_interval(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def relative_error(sizes: np.ndarray, seen: int) -> float:
-    """Standard error of a rate that so many searches tell, relative to the rate.
+    """Standard error of a rate that `seen` searches tell, relative to the rate.
 
     Sizes with a coefficient of variation c give ``c / sqrt(seen)``.  c counts as 1 at least, as if
     searches ended at random: the pace of a machine that is never idle depends on which are in it.

@@ -15,7 +15,7 @@ from arborsim.plan.plan import Planner
 from arborsim.plan.results import CandidateResult, Slice, Timeline
 from arborsim.plan.runs import Bench
 
-MOST_SLICES = 50_000  # what comes after so many is left out
+MOST_SLICES = 50_000  # what comes later is left out
 _KINDS = {
     Op.PREFILL: "prefill", Op.RECOMPUTE: "recompute", Op.DECIDE: "policy", Op.TURN: "policy",
     Op.COPY: "policy",

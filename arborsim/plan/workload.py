@@ -130,7 +130,7 @@ class Workload:
     #: Read ancestors that the branches of a search share once per batch.
     tree_attention: bool = True
     searches: int = 1000  #: searches per run
-    #: The first so many are served, but left out of all figures: they meet an empty machine.
+    #: The first ones, which are served, but left out of all figures: they meet an empty machine.
     warm_up: int = 100
     runs: int = 3  #: repetitions with other draws; run i has the seed ``seed + i``
     seed: int = 0

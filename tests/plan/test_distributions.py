@@ -97,7 +97,7 @@ def test_bounds_are_those_of_the_distribution_not_of_a_draw() -> None:
 
 
 def test_lognormal_is_lognormal() -> None:
-    # Rounding moves a number by at most a half, which is nothing beside a median of 10^6.
+    # Rounding moves a number by at most a half, which is nothing against a median of 10^6.
     found = drawn(LogNormal(1_000_000, 0.5))
     scipys = stats.lognorm(s=0.5, scale=1_000_000)
     assert stats.kstest(found, scipys.cdf).pvalue > SIGNIFICANCE

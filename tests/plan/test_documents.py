@@ -27,7 +27,7 @@ What does not:
   about once: 0.467 of the tokens are not there.  The script of that time asked about each twice
   unless told otherwise; how it was run is not said.
 - 64 documents took longer with either cache than without: the publication says that its evictor
-  costs 10 to 30% of the runtime.  The engine here charges nothing for its books.
+  costs 10 to 30% of the runtime.  The engine here charges nothing for its bookkeeping.
 - Everything cached took 0.036 of the time, 0.020 here, for much the same reason.
 """
 

@@ -63,7 +63,7 @@ def test_what_a_search_costs_is_its_share_of_an_hour() -> None:
     assert solved[0].value == pytest.approx(low / 1000 / plan.solved.value)
     dropping = plan.candidates[3].at_largest
     assert dropping is not None
-    assert dropping.cost_per_solved is None, "nobody knows what it solves"
+    assert dropping.cost_per_solved is None, "it is not known what it solves"
 
 
 def test_one_machine_of_the_fleet_has_its_part() -> None:
@@ -155,7 +155,7 @@ def test_a_closed_loop_searches_over_clients() -> None:
         assert each.fleet.machines == np.ceil(30 / (each.largest or 1))
 
 
-def test_a_target_that_nobody_meets_says_by_how_much() -> None:
+def test_a_target_that_none_meets_says_by_how_much() -> None:
     plan = Planner(small_workload(('search = "20 s"', 'search = "500 ms"'))).run()
     assert {each.status for each in plan.candidates} == {MISSED}
     assert plan.recommendation.candidate is None
@@ -170,7 +170,7 @@ def test_a_target_that_nobody_meets_says_by_how_much() -> None:
 
 
 def test_a_model_that_does_not_fit_is_named_with_its_bytes() -> None:
-    workload = _with_hbm(small_workload(), 17.9)  # the weights, but nothing beside them
+    workload = _with_hbm(small_workload(), 17.9)  # the weights, but nothing else
     plan = Planner(workload).run()
     assert {each.status for each in plan.candidates} == {UNFIT}
     reason = plan.candidates[0].reason
@@ -239,7 +239,7 @@ def test_only_known_quality_is_recommended() -> None:
     assert recommend(cheapest, Demanded(attention_kept=0.98)).candidate == 0
 
 
-def _beside(best: tuple[float, ...], other: tuple[float, ...], stated: float | None) -> str:
+def _compared(best: tuple[float, ...], other: tuple[float, ...], stated: float | None) -> str:
     """What is said of an alternative; each has these limits run by run, and costs 1 USD an hour."""
     plan = replace(small_plan(), stated_load=stated, runs=len(best))
     rows = []
@@ -268,7 +268,7 @@ def _beside(best: tuple[float, ...], other: tuple[float, ...], stated: float | N
 def test_the_spread_of_runs_is_named_where_it_leaves_the_order_open(
     best: tuple[float, ...], other: tuple[float, ...], stated: float | None, tied: bool
 ) -> None:
-    text = _beside(best, other, stated)
+    text = _compared(best, other, stated)
     assert text.startswith("Take full on rtx4090: offered up to 1 searches/s, one machine keeps")
     assert ("within the spread of the runs: more of them would tell which" in text) == tied
     assert text.count(f"at {stated or 1:.3g} searches/s") >= 1
@@ -288,7 +288,7 @@ def test_the_spread_of_runs_is_named_where_it_leaves_the_order_open(
 def test_runs_that_ask_for_other_numbers_of_machines_are_named(
     best: tuple[float, ...], other: tuple[float, ...], said: str
 ) -> None:
-    text = _beside(best, other, 2.0)
+    text = _compared(best, other, 2.0)
     assert "within the spread" not in text
     assert ("but the runs leave that open: by their own limits " in text) == bool(said)
     assert said in text

@@ -41,7 +41,7 @@ def test_measured_settings_fill_what_the_workload_leaves_open(tmp_path: Path) ->
     assert _sinks(_workload(tmp_path, str(_file(tmp_path)))) == [0, 7, 9]
 
 
-def test_a_workload_names_calibrations_beside_itself(tmp_path: Path) -> None:
+def test_a_workload_names_calibrations_next_to_itself(tmp_path: Path) -> None:
     _file(tmp_path)
     found = _workload(tmp_path, named='calibrations = ["streaming-llm.toml"]')
     assert _sinks(found) == [0, 7, 9]

@@ -147,7 +147,7 @@ def events() -> list[dict[str, Any]]:
     planner = Planner(replace(workload, policies=workload.policies[:1]))
     (only,) = planner.run().candidates
     line = timeline(planner, only)
-    assert any(each.kind == "swap" for each in line.slices), "nobody lost a place"
+    assert any(each.kind == "swap" for each in line.slices), "no search lost a place"
     found: list[dict[str, Any]] = trace_events(line, only.hardware)["traceEvents"]
     return found
 
@@ -182,7 +182,7 @@ def test_perfetto_slices_of_a_track_never_overlap_partly(events: list[dict[str, 
         for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
             while open_until and open_until[-1] <= start + 1e-6:
                 open_until.pop()
-            assert not open_until or end <= open_until[-1] + 1e-6, "neither beside nor within"
+            assert not open_until or end <= open_until[-1] + 1e-6, "neither apart nor within"
             open_until.append(end)
 
 

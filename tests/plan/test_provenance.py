@@ -1,13 +1,23 @@
-"""The appendix of a plan: values as people write them, none of Python's."""
+"""Notes and appendix of a plan: what to know about its figures, in values as people write them."""
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from arborsim.plan.provenance import assumed_numbers, settings_of
+import pytest
+
+from arborsim.plan.demands import recorded_facts
+from arborsim.plan.plan import Planner
+from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
+from arborsim.plan.statistics import Estimate
+from arborsim.plan.workload import MixEntry, Workload
 from arborsim.plan.workload_file import example_workload, parse_workload
-from tests.plan.make import small_workload
+from arborsim.trace.importers.requests import read_requests
+from tests.plan.make import small_plan, small_workload
+from tests.trace.import_helpers import imported
 
 _REPR = re.compile(r"\w+\(\w+=|\bTrue\b|\bFalse\b|\bNone\b|\d{9,}|\de[-+]\d|\d\.0\b")
 
@@ -41,3 +51,109 @@ def test_every_assumed_number_has_its_unit() -> None:
     assert len(found) == sum(len(profile.assumed()) for profile in profiles.values())
     assert "rtx4090: h2d_bytes_per_s 25 GB/s" in found
     assert "rtx4090: pcie_latency_s 10 µs" in found
+
+
+_WHOLE = (
+    "log is a log whose requests have prefix blocks in common, which plans do not model: prompts "
+    "are computed whole"
+)
+
+
+def _serving(workload: Workload, **changes: object) -> Workload:
+    return replace(workload, serving=replace(workload.serving, **changes))  # type: ignore[arg-type]
+
+
+def _shared(workload: Workload, tokens: int) -> Workload:
+    mix = tuple(replace(entry, shared_prompt_tokens=tokens) for entry in workload.mix)
+    return replace(workload, mix=mix)
+
+
+@pytest.mark.parametrize(
+    ("shared", "serving", "said"),
+    [
+        (50, {}, ()),
+        (50, {"prefix_host_bytes": 10**9}, ()),
+        (0, {}, ()),
+        (0, {"prefix_sharing": False}, ()),
+        (0, {"prefix_host_bytes": 10**9},
+         ("prefix_host_bytes has no effect: no searches share a prefix, because no entry of the "
+          "mix states shared_prompt_tokens.",)),
+        (50, {"prefix_sharing": False},
+         ("shared_prompt_tokens has no effect: prefix_sharing is off.",)),
+        (50, {"prefix_sharing": False, "prefix_host_bytes": 10**9},
+         ("shared_prompt_tokens has no effect: prefix_sharing is off.",
+          "prefix_host_bytes has no effect: prefix_sharing is off.")),
+    ],
+)  # fmt: skip
+def test_settings_without_effect_are_named(
+    shared: int, serving: dict[str, object], said: tuple[str, ...]
+) -> None:
+    workload = _serving(_shared(small_workload(), shared), **serving)
+    assert cautions(workload, []) == said
+
+
+@pytest.mark.parametrize(
+    ("block", "shared", "sharing", "said"),
+    [
+        (512, 0, True, (f"{_WHOLE}.",)),
+        (512, 1000, True, (f"{_WHOLE} beyond the first 1,000 tokens.",)),
+        (512, 1000, False,
+         (f"{_WHOLE}.", "shared_prompt_tokens has no effect: prefix_sharing is off.")),
+        (0, 0, True, ()),  # a source without prefixes
+    ],
+)  # fmt: skip
+def test_prefixes_of_a_log_that_are_not_modelled_are_named(
+    tmp_path: Path, block: int, shared: int, sharing: bool, said: tuple[str, ...]
+) -> None:
+    log, trace = tmp_path / "log.jsonl", tmp_path / "log.parquet"
+    request = {"timestamp": 1, "input_length": 1030, "output_length": 3, "hash_ids": [7, 8, 9]}
+    log.write_text(2 * (json.dumps(request) + "\n"))
+    imported(log, read_requests(log, "mooncake"), trace, prefix_block_tokens=block)
+    workload = _serving(small_workload(), prefix_sharing=sharing)
+    workload = replace(workload, mix=(MixEntry("log", 1.0, trace, shared),))
+    assert cautions(workload, []) == said
+
+
+def test_prompts_shorter_than_what_is_shared_are_counted() -> None:
+    """Four drawn prompts of 100 to 900 tokens; the count is checked against their demands."""
+    planner = Planner(small_workload())
+    prompts = sorted(each.prompt_tokens for each in planner.demands_of(0).demands)
+    assert len(prompts) == 4
+    assert prompts[0] < prompts[1]
+    for shared, short in ((prompts[0], 0), (prompts[0] + 1, 1), (prompts[3] + 1, 4)):
+        workload = _shared(planner.workload, shared)
+        with Planner(workload)._traces() as traces:
+            facts = recorded_facts(workload, traces)
+        found = short_prompts(workload, facts)
+        assert len(found) == (short > 0)
+        assert all(
+            f"trees: {short} of 4 distinct searches have prompts shorter than" in f for f in found
+        )
+        assert not short_prompts(_serving(workload, prefix_sharing=False), facts)
+
+
+def test_costs_per_solved_search_say_what_they_rest_on() -> None:
+    plan = small_plan()
+    assert plan.solved is not None
+    assert plan.solved.n == 4
+    share = f"{plan.solved.value:.1%}"
+    said = [note for note in plan.notes if note.startswith("Costs per solved search rest on")]
+    assert len(said) == 1
+    assert share in said[0]
+    assert said[0].endswith("of 4 distinct searches of the mix having a correct answer.")
+    unpriced = [replace(each, at_largest=None) for each in plan.candidates]
+    assert not cautions(small_workload(), unpriced, plan.solved)
+
+
+def test_shares_of_live_runs_are_named_with_theirs() -> None:
+    planner = Planner(
+        small_workload(),
+        accuracies={("streaming-llm", "0.5"): Estimate(0.6, 0.5, 0.7, 100)},
+        finished={each.number: each for each in small_plan().candidates},
+    )
+    notes = planner.run().notes
+    assert (
+        "Costs per solved search of streaming-llm at 0.5 rest on 60.0% (50.0% to 70.0% at 95% "
+        "confidence) of 100 problems of live runs having a correct answer."
+    ) in notes
+    assert any(note.startswith("Costs per solved search rest on") for note in notes), "of full"

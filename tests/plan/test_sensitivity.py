@@ -182,8 +182,8 @@ def test_the_break_even_price() -> None:
         named = replace(plan.recommendation, alternative=alternative)
         assert break_even(replace(plan, recommendation=named)) == (other, pytest.approx(factor))
     assert break_even(replace(plan, candidates=plan.candidates[:2])) is None
-    nobody = replace(plan.recommendation, candidate=None)
-    assert break_even(replace(plan, recommendation=nobody)) is None
+    none = replace(plan.recommendation, candidate=None)
+    assert break_even(replace(plan, recommendation=none)) is None
 
 
 def test_a_curve_over_clients_has_whole_ones_once() -> None:

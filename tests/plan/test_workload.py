@@ -181,7 +181,7 @@ def test_a_gpu_without_a_price_is_a_candidate_without_costs() -> None:
     assert found.hardware[0].price_per_hour is None
 
 
-def test_files_are_found_beside_the_workload(
+def test_files_are_found_next_to_the_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "plans"

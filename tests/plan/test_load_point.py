@@ -28,7 +28,7 @@ def real_run() -> Run:
 def run(
     first_s: dict[str, float] | None = None, queue: float = 0.0, preemptions: int = 0, **used: float
 ) -> Run:
-    """The real run with other books: 10 searches in the machine on average, 32 measured."""
+    """The real run with other figures: 10 searches in the machine on average, 32 measured."""
     base = real_run()
     none = Utilisation(*(0.0 for _ in fields(Utilisation)))
     busy = replace(base.report.busy, prefill_s=0.0, recompute_s=0.0)
@@ -48,7 +48,7 @@ def test_a_real_run_with_little_to_do_is_bound_by_memory_bandwidth() -> None:
 def test_space_runs_out_once_searches_wait_for_it(
     queue: float, preemptions: int, expected: str
 ) -> None:
-    """0.1 waiting beside 10 is just below 1% of their time; 1 of 32 lost its place."""
+    """0.1 waiting next to 10 is just below 1% of their time; 1 of 32 lost its place."""
     assert len(real_run().arrival_s) == 32
     found = run({"hbm": 3.0}, queue, preemptions, memory=0.9, hbm=0.6)
     assert runs_out([found]) == expected
@@ -89,7 +89,7 @@ def test_runs_that_disagree_are_decided_together() -> None:
 
 @pytest.mark.parametrize(("queue", "expected"), [(0.2, "memory"), (0.21, "hbm")])
 def test_waiting_is_summed_over_runs(queue: float, expected: str) -> None:
-    """0.2 waiting in one run beside 10 in each of two is just below 1% of all their time."""
+    """0.2 waiting in one run next to 10 in each of two is just below 1% of all their time."""
     waits, not_ = run({"hbm": 3.0}, queue, memory=0.9), run(memory=0.9)
     assert runs_out([waits]) == "hbm"
     assert runs_out([waits, not_]) == runs_out([not_, waits]) == expected
