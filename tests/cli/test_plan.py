@@ -169,7 +169,7 @@ def test_profiles_in_files_are_candidates(
         (["plan", "small.toml", "--searches", "5", "--warm-up", "5"], "leaves none"),
         (["plan", "small.toml", "--resume"], "there is no small.toml.partial.jsonl"),
         (["plan", "small.toml", "--explain", "--json"], "leave --json out"),
-        (["plan", "small.toml", "--out", "x.json", "--perfetto", "x.json"], "given already"),
+        (["plan", "small.toml", "--out", "x.json", "--perfetto", "x.json"], "names the same file"),
     ],
 )
 def test_what_is_wrong_is_one_line(
