@@ -38,7 +38,7 @@ class Admission:
 
     @property
     def unfinished(self) -> bool:
-        """Whether somebody is still to come, or to get a place."""
+        """Whether a search is still to come, or to get a place."""
         return bool(self._to_come or self._waiting or self._state.returning)
 
     def expect(self, arrivals: Arrivals) -> None:

@@ -95,7 +95,7 @@ class Sums:
             self._add_side(piece, sign)
 
     def _add_side(self, piece: Piece, sign: int) -> None:
-        """What goes on beside the GPU's work; sums of nothing are 0, without rounding."""
+        """What goes on next to the GPU's work; sums of nothing are 0, without rounding."""
         self.down_bytes += sign * piece.down_bytes
         self.up_bytes += sign * piece.up_bytes
         if piece.streamed_bytes:
@@ -131,7 +131,7 @@ class IterationTime:
 
     def __init__(self, price: Price) -> None:
         self.stream_floor_s = 0.0
-        self._weights_s = price.weights_s  # of so many tokens
+        self._weights_s = price.weights_s  # of n tokens
         self._fixed_s = price.fixed_s
         self._eager_s = price.eager_fixed_s - price.fixed_s
         self._overlap = price.overlap

@@ -1,7 +1,7 @@
 """The clock: a SimPy environment, the two directions of the link, and levels of memory over time.
 
-The server is a process of the environment; arrivals and transfers are its events.  A link serves
-whoever asks first, and every transfer is priced when it is asked for: its queue is known, so the
+The server is a process of the environment; arrivals and transfers are its events.  A link is first
+come, first served, and every transfer is priced when it is asked for: its queue is known, so the
 link keeps the moment from which it is free and a transfer is one timeout.  `simpy.Resource` would
 say the same with three events per transfer, two of them at the present moment, which would cut the
 server's stretches of iterations for nothing.
@@ -144,7 +144,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Let so many seconds pass, for a phase of this kind (`Op`) of one search."""
+    """Let seconds pass, for a phase of this kind (`Op`) of one search."""
 
     seconds: float
     op: int = -1
@@ -153,7 +153,7 @@ class Spend:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode up to so many iterations, one if something joins it."""
+    """Decode up to `most` iterations, one if something joins it."""
 
     most: int
     extra: Extra = NOTHING

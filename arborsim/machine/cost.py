@@ -79,7 +79,7 @@ class DecodeCost:
 
     @property
     def attention_s(self) -> np.ndarray:
-        """The part spent on reading keys and values (what a CPU can work beside)."""
+        """The part spent on reading keys and values (what can hide the work of a CPU)."""
         return np.asarray(self.kv_s + self.dequantise_s)
 
 
@@ -107,7 +107,7 @@ def _bound(compute_s: Array, memory_s: Array, overlap: float) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SideCost:
-    """Work beside the GPU's in decode iterations: streaming over PCIe or attention on the CPU.
+    """Work next to the GPU's in decode iterations: streaming over PCIe or attention on the CPU.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ class CostModel:
         )
 
     def flops_s(self, sequences: Array, attended_tokens: Array) -> Array:
-        """Matrix products of a token per sequence, and attention to so many tokens."""
+        """Matrix products of a token per sequence, and attention to tokens."""
         matrices = self._flops_per_token * sequences
         attention = self._attention_flops(attended_tokens, absorbed=True)
         return (matrices + attention) / (self.profile.flops_per_s * self.profile.mfu)
@@ -190,7 +190,7 @@ class CostModel:
         return quantised_bytes / self.profile.dequantise_bytes_per_s
 
     def layers_s(self, fused: bool = True) -> float:
-        """What the layers of a pass take beside their work."""
+        """Overhead of the layers of a pass."""
         p = self.profile
         return self.geometry.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s))
 
@@ -227,11 +227,11 @@ class CostModel:
         return (g.full_layers * everywhere + g.window_layers * windowed) / g.layers
 
     def _attention_flops(self, pairs: Array, absorbed: bool) -> Array:
-        """Scores and weighted values of so many (query, key) pairs per layer: ``4 L H d`` each."""
+        """Scores and weighted values of (query, key) pairs per layer: ``4 L H d`` each."""
         return self._flops_per_pair[absorbed] * pairs
 
     def weights_read_s(self, tokens: Array) -> Array:
-        """Reading the weights that a pass over so many tokens uses."""
+        """Reading the weights that a pass over n tokens uses."""
         if not self.geometry.experts:
             return self._weights_s
         p = self.profile
@@ -264,7 +264,7 @@ class CostModel:
         return new_tokens * widths * g.weight_bytes_per_element + sequences * g.vocab * 4
 
     def copy_s(self, moved_bytes: Array) -> Array:
-        """Device code that reads or writes so many bytes of HBM (quantising, compaction)."""
+        """Device code that reads or writes bytes of HBM (quantising, compaction)."""
         return moved_bytes / (self.profile.hbm_bytes_per_s * self.profile.mbu)
 
     def transfer_s(self, size_bytes: Array, block_bytes: Array, direction: Direction) -> np.ndarray:

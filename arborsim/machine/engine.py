@@ -171,7 +171,7 @@ def _decode(server: Server, time: IterationTime, command: Decode) -> Steps:
         state.spent(waited_s)
         state.tally.busy.exposed_s += waited_s
         state.tally.link_wait_s += waited_s
-        most = 1  # somebody may be able to join the next iteration
+        most = 1  # a search may be able to join the next iteration
     time.stream_floor_s = state.stream_floor_s
     extra = command.extra
     if extra.sequences:

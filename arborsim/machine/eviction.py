@@ -47,7 +47,7 @@ class Eviction:
         return True
 
     def relieve(self) -> Commands:
-        """The next iteration does not fit: somebody must go."""
+        """The next iteration does not fit: a search must go."""
         state = self._state
         state.tally.first("hbm")
         if state.evict_prefixes(self._next_need() - state.pages_left):
@@ -69,7 +69,7 @@ class Eviction:
         return batch.sums.hbm + ahead * max(0, batch.sums.hbm_g)
 
     def _alone(self, search: Search) -> None:
-        """Nobody else can go: wait for its own transfers to free HBM, or give it up."""
+        """No other search can go: wait for its own transfers to free HBM, or give it up."""
         if search.outstanding:
             search.parked = True
             return
@@ -177,4 +177,4 @@ class Eviction:
 
 
 def _nothing() -> None:
-    """Nobody waits for this transfer."""
+    """Nothing waits for this transfer."""

@@ -10,6 +10,7 @@ one at a time: the end of a transfer can change what the next one reads.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,7 +186,8 @@ class SimulatedExecutor:
         if decided_from is not None:
             decided[decided_from:] = True
         changes = self._ledger.resolve(moves, arriving=run.num_tokens)
-        for first, last, together in cut(run.steps, changes, self._ledger.groups, self._one_by_one):
+        one_by_one = partial(self._one_by_one, bool(len(changes)))
+        for first, last, together in cut(run.steps, changes, self._ledger.groups, one_by_one):
             inside = between_steps(moves, first, last)
             if together:
                 self._count(self._iterate(decided[first:last], inside))
@@ -274,12 +276,16 @@ class SimulatedExecutor:
         if self._program.chains:
             self._program.play()
 
-    def _one_by_one(self) -> bool:
-        """Whether iterations must be written one at a time now."""
+    def _one_by_one(self, moves: bool) -> bool:
+        """Whether iterations must be written one at a time now.
+
+        So they must while copies to DDR are under way, if tokens are read from their old places
+        until then; and where moves within the run share HBM with transfers.
+        """
         if self._event_by_event:
             self._program.play()
             return True
-        return self._program.under_way
+        return self._program.under_way and (moves or self._transfers.copies_are_read)
 
     def _iterate(self, decided: np.ndarray, moves: Moves) -> Changes:
         """Decode as many iterations as `decided` has entries; returns what the moves change."""
@@ -334,7 +340,7 @@ class SimulatedExecutor:
     def _recompute(self, recovered: np.ndarray) -> None:
         """One prefill over these tokens, with the rest of the active paths present."""
         if len(recovered):
-            present = self._paths.readable_beside(recovered)
+            present = self._paths.readable_besides(recovered)
             self._program.put(Op.RECOMPUTE, len(recovered), present)
             self._measured.rehydrations += 1
             self._workspace(self._cost.workspace_bytes(len(recovered)))
@@ -374,7 +380,7 @@ class SimulatedExecutor:
         m.peak_quantised_bytes = max(m.peak_quantised_bytes, quantised_bytes)
 
     def _workspace(self, needed_bytes: int) -> None:
-        """A forward pass needs so much HBM beside weights and cache."""
+        """A forward pass needs this much HBM besides weights and cache."""
         self._measured.workspace_bytes = max(self._measured.workspace_bytes, needed_bytes)
 
     def _levels(self) -> tuple[int, int, int]:

@@ -27,14 +27,14 @@ class ServingOptions:
     prefix_sharing : bool
         Hold the prefix that searches have in common once.
     prefix_block_tokens : int
-        Tokens by which a prefix that nobody uses is given up, from its end.
+        Tokens by which an unused prefix is given up, from its end.
     prefix_host_bytes : int
         DDR for copies of shared prefixes, at most; 0 for none.  Every prefix is copied there over
         PCIe once it is computed; what HBM no longer holds of it is copied back.
     prefix_load_tokens : int
         Fewer tokens than that are not copied back, but computed again.
     watermark : float
-        Share of the KV pool that stays free when a search is admitted beside others.
+        Share of the KV pool that stays free when a search is admitted next to others.
     tensor_parallel : int
         GPUs that share weights, keys and values, FLOPs and transfers equally.
     all_reduce_bytes_per_s, all_reduce_latency_s : float

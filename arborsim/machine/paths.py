@@ -217,7 +217,7 @@ class ActivePaths:
         """Bool: which of `tokens` lie on a path that is being read."""
         return self._weight(tokens) > 0
 
-    def readable_beside(self, tokens: np.ndarray) -> int:
+    def readable_besides(self, tokens: np.ndarray) -> int:
         """Readable tokens on the paths being read, other than `tokens`."""
         held = self._ledger.held if self._whole else self.shared.now[0].tolist()
         readable = sum(held[: Tier.EVICTED]) // self._ledger.groups

@@ -69,7 +69,7 @@ class Prefix:
     writes: int = 0
 
     def bytes_of(self, tokens: int) -> int:
-        """What so many tokens, from the first on, take."""
+        """What the first `tokens` take."""
         return self.bytes * tokens // self.tokens
 
     @property
@@ -153,7 +153,7 @@ class Shelf:
         return sum(prefix.held_bytes for _, prefix in self._unused(spared))
 
     def evict(self, need: int, spared: str = "") -> int:
-        """Give up `need` bytes, or all that nobody uses; returns the bytes freed."""
+        """Give up `need` bytes, or all that is unused; returns the bytes freed."""
         freed = 0
         for key, prefix in self._unused(spared):
             if freed >= need:

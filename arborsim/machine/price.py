@@ -72,7 +72,7 @@ class Price:
     # What a batch takes once.
 
     def weights_s(self, tokens: int) -> float:
-        """Reading the weights that a pass over so many tokens uses."""
+        """Reading the weights that a pass over n tokens uses."""
         found = self._weights_s.get(tokens)
         if found is None:
             found = self._weights_s[tokens] = self._shared_s("kv", tokens, fused=True)
@@ -248,12 +248,6 @@ class Price:
         )
         return [Piece(*(*row, eager)) for row in rows]
 
-    def side_s(self, info: DemandInfo, table: np.ndarray) -> float:
-        """What streaming, attention on the CPU, or fetching takes in all pieces, hidden or not."""
-        first = 1 + len(FIXED)
-        asked = self._asked(info, table[:, 1:first], table[:, first : first + len(LINEAR)])
-        return float(table[:, 0] @ self._side(info, asked).total_s)
-
     def iteration_terms(self, info: DemandInfo, table: np.ndarray) -> list[tuple[str, Term]]:
         """Terms of all iterations of pieces, of a search by itself, each with its plan's name."""
         asked = self._asked(info, *iterations(table))
@@ -306,7 +300,7 @@ class Price:
         )  # fmt: skip
 
     def _side(self, info: DemandInfo, q: Asked) -> _Side:
-        """What goes on beside the GPU's work in each iteration."""
+        """What goes on next to the GPU's work in each iteration."""
         none = np.zeros(len(q.sequences))
         side = _Side(none, none, none, q.streamed_bytes, none, none, none, none)
         if info.recall == "stage" or not (q.streamed_bytes.any() or q.remote_bytes.any()):
@@ -316,7 +310,9 @@ class Price:
         queries, partials = cost.near_message_bytes(sequences)
         window_s = np.asarray(cost.kv_read_s(q.window_bytes)) / self.gpus
         away, streamed = q.remote_bytes > 0, q.streamed_bytes
-        link_s = np.asarray(cost.stream(0.0, streamed / self.gpus).total_s, dtype=float)
+        link_s = none
+        if info.recall != "near":
+            link_s = np.asarray(cost.stream(0.0, streamed / self.gpus).total_s, dtype=float)
         if info.recall == "stream":
             buffers = np.asarray(cost.double_buffer_bytes(streamed))
             return _Side(link_s, none, link_s, streamed, none, none, buffers, link_s)
@@ -350,7 +346,7 @@ class _Side:
     total_s: np.ndarray
 
     def rows(self) -> Iterator[list[Any]]:
-        for name in ("stream_s", "near_s", "link_s"):
+        for name in ("stream_s", "near_s", "link_s", "total_s"):
             yield getattr(self, name).tolist()
         for name in ("streamed_bytes", "down_bytes", "up_bytes", "buffer_bytes"):
             yield getattr(self, name).astype(np.int64).tolist()

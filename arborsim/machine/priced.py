@@ -26,10 +26,12 @@ class Piece:
         iteration, and the part of the GPU's attention that cannot go on meanwhile.
     link_s : float
         Time that the link carries `streamed_bytes`.
+    side_s : float
+        What streaming, attention on the CPU, or fetching takes per iteration, hidden or not.
     streamed_bytes : int
         Fetched per iteration; the link is kept meanwhile.
     down_bytes, up_bytes : int
-        Messages to and from the host per iteration, beside what is streamed.
+        Messages to and from the host per iteration, besides what is streamed.
     buffer_bytes : int
         The part of `hbm_bytes` that is buffers of what is streamed.
     eager : int
@@ -48,6 +50,7 @@ class Piece:
     stream_s: float
     near_s: float
     link_s: float
+    side_s: float
     streamed_bytes: int
     down_bytes: int
     up_bytes: int
@@ -55,7 +58,7 @@ class Piece:
     eager: int
 
     def split(self, iterations: int) -> tuple[Piece, Piece]:
-        """The first so many iterations, and the rest."""
+        """The first `iterations`, and the rest."""
         return self._part(0, iterations), self._part(iterations, self.iterations)
 
     def without_prefix(self) -> Piece:

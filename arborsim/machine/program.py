@@ -53,7 +53,7 @@ class Op(IntEnum):
     SEND : chain of transfers that starts now, in the background
     WAIT : chain that must have ended before the search goes on; -1 for all
     BEGUN : chain whose last transfer must have begun before the search goes on
-    HOLD : bytes of HBM taken (or given up, if negative) beside the pages; 1 for buffers of
+    HOLD : bytes of HBM taken (or given up, if negative) besides the pages; 1 for buffers of
         recalled tokens, 0 for pages in flight
     LEVEL : bytes of HBM in pages and streaming buffers from now on, the part of them that holds
         the shared prefix, bytes of DDR
@@ -136,7 +136,7 @@ class SearchDemand:
         those of them whose probabilities are written out (0 if fused), tokens examined by a
         decision, bytes of HBM held, the part of those in the shared prefix.  Sequences, whether
         the policy decides, bytes fetched over PCIe, bytes read by the CPU and bytes read in layers
-        with a sliding window (where the CPU works beside the other layers) stay the same.
+        with a sliding window (where the CPU works during the other layers) stay the same.
     legs : int64 ``[transfers, 5]``
         Transfers (`LEG_COLUMNS`) in the order of their chains; each begins when the one before it
         in its chain has ended.  The holds are bytes of HBM taken when it begins and when it ends.

@@ -44,7 +44,7 @@ class Reading:
     streamed_bytes, remote_bytes : array
         Fetched from DDR, and read there by the CPU.
     window_bytes : array
-        The part of `read_bytes` in layers with a sliding window, where the CPU works beside the
+        The part of `read_bytes` in layers with a sliding window, where the CPU works during the
         others; 0 where it does not.
     buffer_bytes : array or None
         HBM for what is fetched; None in modes that fetch nothing.

@@ -31,7 +31,7 @@ class BusySeconds:
     decode_s : float
         Iterations, without what follows.
     policy_s : float
-        Policies, and what they write or read beside the model.
+        Policies, and what they write or read besides the model.
     exposed_s : float
         Iterations that waited for streamed tokens, or for attention on the CPU.
     """
@@ -142,7 +142,7 @@ class Tally:
         self.preemptions += 1
 
     def first(self, what: str) -> None:
-        """Something keeps somebody waiting now."""
+        """Something keeps a search waiting now."""
         if what not in self.first_s:
             self.first_s[what] = self._clock.now
 
@@ -274,7 +274,7 @@ class ServingReport:
 
     @property
     def saturated(self) -> str:
-        """What kept somebody waiting first; else what was busy for the largest share of the time.
+        """What kept a search waiting first; else what was busy for the largest share of the time.
 
         One of hbm, host, searches, compute, memory, pcie_down, pcie_up.
         """

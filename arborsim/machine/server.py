@@ -7,13 +7,13 @@
 - Admission: first come first served, searches that lost their place first.  A search is admitted
   when the HBM that it needs now, the growth of all in the next iteration, and the watermark are
   free; alone, it needs no watermark.
-- When the next iteration (or a phase of a search) does not fit HBM, shared prefixes that nobody
-  uses lose their last tokens first (`prefixes`); then the search admitted last loses its
+- When the next iteration (or a phase of a search) does not fit HBM, unused shared prefixes
+  lose their last tokens first (`prefixes`); then the search admitted last loses its
   place, even if it is the one that asks.  Its keys and values in HBM are swapped to the host (all
   others wait for that) or dropped; back in its place it waits for them, or computes them again.
 - A transfer that ends takes or frees HBM when it ends, also within an iteration.  Tokens are
   fetched, and searches go on, between iterations.
-- Iterations that stream tokens from the host begin when nobody else uses the link up, and keep it.
+- Iterations that stream tokens from the host begin when the link up is free, and keep it.
 - When the host is full, the copy of the search that lost its place last is dropped; then the
   search admitted last that holds any of the host loses its place and its part of the host.  Both
   compute it all again.  A search that does not fit the machine by itself is refused on arrival.
@@ -105,7 +105,7 @@ class Server:
                 return
 
     def _iterate(self) -> Commands:
-        """Decode until something ends, or a part of the oldest prompt beside one iteration."""
+        """Decode until something ends, or a part of the oldest prompt within one iteration."""
         state = self.state
         state.find_stream_floor()
         if state.prefilling:
@@ -242,7 +242,7 @@ class Server:
         leg = legs[i]
         search.legs_begun[chain] += 1
         search.staging_bytes += leg.hold_before
-        self._beside(search, leg.hold_before)
+        self._hold(search, leg.hold_before)
         state.wake(search)
         ended = partial(self._leg_ended, search, chain)
         if not leg.bytes:
@@ -255,10 +255,10 @@ class Server:
         search.priced.leg_ended(chain, search.legs_ended[chain])
         leg = search.priced.chains[chain][search.legs_ended[chain]]
         search.legs_ended[chain] += 1
-        self._beside(search, leg.hold_after)
+        self._hold(search, leg.hold_after)
         self._leg(search, chain)
 
-    def _beside(self, search: Search, delta: int) -> None:
+    def _hold(self, search: Search, delta: int) -> None:
         """A transfer takes or frees HBM; that of a search without a place is elsewhere."""
         if search.ended:
             return

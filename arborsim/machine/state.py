@@ -49,7 +49,7 @@ class Search:
     offset : int
         Iterations done of the piece that it left, when it lost its place.
     base_bytes, extra_bytes : int
-        HBM in pages and beside them, its own.
+        HBM in pages and besides them, its own.
     staging_bytes : int
         The part of `extra_bytes` that is buffers of recalled tokens; the rest is in flight.
     buffer_bytes : int
@@ -236,7 +236,7 @@ class State:
         self.tally.hbm(self.used_bytes)
 
     def evict_prefixes(self, need: int, spared: str = "") -> bool:
-        """Give up so many bytes of shared prefixes that nobody uses, or what there is of them."""
+        """Give up `need` bytes of unused shared prefixes, or what there is of them."""
         freed = self.prefixes.evict(need, spared)
         self.hold(-freed)
         return freed > 0

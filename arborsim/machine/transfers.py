@@ -119,6 +119,11 @@ class Transfers:
             if len(missing[0]):
                 self._program.wait(self._program.send(self._stage(missing)))
 
+    @property
+    def copies_are_read(self) -> bool:
+        """Whether tokens are read from HBM until a copy of them has ended."""
+        return not self._stages and bool(self._flying.values.any())
+
     def landing(self) -> PathProfile | None:
         """Tokens on the active paths that are in DDR by name and still read from HBM, if any."""
         if self._stages or not self._program.under_way:
@@ -215,7 +220,7 @@ def cut(
 ) -> Iterator[tuple[int, int, bool]]:
     """Cut a run into stretches written together (True) and single iterations (False).
 
-    An iteration stands alone if transfers run beside it, or if its moves start some.
+    An iteration stands alone if transfers run meanwhile, or if its moves start some.
 
     Parameters
     ----------

@@ -40,7 +40,7 @@ from arborsim.machine.terms import BACKGROUND, LINK_TERMS, Term, total
 
 SERIES_POINTS = 512
 _RUN_POINTS = 64  # at most this many of one stretch of iterations ...
-_RUN_STRIDE = 16  # ... and no more than one in so many iterations
+_RUN_STRIDE = 16  # ... and no more than one in that many iterations
 _KEEP = 8 * SERIES_POINTS  # thin out the samples beyond this
 
 _Sample = tuple[float, int, int, int, int]  # time, KV pages, staging, in flight, DDR
@@ -134,7 +134,7 @@ class OpenProgram(PricedProgram):
             self._shown = levels
 
     def hold(self, delta_bytes: int, staging: bool) -> None:
-        """HBM beside the pages changes."""
+        """HBM besides the pages changes."""
         if not delta_bytes:
             return
         if delta_bytes < 0:
@@ -230,8 +230,7 @@ class OpenProgram(PricedProgram):
         table, segments = _pieces(self._pending_rows)
         first = len(self.pieces)
         self.pieces += self.price.pieces(self.info, table) if len(table) else []
-        if self.info.recall != "stage" and len(table):
-            self.side_s += self.price.side_s(self.info, table)
+        self.side_s += sum(piece.iterations * piece.side_s for piece in self.pieces[first:])
         row = 0
         for op in self._pending:
             if op[0] == Op.DECODE:

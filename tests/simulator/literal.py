@@ -296,7 +296,7 @@ class LiteralExecutor:
 
     def _recompute(self, recovered: np.ndarray) -> None:
         if len(recovered):
-            present = self.paths.readable_beside(recovered)
+            present = self.paths.readable_besides(recovered)
             self._spend("rehydration_s", self.cost.prefill(len(recovered), present).total_s)
             self.measured.rehydrations += 1
 
