@@ -155,6 +155,6 @@ def _show(result: ReplayResult, output: ReplayOutput) -> None:
         return
     print_replay(result, view=output.view)
     if output.explain:
-        print_terms(result.episodes)
+        print_terms(result.episodes, result.assumed)
     for path in output.files.values():
         typer.echo(f"wrote {path}")

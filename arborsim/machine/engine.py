@@ -23,47 +23,29 @@ Play = Callable[[Sequence[PricedProgram], Sequence[int], Price, ServingOptions, 
 Watch = Callable[[Server, Command, float], bool]
 
 
-def serve(
-    demands: Sequence[SearchDemand],
-    profile: HardwareProfile,
-    geometry: Geometry,
-    arrivals: Arrivals,
-    options: ServingOptions | None = None,
-    *,
-    kv_bytes: int | None = None,
-) -> ServingReport:
-    """Serve searches on one machine.
+class ServingEngine:
+    """A machine with demands priced for it: runs as often as one likes.
 
     Parameters
     ----------
     demands : sequence of SearchDemand
-        What may arrive, all recorded for `geometry`.
+        What may arrive, all recorded for `geometry`; arrivals name them by number.
     profile, geometry
         The machine (one GPU of it) and the model.
-    arrivals : Timed or ClosedLoop
-        Their numbers name demands.
     options : ServingOptions, optional
     kv_bytes : int, optional
         HBM for keys and values, in place of what the machine leaves for them.
-
-    Raises
-    ------
-    UsageError
-        The model does not fit, or a demand is of another model.
-    """
-    return ServingEngine(demands, profile, geometry, options, kv_bytes=kv_bytes).run(arrivals)
-
-
-class ServingEngine:
-    """A machine with demands priced for it: runs as often as one likes.
-
-    The parameters are those of `serve`.
 
     Attributes
     ----------
     pool : KvPool
     alone : tuple of Alone
         What each demand takes by itself.
+
+    Raises
+    ------
+    UsageError
+        The model does not fit, or a demand is of another model.
     """
 
     def __init__(

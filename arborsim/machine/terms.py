@@ -190,6 +190,13 @@ def plan_name(name: str) -> str:
     return "prefill" if name in PREFILL_TERMS else "policy"
 
 
+def resting_on(numbers: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Terms of iterations that rest on any of these numbers of a profile, and on which."""
+    wanted = set(numbers)
+    found = {term.name: tuple(n for n in term.numbers if n in wanted) for term in ITERATION_TERMS}
+    return {name: used for name, used in found.items() if used}
+
+
 def total(searches: Iterable[Iterable[Term]]) -> tuple[Term, ...]:
     """The terms of several searches, added up."""
     found: dict[str, tuple[list[float], list[float]]] = {}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from arborsim.core.units import scale_for
-from arborsim.machine.terms import Term, total
+from arborsim.machine.terms import Term, resting_on, total
 from arborsim.plan.results import CandidateResult, LoadPoint
 from arborsim.run.results import EpisodeResult
 from arborsim.show.table import print_list
@@ -23,8 +23,15 @@ def explained(episodes: Sequence[EpisodeResult]) -> dict[tuple[str, str, str], t
     return {key: total(terms) for key, terms in groups.items()}
 
 
-def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = None) -> None:
-    """Print a table per trace, policy and budget that adds up to its total time."""
+def print_terms(
+    episodes: Sequence[EpisodeResult],
+    assumed: Sequence[str] = (),
+    console: Console | None = None,
+) -> None:
+    """Print a table per trace, policy and budget that adds up to its total time.
+
+    `assumed` are the profile's assumed numbers: the terms that rest on them are named.
+    """
     console = console or Console(highlight=False)
     for (trace, policy, budget), terms in explained(episodes).items():
         _head(console, policy, f"  budget {budget}, {trace}")
@@ -34,6 +41,10 @@ def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = Non
         "beside: ran behind something else, or how long the link was in use; no part of the total.",
         style="dim", markup=False,
     )  # fmt: skip
+    resting = resting_on(each.split()[0] for each in assumed)
+    if resting:
+        named = "; ".join(f"{name} ({', '.join(used)})" for name, used in resting.items())
+        console.print(f"on assumed numbers: {named}", style="dim", markup=False)
 
 
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.machine.engine import ServingEngine, serve
+from arborsim.machine.engine import ServingEngine
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.options import ClosedLoop, KvPool, ServingOptions, Timed
 from arborsim.machine.profile import HardwareProfile
@@ -32,7 +32,7 @@ def play(
 ) -> ServingReport:  # fmt: skip
     """Serve with room for so many tokens, without a watermark."""
     chosen = ServingOptions(**{"watermark": 0.0, **options})
-    return serve(demands, machine, GEOMETRY, arrivals, chosen, kv_bytes=tokens * KV)
+    return ServingEngine(demands, machine, GEOMETRY, chosen, kv_bytes=tokens * KV).run(arrivals)
 
 
 def us(report: ServingReport, name: str = "finish_s") -> list[float]:
