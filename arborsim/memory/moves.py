@@ -86,12 +86,7 @@ class Plan:
 class RunPlan:
     """The plans of a run of iterations, as the moves from one to the next (all groups alike).
 
-    Attributes
-    ----------
-    step : int64 ``[m]``
-        Iteration of the run after which the move happens, non-decreasing.
-    token : int64 ``[m]``
-    target : int8 ``[m]``
+    Columns are those of `Moves`: `step` is the iteration after which the move happens.
     """
 
     step: np.ndarray

@@ -85,14 +85,8 @@ class CacheView:
 class Protection:
     """Tokens that never move down: the prompt, attention sinks and the most recent tokens.
 
-    Attributes
-    ----------
-    prompt : bool
-        Protect the whole prompt.
-    sinks : int
-        Protect the first tokens: of the reasoning if the prompt is protected, else of the prompt.
-    recent : int
-        Protect the newest tokens of the stream; several active leaves share the number.
+    Sinks are the first tokens of the reasoning if the prompt is protected, else of the prompt;
+    several active leaves share the number of recent ones.
     """
 
     prompt: bool = False

@@ -1,7 +1,7 @@
-"""The blocks that policies are composed of: protect, schedule, allocate, place and recover.
+"""Blocks that policies are composed of: what to protect, when to decide, and what comes back.
 
-Each is a small frozen dataclass whose fields are its settings; scores, the sixth kind, are in
-`arborsim.signals`, and the allocation over a tree is in `arborsim.policies.tree_blocks`.
+Each is a small frozen dataclass whose fields are its settings.  Scores are in `arborsim.signals`;
+allocations and places in `arborsim.policies.placement`, and over a tree in `tree_blocks`.
 `arborsim.policies.stream.Composed` puts them together.
 """
 

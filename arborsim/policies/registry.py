@@ -134,17 +134,7 @@ def _imported(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One thing that can be set: a field of a policy, or ``block.field`` of a composition.
-
-    Attributes
-    ----------
-    name : str
-        As in ``--set name=value``.
-    kind : type
-    default : object
-    setting : Setting
-        Meaning, unit and range.
-    """
+    """One thing that can be set: a field of a policy, or ``block.field`` of a composition."""
 
     name: str
     kind: Any

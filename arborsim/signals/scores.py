@@ -99,10 +99,7 @@ class ScoreState(ABC):
 class AtBirth(ScoreState):
     """Values that never change once the token is born.
 
-    Parameters
-    ----------
-    compute : callable
-        From a run to the values of its tokens: ``[groups, tokens]`` or ``[groups, tokens, size]``.
+    `compute` makes those of a run's tokens: ``[groups, tokens]`` or ``[groups, tokens, size]``.
     """
 
     def __init__(self, compute: Callable[[TokenRun], np.ndarray]) -> None:

@@ -39,15 +39,7 @@ _KERNEL = 5  # neighbouring tokens whose scores are averaged
 class Cut(Pool):
     """A group over budget is cut, but for the window, to `slack` times what it may be (Eq. 10).
 
-    Parameters
-    ----------
-    adaptation : str
-    window : int
-        Protected newest tokens.
-    slack : float
-        Share of budget - window that a cut keeps.
-    whole_prompt : bool
-        The prompt is cut without slack.
+    With `whole_prompt` the prompt is cut without slack.
     """
 
     window: int = 32
