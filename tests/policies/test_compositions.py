@@ -284,3 +284,26 @@ def test_after_the_prompt_nothing_more_is_decided(tmp_path: Path) -> None:
     tiers, _ = decide_all(policy, episode, 8, max_steps=1)
     assert tiers[0] == [Tier.EVICTED] * 4 + [Tier.HBM] * 8
     assert tiers[-1] == tiers[0] + [Tier.HBM] * (episode.num_tokens - 12)
+
+
+def test_a_composition_ranks_per_head_as_the_method_does(tmp_path: Path) -> None:
+    file = tmp_path / "heads.toml"
+    file.write_text(
+        "name = 'heads'\n[score]\ngrouping = 'head'\n"
+        f"[protect]\nprompt = false\nrecent = {ANY}\nrecent_share = 0.5\n"
+    )
+    composed, named = build(str(file)), H2O(per="head")
+    assert composed.grouping == named.grouping == "head"
+    path = trace_for(named, tmp_path / "x.parquet", seed=4, episodes=1, kind="tree", prompt=12)
+    episode = next(iter(TraceReader(path).episodes(sorted(named.reads()))))
+    budget = int(0.6 * episode.num_tokens)
+    one, other = (decide_all(policy, episode, budget)[0] for policy in (composed, named))
+    assert one == other
+
+
+def test_a_tree_has_one_plan_for_the_whole_model(tmp_path: Path) -> None:
+    file = tmp_path / "heads.toml"
+    file.write_text("name = 'x'\n[score]\ngrouping = 'head'\n[allocate]\nuse = 'tree'\n")
+    with pytest.raises(UsageError, match=r"\[allocate\] tree has one plan") as caught:
+        find(str(file))
+    assert str(caught.value).startswith(f"{file}: ")
