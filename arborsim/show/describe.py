@@ -49,48 +49,28 @@ class Spread:
 
 @dataclass(frozen=True)
 class EpisodeFacts:
-    """One search in numbers.
-
-    Attributes
-    ----------
-    index : int
-    prompt_tokens, generated_tokens : int
-    longest_path_tokens : int
-        Tokens from the root to the end of the longest path, the prompt included.
-    nodes, depth : int
-        Blocks including the prompt's, and the depth of the deepest one.
-    branching : float
-        Mean number of children of the blocks that have any.
-    transitions : int
-        Batches of leaves that the search turned to.
-    revisits : int
-        Times that it came back: went on from a block, by itself or by a new child, that was not
-        among the leaves it had just turned to.
-    prunes, iterations : int
-    finished, dead : int or None
-        Thoughts that hold an answer, and that ran into the cap; None if the trace does not tell.
-    duration_s : float or None
-        None if the trace does not know times.
-    answered : bool
-        Whether the search came to an end by an answer.
-    correct : bool or None
-    """
+    """One search in numbers."""
 
     index: int
     prompt_tokens: int
     generated_tokens: int
+    #: Tokens from the root to the end of the longest path, the prompt included.
     longest_path_tokens: int
+    #: Blocks including the prompt's, and the depth of the deepest one.
     nodes: int
     depth: int
-    branching: float
-    transitions: int
+    branching: float  #: mean number of children of the blocks that have any
+    transitions: int  #: batches of leaves that the search turned to
+    #: Times that it came back: went on from a block, by itself or by a new child, that was not
+    #: among the leaves it had just turned to.
     revisits: int
     prunes: int
     iterations: int
+    #: Thoughts that hold an answer, and that ran into the cap; None if the trace does not tell.
     finished: int | None
     dead: int | None
-    duration_s: float | None
-    answered: bool
+    duration_s: float | None  #: None if the trace does not know times
+    answered: bool  #: whether the search came to an end by an answer
     correct: bool | None
 
 
@@ -106,20 +86,11 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class PolicyFit:
-    """Can a policy be replayed on this trace?
-
-    Attributes
-    ----------
-    name : str
-    missing : tuple of str
-        Signals that it reads and the trace lacks; empty if it can.
-    remedy : str
-        How to come by them: the recording option, or why there is none.
-    """
+    """Can a policy be replayed on this trace?"""
 
     name: str
-    missing: tuple[str, ...]
-    remedy: str
+    missing: tuple[str, ...]  #: signals that it reads and the trace lacks; empty if it can
+    remedy: str  #: how to come by them: the recording option, or why there is none
 
 
 @dataclass(frozen=True)

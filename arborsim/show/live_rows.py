@@ -19,27 +19,15 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True)
 class LiveReport:
-    """All results of a live run, and what they rest on.
-
-    Attributes
-    ----------
-    facts : LiveFacts
-    results : tuple of LiveResult
-    request : dict
-        See `arborsim.live.log.describe`.
-    command : str
-    shadow : bool
-        Nothing was removed; bytes and seconds are those of a simulated machine.
-    unbounded : frozenset of str
-        Policies that do not keep to the budget.
-    """
+    """All results of a live run, and what they rest on."""
 
     facts: LiveFacts
     results: tuple[LiveResult, ...]
-    request: dict[str, Any]
+    request: dict[str, Any]  #: see `arborsim.live.log.describe`
     command: str
+    #: Nothing was removed; bytes and seconds are those of a simulated machine.
     shadow: bool = False
-    unbounded: frozenset[str] = frozenset()
+    unbounded: frozenset[str] = frozenset()  #: policies that do not keep to the budget
 
     @classmethod
     def of(
@@ -65,41 +53,25 @@ class LiveRow:
     """One policy under one budget, over all problems whose search its budget could hold.
 
     Whatever is relative to full retention is so over those problems that both searched.
-
-    Attributes
-    ----------
-    row : Row
-        Memory, moves and times: see there.
-    correct, judged : int
-    low, high : float
-        95% Clopper-Pearson interval of the accuracy; NaN if nothing was judged.
-    difference : float
-        Accuracy less that of full retention; NaN if there is nothing to compare with.
-    p : float
-        Two-sided, of Fisher's exact test of that difference.
-    hbm_vs_full, speed_vs_full : float
-        Peak of KV in HBM, and tokens per second, relative to full retention.
-    allocated_bytes, device_peak_bytes : int
-        Largest of any search.
-    wall_s : float
-        Sum over searches; 0 in a shadow run, where seconds are simulated.
-    infeasible : tuple of str
-        Why, of each problem that the budget could not hold.
     """
 
-    row: Row
+    row: Row  #: memory, moves and times: see there
     correct: int
     judged: int
+    #: 95% Clopper-Pearson interval of the accuracy; NaN if nothing was judged.
     low: float
     high: float
+    #: Accuracy less that of full retention; NaN if there is nothing to compare with.
     difference: float
-    p: float
+    p: float  #: two-sided, of Fisher's exact test of that difference
+    #: Peak of KV in HBM, and tokens per second, relative to full retention.
     hbm_vs_full: float
     speed_vs_full: float
+    #: Largest of any search.
     allocated_bytes: int
     device_peak_bytes: int
-    wall_s: float
-    infeasible: tuple[str, ...]
+    wall_s: float  #: sum over searches; 0 in a shadow run, where seconds are simulated
+    infeasible: tuple[str, ...]  #: why, of each problem that the budget could not hold
 
     @property
     def accuracy(self) -> float:

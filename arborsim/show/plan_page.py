@@ -31,20 +31,12 @@ from arborsim.show.words import digits
 
 @dataclass(frozen=True, eq=False)
 class PlanReport:
-    """What the page tells.
-
-    Attributes
-    ----------
-    result : PlanResult
-    sensitivities : tuple of Sensitivity
-        Of the recommended candidate, and of others to compare it with; may be empty.
-    sensitivity_note : str
-        How they were found.
-    """
+    """What the page tells."""
 
     result: PlanResult
+    #: Of the recommended candidate, and of others to compare it with; may be empty.
     sensitivities: tuple[Sensitivity, ...] = ()
-    sensitivity_note: str = ""
+    sensitivity_note: str = ""  #: how they were found
 
 
 def write_plan_page(report: PlanReport, path: str | Path) -> None:

@@ -19,24 +19,14 @@ _MARKER_WIDE, _MARKER_HIGH = 0.012, 0.03
 
 @dataclass(frozen=True)
 class Measure:
-    """Something to weigh candidates by.
-
-    Attributes
-    ----------
-    title, axis : str
-    value : callable
-        CandidateResult -> float; NaN where it is not known.
-    higher : bool
-        Whether more is better.
-    show : callable
-        CandidateResult -> str
-    """
+    """Something to weigh candidates by."""
 
     title: str
     axis: str
+    #: CandidateResult -> float; NaN where it is not known.
     value: Callable[[CandidateResult], float]
-    higher: bool
-    show: Callable[[CandidateResult], str]
+    higher: bool  #: whether more is better
+    show: Callable[[CandidateResult], str]  #: candidateResult -> str
 
 
 def measures(result: PlanResult) -> tuple[Measure | None, Measure | None, Measure]:

@@ -32,18 +32,11 @@ _COLOURS = ("c6", "c5")  # of the smallest and the largest factor
 
 @dataclass(frozen=True)
 class End:
-    """A load under a changed number, against that under the number as it is.
-
-    Attributes
-    ----------
-    factor, ratio : float
-    bound : str
-        `KNOWN`, `LEAST`, `MOST`, or `OPEN` where the ratio says nothing.
-    """
+    """A load under a changed number, against that under the number as it is."""
 
     factor: float
     ratio: float
-    bound: str
+    bound: str  #: `KNOWN`, `LEAST`, `MOST`, or `OPEN` where the ratio says nothing
 
 
 def at(each: Sensitivity, factor: float) -> Variant:

@@ -108,23 +108,12 @@ def memory(result: EpisodeResult, points: int, clock: str = "simulated time") ->
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that policies are compared by.
+    """A figure that policies are compared by."""
 
-    Attributes
-    ----------
-    key : str
-        Of a column of the table.
-    title : str
-        On a button.
-    axis : str
-    higher : bool
-        Whether more is better.
-    """
-
-    key: str
-    title: str
+    key: str  #: of a column of the table
+    title: str  #: on a button
     axis: str
-    higher: bool
+    higher: bool  #: whether more is better
 
     @property
     def column(self) -> Column[Row]:

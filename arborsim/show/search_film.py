@@ -24,30 +24,20 @@ class Moment:
     """The steps of a search between two batches of decode iterations, and what they led to.
 
     A search that is asked again before anything runs takes several steps in one moment.
-
-    Attributes
-    ----------
-    first, last : int
-        Its steps.
-    until : int
-        Decode iterations done at its end.
-    opened, dropped, closed : tuple of int
-        Nodes opened, given up, and completed at the end, in the walk's numbers.
-    candidates, misses : int
-        Thoughts to choose among; children that were asked for and not recorded.
-    active : tuple of int
-        Leaves that decoded last.
     """
 
+    #: Its steps.
     first: int
     last: int
-    until: int
+    until: int  #: decode iterations done at its end
+    #: Nodes opened, given up, and completed at the end, in the walk's numbers.
     opened: tuple[int, ...]
     dropped: tuple[int, ...]
     closed: tuple[int, ...]
+    #: Thoughts to choose among; children that were asked for and not recorded.
     candidates: int
     misses: int
-    active: tuple[int, ...]
+    active: tuple[int, ...]  #: leaves that decoded last
 
     @property
     def label(self) -> str:
@@ -100,15 +90,11 @@ class SearchFilm:
         The search.
     most : int
         Moments that are taken: evenly spread, first and last included.
-
-    Attributes
-    ----------
-    frames : list of Frame
-        As many as moments were picked, once the search is over; nodes have the walk's numbers.
     """
 
     walk: Walk
     most: int = MOST_MOMENTS
+    #: As many as moments were picked, once the search is over; nodes have the walk's numbers.
     frames: list[Frame] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:

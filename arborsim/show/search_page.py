@@ -45,31 +45,15 @@ _SPARE = (
 
 @dataclass(frozen=True, eq=False)
 class SearchReport:
-    """What the page tells.
+    """What the page tells."""
 
-    Attributes
-    ----------
-    heading : str
-        What was run on what, in a line.
-    results : tuple of SearchResult
-    trees : tuple of ProblemTrees
-    settings : dict
-        Everything that determines the results.
-    assumed : tuple of str
-        Numbers of the hardware profile that nobody measured.
-    left_out : tuple of str
-    verdicts : tuple of str
-        The paper's choice of lambda_b, where it was swept.
-    notes : tuple of str
-    """
-
-    heading: str
+    heading: str  #: what was run on what, in a line
     results: tuple[SearchResult, ...]
     trees: tuple[ProblemTrees, ...]
-    settings: dict[str, str]
-    assumed: tuple[str, ...] = ()
+    settings: dict[str, str]  #: everything that determines the results
+    assumed: tuple[str, ...] = ()  #: numbers of the hardware profile that nobody measured
     left_out: tuple[str, ...] = ()
-    verdicts: tuple[str, ...] = ()
+    verdicts: tuple[str, ...] = ()  #: the paper's choice of lambda_b, where it was swept
     notes: tuple[str, ...] = ()
 
 

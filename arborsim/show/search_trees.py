@@ -117,41 +117,23 @@ Advance = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class TreeUnit:
-    """One problem, and the searches to film on it; can be pickled.
-
-    Attributes
-    ----------
-    job : SearchJob
-    episode : int
-    title : str
-    numbers : int
-        That the films may take.
-    """
+    """One problem, and the searches to film on it; can be pickled."""
 
     job: SearchJob
     episode: int
     title: str
-    numbers: int
+    numbers: int  #: that the films may take
 
 
 @dataclass(frozen=True)
 class ProblemTrees:
-    """Plain data for the page.
-
-    Attributes
-    ----------
-    layout : dict
-        Places and facts of the problem's drawn thoughts.
-    films : list of dict
-        One per search, policy and budget.
-    recorded, cut, infeasible : int
-        Thoughts of the problem; films that found no room on the page, or whose budget is too small
-        for the search.
-    """
+    """Plain data for the page."""
 
     title: str
-    layout: dict[str, Any]
-    films: list[dict[str, Any]]
+    layout: dict[str, Any]  #: places and facts of the problem's drawn thoughts
+    films: list[dict[str, Any]]  #: one per search, policy and budget
+    #: Thoughts of the problem; films that found no room on the page, or whose budget is too small
+    #: for the search.
     recorded: int
     cut: int = 0
     infeasible: int = 0

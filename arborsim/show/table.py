@@ -35,54 +35,26 @@ _DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """One figure, or one text, of a row.
-
-    Attributes
-    ----------
-    key : str
-    title : str
-        The head where there is room.
-    kind : str
-        A key of `arborsim.core.units.UNITS`, or `NAME`, `LABEL` or `REMARK`.
-    value : callable
-        Row -> float, in bytes, tokens, seconds or as a ratio; NaN where it is not known.  Rows are
-        sorted by it, those of texts by their text.
-    about : str
-        What it means.
-    head : tuple of str
-        Lines of a narrow head; the unit is added below.
-    family : str
-        Columns of a family share a unit, so that they can be compared and added.
-    text : callable
-        Row -> str, shown in place of the scaled value.
-    parts : tuple of callable
-        Figures that share the cell, in place of `value`.
-    scale : callable
-        Values -> Scale, where `kind` does not tell the unit.
-    per : str
-        Follows the unit: ``"s"`` makes byte-seconds of bytes.
-    hide : str
-        `UNKNOWN` or `NOTHING`: when the column says nothing and is left out.
-    bar : bool
-        Whether a page draws the share behind the number.
-    warn : bool
-        Whether a page stresses what is above zero.
-    """
+    """One figure, or one text, of a row."""
 
     key: str
-    title: str
-    kind: str
+    title: str  #: the head where there is room
+    kind: str  #: a key of `arborsim.core.units.UNITS`, or `NAME`, `LABEL` or `REMARK`
+    #: Row -> float, in bytes, tokens, seconds or as a ratio; NaN where it is not known.  Rows are
+    #: sorted by it, those of texts by their text.
     value: Callable[[R], float] = lambda row: math.nan
-    about: str = ""
-    head: tuple[str, ...] = ()
-    family: str = ""
-    text: Callable[[R], str] | None = None
+    about: str = ""  #: what it means
+    head: tuple[str, ...] = ()  #: lines of a narrow head; the unit is added below
+    family: str = ""  #: columns of a family share a unit, so that they can be compared and added
+    text: Callable[[R], str] | None = None  #: row -> str, shown in place of the scaled value
+    #: Figures that share the cell, in place of `value`.
     parts: tuple[Callable[[R], float], ...] = ()
+    #: Values -> Scale, where `kind` does not tell the unit.
     scale: Callable[[Sequence[float]], Scale] | None = None
-    per: str = ""
-    hide: str = ""
-    bar: bool = False
-    warn: bool = False
+    per: str = ""  #: follows the unit: ``"s"`` makes byte-seconds of bytes
+    hide: str = ""  #: `UNKNOWN` or `NOTHING`: when the column says nothing and is left out
+    bar: bool = False  #: whether a page draws the share behind the number
+    warn: bool = False  #: whether a page stresses what is above zero
 
     @property
     def is_text(self) -> bool:
@@ -164,26 +136,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table(Generic[R]):
-    """Rows under columns; names come first.
-
-    Attributes
-    ----------
-    rows, columns : sequences
-    section : callable
-        Row -> str: rows that share it stand together.
-    titled : bool
-        Whether a page says what a section is.
-    look : callable
-        Row -> str: "" or a class of the style sheet; ``"chosen"`` is bold in terminals.
-    badge : callable
-        Row -> (sign, meaning), beside the name on a page; None for no sign.
-    """
+    """Rows under columns; names come first."""
 
     rows: Sequence[R]
     columns: Sequence[Column[R]]
-    section: Callable[[R], str] = lambda row: ""
-    titled: bool = False
+    section: Callable[[R], str] = lambda row: ""  #: row -> str: rows that share it stand together
+    titled: bool = False  #: whether a page says what a section is
+    #: Row -> str: "" or a class of the style sheet; ``"chosen"`` is bold in terminals.
     look: Callable[[R], str] = lambda row: ""
+    #: Row -> (sign, meaning), beside the name on a page; None for no sign.
     badge: Callable[[R], tuple[str, str] | None] = lambda row: None
 
     def scales(self) -> dict[str, Scale]:

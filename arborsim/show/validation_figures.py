@@ -43,25 +43,16 @@ class Dot:
 
 @dataclass
 class Plot:
-    """One pair of axes and what is drawn in them; the template ``validation.html`` writes the SVG.
+    """One pair of axes and what is drawn in them; ``validation.html`` writes the SVG."""
 
-    Attributes
-    ----------
-    x, y : tuple of float
-        Ends of the axes.
-    x_title, y_title, title : str
-    log : bool
-        Both axes logarithmic.
-    width, height : int
-        In pixels.
-    """
-
+    #: Ends of the axes.
     x: tuple[float, float]
     y: tuple[float, float]
     x_title: str
     y_title: str
     title: str = ""
-    log: bool = False
+    log: bool = False  #: both axes logarithmic
+    #: In pixels.
     width: int = 420
     height: int = 280
     strokes: list[Stroke] = field(default_factory=list, init=False)
