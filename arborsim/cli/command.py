@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, field, fields, is_dataclass
 from importlib import import_module
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import typer
 import typer.core
@@ -41,15 +41,7 @@ NAMES = {
 }
 
 
-class Maker(Protocol):
-    """What `panel` gives back."""
-
-    def __call__(
-        self, help: str, *names: str, complete: str = "", default: str = "", **more: Any
-    ) -> Any: ...
-
-
-def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Maker:
+def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Callable[..., Any]:
     """A maker of options that help shows in a panel of that name.
 
     A maker takes the help text, names where they do not follow from the field's, `complete`: which

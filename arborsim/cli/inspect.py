@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,33 +86,40 @@ def _show_tables(console: Console, found: Description, unicode: bool) -> None:
     console.print(grid)
 
 
-def _table(title: str, *columns: str) -> Table:
-    """A table whose first column is text and the others numbers."""
+def _table(
+    title: str, rows: Iterable[Sequence[Any]], heads: Sequence[str] = (), *, numbers: bool = False
+) -> Table:
+    """A table of texts, whose last column folds, or of numbers after a first column of text."""
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+    style = box.SIMPLE_HEAD if heads else box.SIMPLE
+    table = Table(
+        title=title, title_justify="left", box=style, pad_edge=False, show_header=bool(heads)
+    )
+    names = heads or ("", "")
+    for i, name in enumerate(names):
+        if numbers:
+            table.add_column(name, justify="right" if i else "left", no_wrap=i > 0)
+        else:
+            table.add_column(name, no_wrap=i < len(names) - 1, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def _pairs(title: str, pairs: dict[str, Any], unicode: bool) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from arborsim.trace.draw import plain
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE, show_header=False,
-                  pad_edge=False)  # fmt: skip
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in pairs.items():
-        if value not in ("", None):
-            # The file is not trusted: its strings must not steer the terminal or rich.
-            table.add_row(name, Text(plain(str(value), unicode, _LONGEST)))
-    return table
+    # The file is not trusted: its strings must not steer the terminal or rich.
+    rows = [
+        (name, Text(plain(str(value), unicode, _LONGEST)))
+        for name, value in pairs.items()
+        if value not in ("", None)
+    ]
+    return _table(title, rows)
 
 
 def _about(found: Description, unicode: bool) -> Table:
@@ -119,7 +127,6 @@ def _about(found: Description, unicode: bool) -> Table:
     geometry = info.geometry
     accuracy = found.accuracy
     top = f", top {info.attention_top} positions per row" if info.attention == "sparse" else ""
-    attention = info.attention + top
     return _pairs(
         f"{found.num_episodes} episodes, {_size(found.file_bytes)}",
         {
@@ -130,7 +137,7 @@ def _about(found: Description, unicode: bool) -> Table:
             "search": f"{info.search} {_options(info.search_parameters)}".strip(),
             "seed": info.seed,
             "capture": info.capture,
-            "attention": attention,
+            "attention": info.attention + top,
             "attention layers": _attention_layers(found),
             "signals": ", ".join(found.signals),
             "accuracy": None
@@ -176,16 +183,17 @@ def _options(values: dict[str, Any]) -> str:
 def _statistics(found: Description) -> Table:
     from arborsim.show.describe import SPREADS
 
-    table = _table("Per episode", "", "total", "least", "median", "mean", "most")
+    rows: list[tuple[str, ...]] = []
     for name, label in SPREADS.items():
-        if name not in found.spreads:
-            table.add_row(label, "unknown")
+        spread = found.spreads.get(name)
+        if spread is None:
+            rows.append((label, "unknown"))
             continue
-        spread = found.spreads[name]
         total = "" if name in ("depth", "branching", "longest_path_tokens") else spread.total
         numbers = (total, spread.smallest, spread.median, spread.mean, spread.largest)
-        table.add_row(label, *map(_number, numbers))
-    return table
+        rows.append((label, *map(_number, numbers)))
+    heads = ("", "total", "least", "median", "mean", "most")
+    return _table("Per episode", rows, heads, numbers=True)
 
 
 def _number(value: float | str) -> str:
@@ -199,16 +207,18 @@ def _number(value: float | str) -> str:
 def _sizes(found: Description) -> Table:
     tokens = found.spreads["prompt_tokens"].total + found.spreads["generated_tokens"].total
     whole = sum(column.stored_bytes for column in found.columns) or 1
-    table = _table("Size per column", "column", "stored", "share", "bytes/token", "packed to")
-    for column in found.columns:
-        table.add_row(
+    rows = [
+        (
             column.name,
             _size(column.stored_bytes),
             f"{column.stored_bytes / whole:.1%}",
             f"{column.stored_bytes / tokens:.2f}",
             f"{column.stored_bytes / max(column.unpacked_bytes, 1):.0%}",
         )
-    return table
+        for column in found.columns
+    ]
+    heads = ("column", "stored", "share", "bytes/token", "packed to")
+    return _table("Size per column", rows, heads, numbers=True)
 
 
 def _size(size_bytes: float) -> str:
@@ -221,17 +231,10 @@ def _size(size_bytes: float) -> str:
 
 
 def _policies(found: Description) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="Policies this trace can serve", title_justify="left",
-                  box=box.SIMPLE_HEAD, pad_edge=False)  # fmt: skip
-    table.add_column("policy", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("what is missing", overflow="fold")
-    for fit in found.policies:
-        if fit.missing:
-            table.add_row(fit.name, "no", f"{', '.join(fit.missing)}: {fit.remedy}")
-        else:
-            table.add_row(fit.name, "yes", "")
-    return table
+    rows = [
+        (fit.name, "no", f"{', '.join(fit.missing)}: {fit.remedy}")
+        if fit.missing
+        else (fit.name, "yes", "")
+        for fit in found.policies
+    ]
+    return _table("Policies this trace can serve", rows, ("policy", "", "what is missing"))

@@ -19,13 +19,8 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise interrupted("interrupted; nothing was written") from None
-
-
-def interrupted(what: str) -> typer.Exit:
-    """Say what an interruption left, and give back the exit to raise."""
-    typer.echo(f"arborsim: {what}", err=True)
-    return typer.Exit(130)
+        typer.echo("arborsim: interrupted; nothing was written", err=True)
+        raise typer.Exit(130) from None
 
 
 class PatientProgress:
