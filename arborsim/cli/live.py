@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,13 +22,11 @@ from arborsim.cli.options import (
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, settled
 from arborsim.cli.progress import LiveBar
 from arborsim.core.errors import ArborsimError, UsageError
-from arborsim.live.collect import Collector
-from arborsim.live.request import LiveFacts, LiveResult
-from arborsim.run.aggregate import ANY, BASELINE
 
 if TYPE_CHECKING:
+    from arborsim.live.collect import Collector
     from arborsim.live.log import LiveLog
-    from arborsim.live.request import LiveRequest
+    from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
     from arborsim.machine.machine import Machine
 
 _LIVE_PAGE, _SHADOW_PAGE = 16, 1
@@ -169,15 +168,17 @@ def live(
 def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
     """Search with a bar on standard error, then show what came of it; returns the exit code."""
     from arborsim.live.backends import get_backend
+    from arborsim.live.collect import Collector
     from arborsim.show.export import live_json
     from arborsim.show.live import print_live
     from arborsim.show.live_rows import LiveReport
 
-    watch = BarWatch(log, len(request.cells), request.trace)
+    found = Collector(log)
+    watch = BarWatch(found, len(request.cells), request.trace)
 
     def show_unfinished() -> None:
-        if watch.facts is not None and watch.results and not output.json:
-            print_live(LiveReport.of(request, watch.facts, watch.results))
+        if found.facts is not None and found.results and not output.json:
+            print_live(LiveReport.of(request, found.facts, found.results))
 
     try:
         with watch.bar:
@@ -192,8 +193,8 @@ def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
     finally:
         if log is not None:
             log.close()
-    assert watch.facts is not None, "the backend has begun"
-    result = LiveReport.of(request, watch.facts, watch.results)
+    assert found.facts is not None, "the backend has begun"
+    result = LiveReport.of(request, found.facts, found.results)
     if output.report is not None:
         from arborsim.show.live_page import write_live_page
 
@@ -206,32 +207,41 @@ def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
             typer.echo(f"wrote {path}")
         for usage in models:
             typer.echo(describe_usage(usage))
-    watch.refuse_if_nothing_ran()
+    _refuse_if_nothing_ran(found.results)
     return 0
 
 
-class BarWatch(Collector):
-    """A collector with a bar: time left, speed and accuracy so far.
+def _refuse_if_nothing_ran(results: Sequence[LiveResult]) -> None:
+    """Full retention, which always runs, does not count where others were asked for."""
+    from arborsim.run.aggregate import BASELINE
+
+    asked = [result for result in results if result.policy != BASELINE] or results
+    if all(result.infeasible for result in asked):
+        raise UsageError(f"nothing could run: {asked[0].infeasible}: give a larger --budget")
+
+
+class BarWatch:
+    """A `LiveWatch` that collects, and draws a bar: time left, speed and accuracy so far.
 
     Parameters
     ----------
-    log : LiveLog or None
+    found : Collector
     cells : int
         Searches per problem.
     replaced : Path, optional
         A trace that the run will replace; it goes once the model is there.
     """
 
-    def __init__(self, log: LiveLog | None, cells: int, replaced: Path | None = None) -> None:
-        super().__init__(log)
+    def __init__(self, found: Collector, cells: int, replaced: Path | None = None) -> None:
         self.bar = LiveBar("loading the model")
-        self._cells, self._replaced = cells, replaced
-        self._before = len(self.results)
+        self.wants, self.full_tokens = found.wants, found.full_tokens
+        self._found, self._cells, self._replaced = found, cells, replaced
+        self._before = len(found.results)
         self._tokens = 0
         self._began_s = self._shown_s = time.monotonic()
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
-        super().began(facts, episodes)
+        self._found.began(facts, episodes)
         if self._replaced is not None:
             self._replaced.unlink(missing_ok=True)
         self._began_s = time.monotonic()
@@ -246,26 +256,28 @@ class BarWatch(Collector):
             self._show(f"problem {episode}, {what}")
 
     def finished(self, result: LiveResult) -> None:
-        super().finished(result)
+        self._found.finished(result)
         self._show(f"problem {result.episode}, {result.policy} {result.budget}")
 
     @property
     def total(self) -> int:
         """Searches of the whole run."""
-        return self.episodes * self._cells
+        return self._found.episodes * self._cells
 
     def _show(self, what: str) -> None:
+        from arborsim.run.aggregate import ANY
+
         what = what.removesuffix(f" {ANY}")  # of policies that know no budget
         parts = [what, *self.so_far(time.monotonic() - self._began_s)]
-        self.bar.show(", ".join(parts), completed=len(self.results), total=self.total)
+        self.bar.show(", ".join(parts), completed=len(self._found.results), total=self.total)
 
     def so_far(self, seconds: float) -> list[str]:
         """Time left, speed and accuracy after `seconds` of this run, in words."""
-        done = len(self.results) - self._before
-        verdicts = [r.correct for r in self.results if r.correct is not None]
+        done = len(self._found.results) - self._before
+        verdicts = [r.correct for r in self._found.results if r.correct is not None]
         parts = []
         if done:
-            left_s = (self.total - len(self.results)) * seconds / done
+            left_s = (self.total - len(self._found.results)) * seconds / done
             minutes, rest = divmod(round(left_s), 60)
             parts.append(f"{minutes // 60}:{minutes % 60:02}:{rest:02} left")
         if seconds > 0:
@@ -276,15 +288,9 @@ class BarWatch(Collector):
 
     def kept(self, out: Path | None) -> str:
         """After an interruption: what there is, and how to go on."""
-        if self.facts is None:
+        if self._found.facts is None:
             return "the model was not loaded yet"
-        done = f"{len(self.results)} of {self.total} searches"
+        done = f"{len(self._found.results)} of {self.total} searches"
         if out is None:
             return f"{done} were finished; --out FILE would have kept them"
         return f"{out} holds {done}; --resume goes on"
-
-    def refuse_if_nothing_ran(self) -> None:
-        """Full retention, which always runs, does not count where others were asked for."""
-        asked = [result for result in self.results if result.policy != BASELINE] or self.results
-        if all(result.infeasible for result in asked):
-            raise UsageError(f"nothing could run: {asked[0].infeasible}: give a larger --budget")
