@@ -160,7 +160,7 @@ def counted(self, record):
     global count
     add(self, record)
     count += 1
-    if count == 3:
+    if count == 4:  # the first line, and three results
         os.kill(os.getpid(), signal.SIGKILL)
 LiveLog.add = counted
 main(sys.argv[1:])
