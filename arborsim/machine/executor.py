@@ -272,9 +272,8 @@ class SimulatedExecutor:
     # Writing.
 
     def _settle(self) -> None:
-        """Before anything changes that the end of a transfer looks at: let the clock catch up."""
-        if self._program.chains:
-            self._program.play()
+        """Before anything changes that the end of a transfer looks at."""
+        self._program.settle()
 
     def _one_by_one(self, moves: bool) -> bool:
         """Whether iterations must be written one at a time now.

@@ -101,7 +101,7 @@ class Transfers:
         needed = [n for n, tokens in self._promotions if self._paths.active(tokens).any()]
         for chain in needed:
             program.wait(chain)
-        program.play()
+        program.settle()
         ended = program.search.chain_ended
         self._promotions = [(n, tokens) for n, tokens in self._promotions if not ended(n)]
 

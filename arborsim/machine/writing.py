@@ -83,6 +83,7 @@ class OpenProgram(PricedProgram):
         self._unflushed: np.ndarray | None = None
         self._pending: list[tuple[int, int, int, int]] = []  # not yet given to the server
         self._pending_rows: list[np.ndarray] = []
+        self._sent = False  # since all was quiet
         self._then: dict[int, Callable[[], Next]] = {}
         self._waited_for: set[int] = set()
         self._starving: simpy.Event | None = None
@@ -149,6 +150,7 @@ class OpenProgram(PricedProgram):
         chain = len(self.chains)
         self.put(Op.SEND, chain)
         self.chains.append([leg])
+        self._sent = True
         if then is not None:
             self._then[chain] = then
         return chain
@@ -187,10 +189,13 @@ class OpenProgram(PricedProgram):
     @property
     def under_way(self) -> bool:
         """Whether transfers are in the background, once all that is written has been played."""
-        if not self.chains:
-            return False
-        self.play()
-        return self.search.outstanding > 0
+        self.settle()
+        return self._sent
+
+    def settle(self) -> None:
+        """Let the clock catch up, if the end of a transfer can lie before the present."""
+        if self._sent:
+            self.play()
 
     def play(self) -> None:
         """Let the clock run until everything that has been written so far has been played."""
@@ -199,12 +204,14 @@ class OpenProgram(PricedProgram):
             assert self._starving is not None
             self._starving.succeed()
             self._run()
+            self._sent = self.search.outstanding > 0
 
     def drain(self) -> None:
         """Let the clock run until nothing is under way, either."""
         self.play()
         while self.search.outstanding:
             self.clock.env.step()
+        self._sent = False
 
     def starve(self) -> simpy.Event:
         """What the server waits for: that there is more to play."""
