@@ -20,7 +20,7 @@ Figure = dict[str, Any]
 #: Colours of lines, ``--c0`` to ``--c7``; with more lines than this they repeat.
 COLOURS = 8
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
-#: Bars of time that can be told apart in one figure.
+#: Bars of time that stay distinct in one figure.
 MOST_BARS = 24
 
 

@@ -44,7 +44,7 @@ def summarise(rows: Sequence[LiveRow]) -> list[str]:
 
 
 def _verdict(full: LiveRow, rest: Sequence[LiveRow], worse: Sequence[LiveRow]) -> str:
-    """Which settings lose answers, and what so many problems can show at all."""
+    """Which settings lose answers, and what this number of problems can show."""
     if not rest:
         return "Every setting tried answers measurably worse."
     least = least_visible(full.correct, full.judged)

@@ -19,7 +19,7 @@ Read = Callable[[CandidateResult], float]
 def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateResult]]:
     """The candidates that meet the target, with what decides, and with their use of the machine.
 
-    Two tables: so many columns side by side fit neither a screen nor a sheet of paper.
+    Two tables: all columns side by side fit neither a screen nor a sheet of paper.
     """
     rows = result.met()
     chosen = result.recommendation

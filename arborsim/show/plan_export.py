@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from arborsim.machine.report import BusySeconds, PrefixTokens, Utilisation
-from arborsim.plan.results import CandidateResult, LoadPoint, Percentiles, PlanResult
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.plan.sensitivity import Sensitivity
 from arborsim.plan.statistics import Estimate
 
@@ -94,7 +93,7 @@ def _who(row: CandidateResult) -> dict[str, Any]:
 
 
 def _known(row: CandidateResult) -> dict[str, Any]:
-    quality, alone = row.quality, row.alone
+    quality, alone, fleet = row.quality, row.alone, row.fleet
     return {
         **_range("price_per_hour", row.price_per_hour),
         "largest_load": row.largest,
@@ -103,14 +102,12 @@ def _known(row: CandidateResult) -> dict[str, Any]:
         **_estimate("largest_mean", row.spread),
         "attention_kept": quality.attention_kept if quality else None,
         **_estimate("accuracy", quality.accuracy if quality else None),
-        "evicted": quality.evicted if quality else None,
-        "quantised": quality.quantised if quality else None,
-        "offloaded": quality.offloaded if quality else None,
+        **{name: getattr(quality, name, None) for name in ("evicted", "quantised", "offloaded")},
         "alone_s": alone.seconds if alone else None,
         "alone_at_percentile_s": alone.at_percentile_s if alone else None,
         "alone_peak_hbm_bytes": alone.peak_hbm_bytes if alone else None,
-        "fleet_machines": row.fleet.machines if row.fleet else None,
-        "fleet_gpus": row.fleet.gpus if row.fleet else None,
+        "fleet_machines": fleet.machines if fleet else None,
+        "fleet_gpus": fleet.gpus if fleet else None,
     }
 
 
@@ -123,24 +120,25 @@ def _point(point: LoadPoint | None) -> dict[str, Any]:
         **_estimate("served_per_s", point.served_per_s),
     }
     for name in ("search_s", "first_token_s", "token_s", "waiting_s"):
-        for rank in fields(Percentiles):
-            found[f"{name}_{rank.name}"] = getattr(getattr(point, name), rank.name)
+        found |= _prefixed(name, getattr(point, name))
     for name in ("concurrency", "queue", "peak_concurrency", "total_s", "saturated",
                  "preemptions_per_1000", "refused_per_1000"):  # fmt: skip
         found[name] = getattr(point, name)
-    found |= {f"used_{each.name}": getattr(point.used, each.name) for each in fields(Utilisation)}
-    found |= {f"busy_{each.name}": getattr(point.busy, each.name) for each in fields(BusySeconds)}
-    found |= {
-        f"prefix_tokens_{each.name}": getattr(point.prefixes, each.name)
-        for each in fields(PrefixTokens)
-    }
     solved = point.cost_per_solved
     return {
         **found,
+        **_prefixed("used", point.used),
+        **_prefixed("busy", point.busy),
+        **_prefixed("prefix_tokens", point.prefixes),
         **_range("cost_per_1000", point.cost_per_1000),
         **_estimate("cost_per_solved_at_lowest_price", solved[0] if solved else None),
         **_estimate("cost_per_solved_at_highest_price", solved[1] if solved else None),
     }
+
+
+def _prefixed(name: str, record: Any) -> dict[str, Any]:
+    """The fields of a record."""
+    return {f"{name}_{each.name}": getattr(record, each.name) for each in fields(record)}
 
 
 def _range(name: str, bounds: tuple[float, float] | None) -> dict[str, float | None]:

@@ -317,7 +317,7 @@ def _moved(
 def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> dict[str, Any] | None:
     """The price of the recommended GPU, which needs nothing to be served again.
 
-    Beside the others stands what is recommended on each other GPU.
+    What is recommended on each other GPU is compared with it.
     """
     first = next((row for row in rows if row.number == result.recommendation.candidate), None)
     if first is None or math.isnan(_cost(first)):

@@ -27,7 +27,7 @@ KINDS = {
 }
 _UNITS = {"prefill": "tokens", "recompute": "tokens", "policy": "tokens", "decode": "sequences",
           "swap": "bytes", "down": "bytes", "up": "bytes"}  # fmt: skip
-#: Bars that can be drawn and told apart, and rows of them.
+#: Bars that stay distinct, and rows of them.
 _MOST_SLICES, _MOST_ROWS = 2500, 48
 _MOST_POINTS = 1000
 #: Rows of what no single search does.
@@ -87,7 +87,7 @@ def _fixed(pool: KvPool | None) -> list[tuple[str, float, str]]:
 
 
 def _thinned(line: Timeline) -> np.ndarray:
-    """Indices of at most so many samples, evenly, with the fullest moment among them."""
+    """Indices of at most `_MOST_POINTS` samples, evenly, with the fullest moment among them."""
     n = len(line.series.time_s)
     if n <= _MOST_POINTS:
         return np.arange(n)

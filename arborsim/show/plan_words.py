@@ -163,7 +163,7 @@ def load(value: float | None, unit: str) -> str:
 def told_apart(candidates: Iterable[CandidateResult]) -> dict[int, str]:
     """A short name for each: only what differs among them is said.
 
-    Candidates on one GPU are told apart by policy and budget, those of one policy by the GPU.
+    On one GPU that is policy and budget, for one policy the GPU.
     """
     chosen = list(candidates)
     different = {

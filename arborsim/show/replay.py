@@ -152,7 +152,7 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
         choices.append([column for column in choices[-1] if column.key != key])
     for some, air in itertools.product(choices[1:], (2, 1)):
         blocks = [_block(others, names, b, some, units) for b in budgets]
-        lines = _beside([_names(labels), *(block.lines(air) for block in blocks)])
+        lines = _side_by_side([_names(labels), *(block.lines(air) for block in blocks)])
         if max(map(len, lines)) <= width:
             return [*above, *lines, ""]
     lines = above
@@ -161,7 +161,7 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
         for some, air in itertools.product(choices, (2, 1)):
             block = _block(others, own, budget, some, units)
             shown_names = _names(_labels(others, own), _name_width(labels))
-            part = _beside([shown_names, block.lines(air)], " " * air)
+            part = _side_by_side([shown_names, block.lines(air)], " " * air)
             if max(map(len, part)) <= width:
                 break
         lines += [*part, ""]
@@ -253,7 +253,7 @@ def _block(
 
 
 def _names(names: Sequence[str], width: int = 0) -> list[str]:
-    """The first column, without a header yet: `_beside` fills up."""
+    """The first column, without a header yet: `_side_by_side` fills up."""
     width = width or _name_width(names)
     return [_fitted(name).ljust(width) for name in names]
 
@@ -268,7 +268,7 @@ def _fitted(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME :]
 
 
-def _beside(parts: Sequence[list[str]], between: str = _BETWEEN_BUDGETS) -> list[str]:
+def _side_by_side(parts: Sequence[list[str]], between: str = _BETWEEN_BUDGETS) -> list[str]:
     """Names and blocks side by side; a rule below the header."""
     names, *blocks = parts
     blank = " " * len(names[0])

@@ -249,7 +249,7 @@ def cautions(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
 
 
 def assumed(result: ReplayResult, where: str) -> list[str]:
-    """How many numbers of the hardware nobody measured; `where` tells where they are listed."""
+    """How many numbers of the hardware are not measured; `where` tells where they are listed."""
     count = len(result.assumed)
     if not count:
         return []

@@ -51,7 +51,7 @@ class SearchReport:
     results: tuple[SearchResult, ...]
     trees: tuple[ProblemTrees, ...]
     settings: dict[str, str]  #: everything that determines the results
-    assumed: tuple[str, ...] = ()  #: numbers of the hardware profile that nobody measured
+    assumed: tuple[str, ...] = ()  #: numbers of the hardware profile that are not measured
     left_out: tuple[str, ...] = ()
     verdicts: tuple[str, ...] = ()  #: the paper's choice of lambda_b, where it was swept
     notes: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def _data(report: SearchReport, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _start(rows: Sequence[Row]) -> str:
-    """The search to show first: ETS beside the widest REBASE, or whatever comes last there."""
+    """The search to show first: ETS at the widest REBASE's width, or whatever comes last there."""
     cells = {(row.policy, row.budget) for row in rows}
     base = reference(rows)
     near = [row for row in rows if base is None or row.width == base.width]

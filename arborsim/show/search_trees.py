@@ -39,7 +39,7 @@ MOST_TEXT = 600
 def drawn_nodes(bank: Bank, walks: Sequence[Walk]) -> list[int]:
     """At most `MOST_NODES` thoughts, in order of number; with a thought come its ancestors.
 
-    Those come first that most searches opened: whoever opens a thought has opened its ancestors.
+    Those come first that most searches opened; a search that opens a thought opened its ancestors.
     """
     count = np.zeros(len(bank.parent), dtype=int)
     for done in walks:
@@ -104,7 +104,7 @@ def fate(bank: Bank, done: Walk, node: int) -> int:
         return 0
     if bank.end[recorded] == End.DEAD or not bank.complete[recorded]:
         return 2
-    # Nobody asks a repeated thought for continuations.
+    # A repeated thought is never asked for continuations.
     asked = bank.end[recorded] != End.FINISHED and node in done.parent
     return 1 if bank.twin[recorded] != recorded and not asked else 3
 

@@ -168,7 +168,7 @@ def _size(row: Row) -> str:
 
 
 def _told_apart(row: Row, base: Row, pair: Paired) -> str:
-    """What so many problems can tell."""
+    """What this number of problems can tell."""
     low, high = pair.interval()
     overlap = row.low <= base.high and base.low <= row.high
     intervals = "The intervals overlap" if overlap else "The intervals do not overlap"

@@ -144,7 +144,7 @@ class Table(Generic[R]):
     titled: bool = False  #: whether a page says what a section is
     #: Row -> str: "" or a class of the style sheet; ``"chosen"`` is bold in terminals.
     look: Callable[[R], str] = lambda row: ""
-    #: Row -> (sign, meaning), beside the name on a page; None for no sign.
+    #: Row -> (sign, meaning), next to the name on a page; None for no sign.
     badge: Callable[[R], tuple[str, str] | None] = lambda row: None
 
     def scales(self) -> dict[str, Scale]:

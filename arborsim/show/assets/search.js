@@ -56,7 +56,7 @@ function hidden(figures) {
   show();
 })();
 
-// --- the tree: what was opened, kept and given up, beside where its KV lives ---
+// --- the tree: what was opened, kept and given up, and where its KV lives ---
 
 (() => {
   const FINISHED = 1;
@@ -89,7 +89,7 @@ function hidden(figures) {
     return { ...place, row, rows: film.rows };
   };
 
-  TREE.beside = 14; // for the marks of the last thoughts
+  TREE.margin = 14; // for the marks of the last thoughts
   TREE.pitch = (rows) => {
     const even = Math.min(34, 640 / rows);
     const fit = even > 15 ? Math.max(23, even) : even; // a little more, where that makes room for words

@@ -3,7 +3,7 @@
 // What another script on the page may change; `again` draws the tree anew.
 const TREE = {
   arrange: (film, place) => place, // where the thoughts stand; those whose row is null are not drawn
-  beside: 0, // pixels kept free to the right of the last bars
+  margin: 0, // pixels kept free to the right of the last bars
   pitch: (rows) => Math.max(11, Math.min(34, 620 / rows)), // height of a row, in pixels
   band: (height) => height, // how much of a bar's height shows the tiers, from below
   dress: () => {}, // (film, place, moment, nodes, svg): called when a moment is shown
@@ -48,12 +48,12 @@ const TREE = {
   }
 
   function geometry(place) {
-    const room = Math.max(widthOf(box) - 4 - TREE.beside, 200);
+    const room = Math.max(widthOf(box) - 4 - TREE.margin, 200);
     const scale = Math.max(0.45, Math.min(room / (place.width + 8), 2.6));
     const pitch = TREE.pitch(place.rows);
     const height = Math.min(26, Math.max(pitch - 4, 0.7 * pitch));
     return {
-      width: place.width * scale + 8 + TREE.beside,
+      width: place.width * scale + 8 + TREE.margin,
       height: place.rows * pitch + 10,
       x: (i) => 4 + place.x[i] * scale,
       y: (i) => 5 + place.row[i] * pitch + (pitch - height) / 2,
