@@ -17,7 +17,7 @@ from typing import Any
 
 from arborsim.core.errors import UsageError
 
-METADATA_KEY = b"arborsim.validate"
+METADATA_KEY = b"arborsim.validation"
 VERSION = 1
 
 #: Terms of the time that are compared (`arborsim.core.measurements.TimeSplit`, and their sum).
