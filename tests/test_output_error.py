@@ -19,7 +19,7 @@ from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.run.controller import Controller
-from arborsim.run.output_error import OutputError
+from arborsim.run.meters import OutputError
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader

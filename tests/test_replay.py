@@ -19,9 +19,8 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.profile import PolicySeconds
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.run.aggregate import aggregate
 from arborsim.run.replay import Replay
-from arborsim.run.results import EpisodeResult, ReplayResult
+from arborsim.run.results import EpisodeResult, ReplayResult, aggregate
 from arborsim.show.export import to_json
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all

@@ -31,7 +31,8 @@ from arborsim.core.workers import in_order
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
 from arborsim.run.controller import Controller
-from arborsim.run.episode import UNMEASURED, Cell, Quality, Watch, play_episode
+from arborsim.run.episode import Cell, Watch, play_episode
+from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 

@@ -213,7 +213,7 @@ def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
 
 def _refuse_if_nothing_ran(results: Sequence[LiveResult]) -> None:
     """Full retention, which always runs, does not count where others were asked for."""
-    from arborsim.run.aggregate import BASELINE
+    from arborsim.run.results import BASELINE
 
     asked = [result for result in results if result.policy != BASELINE] or results
     if all(result.infeasible for result in asked):
@@ -265,7 +265,7 @@ class BarWatch:
         return self._found.episodes * self._cells
 
     def _show(self, what: str) -> None:
-        from arborsim.run.aggregate import ANY
+        from arborsim.run.results import ANY
 
         what = what.removesuffix(f" {ANY}")  # of policies that know no budget
         parts = [what, *self.so_far(time.monotonic() - self._began_s)]

@@ -66,7 +66,7 @@ class PolicyOptions:
             Whether ``all`` includes the offline optimum.
         """
         from arborsim.policies.registry import available
-        from arborsim.run.aggregate import ORACLE
+        from arborsim.run.results import ORACLE
 
         chosen = names(self.policy)
         if "all" in chosen:

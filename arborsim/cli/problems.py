@@ -190,8 +190,8 @@ def settled(
     """
     from arborsim.core.observations import Signal
     from arborsim.policies.registry import build
-    from arborsim.run.aggregate import BASELINE
     from arborsim.run.episode import cells_of
+    from arborsim.run.results import BASELINE
 
     chosen = policies.names(oracle=False)
     options, rest = split_settings(policies.set_, problems.algorithm, chosen)

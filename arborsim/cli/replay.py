@@ -81,8 +81,8 @@ def replay(
     Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
     the share of attention kept, all against full retention (policy `full`, which is added).
     """
-    from arborsim.run.aggregate import ORACLE
     from arborsim.run.replay import Replay
+    from arborsim.run.results import ORACLE
     from arborsim.show.provenance import replay_settings
 
     output.check(*traces)
@@ -127,7 +127,7 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
     """Full retention, then the oracle if it is wanted and a trace can serve it."""
     from arborsim.core.observations import Signal
     from arborsim.policies.registry import build
-    from arborsim.run.aggregate import BASELINE, ORACLE
+    from arborsim.run.results import BASELINE, ORACLE
     from arborsim.trace.reader import TraceReader
 
     names = {policy.name for policy in policies}

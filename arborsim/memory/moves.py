@@ -59,6 +59,17 @@ class Moves:
             target = desired[group, token]
         return cls(np.zeros(len(token), np.int64), group.astype(np.int32), token, target)
 
+    def carry_out(self, tier: np.ndarray) -> None:
+        """Write the targets into `tier`, int8 ``[groups, tokens]``, in order."""
+        shared = self.group == ALL_GROUPS
+        tier[:, self.token[shared]] = self.target[shared]
+        tier[self.group[~shared], self.token[~shared]] = self.target[~shared]
+
+    def between_steps(self, first: int, last: int) -> Moves:
+        """The moves of iterations ``first`` to ``last``, exclusive, as they are numbered."""
+        a, b = np.searchsorted(self.step, [first, last])
+        return Moves(self.step[a:b], self.group[a:b], self.token[a:b], self.target[a:b])
+
     def at(self, step: int) -> Moves:
         """The moves of one iteration, renumbered to step 0."""
         a, b = np.searchsorted(self.step, [step, step + 1])

@@ -18,7 +18,7 @@ from arborsim.plan.provenance import settings_of
 from arborsim.plan.results import CandidateResult
 from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import Workload
-from arborsim.run.aggregate import ANY
+from arborsim.run.results import ANY
 
 FORMAT, VERSION = "arborsim-plan", 1
 

@@ -86,22 +86,25 @@ class Executor(Protocol):
 
 
 class Meter(Protocol):
-    """Watches decisions without taking part in them (quality figures, logs)."""
+    """Watches decisions without taking part in them (quality figures, logs).
+
+    Subclasses say what they want to hear of.
+    """
 
     def prefilled(self, run: TokenRun) -> None:
         """The prompt entered the cache."""
-        ...
+        return
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         """`run` was decoded with `moves` inside it.
 
         `tree` already holds the run's tokens; `tier` is from before the run.
         """
-        ...
+        return
 
     def moved(self, moves: Moves, tier: np.ndarray) -> None:
         """`moves` were applied outside a run; `tier` is from before them."""
-        ...
+        return
 
 
 class Controller:
@@ -173,7 +176,7 @@ class Controller:
     def due(self) -> int:
         """Decode iterations until the policy wants to decide, if no tree event comes before.
 
-        A live search may hold so many back and hand them over as one run.
+        A live search may hold that many back and hand them over as one run.
         """
         return self._due(self.view())
 

@@ -17,14 +17,12 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
-from arborsim.run.aggregate import ANY
 from arborsim.run.controller import Controller, Executor, Meter
-from arborsim.run.meters import AttentionKept
-from arborsim.run.output_error import OutputError
+from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
+from arborsim.run.results import ANY
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
-from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import VECTORS, Kind
+from arborsim.trace.schema import Kind
 
 #: Passes the events of a search on, and looks at its controller before and after each of them.
 Watch = Callable[[Iterable[Event], Controller], Iterable[Event]]
@@ -42,35 +40,6 @@ def cells_of(policies: Sequence[Policy], budgets: Sequence[Budget]) -> list[Cell
     """Every policy under every budget; first those that know no budget, once."""
     free = [Cell(p, Budget(ANY, share=1.0)) for p in policies if not p.uses_budget]
     return free + [Cell(p, budget) for budget in budgets for p in policies if p.uses_budget]
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Which quality figures to take while a search is played.
-
-    Attributes
-    ----------
-    attention_kept, output_error : bool
-        See `AttentionKept` and `OutputError`.
-    """
-
-    attention_kept: bool = False
-    output_error: bool = False
-
-    @classmethod
-    def of(cls, reader: TraceReader) -> Quality:
-        """Everything that a trace holds the observations for."""
-        error = all(reader.has(signal) for signal in VECTORS)
-        return cls(reader.has(Signal.ATTENTION), error)
-
-    def reads(self) -> frozenset[Signal]:
-        """What must be read from the trace for them."""
-        attention = {Signal.ATTENTION} if self.attention_kept else set()
-        return frozenset(attention | (set(VECTORS) if self.output_error else set()))
-
-
-#: No quality figures.
-UNMEASURED = Quality()
 
 
 @dataclass(frozen=True)

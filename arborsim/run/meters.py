@@ -1,19 +1,30 @@
-"""Meters: figures taken while a search is replayed, without a part in its decisions."""
+"""Meters: figures taken while a search is replayed, without a part in its decisions.
+
+`AttentionKept` and `OutputError` are two of the levels of quality; `MoveLog` is what two runs are
+compared by.  `Quality` says which figures to take, and what must be read for them.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import AttentionRows, SparseRows
+from arborsim.core.observations import AttentionRows, HeadRows, Signal, SparseRows
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
+from arborsim.memory.fp8 import quantised
 from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.run.controller import Meter
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import VECTORS
 
+_QUANTISED = (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED)
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 
-class AttentionKept:
+class AttentionKept(Meter):
     """Share of the recorded attention of generated tokens that falls on readable tokens.
 
     The recording saw the whole cache; what it attended to and the policy has evicted is lost.
@@ -29,9 +40,6 @@ class AttentionKept:
     def share(self) -> float:
         """In [0, 1]; NaN if nothing was generated."""
         return 1.0 - self._lost / self._rows if self._rows else float("nan")
-
-    def prefilled(self, run: TokenRun) -> None:
-        pass
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._rows += run.num_tokens
@@ -73,9 +81,6 @@ class AttentionKept:
                 lost_at[targets[following]] = 1.0
                 following += 1
         self._lost += lost
-
-    def moved(self, moves: Moves, tier: np.ndarray) -> None:
-        pass
 
 
 def _fractional(gone: np.ndarray) -> bool:
@@ -124,15 +129,105 @@ def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np
     return lost + float((share * (gone_by - gone_listed)).sum())
 
 
-class MoveLog:
+class OutputError(Meter):
+    """Relative error of the attention output of generated tokens, on the captured layers.
+
+    For every generated token and captured layer the output over all recorded tokens, ``o = P V``,
+    is compared with ``o'``, for which evicted tokens are missing (their share of the softmax goes
+    to the others) and quantised tokens have keys and values rounded to FP8 e4m3.  The error is
+    ``||o - o'|| / ||o||`` over the heads of a layer, averaged over layers and tokens.
+
+    The queries are the recorded ones: how an error changes later layers and tokens is not in it.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[np.ndarray] = []  # one per run, [tokens, layers, KV heads, head_dim]
+        self._values: list[np.ndarray] = []
+        self._sum = 0.0
+        self._rows = 0
+
+    @property
+    def error(self) -> float:
+        """At least 0; NaN if nothing was generated."""
+        return self._sum / self._rows if self._rows else float("nan")
+
+    def prefilled(self, run: TokenRun) -> None:
+        observed = run.observed
+        assert observed.keys is not None, "the reader was not asked for keys"
+        assert observed.values is not None, "the reader was not asked for values"
+        self._keys.append(observed.keys)
+        self._values.append(observed.values)
+
+    def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
+        self.prefilled(run)  # the run's own tokens have vectors too
+        self._rows += run.num_tokens
+        if not tier.any() and not len(moves):
+            return
+        rows = run.observed.head_attention
+        assert rows is not None, "the reader was not asked for the attention of heads"
+        fresh = np.zeros((len(tier), run.num_tokens), dtype=np.int8)
+        tier = np.concatenate([tier, fresh], axis=1)
+        vectors = self._vectors(bool(np.isin([*np.unique(tier), *moves.target], _QUANTISED).any()))
+        paths = [tree.path(leaf) for leaf in run.leaves]
+        for step in range(run.steps):
+            for w, path in enumerate(paths):
+                self._sum += _token_error(rows, step * len(paths) + w, path, tier, vectors)
+            moves.at(step).carry_out(tier)
+
+    def _vectors(self, with_quantised: bool) -> _Vectors:
+        self._keys = [np.concatenate(self._keys)]
+        self._values = [np.concatenate(self._values)]
+        return _Vectors(self._keys[0], self._values[0], with_quantised)
+
+
+class _Vectors:
+    """Keys and values of all tokens so far, as they are and as FP8 returns them."""
+
+    def __init__(self, keys: np.ndarray, values: np.ndarray, with_quantised: bool) -> None:
+        self.values = values
+        self.quantised_values = quantised(values) if with_quantised else None
+        self.key_change = quantised(keys) - keys if with_quantised else None
+
+
+def _token_error(
+    rows: HeadRows, i: int, path: np.ndarray, tier: np.ndarray, vectors: _Vectors
+) -> float:
+    """Relative output error of token `i` of a run, mean over the captured layers."""
+    row = rows.row(i)
+    at = path[: row.shape[-1]]
+    held = tier[:, at]
+    if not ((held != Tier.HBM) & (held != Tier.DDR)).any():  # all of it there at full precision
+        return 0.0
+    layers, kv_heads = vectors.values.shape[1:3]
+    # Tiers are [1 or layers, 1 or KV heads, 1, positions], masses [layers, KV heads, queries, ...]
+    held = held.reshape(layers if len(held) > 1 else 1, -1, 1, len(at))
+    mass = row.reshape(layers, kv_heads, -1, len(at))
+    values = vectors.values[at].astype(np.float32).transpose(1, 2, 0, 3)
+    exact = np.matmul(mass, values)
+    small = np.isin(held, _QUANTISED)
+    if vectors.key_change is not None and small.any():
+        assert vectors.quantised_values is not None
+        change = vectors.key_change[at].transpose(1, 2, 3, 0)
+        queries = rows.query(i).reshape(layers, kv_heads, -1, change.shape[2])
+        mass = mass * np.exp(np.where(small, np.matmul(queries, change), 0))
+        rounded = vectors.quantised_values[at].transpose(1, 2, 0, 3)
+        values = np.where(small[:, :, 0, :, None], rounded, values)
+    mass = np.where(held == Tier.EVICTED, 0, mass)
+    total = mass.sum(axis=-1, keepdims=True)
+    mass = np.divide(mass, total, out=np.zeros_like(mass), where=total > 0)
+    missing = exact - np.matmul(mass, values)
+    norm = np.sqrt((exact**2).sum(axis=(1, 2, 3)))
+    known = norm > 0  # not so for a layer whose softmax is NaN
+    off = np.sqrt((missing[known] ** 2).sum(axis=(1, 2, 3)))
+    return float((off / norm[known]).mean()) if known.any() else 0.0
+
+
+class MoveLog(Meter):
     """Every move in order: what two runs of the same policy are compared by."""
 
     def __init__(self) -> None:
         self._iteration = 0
         self._parts: list[np.ndarray] = []
-
-    def prefilled(self, run: TokenRun) -> None:
-        pass
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._note(moves, self._iteration + 1 + moves.step)
@@ -152,3 +247,32 @@ class MoveLog:
             return np.empty((0, 4), dtype=np.int64)
         rows = np.concatenate(self._parts).astype(np.int64)
         return rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Which quality figures to take while a search is played.
+
+    Attributes
+    ----------
+    attention_kept, output_error : bool
+        See `AttentionKept` and `OutputError`.
+    """
+
+    attention_kept: bool = False
+    output_error: bool = False
+
+    @classmethod
+    def of(cls, reader: TraceReader) -> Quality:
+        """Everything that a trace holds the observations for."""
+        error = all(reader.has(signal) for signal in VECTORS)
+        return cls(reader.has(Signal.ATTENTION), error)
+
+    def reads(self) -> frozenset[Signal]:
+        """What must be read from the trace for them."""
+        attention = {Signal.ATTENTION} if self.attention_kept else set()
+        return frozenset(attention | (set(VECTORS) if self.output_error else set()))
+
+
+#: No quality figures.
+UNMEASURED = Quality()

@@ -23,12 +23,11 @@ from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
-from arborsim.run.aggregate import ORACLE, at_budget
-from arborsim.run.episode import UNMEASURED, Cell, Played, Quality, cells_of, play_episode
-from arborsim.run.film import TreeFilm, node_records
+from arborsim.run.episode import Cell, Played, cells_of, play_episode
+from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.run.notes import assumed_policy_time, does_not_fit
-from arborsim.run.results import EpisodeResult, LeftOut, ReplayResult, TreePicture
-from arborsim.run.token_map import TokenMap, TokenMapper
+from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture, node_records
+from arborsim.run.results import ORACLE, EpisodeResult, LeftOut, ReplayResult, at_budget
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind, recording_options

@@ -1,4 +1,4 @@
-"""What no plan may do, whoever made it.
+"""What no plan may do, whichever policy made it.
 
 1. Protected tokens never move down a tier.
 2. What was destroyed stays destroyed, unless the plan recovers it by recomputing.

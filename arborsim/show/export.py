@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core.documents import strict
 from arborsim.core.measurements import Measurements, TimeSplit
 from arborsim.live.request import LiveResult
-from arborsim.run.aggregate import aggregate, oracles
-from arborsim.run.results import EpisodeResult, ReplayResult
+from arborsim.run.results import EpisodeResult, ReplayResult, aggregate, oracles
 from arborsim.show.live_rows import LiveReport, LiveRow, live_rows
 from arborsim.show.live_words import cautions
 

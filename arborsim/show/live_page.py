@@ -10,7 +10,7 @@ from typing import Any
 
 from arborsim.core.units import quantity
 from arborsim.live.request import LiveResult
-from arborsim.run.aggregate import ANY, BASELINE, at_budget
+from arborsim.run.results import ANY, BASELINE, at_budget
 from arborsim.show import page, replay_figures
 from arborsim.show.export import live_frame
 from arborsim.show.figures import (

@@ -10,8 +10,7 @@ from typing import Any
 from arborsim.core.statistics import clopper_pearson
 from arborsim.live.log import describe
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
-from arborsim.run.aggregate import BASELINE, Row, aggregate
-from arborsim.run.results import EpisodeResult
+from arborsim.run.results import BASELINE, EpisodeResult, Row, aggregate
 
 #: Differences with a smaller p are called differences.
 SIGNIFICANT = 0.05

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from arborsim.core.units import quantity
-from arborsim.run.aggregate import ANY, BASELINE, MARK
+from arborsim.run.results import ANY, BASELINE, MARK
 from arborsim.show.live_rows import SIGNIFICANT, LiveReport, LiveRow, least_visible
 from arborsim.show.words import counted, score
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from arborsim.core.units import Scale
-from arborsim.run.aggregate import ANY, Row, aggregate
 from arborsim.run.notes import MACHINE
-from arborsim.run.results import ReplayResult
+from arborsim.run.results import ANY, ReplayResult, Row, aggregate
 from arborsim.show.replay_columns import COLUMNS, MEMORY, NAMES, TIME
 from arborsim.show.replay_words import left_out, notes
 from arborsim.show.table import Column, Table, print_tables, scales, shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arborsim.run.aggregate import Row
+from arborsim.run.results import Row
 from arborsim.show.table import LABEL, NOTHING, UNKNOWN, Column, name_column
 
 NAMES: tuple[Column[Row], ...] = (

@@ -11,8 +11,7 @@ import numpy as np
 
 from arborsim.core.measurements import thinned
 from arborsim.core.units import quantity, scale_for
-from arborsim.run.aggregate import BASELINE, Row
-from arborsim.run.results import EpisodeResult
+from arborsim.run.results import BASELINE, EpisodeResult, Row
 from arborsim.show.figures import (
     COLOURS,
     Figure,

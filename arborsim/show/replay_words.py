@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from arborsim.core.units import quantity
-from arborsim.run.aggregate import ANY, MARK, Row
-from arborsim.run.results import LeftOut, ReplayResult
+from arborsim.run.results import ANY, MARK, LeftOut, ReplayResult, Row
 from arborsim.show.words import listed
 
 #: Shares of attention kept that settings are grouped by, strictest first.

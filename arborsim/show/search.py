@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import Scale
-from arborsim.run.aggregate import BASELINE, at_budget
+from arborsim.run.results import BASELINE, at_budget
 from arborsim.show.table import (
     NOTHING,
     UNKNOWN,

@@ -11,8 +11,7 @@ from arborsim.bank.walk import Step, Walk
 from arborsim.core.events import Answer, Boundary, Event, Prefill
 from arborsim.core.tiers import NUM_TIERS
 from arborsim.run.controller import Controller
-from arborsim.run.film import tokens_by_tier
-from arborsim.run.results import Frame
+from arborsim.run.pictures import Frame, tokens_by_tier
 
 #: Moments of a film; a search of more steps is shown at this many of them.
 MOST_MOMENTS = 60

@@ -18,7 +18,7 @@ from arborsim.bank.results import SearchResult, rows_of
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.errors import UsageError
 from arborsim.core.units import scale_for
-from arborsim.run.aggregate import at_budget
+from arborsim.run.results import at_budget
 from arborsim.show import page
 from arborsim.show.figures import (
     ACCURACY_AXIS,

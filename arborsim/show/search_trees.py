@@ -25,7 +25,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import NUM_TIERS
 from arborsim.core.workers import in_order
 from arborsim.run.episode import Cell
-from arborsim.run.results import Frame, NodeRecord, TreePicture
+from arborsim.run.pictures import Frame, NodeRecord, TreePicture
 from arborsim.show import trees
 from arborsim.show.search_film import NEVER, SearchFilm
 from arborsim.trace.reader import TraceReader

@@ -10,7 +10,7 @@ from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import FIGURES, MARGIN, Paired, SearchResult, paired
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import quantity, scale_for
-from arborsim.run.aggregate import at_budget
+from arborsim.run.results import at_budget
 from arborsim.search import make_search
 from arborsim.search.chains import IndependentSamples, Linear
 from arborsim.search.levels import LevelSearch

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.run.results import NodeRecord, TreePicture
+from arborsim.run.pictures import NodeRecord, TreePicture
 
 #: Widths in a unit of about one pixel; narrower pages scale down to half of it, then scroll.
 _NARROWEST, _WIDEST, _GAP = 8.0, 90.0, 18.0

@@ -20,8 +20,8 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.tiers import Tier
 from arborsim.machine.machine import Machine
 from arborsim.memory.moves import ALL_GROUPS
-from arborsim.run.episode import Cell, Quality, play_episode
-from arborsim.run.meters import MoveLog
+from arborsim.run.episode import Cell, play_episode
+from arborsim.run.meters import MoveLog, Quality
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 

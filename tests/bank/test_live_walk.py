@@ -20,7 +20,8 @@ from arborsim.core.observations import Signal
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell, Quality
+from arborsim.run.episode import Cell
+from arborsim.run.meters import Quality
 from arborsim.search import Leaf, make_search
 from arborsim.trace.schema import Capture
 from arborsim_torch.recorder import EpisodeRecorder

@@ -13,7 +13,8 @@ from arborsim.core.budget import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
-from arborsim.run.episode import Cell, Quality
+from arborsim.run.episode import Cell
+from arborsim.run.meters import Quality
 from arborsim.search import make_search
 from arborsim.trace.schema import Kind
 from tests.bank.banks import made_bank, random_bank

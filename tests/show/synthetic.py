@@ -8,8 +8,8 @@ import numpy as np
 
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.core.tiers import Tier
-from arborsim.run.results import EpisodeResult, Frame, NodeRecord, ReplayResult, TreePicture
-from arborsim.run.token_map import NOT_BORN, TokenMap, TokenMapper
+from arborsim.run.pictures import NOT_BORN, Frame, NodeRecord, TokenMap, TokenMapper, TreePicture
+from arborsim.run.results import EpisodeResult, ReplayResult
 
 KV_BYTES = 131_072
 #: name: (attention lost at half budget, host s per decision, eager factor, offloads, rehydrates)

@@ -8,8 +8,7 @@ import pytest
 
 from arborsim.core.measurements import Measurements, TimeSplit
 from arborsim.core.units import quantity, scale_for
-from arborsim.run.aggregate import aggregate
-from arborsim.run.results import EpisodeResult
+from arborsim.run.results import EpisodeResult, aggregate
 from tests.show.synthetic import POLICIES, result
 
 

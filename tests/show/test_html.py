@@ -13,8 +13,8 @@ import pytest
 
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import MemorySeries, thinned
-from arborsim.run.aggregate import aggregate
-from arborsim.run.results import LeftOut, NodeRecord, ReplayResult
+from arborsim.run.pictures import NodeRecord
+from arborsim.run.results import LeftOut, ReplayResult, aggregate
 from arborsim.show import replay_figures as figures
 from arborsim.show import trees as forest
 from arborsim.show.replay_figures import ERROR, KEPT, TIMES, efficient, heat, pareto

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from arborsim.run.aggregate import aggregate
+from arborsim.run.results import aggregate
 from arborsim.show.replay_words import headline, summarise
 from tests.show.synthetic import result
 

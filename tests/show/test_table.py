@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from arborsim.run.aggregate import aggregate
-from arborsim.run.results import LeftOut, ReplayResult
+from arborsim.run.results import LeftOut, ReplayResult, aggregate
 from arborsim.show.export import to_frame, to_json
 from arborsim.show.replay import print_replay
 from arborsim.show.replay_words import left_out

@@ -8,7 +8,7 @@ import pytest
 from arborsim.core.events import Decode
 from arborsim.policies.registry import build
 from arborsim.run.controller import Controller
-from arborsim.run.token_map import MOST_CELLS, NOT_BORN, TokenMapper, packed_runs
+from arborsim.run.pictures import MOST_CELLS, NOT_BORN, TokenMapper, packed_runs
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
