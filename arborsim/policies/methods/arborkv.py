@@ -14,7 +14,15 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from arborsim.core.settings import setting
-from arborsim.policies.blocks import Allocation, EveryStep, Never, Protect, Recompute, TreeEvents
+from arborsim.policies.blocks import (
+    ANY,
+    Allocation,
+    EveryStep,
+    Never,
+    Protect,
+    Recompute,
+    TreeEvents,
+)
 from arborsim.policies.stream import Composed
 from arborsim.policies.tree_blocks import Tree
 from arborsim.policies.tree_rule import TreeRule
@@ -146,7 +154,7 @@ class ArborKV(TreeRule, Composed):
     @cached_property
     def protect(self) -> Protect:
         sinks = 0 if self.keep_prompt or self.retain == "tail" else self.sinks
-        return Protect(self.keep_prompt, sinks, recent=0)
+        return Protect(self.keep_prompt, sinks, recent=1, recent_share=ANY)
 
     @cached_property
     def recover(self) -> Never:
