@@ -171,15 +171,18 @@ def test_sizes_are_the_same_for_parts(tmp_path, monkeypatch):
 
 
 def fake_policies(monkeypatch) -> None:
-    class Blind:
-        needs = frozenset()
+    class Fake:
+        def __init__(self, *reads: Signal) -> None:
+            self._reads = frozenset(reads)
 
-    class Attentive:
-        needs = frozenset({Signal.ATTENTION, Signal.REWARD})
+        def reads(self) -> frozenset[Signal]:
+            return self._reads
 
     from arborsim.policies import registry
 
-    monkeypatch.setattr(registry, "available", lambda: {"blind": Blind, "attentive": Attentive})
+    made = {"blind": Fake(), "attentive": Fake(Signal.ATTENTION, Signal.REWARD)}
+    monkeypatch.setattr(registry, "names", lambda: tuple(made))
+    monkeypatch.setattr(registry, "build", made.__getitem__)
 
 
 def test_policies_and_what_they_miss(tmp_path, monkeypatch):
