@@ -166,7 +166,7 @@ def test_bad_input(bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "unknown policy 'h3o'" in fail(capsys, bank, "--policy", "h3o")
     assert "--capture signals" in fail(capsys, bank, "--policy", "h2o")
     assert "must end in .parquet, .csv, .json" in fail(capsys, bank, "--out", "x.txt")
-    assert "that file was given already" in fail(capsys, bank, "--out", bank)
+    assert "the command reads it; choose another name" in fail(capsys, bank, "--out", bank)
     assert "no episode 9" in fail(capsys, bank, "--first", "9")
     assert "no such file" in fail(capsys, tmp_path / "none.parquet")
     assert "'h201'" in fail(capsys, bank, "--gpu", "h201")

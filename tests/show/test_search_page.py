@@ -107,10 +107,10 @@ def test_bad_input(bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
     )
     assert "expected numbers" in fail(capsys, bank, "--report", page, "--trees", "first")
     assert "--trees 1: also give --report" in fail(capsys, bank, "--trees", "1")
-    assert "that file was given already" in fail(capsys, bank, "--report", bank)
+    assert "the command reads it; choose another name" in fail(capsys, bank, "--report", bank)
     assert "there is no directory" in fail(capsys, bank, "--report", tmp_path / "no" / "p.html")
     out = tmp_path / "p.csv"
-    assert "that file was given already" in fail(capsys, bank, "--out", out, "--report", out)
+    assert "--out names the same file" in fail(capsys, bank, "--out", out, "--report", out)
     assert not page.exists()
 
 
