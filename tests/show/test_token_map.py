@@ -12,7 +12,7 @@ from arborsim.run.pictures import MOST_CELLS, NOT_BORN, TokenMapper, packed_runs
 from arborsim.trace.episode import Episode
 from arborsim.trace.play import play
 from arborsim.trace.reader import TraceReader
-from tests.helpers.plain_executor import PlainExecutor
+from tests.helpers.plain_executor import PlainExecutor, in_steps
 from tests.helpers.traces import make_trace
 
 SETTINGS = {"h2o": {}, "hierarchy": {"interval": "4", "recent": "6"}, "arborkv": {"margin": "2"}}
@@ -38,7 +38,7 @@ def controlled(name: str, episode: Episode, meters: list[TokenMapper]) -> Contro
 def literal(name: str, episode: Episode) -> list[np.ndarray]:
     """Tiers after each decode iteration, and after all that followed before the next one."""
     controller, rows = controlled(name, episode, []), []
-    for event in play(episode, max_steps=1):
+    for event in in_steps(play(episode)):
         controller.handle(event)
         tier = np.full(episode.num_tokens, NOT_BORN)
         tier[: controller.executor.tier.shape[1]] = controller.executor.tier[0]

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from .device import inner, on_device, touch, where_to
 
-_SPLIT_STRIDES = ("q_lane", "q_head", "q_dim", "k_head", "k_slot", "k_dim", "v_head", "v_slot",
-                  "v_dim", "k_scale_head", "k_scale_slot", "v_scale_head", "v_scale_slot",
-                  "index_head", "index_spot", "mask_lane", "mask_head", "mask_spot")  # fmt: skip
+_SPLIT_STRIDES = (
+    "q_sequence", "q_head", "q_dim", "k_head", "k_slot", "k_dim", "v_head", "v_slot", "v_dim",
+    "k_scale_head", "k_scale_slot", "v_scale_head", "v_scale_slot", "index_head", "index_spot",
+    "mask_sequence", "mask_head", "mask_spot",
+)  # fmt: skip
 
 
 class Launcher:
@@ -73,7 +75,7 @@ def _split(
     most = int(slots.max()) + 1
     queries = _at(
         q, (seqs, heads, GROUP, DIM),
-        (step["q_lane"], GROUP * step["q_head"], step["q_head"], step["q_dim"]),
+        (step["q_sequence"], GROUP * step["q_head"], step["q_head"], step["q_dim"]),
     ).transpose(0, 1).reshape(heads, rows, DIM).float()  # fmt: skip
 
     def rows_of(pool: Tensor, factors: Tensor, which: str) -> Tensor:
