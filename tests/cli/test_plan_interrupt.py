@@ -18,7 +18,7 @@ LENGTHS = ["--searches", "20", "--warm-up", "2", "--runs", "1"]
 #: The command, but that it says when the first candidate is on the disk, and then waits for Ctrl-C
 #: while its workers go on: nothing here depends on how fast the machine is.
 WAITING = """
-import sys, threading
+import signal, sys, threading
 from arborsim.plan.log import PlanLog
 from arborsim.plan.results import CandidateResult
 
@@ -32,6 +32,8 @@ def add_and_wait(self, record, add=PlanLog.add):
         threading.Event().wait()
 
 PlanLog.add = add_and_wait
+# Tests that run in the background inherit that Ctrl-C is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from arborsim.cli.app import main
 sys.exit(main(sys.argv[1:]))
 """
