@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import Budget
 from arborsim.live.backends import get_backend
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import build

@@ -32,10 +32,10 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pyarrow.parquet as pq
 from generate import columns_read, generate
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import ArborsimError
 from arborsim.core.observations import Signal
 from arborsim.core.settings import settings_of
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.base import Policy

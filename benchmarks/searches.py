@@ -34,7 +34,7 @@ from arborsim.bank.job import SearchJob
 from arborsim.bank.results import SearchResult
 from arborsim.bank.walk import walk
 from arborsim.cli.options import build_policies, policy_settings
-from arborsim.core.budget import Budget
+from arborsim.core.tiers import Budget
 from arborsim.live.backends import RecordProgress, RecordRequest, RewardChoice, get_backend
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine

@@ -2,8 +2,8 @@
 
 import pytest
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import Budget
 
 
 @pytest.mark.parametrize(

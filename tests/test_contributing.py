@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.core.budget import Budget
+from arborsim.core.tiers import Budget
 from arborsim.machine import terms
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile

@@ -21,8 +21,7 @@ from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
 from arborsim.run.controller import Controller
 from arborsim.run.episode import foresee
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all, in_steps
 from tests.helpers.traces import make_trace, trace_for

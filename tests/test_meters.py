@@ -15,7 +15,7 @@ from arborsim.core.tiers import Tier
 from arborsim.policies.registry import build
 from arborsim.run.controller import Controller
 from arborsim.run.meters import AttentionKept
-from arborsim.trace.play import play
+from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all
 from tests.helpers.traces import make_trace

@@ -13,15 +13,13 @@ from hypothesis import strategies as st
 
 from arborsim.core.events import Event
 from arborsim.core.observations import Signal
-from arborsim.core.tiers import Tier
-from arborsim.memory.fp8 import quantised, round_e4m3
+from arborsim.core.tiers import Tier, quantised, round_e4m3
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.run.controller import Controller
 from arborsim.run.meters import OutputError
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 from tests.helpers.plain_executor import PlainExecutor

@@ -17,10 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from arborsim.core.budget import Budget
-from arborsim.core.documents import plain, strict, to_json, to_toml
+from arborsim.core.documents import RecordLog, plain, strict, to_json, to_toml
 from arborsim.core.errors import UsageError
-from arborsim.core.record_log import RecordLog
 from arborsim.core.records import (
     Duration,
     Seed,
@@ -33,6 +31,7 @@ from arborsim.core.records import (
     parsed,
     read_toml,
 )
+from arborsim.core.tiers import Budget
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 

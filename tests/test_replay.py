@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import ArborsimError, MissingSignal
 from arborsim.core.observations import Signal
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.profile import PolicySeconds

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.core.tiers import Budget
 from arborsim.machine.config import with_kv_dtype
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from arborsim.bank.walk import Step, Walk
-from arborsim.core.observations import AttentionRows, DenseRows, LayerRows, SparseRows
+from arborsim.core.observations import AttentionRows, DenseRows, LayerRows, SparseRows, VectorRows
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Kind
-from arborsim.trace.vectors import TokenPaths, VectorRows
 
 _NO_ROW = -1
 
@@ -228,5 +227,5 @@ def _head_rows(old: Episode, new: Episode, token: np.ndarray) -> VectorRows | No
     """Rows that are computed from queries and keys, over the new paths."""
     if not isinstance(old.head_attention, VectorRows) or new.keys is None:
         return None
-    paths = TokenPaths(new.token_rows, new.node, new.parent)
-    return VectorRows(old.head_attention.queries[token], new.keys, new.position, paths)
+    queries = old.head_attention.queries[token]
+    return VectorRows(queries, new.keys, new.position, new.token_rows, new.node, new.parent)

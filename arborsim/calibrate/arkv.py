@@ -15,9 +15,9 @@ import numpy as np
 
 from arborsim.calibrate.backend import OnProgress
 from arborsim.calibrate.documents import Calibration, recording, rounded, software
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.core.settings import default_of, settings_of
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build, find

@@ -36,8 +36,7 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.policies.tree_rule import attention_share, certainty
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import ScoreBook
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 

@@ -15,8 +15,8 @@ from arborsim.cli.command import argument, option, panel, several
 from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from arborsim.core.budget import Budget
     from arborsim.core.geometry import Geometry
+    from arborsim.core.tiers import Budget
     from arborsim.machine.machine import Machine
     from arborsim.policies.base import Policy
 
@@ -78,7 +78,7 @@ class PolicyOptions:
 
     def budgets(self) -> list[Budget]:
         """The budgets, at least one."""
-        from arborsim.core.budget import Budget
+        from arborsim.core.tiers import Budget
 
         found = [Budget.parse(text) for text in names(self.budget)]
         if not found:

@@ -1,4 +1,4 @@
-"""Records as TOML and JSON: what every result file, log and profile is written with."""
+"""Records as TOML, JSON and logs of JSON lines: how every result, profile and log is written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 
 from arborsim.core.errors import UsageError
+from arborsim.core.records import convert
+
+R = TypeVar("R")
 
 
 def plain(value: Any) -> Any:
@@ -49,13 +52,7 @@ def to_toml(value: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, whole or not at all.
-
-    Raises
-    ------
-    UsageError
-        It cannot be written.
-    """
+    """Write a UTF-8 file, whole or not at all; a `UsageError` if it cannot be written."""
     try:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -101,3 +98,106 @@ def _value(value: Any) -> str:
         case Sequence():
             return "[" + ", ".join(map(_value, value)) + "]"
     raise TypeError(f"{value!r} has no place in TOML")
+
+
+class RecordLog(Generic[R]):
+    """A log of records that survives an interruption: JSON lines, each on disk before the next.
+
+    ::
+
+        log = RecordLog(path, Result, "my-results", version=1)
+        head = log.read() if path.exists() else {}     # log.records: those of the earlier run
+        log.open({"request": ...})                     # goes on behind them
+        log.add(Result(...))
+
+    The first line is the head: `format`, `version` (logs of other versions are refused), and
+    whatever distinguishes one request from another.  The others are records of the dataclass
+    `kind`.  Killing the process loses at most the record that was being written: a line without an
+    end is dropped.
+    """
+
+    def __init__(self, path: Path, kind: type[R], format: str, version: int) -> None:
+        self.path = path
+        self.records: list[R] = []  # what `read` found, in the order in which it was written
+        self._kind = kind
+        self._mark = {"format": format, "version": version}
+        self._file: IO[bytes] | None = None
+        self._kept_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records can be added."""
+        return self._file is not None
+
+    def read(self) -> dict[str, Any]:
+        """Read what an earlier run has left; returns the head, or {} if even that is torn.
+
+        Raises `UsageError` if the file cannot be read, is no such log, or is damaged.
+        """
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be read ({error.strerror})") from None
+        *lines, torn = content.split(b"\n")
+        start = _line(self._mark)[:-1].encode()
+        if not lines and start.startswith(torn[: len(start)]):
+            return {}
+        head = self._head(lines[0] if lines else b"")
+        for number, line in enumerate(lines[1:], 2):
+            try:
+                self.records.append(convert(self._kind, json.loads(line), finite=False))
+            except (ValueError, UsageError) as error:
+                what = error if isinstance(error, UsageError) else "no JSON"
+                raise UsageError(
+                    f"{self.path}, line {number}: {what}: the log is damaged; delete the line to "
+                    "go on without it"
+                ) from None
+        self._kept_bytes = sum(len(line) + 1 for line in lines)
+        return head
+
+    def open(self, head: Mapping[str, Any]) -> None:
+        """Get ready to add records: behind those that were read, or in a new file with this head.
+
+        Raises `UsageError`, as `add` does, if the file cannot be written.
+        """
+        with self._writing():
+            self._file = self.path.open("r+b" if self._kept_bytes else "wb")
+            self._file.truncate(self._kept_bytes)
+            self._file.seek(self._kept_bytes)
+        if not self._kept_bytes:
+            self.add({**self._mark, **head})
+
+    def add(self, record: Any) -> None:
+        """Append a record, or a mapping that reads back as one; it is on the disk afterwards."""
+        assert self._file is not None, "add before open"
+        with self._writing():
+            self._file.write(f"{_line(plain(record))}\n".encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _head(self, line: bytes) -> dict[str, Any]:
+        try:
+            head = json.loads(line)
+        except ValueError:
+            head = None
+        if not isinstance(head, dict) or any(head.get(k) != v for k, v in self._mark.items()):
+            raise UsageError(
+                f"{self.path}: not a log of format {self._mark['format']}, version "
+                f"{self._mark['version']}"
+            )
+        return head
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot write: {error.strerror}") from None
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import MemorySeries, thinned
-from arborsim.core.record_log import RecordLog
 from arborsim.core.records import convert
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import values_of

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
+from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
 from arborsim.plan.arrivals import Draws

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
-from arborsim.core.record_log import RecordLog
 from arborsim.core.records import located
 from arborsim.core.statistics import clopper_pearson
 from arborsim.live import log as live

@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 
 from arborsim.calibrate.documents import Calibration
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import Prices
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.profile import HardwareProfile

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
 from arborsim.core.records import Duration, Seed, Text, one_of, parsed
-from arborsim.core.tiers import RECALLS
+from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES
 from arborsim.machine.lookup import PriceRange
 from arborsim.machine.options import ServingOptions

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.core.budget import Budget
 from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
+from arborsim.core.tiers import Budget
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
 from arborsim.run.results import ANY
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.schema import Kind
 
 #: Passes the events of a search on, and looks at its controller before and after each of them.

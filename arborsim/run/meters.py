@@ -12,9 +12,8 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import AttentionRows, HeadRows, Signal, SparseRows
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, quantised
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.fp8 import quantised
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.run.controller import Meter
 from arborsim.trace.reader import TraceReader

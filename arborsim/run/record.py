@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from arborsim.core.budget import Budget
 from arborsim.core.measurements import Measurements
+from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine, num_groups
 from arborsim.machine.program import DemandInfo, SearchDemand
 from arborsim.policies.base import Policy

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
+from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.policies.base import Policy

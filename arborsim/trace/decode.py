@@ -9,7 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arborsim.core.observations import AttentionRows, DenseRows, LayerRows, Signal, SparseRows
+from arborsim.core.observations import (
+    AttentionRows,
+    DenseRows,
+    LayerRows,
+    Signal,
+    SparseRows,
+    VectorRows,
+)
 from arborsim.trace.columns import (
     ends_of,
     floats_of,
@@ -21,7 +28,6 @@ from arborsim.trace.columns import (
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
 from arborsim.trace.validate import Where, check_attention, check_layer_rows, validate
-from arborsim.trace.vectors import TokenPaths, VectorRows
 
 _NEVER_NULL = ("episode", "seq", "time_s", "kind", "iteration", "node", "parent", "depth")
 _AS_THEY_ARE = (
@@ -203,8 +209,10 @@ def _captured(
         found["values"] = _vectors(table, "values", episode, where)
     if Signal.HEAD_ATTENTION in needs:
         queries = _vectors(table, "queries", episode, where)
-        paths = TokenPaths(episode.token_rows, episode.node, episode.parent)
-        found["head_attention"] = VectorRows(queries, found["keys"], episode.position, paths)
+        found["head_attention"] = VectorRows(
+            queries, found["keys"], episode.position, episode.token_rows, episode.node,
+            episode.parent,
+        )  # fmt: skip
     return found
 
 

@@ -18,8 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from arborsim.core.events import Decode, Prefill, Transition
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 
 #: Slots x tokens up to which the assignment is solved: seconds, and some 300 MB.
 EXACT_CELLS = 1 << 24

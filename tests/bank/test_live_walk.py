@@ -15,8 +15,8 @@ from arborsim.bank import Bank, visited, walk
 from arborsim.bank.bank import open_bank, read_bank, unrewarded_scores
 from arborsim.bank.job import simulate
 from arborsim.cli.app import main
-from arborsim.core.budget import Budget
 from arborsim.core.observations import Signal
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build

@@ -9,7 +9,7 @@ import pytest
 
 from arborsim.bank import Bank, visited, walk
 from arborsim.bank.job import simulate
-from arborsim.core.budget import Budget
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build

@@ -17,8 +17,8 @@ from arborsim.calibrate.arkv import (
     replay_error,
     tune,
 )
-from arborsim.core.budget import Budget
 from arborsim.core.errors import MissingSignal, UsageError
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build

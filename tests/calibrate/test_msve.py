@@ -16,8 +16,7 @@ from arborsim.policies.tree_rule import TreeRule
 from arborsim.run.controller import Controller
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import Score
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from tests.helpers.plain_executor import PlainExecutor

@@ -15,8 +15,7 @@ from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller
 from arborsim.run.episode import foresee
 from arborsim.run.meters import MoveLog
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 
 
 class PlainExecutor:

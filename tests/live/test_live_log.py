@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.core.budget import Budget
 from arborsim.core.documents import plain
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.core.records import convert
+from arborsim.core.tiers import Budget
 from arborsim.live.collect import Collector
 from arborsim.live.log import LiveLog
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult

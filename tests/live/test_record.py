@@ -17,7 +17,7 @@ import pytest
 
 from arborsim.cli.app import main
 from arborsim.search import make_search
-from arborsim.trace.play import play
+from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim.trace.writer import TraceWriter

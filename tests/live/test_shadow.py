@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.core.budget import Budget
+from arborsim.core.tiers import Budget
 from arborsim.live.backends import get_backend
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.machine.lookup import load_profile

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from arborsim.core.tiers import quantised, round_e4m3
 from arborsim.machine.cost import SCALE_BYTES as SIMULATED_SCALE_BYTES
-from arborsim.memory.fp8 import quantised, round_e4m3
 from tests.live.tiny import torch
 
 from arborsim_torch.tiers.codec import Codec, Fp8, Int8, Plain  # isort: skip

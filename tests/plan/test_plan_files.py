@@ -12,8 +12,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
-from arborsim.core.record_log import RecordLog
 from arborsim.live.request import LiveResult
 from arborsim.plan import export
 from arborsim.plan.log import PlanLog, read_accuracies

@@ -29,8 +29,7 @@ from arborsim.run.controller import Controller
 from arborsim.run.episode import foresee
 from arborsim.run.meters import AttentionKept
 from arborsim.trace import offline
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all
 from tests.helpers.slow_world import SlowWorld

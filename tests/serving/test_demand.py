@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import Budget
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile

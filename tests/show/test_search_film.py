@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from arborsim.bank import Walk, visited, walk
 from arborsim.bank.job import simulate
-from arborsim.core.budget import Budget
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build

@@ -12,8 +12,8 @@ from arborsim.bank import walk
 from arborsim.bank.arms import Arm, arms_of
 from arborsim.bank.bank import open_bank, read_bank
 from arborsim.bank.job import SearchJob
-from arborsim.core.budget import Budget
 from arborsim.core.errors import UsageError
+from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build

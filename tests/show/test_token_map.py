@@ -9,8 +9,7 @@ from arborsim.core.events import Decode
 from arborsim.policies.registry import build
 from arborsim.run.controller import Controller
 from arborsim.run.pictures import MOST_CELLS, NOT_BORN, TokenMapper, packed_runs
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, in_steps
 from tests.helpers.traces import make_trace

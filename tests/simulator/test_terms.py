@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.core.budget import Budget
-from arborsim.core.tiers import RECALLS, Tier
+from arborsim.core.tiers import RECALLS, Budget, Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine

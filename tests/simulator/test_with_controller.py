@@ -16,7 +16,7 @@ from arborsim.policies.methods.h2o import H2O
 from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.run.controller import Controller
-from arborsim.trace.play import play
+from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_trace
 from tests.simulator.bench import GEOMETRY, PROFILE

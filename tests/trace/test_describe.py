@@ -26,7 +26,7 @@ from arborsim.show.describe import (
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.draw import draw_tree, plain
-from arborsim.trace.play import play
+from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim.trace.writer import TraceWriter

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from arborsim.core.events import Answer, Boundary, Decode, Prefill, Prune, TokenRun, Transition
 from arborsim.core.observations import DenseRows, Signal
 from arborsim.core.tree import ThoughtTree
-from arborsim.trace.episode import Episode
-from arborsim.trace.play import play
+from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from tests.helpers.plain_executor import in_steps

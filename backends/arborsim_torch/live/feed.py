@@ -1,8 +1,9 @@
 """From what happens in a live search to the events that controllers take.
 
-The feed is the live twin of `arborsim.trace.play`: it says the same things in the same order, with
-the same numbers, as a recording of the search would when it is played.  Decode iterations are held
-back until some controller wants to decide, so that a policy is asked no more often than it needs.
+The feed is the live twin of `arborsim.trace.episode.play`: it says the same things in the same
+order, with the same numbers, as a recording of the search would when it is played.  Decode
+iterations are held back until some controller wants to decide, so that a policy is asked no more
+often than it needs.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ from arborsim.core.events import (
     TokenRun,
     Transition,
 )
-from arborsim.core.observations import Observations, Signal
+from arborsim.core.observations import (
+    Observations,
+    ShiftedRows,
+    Signal,
+    attention_row,
+    keys_of,
+    scaled,
+)
 from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.trace.vectors import ShiftedRows, attention_row, keys_of, scaled
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
 
@@ -185,7 +192,7 @@ Readable = Callable[[np.ndarray], np.ndarray]
 
 
 class LiveHeadRows:
-    """Rows as `arborsim.trace.vectors.VectorRows` computes them from a trace, token by token.
+    """Rows as `arborsim.core.observations.VectorRows` computes them from a trace, token by token.
 
     Parameters
     ----------

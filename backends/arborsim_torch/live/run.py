@@ -9,8 +9,8 @@ from itertools import islice
 
 import torch
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.tiers import Budget
 from arborsim.live.request import LiveFacts, LiveObserver, LiveRequest, LiveResult
 from arborsim.policies.methods.full import Full
 from arborsim.run.controller import Meter

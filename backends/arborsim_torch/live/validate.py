@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from arborsim.core.budget import Budget
 from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.tiers import Budget
 from arborsim.live.backends import LayerChoice, RecordRequest
 from arborsim.live.request import LiveFacts, LiveRequest, LiveResult, ValidationObserver
 from arborsim.machine.executor import SimulatedExecutor

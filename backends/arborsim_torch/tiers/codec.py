@@ -4,7 +4,7 @@ A *codec* turns vectors ``[..., tokens, head_dim]`` into data of the same shape 
 quantises, float32 scales ``[..., tokens, 1]``; what addresses tokens in one addresses them in the
 other.  With keys and values as one of the leading axes, each has scales of its own.
 
-``Fp8`` is `arborsim.memory.fp8`, which replays compute output errors with, bit for bit.
+``Fp8`` is `arborsim.core.tiers`, which replays compute output errors with, bit for bit.
 """
 
 from __future__ import annotations
