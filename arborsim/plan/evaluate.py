@@ -18,9 +18,8 @@ from arborsim.machine.terms import plan_name
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands
 from arborsim.plan.largest import LargestLoad
-from arborsim.plan.load_point import summed_up
 from arborsim.plan.results import INFEASIBLE, MISSED, UNFIT, Alone, CandidateResult, LoadPoint
-from arborsim.plan.runs import Bench
+from arborsim.plan.runs import Bench, summed_up
 from arborsim.plan.statistics import Estimate, solved_share
 from arborsim.plan.workload import Candidate, Hardware, Workload
 
@@ -29,17 +28,10 @@ HIDDEN = "hidden behind others"
 
 
 def cost_terms(priced: PricedProgram, price: Price, alone_s: float) -> Mapping[str, float]:
-    """Seconds of each cost term of one search; they add up to `alone_s`.
+    """Seconds of each cost term of one search; they add up to `alone_s`, what it takes by itself.
 
     Reading memory and computing hide behind each other (a roofline), and streaming and attention on
     the CPU behind both: what is hidden is the last term, and negative.
-
-    Parameters
-    ----------
-    price : Price
-        Of the same machine.
-    alone_s : float
-        What the search takes by itself.
     """
     terms: dict[str, float] = defaultdict(float)
     for op in priced.ops:
@@ -67,6 +59,13 @@ def weights_too_large(workload: Workload, hardware: Hardware) -> str:
     )
 
 
+def _peak_kv_bytes(demand: SearchDemand) -> int:
+    """HBM for keys and values of a search by itself."""
+    last = demand.column("iterations") - 1
+    held = demand.column("hbm_bytes") + last * demand.column("hbm_bytes_growth")
+    return int(held.max(initial=0))
+
+
 def too_large(workload: Workload, hardware: Hardware, found: MixDemands) -> str:
     """What the model and the smallest search need, against what the GPUs have."""
     geometry = workload.geometry
@@ -82,13 +81,6 @@ def too_large(workload: Workload, hardware: Hardware, found: MixDemands) -> str:
     )
 
 
-def _peak_kv_bytes(demand: SearchDemand) -> int:
-    """HBM for keys and values of a search by itself."""
-    last = demand.column("iterations") - 1
-    held = demand.column("hbm_bytes") + last * demand.column("hbm_bytes_growth")
-    return int(held.max(initial=0))
-
-
 def too_many_refused(bench: Bench) -> str:
     """Why too many searches can never be served; "" if enough can."""
     engine, workload = bench.engine, bench.workload
@@ -101,7 +93,7 @@ def too_many_refused(bench: Bench) -> str:
         return ""
     share = worst / (workload.searches - workload.warm_up)
     what, most, room = ("HBM", hbm.max(), engine.kv_bytes)
-    if hbm.max() <= engine.kv_bytes:
+    if most <= room:
         what, most, room = "DDR", ddr.max(), ddr_bytes
     return (
         f"{share:.1%} of the searches never fit: the largest needs {most / 1e9:.2f} GB of {what} "
@@ -159,14 +151,9 @@ def too_slow_alone(workload: Workload, alone: Alone) -> str:
 
 
 def evaluate(workload: Workload, candidate: Candidate, found: MixDemands) -> CandidateResult:
-    """Find the largest load of one candidate.
+    """Find the largest load of one candidate, whose hardware need not be the workload's.
 
-    Parameters
-    ----------
-    candidate : Candidate
-        Its hardware need not be the workload's.
-    found : MixDemands
-        The demands of the workload's searches under the candidate.
+    `found` holds the demands of the workload's searches under the candidate.
     """
     hardware = candidate.hardware
     result = _without(candidate, INFEASIBLE, found.infeasible)
@@ -225,14 +212,8 @@ def load_curve(
 ) -> tuple[LoadPoint, ...]:
     """Figures at shares of the largest load, rising; nothing for a candidate that has none.
 
-    Parameters
-    ----------
-    found : MixDemands
-        What `result` was evaluated from.
-    result : CandidateResult
-        Has the figures at its largest load, which are not computed again.
-    shares : sequence of float
-        Above 0; whole clients of a closed loop, each number once.
+    `result` was evaluated from `found`; its figures at the largest load are not computed again.
+    Loads of a closed loop are whole numbers of clients, each of them once.
     """
     if result.largest is None or result.at_largest is None:
         return ()

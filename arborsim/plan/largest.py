@@ -12,13 +12,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from arborsim.plan.arrivals import ClientLoop
-from arborsim.plan.load_point import summed_up
 from arborsim.plan.results import MET, MISSED, CandidateResult, LoadPoint, machines_for
-from arborsim.plan.runs import MOST_AT_ONCE, Bench, Run
+from arborsim.plan.runs import MOST_AT_ONCE, Bench, Run, summed_up
 from arborsim.plan.statistics import Estimate, rate_interval
 
 STEP = 1.02
@@ -61,24 +61,11 @@ Grid = RateGrid | ClientGrid
 
 
 def largest(meets: Callable[[int], bool], low: int, high: int, start: int) -> tuple[int, int]:
-    """The last k at which something holds that holds up to some k and not beyond.
+    """The last k at which something holds that holds up to some k and not beyond; and the next.
 
-    Goes from `start` in growing steps until it has passed the border, then halves.
-
-    Parameters
-    ----------
-    meets : callable
-        Asked about each k at most once, and only between `low` and `high`.
-    low, high : int
-        It holds at `low` and does not at `high`; neither is asked about.
-    start : int
-        Where to begin: the closer to the border, the fewer questions.
-
-    Returns
-    -------
-    int, int
-        Neighbours: it holds at the first (or that is `low`), and not at the second (or that is
-        `high`).
+    Goes from `start` in growing steps until it has passed the border, then halves: the closer the
+    start to the border, the fewer questions.  `meets` is asked about each k at most once, and only
+    between `low`, at which it holds, and `high`, at which it does not.
     """
     width, k, rose = 1, min(max(start, low + 1), high - 1), None
     while high - low > 1:
@@ -110,20 +97,14 @@ _SCOUTED = 400  # searches that a run has before its beginning tells anything
 class LargestLoad:
     """The search for the largest load, run by run, and the figures at it.
 
-    Parameters
-    ----------
-    bench : Bench
-        The candidate's machine.
-    result : CandidateResult
-        With `alone`; what is found is added to it.
-    share : Estimate or None
-        Of searches with a correct answer, if solved ones have a cost.
+    `result` has `alone`; what is found is added to it.  `solved` is the share of searches with a
+    correct answer, if solved ones have a cost.
     """
 
-    def __init__(self, bench: Bench, result: CandidateResult, share: Estimate | None) -> None:
+    def __init__(self, bench: Bench, result: CandidateResult, solved: Estimate | None) -> None:
         self._bench, self._workload = bench, bench.workload
         self._result = result
-        self._solved = share
+        self._solved = solved
         self._closed = isinstance(bench.workload.arrivals, ClientLoop)
         self._grid: Grid = ClientGrid() if self._closed else RateGrid()
         self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
@@ -131,12 +112,11 @@ class LargestLoad:
     def found(self) -> CandidateResult:
         """The result with its largest load and the figures there, or why there is none."""
         borders: list[int] = []
-        beyond: list[int] = []
-        limits: list[str] = []
+        beyond, limits = [], []
         for seed in self._workload.seeds():
             low, high, why = self._range(seed)
             guess = borders[-1] if borders else self._guess(seed, low, high)
-            border, over = largest(self._meets(seed), low, high, guess)
+            border, over = largest(partial(self._meets, seed), low, high, guess)
             if border == low:
                 return self._never()
             borders.append(border)
@@ -197,30 +177,27 @@ class LargestLoad:
 
         return largest(meets, low, high, first)[0]
 
-    def _meets(self, seed: int) -> Callable[[int], bool]:
-        def meets(k: int) -> bool:
-            run = self._bench.attempt(self._grid.load(k), seed)
-            if run is not None:
-                # Later ones are closer to the border: only there is a run looked at again.
-                self._last[seed] = (k, run)
-            return run is not None
-
-        return meets
+    def _meets(self, seed: int, k: int) -> bool:
+        run = self._bench.attempt(self._grid.load(k), seed)
+        if run is not None:
+            # Later ones are closer to the border: only there is a run looked at again.
+            self._last[seed] = (k, run)
+        return run is not None
 
     def _confirmed(self, k: int) -> tuple[int, list[Run]]:
         """All runs at the largest load that meets the target in every one of them, from k down."""
         for lower in range(k, k - 20, -1):
             if self._closed and lower < 0:
                 break
-            runs = [self._run(lower, seed) for seed in self._workload.seeds()]
+            runs = [
+                self._last[seed][1]
+                if seed in self._last and self._last[seed][0] == lower
+                else self._bench.run(self._grid.load(lower), seed)
+                for seed in self._workload.seeds()
+            ]
             if all(run.meets for run in runs):
                 return lower, runs
         return k, []
-
-    def _run(self, k: int, seed: int) -> Run:
-        if seed in self._last and self._last[seed][0] == k:
-            return self._last[seed][1]
-        return self._bench.run(self._grid.load(k), seed)
 
     def _point(self, load: float, runs: list[Run]) -> LoadPoint:
         return summed_up(self._bench, load, runs, self._solved, None if self._closed else load)

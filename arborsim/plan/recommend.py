@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arborsim.plan.load_point import TIME
 from arborsim.plan.results import (
     MET,
     MISSED,
@@ -26,6 +25,7 @@ from arborsim.plan.results import (
     compared_cost,
     machines_for,
 )
+from arborsim.plan.runs import TIME
 from arborsim.plan.statistics import mean_interval
 
 _RESOURCES = {

@@ -123,11 +123,11 @@ class LoadPoint:
     concurrency: float  #: mean number of searches in the machine, waiting ones left out
     queue: float  #: mean number of searches that wait
     peak_concurrency: int
-    used: Utilisation  #: mean over runs; shares in [0, 1] (`arborsim.plan.load_point.used_shares`)
+    used: Utilisation  #: mean over runs; shares in [0, 1] (`arborsim.plan.runs.used_shares`)
     busy: BusySeconds  #: where the engine's time went; sums over runs, of `total_s`
     prefixes: PrefixTokens  #: where searches found the tokens of shared prefixes; sums over runs
     total_s: float  #: simulated seconds of all runs
-    #: What ran out first, over all runs (`arborsim.plan.load_point.runs_out`): hbm, host, searches,
+    #: What ran out first, over all runs (`arborsim.plan.runs.runs_out`): hbm, host, searches,
     #: compute, memory, pcie_down or pcie_up.
     saturated: str
     #: Per 1,000 searches.

@@ -1,71 +1,80 @@
-"""Runs of one candidate: a load and a seed in, what its searches met with out."""
+"""Runs of one candidate: a load and a seed in, what its searches met with out.
+
+What runs out first is space for searches, or time.  Space (HBM, host memory, the allowed number of
+searches) limits how many searches have a place at a time; it is full at peaks long before it is
+full on average.  Time (of compute, HBM bandwidth and PCIe) limits how fast those that have a place
+go on.  Both have shares between 0 and 1, but a share of space says nothing about a share of time,
+so what runs out is not simply the larger one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from arborsim.machine.clock import Command
 from arborsim.machine.engine import ServingEngine, Watch, play_closed_form
 from arborsim.machine.options import Arrivals, ClosedLoop, Timed
-from arborsim.machine.report import ServingReport
+from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
 from arborsim.machine.server import Server
 from arborsim.machine.state import Search
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands
-from arborsim.plan.statistics import relative_error
+from arborsim.plan.results import LoadPoint, Percentiles
+from arborsim.plan.statistics import (
+    Estimate,
+    cost_per_search,
+    cost_per_solved,
+    percentile,
+    rate_interval,
+    relative_error,
+)
 from arborsim.plan.workload import Hardware, Target, Workload
 
+T = TypeVar("T")
+#: A run shows a steady state only while fewer of its searches are in the machine than this share.
+MOST_AT_ONCE = 1 / 3
+#: The machine's rate counts as known up to this relative standard error (`relative_error`).
+RATE_ERROR = 0.1
 
+
+@dataclass
 class Verdicts:
-    """Judges measured searches while a run goes on, and ends it when all of them have ended.
+    """Judges measured searches while a run goes on, and ends it when all of them have ended."""
 
-    Parameters
-    ----------
-    first, count : int
-        Searches `first` .. ``count - 1``, by arrival, are measured.
-    allowed : int or None
-        More missed ones than that end the run at once.
-
-    Attributes
-    ----------
-    within : int
-        Searches within the limits so far.
-    given_up : bool
-    """
-
-    def __init__(self, target: Target, first: int, count: int, allowed: int | None) -> None:
-        self.within = 0
-        self.given_up = False
-        self._target = target
-        self._first = first
-        self._count = count
-        self._allowed = allowed
-        self._judged = 0  # all before are judged
-        self._ended = 0  # all before have ended
-        self._missed = 0
+    target: Target
+    #: Searches `first` .. ``count - 1``, by arrival, are measured.
+    first: int
+    count: int
+    allowed: int | None  #: more missed ones than that end the run at once
+    within: int = 0  #: searches within the limits so far
+    given_up: bool = False
+    _judged: int = 0  # all before are judged
+    _ended: int = 0  # all before have ended
+    _missed: int = 0
 
     def __call__(self, server: Server, command: Command, began_s: float) -> bool:
         searches = server.state.searches
-        known = min(len(searches), self._count)
+        known = min(len(searches), self.count)
         while self._judged < known and self._judge(searches[self._judged], server.state.clock.now):
             self._judged += 1
-        if self._allowed is not None and self._missed > self._allowed:
+        if self.allowed is not None and self._missed > self.allowed:
             self.given_up = True
             return True
         while self._ended < known and searches[self._ended].ended:
             self._ended += 1
-        return self._ended == self._count
+        return self._ended == self.count
 
     def _judge(self, search: Search, now: float) -> bool:
         """Whether there is a verdict; an unfinished search that is late already has missed."""
-        limit = self._target.search_s
+        limit = self.target.search_s
         if not search.ended and (limit is None or now - search.arrival_s <= limit):
             return False
-        if search.key >= self._first:
+        if search.key >= self.first:
             if search.ended and self._is_within(search):
                 self.within += 1
             else:
@@ -75,7 +84,7 @@ class Verdicts:
     def _is_within(self, search: Search) -> bool:
         if search.refused:
             return False
-        limit, token = self._target.search_s, self._target.token_s
+        limit, token = self.target.search_s, self.target.token_s
         if limit is not None and search.finish_s - search.arrival_s > limit:
             return False
         iterations = search.priced.demand.iterations
@@ -84,28 +93,13 @@ class Verdicts:
         return (search.finish_s - search.first_token_s) / (iterations - 1) <= token
 
 
-#: A run shows a steady state only while fewer of its searches are in the machine than this share.
-MOST_AT_ONCE = 1 / 3
-#: The machine's rate counts as known up to this relative standard error (`relative_error`).
-RATE_ERROR = 0.1
-
-
 @dataclass(frozen=True)
 class Run:
-    """One run; arrays hold the measured searches that were served, in order of arrival."""
+    """One run."""
 
     meets: bool  #: whether enough of the measured searches were within the target's limits
-    within: int  #: how many were
-    #: Float64 ``[n]``
-    arrival_s: np.ndarray
-    admitted_s: np.ndarray
-    first_token_s: np.ndarray
-    finish_s: np.ndarray
-    token_s: np.ndarray
-    #: Of measured searches.
-    preemptions: int
-    refused: int
-    refusal: str
+    measured: tuple[SearchOutcome, ...]  #: in order of arrival
+    preemptions: int  #: of measured searches
     #: Over the time in which measured searches arrived, warm-up searches included.
     served_per_s: float
     concurrency: float
@@ -116,10 +110,6 @@ class Run:
 
 class Bench:
     """A candidate's machine, ready for runs.
-
-    Attributes
-    ----------
-    engine : ServingEngine
 
     Raises
     ------
@@ -132,6 +122,7 @@ class Bench:
         options = replace(workload.serving, tensor_parallel=hardware.gpus)
         self.engine = ServingEngine(found.demands, hardware.profile, workload.geometry, options)
         self.drawn = {seed: found.numbers(workload.draws(seed)) for seed in workload.seeds()}
+        self._tokens = np.array([each.demand.generated_tokens for each in self.engine.demands])
 
     @property
     def allowed(self) -> int:
@@ -142,32 +133,19 @@ class Bench:
         return int(measured * (100 - self.workload.target.percentile) / 100 + 1e-9)
 
     def run(self, load: float, seed: int, also: Watch | None = None) -> Run:
-        """Serve the seed's searches at a load.
+        """Serve the seed's searches at a load, whether or not they meet the target.
 
         As many again follow them, so that the last ones do not meet a machine that empties; they
-        are the same ones in the same order, and only measured ones count.
-
-        Parameters
-        ----------
-        also : Watch, optional
-            Called after each command of the engine; what it returns is ignored.
+        are the same ones in the same order, and only measured ones count.  `also` is called after
+        each command of the engine, too.
         """
-        first, count = self.workload.warm_up, self.workload.searches
-        watch = Verdicts(self.workload.target, first, count, None)
-
-        def both(server: Server, command: Command, began_s: float) -> bool:
-            assert also is not None
-            also(server, command, began_s)
-            return watch(server, command, began_s)
-
-        report = self._served(load, seed, count, watch if also is None else both)
-        return self._measured(report, watch)
+        watch = self._verdicts(None)
+        return self._measured(self._served(load, seed, watch, also), watch)
 
     def attempt(self, load: float, seed: int) -> Run | None:
         """The run if it meets the target; None, as soon as that is certain, if it does not."""
-        first, count = self.workload.warm_up, self.workload.searches
-        watch = Verdicts(self.workload.target, first, count, self.allowed)
-        report = self._served(load, seed, count, watch)
+        watch = self._verdicts(self.allowed)
+        report = self._served(load, seed, watch)
         run = None if watch.given_up else self._measured(report, watch)
         return run if run is not None and run.meets else None
 
@@ -176,25 +154,49 @@ class Bench:
         first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
         allowed = self._allowed(count - first)
         watch = Verdicts(self.workload.target, first, count, allowed)
-        self._served(load, seed, count, watch)
+        self._served(load, seed, watch)
         return not watch.given_up and count - first - watch.within <= allowed
 
-    def _served(self, load: float, seed: int, count: int, watch: Watch) -> ServingReport:
-        """The first `count` searches of a seed, and as many again, at a load."""
-        numbers = np.tile(self.drawn[seed][:count], 2).tolist()
-        when = self.workload.arrivals.at(load, 2 * count, seed)
+    def _verdicts(self, allowed: int | None) -> Verdicts:
+        workload = self.workload
+        return Verdicts(workload.target, workload.warm_up, workload.searches, allowed)
+
+    def _served(
+        self, load: float, seed: int, watch: Verdicts, also: Watch | None = None
+    ) -> ServingReport:
+        """The first `watch.count` searches of a seed, and as many again, at a load."""
+        numbers = np.tile(self.drawn[seed][: watch.count], 2).tolist()
+        when = self.workload.arrivals.at(load, 2 * watch.count, seed)
         if isinstance(when, ClientLoop):
             assert when.clients is not None
             arrivals: Arrivals = ClosedLoop(when.clients, tuple(numbers), when.think_s)
         else:
             arrivals = Timed(tuple(zip(when.tolist(), numbers, strict=True)))
-        return self.engine.run(arrivals, partial(play_closed_form, watch=watch))
+
+        def both(server: Server, command: Command, began_s: float) -> bool:
+            assert also is not None
+            also(server, command, began_s)
+            return watch(server, command, began_s)
+
+        return self.engine.run(
+            arrivals, partial(play_closed_form, watch=watch if also is None else both)
+        )
+
+    def _measured(self, report: ServingReport, watch: Verdicts) -> Run:
+        measured = report.searches[watch.first : watch.count]
+        return Run(
+            len(measured) - watch.within <= self.allowed,
+            tuple(measured),
+            sum(s.preemptions for s in measured),
+            *_occupation(report, measured[0].arrival_s, measured[-1].arrival_s),
+            report,
+        )
 
     def keeps_up_with(self, seed: int) -> tuple[float, bool]:
         """Searches per second that the machine finishes when it never lacks any.
 
         So many clients that a run of this length can still show a steady state start one search
-        after the other, without a thought.
+        after the other, without a pause.
 
         Returns
         -------
@@ -218,8 +220,8 @@ class Bench:
         )
         begin_s, before = since[0] if since else (0.0, 0)
         # By tokens, not by searches that have ended: those under way are partly served.
-        tokens = np.array([priced.demand.generated_tokens for priced in self.engine.demands])
-        per_search, seconds = float(tokens[self.drawn[seed]].mean()), report.total_s - begin_s
+        per_search = float(self._tokens[self.drawn[seed]].mean())
+        seconds = report.total_s - begin_s
         if not per_search or not seconds:  # of prompts only
             ended = sum(search.finish_s >= 0 for search in report.searches)
             return ended / report.total_s, bool(report.first_s)
@@ -231,47 +233,17 @@ class Bench:
         It sees a third of a run: that must be 100 searches, and more if few of them are far larger
         than the others.
         """
-        tokens = np.array([priced.demand.generated_tokens for priced in self.engine.demands])
         seen = int(self.workload.searches * MOST_AT_ONCE)
-        return relative_error(tokens[self.drawn[seed]], seen) <= RATE_ERROR
-
-    def _measured(self, report: ServingReport, watch: Verdicts) -> Run:
-        first, count = self.workload.warm_up, self.workload.searches
-        measured = report.searches[first:count]
-        served = [s for s in measured if not s.refused]
-        arrival, admitted, first_token, ended, token = (
-            np.array([getattr(s, name) for s in served], dtype=np.float64)
-            for name in ("arrival_s", "admitted_s", "first_token_s", "finish_s", "per_token_s")
-        )
-        refusals = [s.refused for s in measured if s.refused]
-        return Run(
-            len(measured) - watch.within <= self.allowed,
-            watch.within,
-            arrival,
-            admitted,
-            first_token,
-            ended,
-            token,
-            sum(s.preemptions for s in measured),
-            len(refusals),
-            refusals[0] if refusals else "",
-            *_occupation(report, measured[0].arrival_s, measured[-1].arrival_s),
-            report,
-        )
+        return relative_error(self._tokens[self.drawn[seed]], seen) <= RATE_ERROR
 
 
 def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float, float, float, int]:
     """Finished per second, mean searches in the machine and in the queue, the most in it."""
-    searches = [s for s in report.searches if not s.refused]
-
-    def ends(times: Sequence[float]) -> np.ndarray:
-        """What has not happened is still to come."""
-        found = np.array(times, dtype=np.float64)
-        return np.where(found < 0, np.inf, found)
-
-    arrived = np.array([s.arrival_s for s in searches], dtype=np.float64)
-    admitted = ends([s.admitted_s for s in searches])
-    finished = ends([s.finish_s for s in searches])
+    times = np.array(
+        [(s.arrival_s, s.admitted_s, s.finish_s) for s in report.searches if not s.refused],
+        dtype=np.float64,
+    ).reshape(-1, 3)
+    arrived, admitted, finished = np.where(times < 0, np.inf, times).T  # -1: is still to come
     length = end - begin
 
     def mean(start: np.ndarray, stop: np.ndarray) -> float:
@@ -279,7 +251,7 @@ def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float,
         return float(np.maximum(overlap, 0.0).sum() / length) if length > 0 else 0.0
 
     moments = np.concatenate([admitted, finished])
-    change = np.concatenate([np.ones(len(admitted)), -np.ones(len(finished))])
+    change = np.repeat([1, -1], [len(admitted), len(finished)])
     known = np.isfinite(moments)
     order = np.lexsort((change[known], moments[known]))
     inside = np.cumsum(change[known][order])
@@ -288,3 +260,120 @@ def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float,
         done / length if length > 0 else 0.0, mean(admitted, finished), mean(arrived, admitted),
         int(inside.max(initial=0)),
     )  # fmt: skip
+
+
+SPACE = ("hbm", "host", "searches")
+TIME = ("compute", "memory", "pcie_down", "pcie_up")
+#: Space counts as having run out if searches are without a place for at least this share of their
+#: time, or lose a place at least so often per search.  A single burst in a long run does not.
+WAITING = 0.01
+
+
+def runs_out(runs: Sequence[Run]) -> str:
+    """What there is too little of first, over all runs of a load: a name of `SPACE` or `TIME`.
+
+    It is the space that kept a search waiting first, if waiting matters (`WAITING`); else what is
+    in use for the largest share of the time (`mean_shares`).
+    """
+    lacking = {name for run in runs for name in run.report.first_s}
+    if lacking and _wait(runs):
+        # Where it did not run out, the run's end counts.
+        return min(sorted(lacking), key=lambda name: sum(
+            run.report.first_s.get(name, run.report.total_s) for run in runs
+        ))  # fmt: skip
+    used = mean_shares(runs)
+    return max(TIME, key=lambda name: float(getattr(used, name)))
+
+
+def _wait(runs: Sequence[Run]) -> bool:
+    """Whether waiting matters; by Little's law, mean numbers of searches are as mean times."""
+    queue = sum(run.queue for run in runs)
+    there = queue + sum(run.concurrency for run in runs)
+    preemptions = sum(run.preemptions for run in runs)
+    measured = sum(len(run.measured) for run in runs)
+    return queue >= WAITING * there > 0 or preemptions >= WAITING * measured > 0
+
+
+def mean_shares(runs: Sequence[Run]) -> Utilisation:
+    """`used_shares`: the mean over runs."""
+    each = [used_shares(run.report) for run in runs]
+    names = [field.name for field in fields(Utilisation)]
+    return Utilisation(*(float(np.mean([getattr(one, name) for one in each])) for name in names))
+
+
+def used_shares(report: ServingReport) -> Utilisation:
+    """The report's shares, with prompts and recomputed tokens as time of computing.
+
+    They are passes of their own between decode iterations, and computing bounds them.
+    """
+    if not report.total_s:
+        return report.used
+    passes = (report.busy.prefill_s + report.busy.recompute_s) / report.total_s
+    return replace(report.used, compute=report.used.compute + passes)
+
+
+def summed_up(
+    bench: Bench,
+    load: float,
+    runs: Sequence[Run],
+    solved: Estimate | None,
+    arriving_per_s: float | None = None,
+) -> LoadPoint:
+    """Figures of a load over all runs.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Of the bench at that load, at least one.
+    solved : Estimate or None
+        Share of searches with a correct answer.
+    arriving_per_s : float or None
+        Searches per second that arrive in the long run, which costs are per; None for what the runs
+        finished.
+    """
+    measured = [search for run in runs for search in run.measured]
+    refusals = [search.refused for search in measured if search.refused]
+    latency, first_token, token, waiting = (
+        np.array([getattr(s, name) for s in measured if not s.refused], dtype=np.float64)
+        for name in ("latency_s", "to_first_token_s", "per_token_s", "waiting_s")
+    )
+    served = rate_interval([run.served_per_s for run in runs])
+    refused = len(refusals) / len(measured)
+    rate = served.value if arriving_per_s is None else (1 - refused) * arriving_per_s
+    price = bench.hardware.price_per_hour
+    costs = () if price is None else tuple(cost_per_search(each, rate) for each in price)
+    return LoadPoint(
+        load=load,
+        runs=len(runs),
+        meets=all(run.meets for run in runs),
+        at_percentile=percentile(latency, bench.workload.target.percentile),
+        served_per_s=served,
+        search_s=Percentiles.of(latency),
+        first_token_s=Percentiles.of(first_token),
+        token_s=Percentiles.of(token),
+        waiting_s=Percentiles.of(waiting),
+        concurrency=float(np.mean([run.concurrency for run in runs])),
+        queue=float(np.mean([run.queue for run in runs])),
+        peak_concurrency=max(run.peak_concurrency for run in runs),
+        used=mean_shares(runs),
+        busy=_total([run.report.busy for run in runs]),
+        prefixes=_total([run.report.prefixes for run in runs]),
+        total_s=sum(run.report.total_s for run in runs),
+        saturated=runs_out(runs),
+        preemptions_per_1000=1000 * sum(run.preemptions for run in runs) / len(measured),
+        refused_per_1000=1000 * refused,
+        refusal=next(iter(refusals), ""),
+        cost_per_1000=_ends([1000 * cost for cost in costs]),
+        cost_per_solved=_ends([cost_per_solved(cost, solved) for cost in costs if solved]),
+    )
+
+
+def _ends(values: Sequence[T]) -> tuple[T, T] | None:
+    """The lowest and the highest; None without a price."""
+    return (values[0], values[-1]) if values else None
+
+
+def _total(records: Sequence[T]) -> T:
+    """The sums of records of numbers, field by field."""
+    names = [each.name for each in fields(records[0])]  # type: ignore[arg-type]
+    return type(records[0])(*(sum(getattr(each, name) for each in records) for name in names))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 
 from arborsim.core.units import quantity
-from arborsim.plan.load_point import TIME
 from arborsim.plan.recommend import load_of
 from arborsim.plan.results import MET, MISSED, CandidateResult, LoadPoint, PlanResult
+from arborsim.plan.runs import TIME
 from arborsim.show.words import digits, money
 
 RUNS_OUT = "Runs out first"

@@ -8,10 +8,9 @@ from functools import cache
 import pytest
 
 from arborsim.machine.report import Utilisation
-from arborsim.plan.load_point import mean_shares, runs_out, used_shares
 from arborsim.plan.plan import Planner
 from arborsim.plan.recommend import resource
-from arborsim.plan.runs import Bench, Run
+from arborsim.plan.runs import Bench, Run, mean_shares, runs_out, used_shares
 from tests.plan.make import small_plan, small_workload
 
 
@@ -49,7 +48,7 @@ def test_space_runs_out_once_searches_wait_for_it(
     queue: float, preemptions: int, expected: str
 ) -> None:
     """0.1 waiting next to 10 is just below 1% of their time; 1 of 32 lost its place."""
-    assert len(real_run().arrival_s) == 32
+    assert len(real_run().measured) == 32
     found = run({"hbm": 3.0}, queue, preemptions, memory=0.9, hbm=0.6)
     assert runs_out([found]) == expected
 
