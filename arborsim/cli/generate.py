@@ -58,8 +58,7 @@ class TreeOptions:
 
     def spec(self) -> TreeSpec:
         """Raises `UsageError` for what is no distribution or share."""
-        from arborsim.plan.distributions import parse_counts
-        from arborsim.plan.generate import TreeSpec
+        from arborsim.plan.generate import TreeSpec, parse_counts
 
         return TreeSpec(
             parse_counts(self.prompt_tokens, "--prompt-tokens"),

@@ -5,6 +5,14 @@ block that the search goes on from gets children; the thoughts of a level are wr
 then a share of them is given up, a share of the others has finished, and the rest is expanded.  It
 knows lengths and structure only: no token ids, no signals, no seconds.  What policies may read of
 it is what an imported trace offers.
+
+Distributions are of whole numbers: tokens of a prompt or thought, levels and branches of a tree.
+In text (`--thought-tokens`, or a key of a workload file)::
+
+    256                                     always that many
+    uniform:low=64,high=512                 every whole number between them, both included
+    lognormal:median=200,sigma=0.6          sigma is that of the logarithm; most=4096 caps it
+    file:lengths.txt                        drawn from the numbers in a file, one a line
 """
 
 from __future__ import annotations
@@ -12,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
-from arborsim.core.errors import UsageError
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import check_ranges, convert, located, read_text
 from arborsim.plan.arrivals import Stream, stream
-from arborsim.plan.distributions import Counts, Fixed, check_range
 from arborsim.trace.importers.sources import MOST_TOKENS, Contents
 from arborsim.trace.importers.write import (
     FinalAnswer,
@@ -33,6 +43,178 @@ MOST_THOUGHTS = 1 << 16
 #: Longer than any model of `arborsim models` takes; every token becomes a row.
 MOST_PROMPT = 1 << 20
 _MOST_LEVELS = 1 << 12
+# A distribution has a `text`, as a workload file states it, a `range` (the least and the largest
+# number that can be drawn), and ``draw(rng, count)``: `count` independent numbers, int64 [count].
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same number."""
+
+    value: int
+
+    @property
+    def text(self) -> str:
+        return str(self.value)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.value, self.value
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return np.full(count, self.value, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every whole number from `low` to `high`, both included, equally likely."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise UsageError(f"low={self.low} is above high={self.high}")
+
+    @property
+    def text(self) -> str:
+        return f"uniform:low={self.low},high={self.high}"
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.low, self.high
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return rng.integers(self.low, self.high, count, endpoint=True)
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """``median * exp(sigma * z)`` with z standard normal, rounded, and held to ``1 .. most``."""
+
+    median: Annotated[float, Meta(ge=1, le=MOST_TOKENS)]
+    sigma: Annotated[float, Meta(ge=0, le=10)]
+    most: int = MOST_TOKENS
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "lognormal")
+        if not self.median <= self.most:
+            raise UsageError(f"most={self.most} is below median={self.median:g}")
+
+    @property
+    def text(self) -> str:
+        cap = "" if self.most == MOST_TOKENS else f",most={self.most}"
+        return f"lognormal:median={self.median:g},sigma={self.sigma:g}{cap}"
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return 1, self.most
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        drawn = self.median * np.exp(self.sigma * rng.standard_normal(count))
+        return np.rint(np.clip(drawn, 1, self.most)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Empirical:
+    """Drawn, with replacement, from `values`; `origin` names where they are from."""
+
+    values: tuple[int, ...]
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise UsageError("there is no number to draw from")
+
+    @property
+    def text(self) -> str:
+        return f"file:{self.origin}" if self.origin else f"one of {len(self.values)} numbers"
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return min(self.values), max(self.values)
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        return np.asarray(self.values, dtype=np.int64)[rng.integers(0, len(self.values), count)]
+
+
+Counts = Fixed | Uniform | LogNormal | Empirical
+_FORMS: dict[str, type[Uniform | LogNormal]] = {"uniform": Uniform, "lognormal": LogNormal}
+
+
+def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
+    """A distribution from a number, a list of numbers or a text, or a `UsageError` about `what`.
+
+    `base` is the folder that ``file:`` starts from.
+    """
+    with located(what):
+        return _counts(given, base)
+
+
+def check_range(found: Counts, what: str, low: int, high: int) -> None:
+    """Refuse a distribution that can give numbers outside of ``low .. high``."""
+    least, largest = found.range
+    if least < low or largest > high:
+        drawn = f"{least}" if least == largest else f"{least} to {largest}"
+        cap = ": set most" if isinstance(found, LogNormal) and least >= low else ""
+        raise UsageError(f"{what} must be in [{low}, {high}], not {drawn}{cap}")
+
+
+def _counts(given: object, base: Path) -> Counts:
+    if isinstance(given, list):
+        return Empirical(convert(tuple[int, ...], given, "its numbers:"))
+    if not isinstance(given, str):
+        return Fixed(convert(int, given, "it"))
+    form, colon, rest = given.strip().partition(":")
+    if form == "file" and colon:
+        return _from_file(base / rest.strip())
+    if colon:
+        if form not in _FORMS:
+            raise UnknownName("distribution", form, [*_FORMS, "file"])
+        return convert(_FORMS[form], _parameters(form, rest), form)
+    try:
+        return Fixed(int(form))
+    except ValueError:
+        raise UsageError(
+            f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
+            "lognormal:median=200,sigma=0.6 or file:NAME"
+        ) from None
+
+
+def _parameters(form: str, text: str) -> dict[str, object]:
+    """``"median=200,sigma=0.6"`` as a table."""
+    values: dict[str, object] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise UsageError(f"'{part:.40}' in {form}: expected name=value")
+        if key in values:
+            raise UsageError(f"{form} has {key} twice")
+        values[key] = _number(value)
+    return values
+
+
+def _number(text: str) -> int | float | str:
+    """The number that a text is; the text itself if it is none."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _from_file(path: Path) -> Empirical:
+    values = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if text:
+            values.append(convert(int, _number(text), f"{path}, line {number},"))
+    if not values:
+        raise UsageError(f"{path} holds no number")
+    return Empirical(tuple(values), path.name)
+
+
 _ONE = Fixed(1)
 
 
@@ -131,7 +313,10 @@ class _Tree:
         for level in range(depth):
             last = level == depth - 1
             nodes = self._level(frontier, level, last)
-            ended = nodes if last else self._choose(nodes, _share(self._spec.finished, level))
+            ended = nodes
+            if not last:
+                count = self._number(len(nodes), self._spec.finished, level)
+                ended = np.sort(self._rng.choice(nodes, count, replace=False))
             self._finished += ended.tolist()
             frontier = np.setdiff1d(nodes, ended)
             if len(frontier) == 0:
@@ -156,34 +341,23 @@ class _Tree:
         self._rewards |= dict(zip(nodes.tolist(), rewards.tolist(), strict=True))
         pruned = nodes[:0] if last else self._pruned(nodes, rewards, level)
         columns = (parents.tolist(), tokens.tolist(), rewards.tolist())
-        self._write([Thought(*of) for of in zip(*columns, strict=True)], pruned.tolist())
+        thoughts = [Thought(*of) for of in zip(*columns, strict=True)]
+        width = spec.parallel or len(thoughts)
+        batches = [thoughts[start : start + width] for start in range(0, len(thoughts), width)]
+        self._batches += [ThoughtBatch(each, ()) for each in batches[:-1]]
+        # A level is judged when all of it is there.
+        self._batches.append(ThoughtBatch(batches[-1], pruned.tolist()))
         return np.setdiff1d(nodes, pruned)
 
-    def _write(self, thoughts: list[Thought], pruned: list[int]) -> None:
-        """A level as batches; it is judged when all of it is there."""
-        width = self._spec.parallel or len(thoughts)
-        for start in range(0, len(thoughts), width):
-            complete = start + width >= len(thoughts)
-            self._batches.append(
-                ThoughtBatch(thoughts[start : start + width], pruned if complete else ())
-            )
-
     def _pruned(self, nodes: np.ndarray, rewards: np.ndarray, level: int) -> np.ndarray:
-        share = _share(self._spec.pruned, level)
-        if not self._spec.rewards:
-            return self._choose(nodes, share, most=len(nodes) - 1)
-        count = min(self._number(len(nodes), share), len(nodes) - 1)
-        return np.sort(nodes[np.argsort(rewards, kind="stable")[:count]])
-
-    def _choose(self, nodes: np.ndarray, share: float, most: int | None = None) -> np.ndarray:
-        """A share of the blocks, drawn without replacement."""
-        count = self._number(len(nodes), share)
-        count = count if most is None else min(count, most)
+        count = min(self._number(len(nodes), self._spec.pruned, level), len(nodes) - 1)
+        if self._spec.rewards:
+            return np.sort(nodes[np.argsort(rewards, kind="stable")[:count]])
         return np.sort(self._rng.choice(nodes, count, replace=False))
 
-    def _number(self, blocks: int, share: float) -> int:
-        """`share` of a number of blocks as a whole number: rounded so that the mean is exact."""
-        whole = share * blocks
+    def _number(self, blocks: int, shares: tuple[float, ...], level: int) -> int:
+        """A level's share of a number of blocks, whole: rounded so that the mean is exact."""
+        whole = shares[min(level, len(shares) - 1)] * blocks
         nearest = round(whole)
         if abs(whole - nearest) < 1e-9:  # 0.1 x 30 is 3, whatever binary fractions make of it
             return nearest
@@ -204,10 +378,6 @@ def _too_large(level: int, what: str) -> UsageError:
         f"level {level + 1} of a tree has {what}: give up a larger share (pruned), or lower "
         "lengths, branching or depth"
     )
-
-
-def _share(shares: tuple[float, ...], level: int) -> float:
-    return shares[min(level, len(shares) - 1)]
 
 
 def generated_info(spec: TreeSpec, seed: int, geometry: Geometry, command: str = "") -> TraceInfo:
@@ -235,21 +405,14 @@ def write_generated(
     command: str = "",
     advance: Callable[[str, int], None] = lambda what, units: None,
 ) -> int:
-    """Draw searches and write them as a trace, whole or not at all.
+    """Draw searches and write them as a trace, whole or not at all; returns their tokens.
 
     Parameters
     ----------
-    searches : int
-        How many, at least 1.
     geometry : Geometry
         Of the model that replays charge for unless they are told another.
     advance : callable
         Called with what was written and its number of tokens.
-
-    Returns
-    -------
-    int
-        Tokens of all searches.
 
     Raises
     ------

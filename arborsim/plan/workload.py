@@ -1,21 +1,31 @@
-"""What a capacity plan is asked: a mix of searches, arrivals, candidates, a target and prices."""
+"""What a capacity plan is asked: a mix of searches, arrivals, candidates, a target and prices.
+
+Below it are the tables of a workload file: keys, types, ranges and defaults
+(`arborsim.core.records`); `arborsim.plan.workload_file.example_workload` explains every key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from arborsim.calibrate.documents import Calibration
 from arborsim.core.errors import UsageError
-from arborsim.core.tiers import Budget
-from arborsim.machine.lookup import Prices
+from arborsim.core.records import Duration, Seed, Text, one_of, parsed
+from arborsim.core.tiers import RECALLS, Budget
+from arborsim.machine.config import KV_DTYPES
+from arborsim.machine.lookup import PriceRange, Prices
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.profile import HardwareProfile
-from arborsim.plan.arrivals import Arrivals, Draws, draw_mix
+from arborsim.plan.arrivals import TRACE, Arrivals, Draws, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated
 from arborsim.policies.base import Policy
+from arborsim.trace.importers.requests import FORMATS
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry
 
@@ -151,17 +161,10 @@ class Workload:
         """One per run."""
         return [self.seed + run for run in range(self.runs)]
 
-    def write_traces(
-        self, folder: Path, advance: Callable[[str, int], None] = lambda what, units: None
-    ) -> list[Path]:
+    def write_traces(self, folder: Path) -> list[Path]:
         """The trace of each entry of the mix; generated ones are written into `folder`.
 
-        Parameters
-        ----------
-        folder : Path
-            Is there, and may hold what an earlier call wrote, which is replaced.
-        advance : callable
-            Called with what was written and its number of tokens.
+        The folder may hold what an earlier call wrote, which is replaced.
 
         Raises
         ------
@@ -174,9 +177,7 @@ class Workload:
                 paths.append(entry.source)
                 continue
             made, path = entry.source, folder / f"generated-{number}.parquet"
-            write_generated(
-                made.spec, made.searches, made.seed, self.geometry, path, True, advance=advance
-            )
+            write_generated(made.spec, made.searches, made.seed, self.geometry, path, True)
             paths.append(path)
         return paths
 
@@ -195,23 +196,11 @@ class Workload:
         return draw_mix(weights, self.episodes(), self.searches, seed)
 
     def with_load(self, load: float) -> Workload:
-        """The same with another stated load, which a fleet is sized for.
-
-        Raises
-        ------
-        UsageError
-            It is not above 0, or no whole number of clients.
-        """
+        """The same with another stated load, which a fleet is sized for, if it can be one."""
         return replace(self, arrivals=self.arrivals.with_load(load))
 
     def with_run_length(self, searches: int, warm_up: int, runs: int) -> Workload:
-        """The same with shorter or longer runs.
-
-        Raises
-        ------
-        UsageError
-            Nothing would be left to measure.
-        """
+        """The same with shorter or longer runs, unless nothing would be left to measure."""
         check_run_length(searches, warm_up, runs)
         return replace(self, searches=searches, warm_up=warm_up, runs=runs)
 
@@ -224,3 +213,161 @@ def check_run_length(searches: int, warm_up: int, runs: int) -> None:
         )
     if runs < 1:
         raise UsageError(f"runs must be at least 1, not {runs}")
+
+
+# ---------------------------------------------------------------- the tables of a file
+
+Count = Annotated[int, Meta(ge=1, le=10_000_000)]
+Above0 = Annotated[float, Meta(gt=0)]
+Shares = float | tuple[float, ...]
+Names = Annotated[tuple[Text, ...], Meta(min_length=1)]
+
+
+def _budget(value: object) -> Budget:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a budget: 2048, or 0.25")
+    return Budget.parse(str(value))
+
+
+def _refuse_twice(what: str, values: Sequence[object]) -> None:
+    for number, value in enumerate(values):
+        if value in values[:number]:
+            raise UsageError(f"{what} names {value} twice")
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    name: Text
+    kv_dtype: Annotated[str, one_of("type of a KV cache", KV_DTYPES)] | None = None
+
+
+@dataclass(frozen=True)
+class GeneratedTable:
+    """The keys of `_COUNTS` are distributions (`parse_counts`)."""
+
+    prompt_tokens: Any
+    thought_tokens: Any
+    depth: Any = 1
+    branching: Any = 1
+    first: Any = None
+    pruned: Shares = 0.0
+    finished: Shares = 0.0
+    parallel: Annotated[int, Meta(ge=0)] = 0
+    rewards: Literal["none", "uniform"] = "none"
+    solved: float | None = None
+    searches: Annotated[int, Meta(ge=1, le=1_000_000)] = 64  # they are held in memory
+    seed: Seed | None = None
+
+
+@dataclass(frozen=True)
+class MixTable:
+    name: Text | None = None
+    weight: Above0 = 1.0
+    shared_prompt_tokens: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    trace: Text | None = None
+    generated: GeneratedTable | None = None
+
+    def __post_init__(self) -> None:
+        if (self.trace is None) == (self.generated is None):
+            raise UsageError("it needs either trace or generated")
+
+
+@dataclass(frozen=True)
+class ArrivalsTable:
+    kind: Literal["poisson", "recorded", "closed-loop"]
+    rate_per_s: Above0 | None = None
+    file: Text | None = None
+    format: Annotated[str, one_of("format", (*FORMATS, TRACE))] | None = None
+    scale: Above0 | None = None
+    clients: Count | None = None
+    think_s: Annotated[float, Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        owners = {"rate_per_s": "poisson", "clients": "closed-loop", "think_s": "closed-loop"}
+        for key in ("rate_per_s", "file", "format", "scale", "clients", "think_s"):
+            owner = owners.get(key, "recorded")
+            if getattr(self, key) is not None and owner != self.kind:
+                raise UsageError(f'{key} belongs to kind = "{owner}", not to "{self.kind}"')
+        if self.kind == "recorded" and self.file is None:
+            raise UsageError("file is missing")
+
+
+@dataclass(frozen=True)
+class PolicyTable:
+    use: Text
+    name: Text | None = None
+    set: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CandidatesTable:
+    gpus: Names
+    hosts: Names = ("",)
+    tensor_parallel: Annotated[tuple[Count, ...], Meta(min_length=1)] = (1,)
+    policies: Annotated[tuple[Text | PolicyTable, ...], Meta(min_length=1)] = ("full",)
+    calibrations: Names = ()
+    budgets: Annotated[tuple[Annotated[Budget, parsed(_budget)], ...], Meta(min_length=1)] = (
+        Budget("0.5", share=0.5),
+    )
+    recalls: Annotated[
+        tuple[Annotated[str, one_of("recall mode", RECALLS)], ...], Meta(min_length=1)
+    ] = ("stage",)
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "hosts", "tensor_parallel", "calibrations", "recalls"):
+            _refuse_twice(name, getattr(self, name))
+        _refuse_twice("budgets", [each.tokens or each.share for each in self.budgets])
+
+
+@dataclass(frozen=True)
+class TargetTable:
+    percentile: Annotated[float, Meta(gt=0, lt=100)]
+    search: Duration | None = None
+    token: Duration | None = None
+
+    def __post_init__(self) -> None:
+        if self.search is None and self.token is None:
+            raise UsageError('it needs search = "60 s", token = "100 ms", or both')
+
+
+@dataclass(frozen=True)
+class PricesTable:
+    file: Text | None = None
+    currency: Text | None = None
+    per_hour: Mapping[str, PriceRange] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayoutTable:
+    """What ``[serving]`` says in addition to the fields of `ServingOptions`."""
+
+    page_size: Count = 1
+    tree_attention: bool = True
+
+
+@dataclass(frozen=True)
+class WorkloadTable:
+    """The whole file."""
+
+    model: ModelTable
+    mix: Annotated[tuple[MixTable, ...], Meta(min_length=1)]
+    arrivals: ArrivalsTable
+    candidates: CandidatesTable
+    target: TargetTable
+    prices: PricesTable = PricesTable()
+    serving: Mapping[str, Any] = field(default_factory=dict)
+    name: Text | None = None
+    seed: Seed = 0
+    searches: Count = Workload.searches
+    warm_up: Annotated[int, Meta(ge=0, le=10_000_000)] = Workload.warm_up
+    runs: Count = Workload.runs
+
+    def __post_init__(self) -> None:
+        check_run_length(self.searches, self.warm_up, self.runs)
+
+
+#: Options that ``[serving]`` sets; the others belong to a candidate, or to how runs are shown.
+SERVING = tuple(
+    each.name for each in fields(ServingOptions)
+    if each.name not in ("tensor_parallel", "series_points")
+)  # fmt: skip

@@ -1,7 +1,7 @@
 """Workloads in TOML files; `example_workload` is one with every key explained.
 
-What its tables (`arborsim.plan.workload_tables`) name, such as a model or a policy, is looked up
-here.  Paths are relative to the folder that the file lies in.
+What its tables (`arborsim.plan.workload`) name, such as a model or a policy, is looked up here.
+Paths are relative to the folder that the file lies in.
 """
 
 from __future__ import annotations
@@ -22,26 +22,21 @@ from arborsim.machine.lookup import Prices, load_geometry, load_prices, load_pro
 from arborsim.machine.options import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
-from arborsim.plan.distributions import parse_counts
-from arborsim.plan.generate import TreeSpec, generated_info
+from arborsim.plan.generate import TreeSpec, generated_info, parse_counts
 from arborsim.plan.workload import (
-    Generated,
-    Hardware,
-    MixEntry,
-    PolicyChoice,
-    Target,
-    Workload,
-)
-from arborsim.plan.workload_tables import (
     SERVING,
     ArrivalsTable,
     CandidatesTable,
+    Generated,
     GeneratedTable,
+    Hardware,
     LayoutTable,
-    ModelTable,
+    MixEntry,
+    PolicyChoice,
     PolicyTable,
     PricesTable,
-    Shares,
+    Target,
+    Workload,
     WorkloadTable,
 )
 from arborsim.policies.base import Policy
@@ -64,12 +59,8 @@ def read_workload(
 ) -> Workload:
     """The workload that a TOML file describes, checked down to every name and number in it.
 
-    Parameters
-    ----------
-    gpus : sequence of str
-        In place of the GPUs that the file names, if any are given.
-    calibrations : sequence of str
-        In addition to those that the file names.
+    `gpus`, if any are given, take the place of those that the file names; `calibrations` are used
+    in addition to the file's.
 
     Raises
     ------
@@ -94,10 +85,7 @@ def parse_workload(
     gpus: Sequence[str] = (),
     calibrations: Sequence[str] = (),
 ) -> Workload:
-    """`read_workload`, from a text: `base` is the folder that its relative paths start from.
-
-    Its name is `name`, unless the text gives one.
-    """
+    """`read_workload`, from a text with paths relative to `base`, and this name if it has none."""
     raw = parse_toml(text, "this")
     if gpus and isinstance(raw.get("candidates"), dict):
         raw["candidates"]["gpus"] = list(gpus)
@@ -114,7 +102,11 @@ def workload_of(
             raise UsageError(f"{shown} is missing; arborsim plan --example shows one")
     file = convert(WorkloadTable, raw)
     layout, serving = _serving(file.serving)
-    geometry = _geometry(file.model, base)
+    model = file.model.name
+    with located("[model] name"):
+        geometry = load_geometry(base / model if "/" in model or model.endswith(".json") else model)
+    if file.model.kv_dtype is not None:
+        geometry = with_kv_dtype(geometry, file.model.kv_dtype)
     gpus = _gpus(file.candidates, base)
     prices = _prices(file.prices, base, gpus)
     mix = _mix(file, base)
@@ -150,13 +142,6 @@ def _name_or_path(given: str, base: Path) -> str:
     return str(base / given) if given.endswith(".toml") or "/" in given else given
 
 
-def _geometry(table: ModelTable, base: Path) -> Geometry:
-    name = table.name
-    with located("[model] name"):
-        found = load_geometry(base / name if "/" in name or name.endswith(".json") else name)
-    return found if table.kv_dtype is None else with_kv_dtype(found, table.kv_dtype)
-
-
 def _arrivals(table: ArrivalsTable, base: Path) -> Arrivals:
     if table.kind == "poisson":
         return Poisson(table.rate_per_s)
@@ -168,14 +153,14 @@ def _arrivals(table: ArrivalsTable, base: Path) -> Arrivals:
 
 
 def _serving(raw: Mapping[str, Any]) -> tuple[LayoutTable, ServingOptions]:
-    layout = [each.name for each in fields(LayoutTable)]
+    known = (*SERVING, *(each.name for each in fields(LayoutTable)))
     for key in raw:
-        if key not in (*SERVING, *layout):
-            raise UnknownName("key of [serving]", key, (*SERVING, *layout))
+        if key not in known:
+            raise UnknownName("key of [serving]", key, known)
     options = {key: value for key, value in raw.items() if key in SERVING}
-    rest = {key: value for key, value in raw.items() if key in layout}
+    layout = {key: value for key, value in raw.items() if key not in SERVING}
     found = given_values(ServingOptions, options, "[serving]")
-    return convert(LayoutTable, rest, "[serving]"), ServingOptions(**found)
+    return convert(LayoutTable, layout, "[serving]"), ServingOptions(**found)
 
 
 # ------------------------------------------------------------------------- the mix
@@ -204,7 +189,7 @@ def _mix(file: WorkloadTable, base: Path) -> tuple[MixEntry, ...]:
 
 
 def _generated(table: GeneratedTable, place: str, base: Path, seed: int) -> Generated:
-    def shares(given: Shares) -> tuple[float, ...]:
+    def shares(given: float | tuple[float, ...]) -> tuple[float, ...]:
         return given if isinstance(given, tuple) else (given,)
 
     counts: dict[str, Any] = {
@@ -227,13 +212,13 @@ def _generated(table: GeneratedTable, place: str, base: Path, seed: int) -> Gene
 def _check_signals(workload: Workload) -> None:
     """Refuse a policy that reads what a trace of the mix does not hold."""
     for number, entry in enumerate(workload.mix, 1):
-        reader = TraceReader(entry.source) if isinstance(entry.source, Path) else None
+        source = TraceReader(entry.source) if isinstance(entry.source, Path) else entry.source
         for choice in workload.policies:
             with located(f"[[mix]] {number} ({entry.name})"):
-                if reader is not None:
-                    reader.require(choice.policy.reads(), f"policy {choice.name}")
-                elif isinstance(entry.source, Generated):
-                    _require(entry.source, choice, workload.geometry)
+                if isinstance(source, TraceReader):
+                    source.require(choice.policy.reads(), f"policy {choice.name}")
+                else:
+                    _require(source, choice, workload.geometry)
 
 
 def _require(made: Generated, choice: PolicyChoice, geometry: Geometry) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.distributions import (
+from arborsim.plan.generate import (
     Counts,
     Empirical,
     Fixed,

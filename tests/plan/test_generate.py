@@ -17,8 +17,15 @@ from scipy import stats
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import load_geometry
-from arborsim.plan.distributions import Empirical, Fixed, LogNormal, Uniform
-from arborsim.plan.generate import TreeSpec, generate_search, write_generated
+from arborsim.plan.generate import (
+    Empirical,
+    Fixed,
+    LogNormal,
+    TreeSpec,
+    Uniform,
+    generate_search,
+    write_generated,
+)
 from arborsim.show.describe import accuracy, describe
 from arborsim.trace.importers.write import WrittenSearch
 from arborsim.trace.reader import TraceReader

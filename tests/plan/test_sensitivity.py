@@ -16,9 +16,8 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, SearchDemand
 from arborsim.plan.demands import stretched
-from arborsim.plan.distributions import Fixed
 from arborsim.plan.evaluate import SHARES, evaluate, load_curve
-from arborsim.plan.generate import TreeSpec, write_generated
+from arborsim.plan.generate import Fixed, TreeSpec, write_generated
 from arborsim.plan.plan import Planner
 from arborsim.plan.results import MET, UNFIT, CandidateResult
 from arborsim.plan.sensitivity import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from arborsim.core.errors import UsageError
 from arborsim.core.records import located
 from arborsim.machine.machine import Machine
 from arborsim.machine.options import ServingOptions
-from arborsim.plan import workload_tables
+from arborsim.plan import workload as module
 from arborsim.plan.arrivals import ClientLoop, Poisson, Recorded
-from arborsim.plan.distributions import Fixed, Uniform
-from arborsim.plan.generate import generate_search
+from arborsim.plan.generate import Fixed, Uniform, generate_search
 from arborsim.plan.workload import Generated, Workload
 from arborsim.plan.workload_file import (
     example_workload,
@@ -90,10 +89,9 @@ def test_the_example_is_valid_and_shows_every_key(tmp_path: Path) -> None:
     assert [candidate.policy.name for candidate in found.candidates()] == 2 * [
         "full", *2 * ["streaming-llm"], *2 * ["64 sinks"]
     ]  # fmt: skip
-    tables = [each for each in vars(workload_tables).values() if is_dataclass(each)]
-    own = [each for each in tables if each.__module__ == workload_tables.__name__]
-    keys = [each.name for table in own for each in fields(table)]
-    keys += [*workload_tables.SERVING, "poisson", "recorded", "closed-loop"]
+    tables = [each for name, each in vars(module).items() if name.endswith("Table")]
+    keys = [each.name for table in tables for each in fields(table)]
+    keys += [*module.SERVING, "poisson", "recorded", "closed-loop"]
     assert len(keys) > 60
     assert [key for key in keys if key not in text] == []
 
