@@ -39,6 +39,17 @@ def symbol(number: int) -> str:
     return SYMBOLS[number % len(SYMBOLS)]
 
 
+def axis(title: str, **settings: Any) -> Figure:
+    """An axis with a title."""
+    return {"title": {"text": label(title)}, **settings}
+
+
+def figure(data: list[Figure], x: Figure, y: Figure, height: int, **layout: Any) -> Figure:
+    """Lines or bars on two axes, `height` pixels high."""
+    own = {"xaxis": x, "yaxis": y, "height": height, "hovermode": "closest"}
+    return {"data": data, "layout": {**own, **layout}}
+
+
 def packed(values: np.ndarray, dtype: str = "f4") -> dict[str, str]:
     """Numbers the way plotly.js reads them: half the size of decimal digits.
 

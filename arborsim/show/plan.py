@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from arborsim.plan.recommend import limits_of, load_of
-from arborsim.plan.results import MISSED, CandidateResult, LoadPoint, PlanResult
-from arborsim.show.plan_columns import at_largest, rank
-from arborsim.show.plan_words import headline, shared_prefixes
+from arborsim.plan.results import MISSED, Alone, CandidateResult, LoadPoint, PlanResult
+from arborsim.show.plan_tables import at_largest
+from arborsim.show.plan_words import headline, middle, shared_prefixes
 from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown
 from arborsim.show.words import digits, plain
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _MOST_SLOW = 6  # candidates that are named where all are too slow
 _RUNS_OUT = {
-    "hbm": "HBM space", "host": "DDR space", "searches": "searches", "compute": "compute",
-    "memory": "HBM speed", "pcie_down": "PCIe down", "pcie_up": "PCIe up",
+    "hbm": "HBM space", "host": "DDR space", "compute": "compute", "memory": "HBM speed",
+    "pcie_down": "PCIe down", "pcie_up": "PCIe up",
 }  # fmt: skip
 #: Why there is no larger load, where it is not the target: a mark and what it means.
 _BEYOND = {
@@ -29,7 +29,59 @@ _BEYOND = {
 _NAMES = {"policy": "policy", "budget": "budget", "recall": "recall", "GPU": "hardware"}
 
 
-def _cell(value: float) -> str:
+def print_plan(plan: PlanResult, console: Console | None = None) -> None:
+    """Print the recommendation, then the candidates, the cheapest first, then what failed."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(plain(text), style=style, markup=False)
+
+    say(f"{plan.workload}: the largest load with {plan.percentile:g}% of searches within "
+        f"{limits_of(plan)}", "bold")  # fmt: skip
+    chosen = plan.recommendation.candidate
+    if chosen is not None:
+        say(headline(plan), "bold")
+        say(plan.recommendation.text)
+        if prefixes := shared_prefixes(plan):
+            say(prefixes)
+    rows = sorted(plan.met(), key=_rank)
+    if rows:
+        console.print()
+        number = _text("#", lambda row: f"{'*' if row.number == chosen else ''}{row.number}")
+        names = [number, *(_name(head, part) for head, part in _NAMES.items()
+                           if any(getattr(row, part) != "-" for row in rows))]  # fmt: skip
+        whole = Table(rows, (), look=lambda row: "chosen" if row.number == chosen else "")
+        groups = [("", whole.under((*names, *shown(columns, rows))))
+                  for columns in (_loads(plan), _costs(plan), _USE)]  # fmt: skip
+        print_tables(console, groups, names=list(_NAMES))
+        for line in legend(plan):
+            say(line, "dim")
+    for line in _failures(plan):
+        say(line)
+    for note in (*plan.notes, *plan.recommendation.unknown):
+        say(note, "dim")
+
+
+def _rank(row: CandidateResult) -> tuple[float, float, int]:
+    """The cheapest first; without prices, the one with the largest load."""
+    point = row.at_largest
+    if point is None:
+        return math.inf, 0.0, row.number
+    cost = middle(point.cost_per_1000)
+    return math.inf if math.isnan(cost) else cost, -point.load, row.number
+
+
+def _name(head: str, part: str) -> Column[CandidateResult]:
+    return Column(head, head, NAME, text=lambda row: str(getattr(row, part)), head=(head,))
+
+
+def _text(head: str, show: Callable[[CandidateResult], str]) -> Column[CandidateResult]:
+    return Column(head, head, LABEL, text=show, head=tuple(head.split("\n")))
+
+
+def _digits(value: float) -> str:
     """Three significant digits."""
     return "n/a" if math.isnan(value) else digits(value) if value else "-"
 
@@ -38,15 +90,8 @@ def _share(value: float) -> str:
     return "-" if value < 0.0005 else f"{100 * value:.0f}" if value >= 0.01 else "<1"
 
 
-def _range(bounds: tuple[float, float] | None) -> str:
-    if bounds is None:
-        return "n/a"
-    low, high = map(_cell, bounds)
-    return low if low == high else f"{low}-{high}"
-
-
 def _figure(
-    head: str, read: Callable[[LoadPoint], float], show: Callable[[float], str] = _cell,
+    head: str, read: Callable[[LoadPoint], float], show: Callable[[float], str] = _digits,
     hide: str = "",
 ) -> Column[CandidateResult]:  # fmt: skip
     """A figure at the largest load."""
@@ -55,17 +100,14 @@ def _figure(
                   head=tuple(head.split("\n")))  # fmt: skip
 
 
-def _text(head: str, show: Callable[[CandidateResult], str]) -> Column[CandidateResult]:
-    return Column(head, head, LABEL, text=show, head=tuple(head.split("\n")))
-
-
 def _loads(plan: PlanResult) -> list[Column[CandidateResult]]:
     clients = plan.unit == "clients"
 
     def largest(row: CandidateResult) -> str:
         """Marked where it is not the target that stops a larger one."""
         load = row.at_largest.load if row.at_largest else math.nan
-        return (f"{load:,.0f}" if clients else _cell(load)) + _BEYOND.get(row.limited_by, ("",))[0]
+        mark, _ = _BEYOND.get(row.limited_by, ("", ""))
+        return (f"{load:,.0f}" if clients else _digits(load)) + mark
 
     def by_seed(row: CandidateResult) -> str:
         """How far the runs' own largest loads lie apart."""
@@ -85,12 +127,18 @@ def _loads(plan: PlanResult) -> list[Column[CandidateResult]]:
 
 
 def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
+    def ends(bounds: tuple[float, float] | None) -> str:
+        if bounds is None:
+            return "n/a"
+        low, high = map(_digits, bounds)
+        return low if low == high else f"{low}-{high}"
+
     def cost(row: CandidateResult) -> str:
-        return _range(row.at_largest.cost_per_1000 if row.at_largest else None)
+        return ends(row.at_largest.cost_per_1000 if row.at_largest else None)
 
     def solved(row: CandidateResult) -> str:
-        ends = row.at_largest.cost_per_solved if row.at_largest else None
-        return _range(ends and (1000 * ends[0].value, 1000 * ends[1].value))
+        both = row.at_largest.cost_per_solved if row.at_largest else None
+        return ends(both and (1000 * both[0].value, 1000 * both[1].value))
 
     def kept(row: CandidateResult) -> str:
         """The attention kept; all of it where no token was dropped."""
@@ -101,9 +149,6 @@ def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
             return "n/a"
         return f"{100 * quality.attention_kept:.1f}"
 
-    def ms(read: Callable[[LoadPoint], float], head: str) -> Column[CandidateResult]:
-        return _figure(f"{head}\nms/tok", lambda p: 1e3 * read(p))
-
     known = any(row.at_largest and row.at_largest.cost_per_solved for row in plan.candidates)
     fleet = any(row.fleet for row in plan.candidates)
     return [
@@ -113,8 +158,8 @@ def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
         _figure("at\nonce", lambda p: p.concurrency),
         _figure("p50\ns", lambda p: p.search_s.p50),
         _figure("p99\ns", lambda p: p.search_s.p99),
-        ms(lambda p: p.token_s.p50, "p50"),
-        ms(lambda p: p.token_s.p95, "p95"),
+        _figure("p50\nms/tok", lambda p: 1e3 * p.token_s.p50),
+        _figure("p95\nms/tok", lambda p: 1e3 * p.token_s.p95),
         *([_text("fleet\nGPUs", lambda r: f"{r.fleet.gpus}" if r.fleet else "")] if fleet else []),
     ]
 
@@ -131,84 +176,34 @@ _USE = [
 ]
 
 
-def print_plan(plan: PlanResult, console: Console | None = None) -> None:
-    """Print the recommendation, then the candidates, the cheapest first, then what failed."""
-    from rich.console import Console
-
-    console = console or Console(highlight=False)
-
-    def say(text: str, style: str = "") -> None:
-        console.print(plain(text), style=style, markup=False)
-
-    say(f"{plan.workload}: the largest load with {plan.percentile:g}% of searches within "
-        f"{limits_of(plan)}", "bold")  # fmt: skip
-    if plan.recommendation.candidate is not None:
-        say(headline(plan), "bold")
-        say(plan.recommendation.text)
-        if told := shared_prefixes(plan):
-            say(told)
-    rows = sorted(plan.met(), key=rank)
-    if rows:
-        console.print()
-        whole = Table(rows, (), look=lambda row: "chosen" if _recommended(row, plan) else "")
-        names = _identity(plan, rows)
-        groups = [("", whole.under((*names, *shown(columns, rows))))
-                  for columns in (_loads(plan), _costs(plan), _USE)]  # fmt: skip
-        print_tables(console, groups, names=list(_NAMES))
-        for line in legend(plan):
-            say(line, "dim")
-    for line in _failures(plan):
-        say(line)
-    for note in (*plan.notes, *plan.recommendation.unknown):
-        say(note, "dim")
-
-
-def _recommended(row: CandidateResult, plan: PlanResult) -> bool:
-    return row.number == plan.recommendation.candidate
-
-
-def _identity(plan: PlanResult, rows: Sequence[CandidateResult]) -> list[Column[CandidateResult]]:
-    """A number, and what tells candidates apart."""
-
-    def named(head: str, part: str) -> Column[CandidateResult]:
-        return Column(head, head, NAME, text=lambda row: str(getattr(row, part)), head=(head,))
-
-    number = _text("#", lambda row: f"{'*' if _recommended(row, plan) else ''}{row.number}")
-    return [number, *(named(head, part) for head, part in _NAMES.items()
-                      if any(getattr(row, part) != "-" for row in rows))]  # fmt: skip
-
-
 def _failures(plan: PlanResult) -> list[str]:
     """One line per reason, with all that it holds for; those too slow alone, together."""
-    slow = [each for each in plan.candidates if each.status == MISSED and each.alone]
-    reasons: dict[tuple[str, str], list[CandidateResult]] = {}
-    for candidate in plan.candidates:
-        if candidate.reason and candidate not in slow:
-            reasons.setdefault((candidate.status, candidate.reason), []).append(candidate)
-    lines = [_too_slow(slow, plan)] if slow else []
-    for (status, reason), who in reasons.items():
-        more = f" and {len(who) - 3} more" if len(who) > 3 else ""
-        lines.append(f"{status}: {', '.join(each.name for each in who[:3])}{more}: {reason}")
+    slow, reasons = [], dict[tuple[str, str], list[str]]()
+    for row in plan.candidates:
+        if row.status == MISSED and row.alone:
+            slow.append((row.alone.at_percentile_s, _alone(row, row.alone, plan)))
+        elif row.reason:
+            reasons.setdefault((row.status, row.reason), []).append(row.name)
+    lines = []
+    if slow:
+        named = [text for _, text in sorted(slow, key=lambda each: each[0])]
+        more = f"; and {len(named) - _MOST_SLOW} more" if len(named) > _MOST_SLOW else ""
+        lines.append(f"missed ({plan.percentile:g}% of the searches take up to, alone): "
+                     f"{'; '.join(named[:_MOST_SLOW])}{more}")  # fmt: skip
+    for (status, reason), names in reasons.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        lines.append(f"{status}: {', '.join(names[:3])}{more}: {reason}")
     return lines
 
 
-def _too_slow(slow: Sequence[CandidateResult], plan: PlanResult) -> str:
-    """What a search takes there by itself, at the target's percentile; the fastest first."""
-    found = []
-    for each, alone in sorted(
-        ((row, row.alone) for row in slow if row.alone), key=lambda one: one[1].at_percentile_s
-    ):
-        times = []
-        if plan.search_limit_s is not None:
-            times.append(f"{_cell(alone.at_percentile_s)} s")
-        if plan.token_limit_s is not None:
-            times.append(f"{_cell(1e3 * alone.token_at_percentile_s)} ms/tok")
-        found.append(f"{each.name} {', '.join(times)}")
-    more = f"; and {len(found) - _MOST_SLOW} more" if len(found) > _MOST_SLOW else ""
-    return (
-        f"missed ({plan.percentile:g}% of the searches take up to, alone): "
-        f"{'; '.join(found[:_MOST_SLOW])}{more}"
-    )
+def _alone(row: CandidateResult, alone: Alone, plan: PlanResult) -> str:
+    """What a search takes there by itself, at the target's percentile."""
+    times = []
+    if plan.search_limit_s is not None:
+        times.append(f"{_digits(alone.at_percentile_s)} s")
+    if plan.token_limit_s is not None:
+        times.append(f"{_digits(1e3 * alone.token_at_percentile_s)} ms/tok")
+    return f"{row.name} {', '.join(times)}"
 
 
 def legend(plan: PlanResult) -> list[str]:

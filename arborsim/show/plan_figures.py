@@ -1,45 +1,55 @@
-"""Figures of a plan against its load: times, what is used up, and where the time goes."""
+"""Figures of a plan: times, use and parts of the time over loads, and one machine over time."""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
-from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, compared_cost
+import numpy as np
+
+from arborsim.core.units import Scale, quantity, scale_for
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, Slice, Timeline
 from arborsim.show.figures import (
     MOST_BARS,
     Figure,
+    area,
+    axis,
     colour,
+    figure,
     label,
     level,
+    named_axis,
+    packed,
     rounded,
     said,
     stacked_bars,
     upright,
 )
-from arborsim.show.plan_words import VERDICTS, load_axis, middle, saturates, told_apart, verdict
+from arborsim.show.plan_words import SATURATED, cost, load_axis, numbered, saturates, short_names
 
 #: Of the limit: times beyond it say only that the machine is overloaded.
 _ABOVE_LIMIT = 2.0
 _MOST_LINES = 6
-
-#: Title, attribute of `Utilisation`, colour.
-SHARES = (
-    ("HBM space", "hbm", "hbm"),
-    ("HBM bandwidth", "memory", "c3"),
-    ("Compute", "compute", "c0"),
-    ("Host memory", "host", "ddr"),
-    ("PCIe to host", "pcie_down", "flight"),
-    ("PCIe from host", "pcie_up", "c2"),
+#: Shares that are drawn: attribute of `Utilisation`, colour, and whether it is drawn if it is zero.
+_SHARES = (
+    ("hbm", "hbm", True),
+    ("memory", "c3", True),
+    ("compute", "c0", True),
+    ("host", "ddr", False),
+    ("pcie_down", "flight", False),
+    ("pcie_up", "c2", False),
 )
-#: Shapes of points, by `VERDICTS`.
-SYMBOLS = {
-    "met": "circle",
-    "target": "x",
-    "throughput": "triangle-up",
-    "run length": "diamond-open",
-    "above a miss": "square-open",
+#: Of a load: the shape of its points, and what that means.
+_VERDICTS = {
+    "met": ("circle", "target met"),
+    "target": ("x", "latency target missed"),
+    "throughput": ("triangle-up", "searches arrive faster than they end"),
+    "run length": ("diamond-open", "runs too short to tell"),
+    "above a miss": ("square-open", "met, but a smaller load was missed"),
 }
 _PARTS = (
     ("Prefill", "prefill_s", "prefill"),
@@ -60,186 +70,37 @@ def with_curves(result: PlanResult) -> list[CandidateResult]:
     )
 
 
+def _rank(row: CandidateResult) -> tuple[float, int]:
+    """Cheapest first; without prices, fastest first."""
+    if row.at_largest is None:
+        return math.inf, row.number
+    price = cost(row)
+    return (-row.at_largest.served_per_s.value if math.isnan(price) else price), row.number
+
+
 def against_load(result: PlanResult) -> list[dict[str, Any]]:
     """Times against load, one line per candidate; a plot per kind of time, with its limit."""
-    rank = f"{result.percentile:g}th percentile"
+    rows = with_curves(result)[:_MOST_LINES]
+    if not rows:
+        return []
+    names = short_names(rows)
     kinds: tuple[tuple[str, str, Callable[[LoadPoint], float], float | None], ...] = (
-        ("Per search", f"arrival to answer, {rank} (s)", lambda p: p.at_percentile.value,
-         result.search_limit_s),
+        ("Per search", f"arrival to answer, {result.percentile:g}th percentile (s)",
+         lambda p: p.at_percentile.value, result.search_limit_s),
         ("Per token", "time per output token, 95th percentile (s)", lambda p: p.token_s.p95,
          result.token_limit_s),
         ("First token", "arrival to first token, 95th percentile (s)",
          lambda p: p.first_token_s.p95, None),
         ("Waiting", "arrival to admission, 95th percentile (s)", lambda p: p.waiting_s.p95, None),
     )  # fmt: skip
-    rows = with_curves(result)[:_MOST_LINES]
-    if not rows:
-        return []
-    return [
-        {"title": title, "figure": _curves(rows, result, axis, read, limit)}
-        for title, axis, read, limit in kinds
-    ]
-
-
-def _curves(
-    rows: Sequence[CandidateResult],
-    result: PlanResult,
-    axis: str,
-    read: Callable[[LoadPoint], float],
-    limit: float | None,
-) -> Figure:
-    names = told_apart(rows)
-    values = [read(point) for row in rows for point in row.curve]
-    data = [
-        curve(row, read, names[row.number], number, result.unit) for number, row in enumerate(rows)
-    ]
-    layout = over_load(result, axis, _top(values, limit), limit)
-    return {"data": data + marks(rows), "layout": layout}
-
-
-def over_load(result: PlanResult, axis: str, top: float, limit: float | None) -> Figure:
-    """The layout of times over loads, with the limit as a line."""
-    return {
-        "xaxis": {"title": {"text": load_axis(result)}, "rangemode": "tozero"},
-        "yaxis": {"title": {"text": label(axis)}, "range": [0, top]},
-        "shapes": [] if limit is None else [level(limit)],
-        "annotations": [] if limit is None else [said("target", limit)],
-        "hovermode": "closest",
-        "height": 420,
-    }
-
-
-def _top(values: Sequence[float], limit: float | None) -> float:
-    """End of an axis of times: the limit with some room, or everything."""
-    known = [value for value in values if math.isfinite(value)]
-    largest = 1.08 * max(known, default=1.0) or 1.0
-    if limit is None or largest <= limit:
-        return largest if limit is None else 1.25 * limit
-    return min(largest, _ABOVE_LIMIT * limit)
-
-
-def curve(
-    row: CandidateResult, read: Callable[[LoadPoint], float], name: str, number: int, unit: str,
-    dashed: bool = False,
-) -> Figure:  # fmt: skip
-    """A line over loads; points say what is served, whether that is in time, and what runs out."""
-    points, told = row.curve, [verdict(row, point) for point in row.curve]
-    paint = colour(number + 1)
-    return {
-        "type": "scatter",
-        "mode": "lines" if dashed else "lines+markers",
-        "name": label(name),
-        "showlegend": not dashed,
-        "x": [rounded(point.load) for point in points],
-        "y": [rounded(read(point)) for point in points],
-        "customdata": [
-            [VERDICTS[each], saturates(point), f"{point.served_per_s.value:.3g}"]
-            for point, each in zip(points, told, strict=True)
-        ],
-        "line": {"color": paint, "width": 1.5 if dashed else 2.2,
-                 "dash": "dot" if dashed else "solid"},
-        "marker": {"color": paint, "size": [7 if each == "met" else 10 for each in told],
-                   "symbol": [SYMBOLS[each] for each in told]},
-        "hovertemplate": f"<b>{label(name)}</b><br>offered %{{x:.4g}} {unit}<br>"
-        "served %{customdata[2]} searches/s<br>%{y:.4g} s<br>%{customdata[0]}<br>"
-        "runs out first: %{customdata[1]}<extra></extra>",
-    }  # fmt: skip
-
-
-def marks(rows: Sequence[CandidateResult]) -> list[Figure]:
-    """Entries of the legend for the shapes of points beyond the largest load."""
-    told = {verdict(row, point) for row in rows for point in row.curve}
-    return [
-        {
-            "type": "scatter", "mode": "markers", "name": VERDICTS[each], "x": [None], "y": [None],
-            "marker": {"color": "var(--soft)", "size": 10, "symbol": symbol}, "hoverinfo": "skip",
-        }
-        for each, symbol in SYMBOLS.items() if each in told - {"met"}
-    ]  # fmt: skip
-
-
-def saturation(result: PlanResult) -> list[dict[str, Any]]:
-    """What a candidate uses of its machine as the load grows: a plot each."""
-    rows = with_curves(result)
-    names = {row.number: row.name for row in rows}
-    return [{"cell": names[row.number], "figure": _used(row, result), "text": _first(row, result)}
-            for row in rows]  # fmt: skip
-
-
-def _used(row: CandidateResult, result: PlanResult) -> Figure:
-    data = []
-    for title, attribute, paint in SHARES:
-        values = [100 * getattr(point.used, attribute) for point in row.curve]
-        if attribute in ("host", "pcie_down", "pcie_up") and not any(values):
-            continue
-        data.append({
-            "type": "scatter", "mode": "lines+markers", "name": title,
-            "x": [rounded(point.load) for point in row.curve],
-            "y": [rounded(value) for value in values],
-            "line": {"color": f"var(--{paint})", "width": 2},
-            "marker": {"color": f"var(--{paint})", "size": 6},
-            "hovertemplate": f"{title} %{{y:.1f}} %<extra></extra>",
-        })  # fmt: skip
-    shapes = [] if row.largest is None else [upright(row.largest)]
-    return {
-        "data": data,
-        "layout": {
-            "xaxis": {"title": {"text": load_axis(result)}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": "used (%)"}, "range": [0, 103]},
-            "shapes": shapes,
-            "hovermode": "x unified",
-            "height": 380,
-        },
-    }  # fmt: skip
-
-
-def _first(row: CandidateResult, result: PlanResult) -> str:
-    """What runs out along the curve, in a sentence."""
-    stretches: list[tuple[str, float]] = []
-    for point in row.curve:
-        if not stretches or stretches[-1][0] != saturates(point):
-            stretches.append((saturates(point), point.load))
-    (what, _), *later = stretches
-    words = [f"At small loads the busiest part is {what}" if later else f"At every load: {what}"]
-    words += [f"from {at:.3g} {result.unit} on, {what}" for what, at in later]
-    return f"{'; '.join(words)}. The dashed line is the largest load that meets the target."
-
-
-def time_split(result: PlanResult) -> Figure | None:
-    """Horizontal bars at the largest load: shares of the time, what is left is idle."""
-    rows = sorted(
-        (row for row in result.met() if row.at_largest is not None and row.at_largest.total_s > 0),
-        key=_rank,
-    )[:MOST_BARS]
-    if not rows:
-        return None
-    points = [row.at_largest for row in rows if row.at_largest is not None]
-    busy = [100 * point.busy.total_s / point.total_s for point in points]
-    parts = [
-        (title, [100 * getattr(point.busy, name) / point.total_s for point in points], paint)
-        for title, name, paint in _PARTS
-    ]
-    parts.append(("Idle", [max(0.0, 100 - share) for share in busy], "line"))
-    axis = {"title": {"text": "share of the time (%)"}, "range": [0, 100]}
-    short = told_apart(rows)
-    return stacked_bars(
-        [row.name for row in rows], [part for part in parts if any(part[1])], axis, "%",
-        [short[row.number] for row in rows],
-    )  # fmt: skip
-
-
-def _rank(row: CandidateResult) -> tuple[float, int]:
-    """Cheapest first; without prices, fastest first."""
-    if row.at_largest is None:
-        return math.inf, row.number
-    cost = middle(compared_cost(row))
-    return (-row.at_largest.served_per_s.value if math.isnan(cost) else cost), row.number
-
-
-def time_note(result: PlanResult) -> str:
-    """What of the bars is shown."""
-    left = len(result.met()) - MOST_BARS
-    return f"{left} more candidates are in the table." if left > 0 else ""
+    plots = []
+    for title, times, read, limit in kinds:
+        lines = [curve(row, read, names[row.number], number, result.unit)
+                 for number, row in enumerate(rows)]  # fmt: skip
+        values = [read(point) for row in rows for point in row.curve]
+        drawn = over_load(result, lines + marks(rows), times, values, limit)
+        plots.append({"title": title, "figure": drawn})
+    return plots
 
 
 def load_note(result: PlanResult) -> str:
@@ -251,3 +112,282 @@ def load_note(result: PlanResult) -> str:
         if left > 0
         else ""
     )
+
+
+def _verdict(row: CandidateResult, point: LoadPoint) -> str:
+    """A name of `_VERDICTS`: whether the load is met, or why it is beyond the largest one."""
+    if not point.meets:
+        return "target"
+    if row.largest is None or point.load <= row.largest * (1 + 1e-9):
+        return "met"
+    # Served in time, but such a run does not show that it goes on like this.
+    return row.limited_by if row.limited_by in ("throughput", "run length") else "above a miss"
+
+
+def curve(
+    row: CandidateResult, read: Callable[[LoadPoint], float], name: str, number: int, unit: str,
+    dashed: bool = False,
+) -> Figure:  # fmt: skip
+    """A line over loads; points tell what is served, whether that is in time, and what runs out."""
+    points, verdicts = row.curve, [_verdict(row, point) for point in row.curve]
+    paint = colour(number + 1)
+    return {
+        "type": "scatter",
+        "mode": "lines" if dashed else "lines+markers",
+        "name": label(name),
+        "showlegend": not dashed,
+        "x": [rounded(point.load) for point in points],
+        "y": [rounded(read(point)) for point in points],
+        "customdata": [
+            [_VERDICTS[each][1], saturates(point), f"{point.served_per_s.value:.3g}"]
+            for point, each in zip(points, verdicts, strict=True)
+        ],
+        "line": {"color": paint, "width": 1.5 if dashed else 2.2,
+                 "dash": "dot" if dashed else "solid"},
+        "marker": {"color": paint, "size": [7 if each == "met" else 10 for each in verdicts],
+                   "symbol": [_VERDICTS[each][0] for each in verdicts]},
+        "hovertemplate": f"<b>{label(name)}</b><br>offered %{{x:.4g}} {unit}<br>"
+        "served %{customdata[2]} searches/s<br>%{y:.4g} s<br>%{customdata[0]}<br>"
+        "runs out first: %{customdata[1]}<extra></extra>",
+    }  # fmt: skip
+
+
+def marks(rows: Iterable[CandidateResult]) -> list[Figure]:
+    """Entries of the legend for the shapes of points beyond the largest load."""
+    verdicts = {_verdict(row, point) for row in rows for point in row.curve}
+    return [
+        {"type": "scatter", "mode": "markers", "name": text, "x": [None], "y": [None],
+         "marker": {"color": "var(--soft)", "size": 10, "symbol": shape}, "hoverinfo": "skip"}
+        for each, (shape, text) in _VERDICTS.items() if each in verdicts - {"met"}
+    ]  # fmt: skip
+
+
+def over_load(
+    result: PlanResult, lines: list[Figure], times: str, values: Iterable[float],
+    limit: float | None, **loads: Any,
+) -> Figure:  # fmt: skip
+    """Lines of times over loads, with the limit.
+
+    The axis of times, in seconds, ends above all `values`, or where the machine is overloaded;
+    `loads` are settings of the axis of loads.
+    """
+    top = 1.08 * max(filter(math.isfinite, values), default=1.0) or 1.0
+    if limit is not None:
+        top = 1.25 * limit if top <= limit else min(top, _ABOVE_LIMIT * limit)
+    return figure(
+        lines, axis(load_axis(result), rangemode="tozero", **loads), axis(times, range=[0, top]),
+        420, shapes=[] if limit is None else [level(limit)],
+        annotations=[] if limit is None else [said("target", limit)],
+    )  # fmt: skip
+
+
+def saturation(result: PlanResult) -> list[dict[str, Any]]:
+    """What a candidate uses of its machine as the load grows: a plot each."""
+    return [{"cell": row.name, "figure": _used(row, result), "text": _first(row, result)}
+            for row in with_curves(result)]  # fmt: skip
+
+
+def _used(row: CandidateResult, result: PlanResult) -> Figure:
+    data = []
+    for name, paint, always in _SHARES:
+        values = [100 * getattr(point.used, name) for point in row.curve]
+        if not always and not any(values):
+            continue
+        title = SATURATED[name][0].upper() + SATURATED[name][1:]
+        data.append({
+            "type": "scatter", "mode": "lines+markers", "name": title,
+            "x": [rounded(point.load) for point in row.curve],
+            "y": [rounded(value) for value in values],
+            "line": {"color": f"var(--{paint})", "width": 2},
+            "marker": {"color": f"var(--{paint})", "size": 6},
+            "hovertemplate": f"{title} %{{y:.1f}} %<extra></extra>",
+        })  # fmt: skip
+    return figure(
+        data, axis(load_axis(result), rangemode="tozero"), axis("used (%)", range=[0, 103]), 380,
+        hovermode="x unified", shapes=[] if row.largest is None else [upright(row.largest)],
+    )  # fmt: skip
+
+
+def _first(row: CandidateResult, result: PlanResult) -> str:
+    """What runs out along the curve, in a sentence."""
+    (what, _), *later = [
+        (what, next(points).load) for what, points in groupby(row.curve, saturates)
+    ]
+    words = [f"At small loads the busiest part is {what}" if later else f"At every load: {what}"]
+    words += [f"from {at:.3g} {result.unit} on, {what}" for what, at in later]
+    return f"{'; '.join(words)}. The dashed line is the largest load that meets the target."
+
+
+def time_split(result: PlanResult) -> Figure | None:
+    """Horizontal bars at the largest load: shares of the time, what is left is idle."""
+    rows = [(row, point) for row in sorted(result.met(), key=_rank)
+            if (point := row.at_largest) is not None and point.total_s > 0][:MOST_BARS]  # fmt: skip
+    if not rows:
+        return None
+    parts = [
+        (title, [100 * getattr(point.busy, name) / point.total_s for _, point in rows], paint)
+        for title, name, paint in _PARTS
+    ]
+    idle = [max(0.0, 100 - 100 * point.busy.total_s / point.total_s) for _, point in rows]
+    parts.append(("Idle", idle, "line"))
+    short = short_names(row for row, _ in rows)
+    return stacked_bars(
+        [row.name for row, _ in rows], [part for part in parts if any(part[1])],
+        axis("share of the time (%)", range=[0, 100]), "%", [short[row.number] for row, _ in rows],
+    )  # fmt: skip
+
+
+def time_note(result: PlanResult) -> str:
+    """What of the bars is shown."""
+    left = len(result.met()) - MOST_BARS
+    return f"{left} more candidates are in the table." if left > 0 else ""
+
+
+#: Kinds of `Slice`: title, colour, unit of its amount.
+_KINDS = {
+    "waiting": ("waiting", "evicted", ""),
+    "prefill": ("prefill", "prefill", "tokens"),
+    "recompute": ("recomputing", "rehydration", "tokens"),
+    "decode": ("decode", "hbm", "sequences"),
+    "policy": ("policy", "policy", "tokens"),
+    "swap": ("swapping", "flight", "bytes"),
+    "down": ("to host memory", "ddr", "bytes"),
+    "up": ("from host memory", "quantised", "bytes"),
+}
+#: Bars that stay distinct, and rows of them.
+_MOST_SLICES, _MOST_ROWS = 2500, 48
+_MOST_POINTS = 1000
+#: Rows of what no single search does.
+_ABOVE = {"up": -2, "down": -3}
+_SHARED = {-1: "batch", -2: "from host", -3: "to host"}
+
+
+def memory(result: PlanResult) -> Figure | None:
+    """Stacked areas: what the HBM holds; host memory as a line over them."""
+    line = result.timeline
+    if line is None or len(line.series.time_s) < 2:
+        return None
+    seconds, kv, host = (
+        np.asarray(values, dtype=float)[_thinned(line)]
+        for values in (line.series.time_s, line.series.hbm_kv_bytes, line.series.host_bytes)
+    )
+    pool = numbered(result, line.candidate).pool
+    layers, whole = [("KV in HBM", kv, "hbm")], 0
+    if pool is not None:
+        whole, rest = pool.hbm_bytes, float(pool.workspace_bytes + pool.reserve_bytes)
+        layers = [("Weights", np.full(len(kv), float(pool.weight_bytes)), "prefill"),
+                  ("Workspace and reserve", np.full(len(kv), rest), "decode"), *layers]  # fmt: skip
+    most = sum(values.max() for _, values, _ in layers)
+    scale, time = scale_for("bytes", [whole, most, host.max()]), scale_for("seconds", seconds)
+    x, top = packed(seconds / time.size), whole / scale.size
+    data = [area(name, x, values / scale.size, paint, scale.unit) for name, values, paint in layers]
+    if host.any():
+        data.append({
+            "type": "scatter", "mode": "lines", "name": "KV in host memory", "x": x,
+            "y": packed(host / scale.size), "line": {"color": "var(--ddr)", "width": 2},
+            "hovertemplate": f"%{{y:.4g}} {scale.unit}",
+        })  # fmt: skip
+    room: Figure = {"range": [0, 1.15 * top]} if whole else {"rangemode": "tozero"}
+    return figure(
+        data, axis(f"simulated time ({time.unit})"), axis(f"memory ({scale.unit})", **room), 400,
+        hovermode="x unified", shapes=[level(top)] if whole else [],
+        annotations=[said("HBM", top)] if whole else [],
+    )  # fmt: skip
+
+
+def _thinned(line: Timeline) -> np.ndarray:
+    """Indices of at most `_MOST_POINTS` samples, evenly, with the fullest moment among them."""
+    n = len(line.series.time_s)
+    if n <= _MOST_POINTS:
+        return np.arange(n)
+    even = np.linspace(0, n - 1, _MOST_POINTS - 1).astype(int)
+    return np.unique(np.append(even, int(np.argmax(line.series.hbm_kv_bytes))))
+
+
+def timeline(result: PlanResult) -> tuple[Figure | None, str]:
+    """Bars over time, a row per place that a search takes, and a note on what is left out."""
+    line = result.timeline
+    if line is None or not line.slices:
+        return None, ""
+    slices, from_s, until_s = _window(line.slices, line.until_s)
+    places = _places(slices)
+    placed = [(row, each) for each in slices if (row := _row(each, places)) < _MOST_ROWS]
+    time = scale_for("seconds", [until_s])
+    bars = {kind: [(row, each) for row, each in placed if each.kind == kind] for kind in _KINDS}
+    data = [_bars(own, kind, time) for kind, own in bars.items() if own]
+    used = {row for row, _ in placed}
+    shared = {row: name for row, name in _SHARED.items() if row in used}
+    bottom, top = 1 + max(used, default=0), min(shared, default=0)
+    notes = []
+    if (from_s, until_s) != (0.0, line.until_s):
+        first, last = (quantity("seconds", end, 4) for end in (from_s, until_s))
+        notes.append(f"Shown is the time from {first} to {last}.")
+    if hidden := len({s.search for s in slices}) - len({s.search for _, s in placed}):
+        notes.append(f"{hidden} searches that found no row are left out.")
+    shown = [from_s / time.size, until_s / time.size]
+    drawn = figure(
+        data, axis(f"simulated time ({time.unit})", range=shown),
+        named_axis(list(shared), list(shared.values()), (bottom - 0.5, top - 0.5)),
+        170 + 14 * (bottom - top), barmode="overlay",
+    )  # fmt: skip
+    return drawn, " ".join(notes)
+
+
+def _window(slices: Sequence[Slice], until_s: float) -> tuple[list[Slice], float, float]:
+    """As many slices as can be drawn, from the middle of the run on: from when to when, cut off."""
+    ordered = sorted(slices, key=lambda each: each.start_s)
+    if len(ordered) <= _MOST_SLICES:
+        return ordered, 0.0, until_s
+    from_s = until_s / 2
+    going_on = [each for each in ordered if each.start_s < from_s < each.end_s]
+    later = [each for each in ordered if each.start_s >= from_s]
+    most = max(_MOST_SLICES - len(going_on), 1)
+    until_s = later[most].start_s if len(later) > most else until_s
+    shown = [*going_on, *later[:most]]
+    return [replace(each, start_s=max(each.start_s, from_s), end_s=min(each.end_s, until_s))
+            for each in shown], from_s, until_s  # fmt: skip
+
+
+def _row(each: Slice, places: dict[int, int]) -> int:
+    """What concerns the batch, or a link, stands above the searches."""
+    return places[each.search] if each.search >= 0 else _ABOVE.get(each.kind, -1)
+
+
+def _places(slices: Sequence[Slice]) -> dict[int, int]:
+    """A row for each search: the topmost one that is free from its first slice to its last."""
+    spans: dict[int, tuple[float, float]] = {}
+    for each in slices:
+        if each.search >= 0:
+            first, last = spans.get(each.search, (each.start_s, each.end_s))
+            spans[each.search] = (min(first, each.start_s), max(last, each.end_s))
+    places: dict[int, int] = {}
+    free: list[int] = []
+    busy: list[tuple[float, int]] = []
+    for search, (first, last) in sorted(spans.items(), key=lambda item: (item[1], item[0])):
+        while busy and busy[0][0] <= first:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        places[search] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (last, places[search]))
+    return places
+
+
+def _bars(placed: Sequence[tuple[int, Slice]], kind: str, time: Scale) -> Figure:
+    starts = np.array([each.start_s for _, each in placed]) / time.size
+    lengths = np.array([each.end_s - each.start_s for _, each in placed]) / time.size
+    title, paint, unit = _KINDS[kind]
+    return {
+        "type": "bar", "orientation": "h", "name": title, "width": 0.8,
+        "base": packed(starts), "x": packed(lengths), "y": [row for row, _ in placed],
+        "customdata": [_hover(row, each, unit) for row, each in placed],
+        "marker": {"color": f"var(--{paint})", "line": {"width": 0}},
+        "hovertemplate": f"%{{customdata}}<extra>{title}</extra>",
+    }  # fmt: skip
+
+
+def _hover(row: int, each: Slice, unit: str) -> str:
+    who = _SHARED[row] if each.search < 0 else f"search {each.search}"
+    took = quantity("seconds", each.end_s - each.start_s)
+    if not unit or not each.amount:
+        return f"{who}: {took}"
+    amount = quantity("bytes", each.amount) if unit == "bytes" else f"{each.amount:,} {unit}"
+    return f"{who}: {took}, {amount}"

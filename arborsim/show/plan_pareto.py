@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
-from arborsim.show.figures import Figure, colour, label, log_axis, rounded, symbol
-from arborsim.show.plan_words import at_load, load, load_axis, middle, stated
+from arborsim.show.figures import Figure, axis, colour, figure, label, log_axis, rounded, symbol
+from arborsim.show.plan_words import at_load, cost, load, load_axis, stated
 from arborsim.show.words import listed, money
 
 #: About half a marker, in shares of the plot.
@@ -23,39 +25,37 @@ class Measure:
 
     title: str
     axis: str
-    #: CandidateResult -> float; NaN where it is not known.
-    value: Callable[[CandidateResult], float]
-    higher: bool  #: whether more is better
-    show: Callable[[CandidateResult], str]  #: candidateResult -> str
+    value: Callable[[CandidateResult], float]  #: NaN where it is not known
+    show: Callable[[CandidateResult], str]
+    higher: bool = False  #: whether more is better
 
 
-def measures(result: PlanResult) -> tuple[Measure | None, Measure | None, Measure]:
-    """Cost, quality and latency; None for what is not known, or the same for all candidates.
+def measures(result: PlanResult) -> list[Measure]:
+    """Cost, quality and latency, without what is not known, or the same for all candidates.
 
     Without prices the largest load stands for the cost.  Quality is the accuracy of live runs where
     every candidate has one, else attention kept, else the share of tokens that is never evicted.
     """
     rows = result.met()
-    return _cost(result), _quality(rows), _latency(result)
+    return [_cost(result, rows), *_quality(rows), _latency(result, rows)]
 
 
-def _cost(result: PlanResult) -> Measure | None:
-    def cost(row: CandidateResult) -> float:
-        return middle(compared_cost(row))
-
-    def largest(row: CandidateResult) -> float:
-        return math.nan if row.largest is None else row.largest
-
-    if any(not math.isnan(cost(row)) for row in result.met()):
-        axis = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
-        return Measure("cost", axis, cost, False, lambda row: (
+def _cost(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
+    if any(not math.isnan(cost(row)) for row in rows):
+        title = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
+        return Measure("cost", title, cost, lambda row: (
             f"{money(compared_cost(row), result.currency)} per 1,000 searches"
         ))  # fmt: skip
-    axis = f"largest {load_axis(result)}"
-    return Measure("load", axis, largest, True, lambda row: load(row.largest, result.unit))
+    return Measure(
+        "load", f"largest {load_axis(result)}",
+        lambda row: math.nan if row.largest is None else row.largest,
+        lambda row: load(row.largest, result.unit), higher=True,
+    )  # fmt: skip
 
 
-def _quality(rows: Sequence[CandidateResult]) -> Measure | None:
+def _quality(rows: Sequence[CandidateResult]) -> list[Measure]:
+    """At most one."""
+
     def accuracy(row: CandidateResult) -> float:
         known = row.quality and row.quality.accuracy
         return 100 * known.value if known else math.nan
@@ -67,40 +67,36 @@ def _quality(rows: Sequence[CandidateResult]) -> Measure | None:
     def whole(row: CandidateResult) -> float:
         return 100 * max(0.0, 1 - row.quality.evicted) if row.quality else math.nan
 
-    for title, axis, value in (
-        ("accuracy", "accuracy of live runs (%)", accuracy),
-        ("attention kept", "attention kept (%)", kept),
-        ("tokens never evicted", "tokens never evicted (%)", whole),
+    for title, name, value in (
+        ("accuracy", "accuracy of live runs", accuracy),
+        ("attention kept", "attention kept", kept),
+        ("tokens never evicted", "tokens never evicted", whole),
     ):
-        if rows and not any(math.isnan(value(row)) for row in rows):
-            if len({value(row) for row in rows}) == 1:
-                return None  # nothing to weigh
-            return _share(title, axis, value)
-    return None
+        found = {value(row) for row in rows}
+        if any(map(math.isnan, found)):
+            continue
+        show = partial(_percent, title, value)
+        return [Measure(title, f"{name} (%)", value, show, higher=True)] * (len(found) > 1)
+    return []
 
 
-def _share(title: str, axis: str, value: Callable[[CandidateResult], float]) -> Measure:
-    return Measure(title, axis, value, True, lambda row: f"{title} {value(row):.1f} %")
+def _percent(title: str, value: Callable[[CandidateResult], float], row: CandidateResult) -> str:
+    return f"{title} {value(row):.1f} %"
 
 
-def _latency(result: PlanResult) -> Measure:
+def _latency(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
     """In a fleet for the stated load where it is known of every candidate, else alone."""
-    rows = result.met()
-    rank = f"{result.percentile:g}"
     served = bool(rows) and all(row.at_stated is not None for row in rows)
 
-    def at_stated(row: CandidateResult) -> float:
-        return math.nan if row.at_stated is None else row.at_stated.at_percentile.value
+    def value(row: CandidateResult) -> float:
+        if served:
+            return row.at_stated.at_percentile.value if row.at_stated else math.nan
+        return row.alone.at_percentile_s if row.alone else math.nan
 
-    def alone(row: CandidateResult) -> float:
-        return math.nan if row.alone is None else row.alone.at_percentile_s
-
-    value = at_stated if served else alone
-    where = "alone"
-    if served and result.stated_load is not None:
-        where = f"in a fleet for {stated(result)}"
+    fleet = served and result.stated_load is not None
+    where = f"in a fleet for {stated(result)}" if fleet else "alone"
     return Measure(
-        "latency", f"time per search {where}, {rank}th percentile (s)", value, False,
+        "latency", f"time per search {where}, {result.percentile:g}th percentile (s)", value,
         lambda row: f"{quantity('seconds', value(row))} {where}",
     )  # fmt: skip
 
@@ -111,7 +107,7 @@ def efficient(rows: Sequence[CandidateResult], by: Sequence[Measure]) -> list[Ca
     Of rows that are equal in all of them the first one stands for the others.
     """
     signed = {row.number: tuple((-1 if m.higher else 1) * m.value(row) for m in by) for row in rows}
-    able = [row for row in rows if not any(math.isnan(v) for v in signed[row.number])]
+    able = [row for row in rows if not any(map(math.isnan, signed[row.number]))]
     found: list[CandidateResult] = []
     for row in sorted(able, key=lambda each: (signed[each.number], each.number)):
         mine = signed[row.number]
@@ -131,90 +127,78 @@ def figures(result: PlanResult) -> dict[str, Any]:
         ``plots``: list of ``title`` and ``figure``; ``efficient``: one text per numbered marker;
         ``by``: what efficiency is judged by; ``priced``: whether cost is part of it.
     """
-    known = [measure for measure in measures(result) if measure is not None]
-    rows = result.met()
+    known, rows = measures(result), result.met()
     best = efficient(rows, known)
-    pairs = [(x, y) for i, x in enumerate(known) for y in known[i + 1 :]] if rows else []
     plots = [
         {"title": f"{y.title.capitalize()} against {x.title}", "figure": _plot(rows, best, x, y)}
-        for x, y in pairs
+        for x, y in combinations(known, 2)
+        if rows
     ]
-    texts = [
-        f"{', '.join(same.name for same in _equal(row, rows, known))}: "
-        f"{', '.join(m.show(row) for m in known)}"
-        for row in best
-    ]
+    texts = []
+    for row in best:
+        others = [each for each in rows if each is not row]
+        equal = [each for each in others if all(m.value(each) == m.value(row) for m in known)]
+        names = ", ".join(each.name for each in (row, *equal))
+        texts.append(f"{names}: {', '.join(m.show(row) for m in known)}")
     return {"plots": plots, "efficient": texts, "by": listed(measure.title for measure in known),
             "priced": known[0].title == "cost"}  # fmt: skip
-
-
-def _equal(
-    row: CandidateResult, rows: Sequence[CandidateResult], by: Sequence[Measure]
-) -> list[CandidateResult]:
-    """The candidate, and those that nothing tells from it."""
-    same = [
-        other
-        for other in rows
-        if other is not row and all(m.value(other) == m.value(row) for m in by)
-    ]
-    return [row, *same]
 
 
 def _plot(
     rows: Sequence[CandidateResult], best: Sequence[CandidateResult], x: Measure, y: Measure
 ) -> Figure:
-    machines = list(dict.fromkeys(row.hardware for row in rows))
-    data = [
-        _markers([row for row in rows if row.hardware == name], x, y, number, name)
-        for number, name in enumerate(machines)
-    ]
-    numbered = [
-        row for row in best if not math.isnan(x.value(row)) and not math.isnan(y.value(row))
-    ]
-    data.append(_efficient(numbered, best, rows, x, y))
-    layout = {
-        "xaxis": {"title": {"text": label(x.axis)}, **_range([x.value(row) for row in rows])},
-        "yaxis": {"title": {"text": label(y.axis)}},
-        "hovermode": "closest",
-        "height": 440,
-    }
-    return {"data": data, "layout": layout}
+    """A colour per GPU; the efficient ones are numbered."""
+    hover = (f"<b>%{{customdata}}</b><br>{label(x.axis)} %{{x:.4g}}<br>{label(y.axis)} %{{y:.4g}}"
+             "<extra></extra>")  # fmt: skip
+
+    def markers(name: str, own: Sequence[CandidateResult], **others: Any) -> Figure:
+        return {
+            "type": "scatter", "mode": "markers", "name": name, "hovertemplate": hover,
+            "x": [round(x.value(row), 6) for row in own],
+            "y": [round(y.value(row), 6) for row in own],
+            "customdata": [label(row.name) for row in own], **others,
+        }  # fmt: skip
+
+    data = []
+    for number, name in enumerate(dict.fromkeys(row.hardware for row in rows)):
+        marker = {"color": colour(number + 1), "size": 10, "symbol": symbol(number)}
+        own = [row for row in rows if row.hardware == name]
+        data.append(markers(label(name), own, marker=marker))
+    across = _range([x.value(row) for row in rows])
+    spots = _spots(best, _along(x, rows, across), _along(y, rows, {}))
+    single = [len(spot) == 1 for spot in spots]
+    # Several numbers do not fit into a marker: they stand above it.
+    data.append(markers(
+        "efficient (numbers: see below)", [spot[0] for spot in spots], mode="markers+text",
+        text=[", ".join(str(best.index(row) + 1) for row in spot) for spot in spots],
+        textposition=["middle center" if one else "top center" for one in single],
+        textfont={"color": ["var(--card)" if one else "var(--accent)" for one in single],
+                  "size": 11},
+        marker={"color": "var(--accent)", "size": 18,
+                "line": {"width": 1.5, "color": "var(--card)"}},
+        customdata=["<br>".join(label(row.name) for row in spot) for spot in spots],
+        error_x=_prices([spot[0] for spot in spots], x),
+    ))  # fmt: skip
+    return figure(data, axis(x.axis, **across), axis(y.axis), 440)
 
 
-def _efficient(
-    numbered: Sequence[CandidateResult], best: Sequence[CandidateResult],
-    rows: Sequence[CandidateResult], x: Measure, y: Measure,
-) -> Figure:  # fmt: skip
-    """Numbered markers; one for those that would lie on each other, with all their numbers."""
-    spots = _spots(numbered, rows, x, y)
-    first = [spot[0] for spot in spots]
-    alone = [len(spot) == 1 for spot in spots]
+def _prices(rows: Sequence[CandidateResult], x: Measure) -> Figure:
+    """The range of prices around their middle."""
+    ends = [compared_cost(row) or (0.0, 0.0) for row in rows]
+    half = [(high - low) / 2 for low, high in ends]
     return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "name": "efficient (numbers: see below)",
-        "x": [round(x.value(row), 6) for row in first],
-        "y": [round(y.value(row), 6) for row in first],
-        "text": [", ".join(str(best.index(row) + 1) for row in spot) for spot in spots],
-        # Several numbers do not fit into a marker: they stand above it.
-        "textposition": ["middle center" if one else "top center" for one in alone],
-        "textfont": {"color": ["var(--card)" if one else "var(--accent)" for one in alone],
-                     "size": 11},
-        "marker": {"color": "var(--accent)", "size": 18,
-                   "line": {"width": 1.5, "color": "var(--card)"}},
-        "error_x": _prices(first, x),
-        "customdata": ["<br>".join(label(row.name) for row in spot) for spot in spots],
-        "hovertemplate": _hover(x, y),
+        "type": "data", "array": [rounded(each, 5) for each in half],
+        "thickness": 1.5, "width": 4, "color": "var(--accent)",
+        "visible": x.title == "cost" and any(half),
     }  # fmt: skip
 
 
 def _spots(
-    numbered: Sequence[CandidateResult], rows: Sequence[CandidateResult], x: Measure, y: Measure
+    best: Sequence[CandidateResult], wide: dict[int, float], high: dict[int, float]
 ) -> list[list[CandidateResult]]:
     """Candidates by where they are drawn: those whose markers would cover each other, together."""
-    wide, high = _places(x, rows, _range), _places(y, rows, lambda values: {})
     spots: list[list[CandidateResult]] = []
-    for row in numbered:
+    for row in best:
         for spot in spots:
             at = spot[0].number
             if (abs(wide[row.number] - wide[at]) < _MARKER_WIDE
@@ -226,18 +210,13 @@ def _spots(
     return spots
 
 
-def _places(
-    measure: Measure,
-    rows: Sequence[CandidateResult],
-    axis: Callable[[Sequence[float]], Figure],
-) -> dict[int, float]:
+def _along(measure: Measure, rows: Sequence[CandidateResult], drawn: Figure) -> dict[int, float]:
     """Where candidates lie along an axis, in shares of its length."""
     values = {row.number: measure.value(row) for row in rows}
-    kind = axis(list(values.values()))
-    if kind.get("type") == "log":
+    if drawn.get("type") == "log":
         values = {key: math.log(v) if v > 0 else math.nan for key, v in values.items()}
     known = [value for value in values.values() if math.isfinite(value)]
-    start = 0.0 if "rangemode" in kind else min(known, default=0.0)
+    start = 0.0 if "rangemode" in drawn else min(known, default=0.0)
     length = (max(known, default=0.0) - start) or 1.0
     return {key: (value - start) / length for key, value in values.items()}
 
@@ -248,34 +227,3 @@ def _range(values: Sequence[float]) -> Figure:
     if known and max(known) > 8 * min(known):
         return log_axis(min(known), max(known))
     return {"rangemode": "tozero"}
-
-
-def _hover(x: Measure, y: Measure) -> str:
-    lines = ("<b>%{customdata}</b>", f"{label(x.axis)} %{{x:.4g}}", f"{label(y.axis)} %{{y:.4g}}")
-    return f"{'<br>'.join(lines)}<extra></extra>"
-
-
-def _markers(
-    rows: Sequence[CandidateResult], x: Measure, y: Measure, number: int, name: str
-) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": label(name),
-        "x": [round(x.value(row), 6) for row in rows],
-        "y": [round(y.value(row), 6) for row in rows],
-        "customdata": [label(row.name) for row in rows],
-        "marker": {"color": colour(number + 1), "size": 10, "symbol": symbol(number)},
-        "hovertemplate": _hover(x, y),
-    }
-
-
-def _prices(rows: Sequence[CandidateResult], x: Measure) -> Figure:
-    """The range of prices around their middle."""
-    ends = [compared_cost(row) for row in rows]
-    half = [0.0 if pair is None else (pair[1] - pair[0]) / 2 for pair in ends]
-    return {
-        "type": "data", "array": [rounded(each, 5) for each in half],
-        "thickness": 1.5, "width": 4, "color": "var(--accent)",
-        "visible": x.title == "cost" and any(half),
-    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""How a plan's figures are said: loads, what runs out, the headline, key figures side by side."""
+"""Words for a plan's figures: loads, what runs out, short names, the headline, key figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Iterable
 
 from arborsim.core.units import quantity
 from arborsim.plan.recommend import load_of
-from arborsim.plan.results import MET, MISSED, CandidateResult, LoadPoint, PlanResult
+from arborsim.plan.results import (
+    MET,
+    MISSED,
+    CandidateResult,
+    LoadPoint,
+    PlanResult,
+    compared_cost,
+)
 from arborsim.plan.runs import TIME
 from arborsim.show.words import digits, money
 
@@ -23,15 +30,6 @@ SATURATED = {
     "pcie_down": "PCIe to host",
     "pcie_up": "PCIe from host",
 }
-
-#: Of a load: what its points are marked with, and how that is said.
-VERDICTS = {
-    "met": "target met",
-    "target": "latency target missed",
-    "throughput": "searches arrive faster than they end",
-    "run length": "runs too short to tell",
-    "above a miss": "met, but a smaller load was missed",
-}
 #: Names of `CandidateResult.limited_by`.
 STOPPED = {
     "target": "the latency target",
@@ -45,15 +43,15 @@ def numbered(result: PlanResult, number: int) -> CandidateResult:
     return next(each for each in result.candidates if each.number == number)
 
 
-def at_load(result: PlanResult) -> str:
-    """Where candidates' costs are compared: `` at 5 searches/s``, or "" for their largest loads."""
-    return "" if result.stated_load is None else f" at {stated(result)}"
-
-
 def stated(result: PlanResult) -> str:
     """The load that the fleet is for, in three digits: it may be computed, from a log's pace."""
     assert result.stated_load is not None
     return load_of(result.stated_load, result)
+
+
+def at_load(result: PlanResult) -> str:
+    """Where candidates' costs are compared: `` at 5 searches/s``, or "" for their largest loads."""
+    return "" if result.stated_load is None else f" at {stated(result)}"
 
 
 def load_axis(result: PlanResult) -> str:
@@ -61,18 +59,8 @@ def load_axis(result: PlanResult) -> str:
     return f"load offered to one machine ({result.unit})"
 
 
-def verdict(row: CandidateResult, point: LoadPoint) -> str:
-    """A name of `VERDICTS`: whether the load is met, or why it is beyond the largest one."""
-    if not point.meets:
-        return "target"
-    if row.largest is None or point.load <= row.largest * (1 + 1e-9):
-        return "met"
-    # Served in time, but such a run does not show that it goes on like this.
-    return row.limited_by if row.limited_by in ("throughput", "run length") else "above a miss"
-
-
 def stopped_by(row: CandidateResult) -> str:
-    """What is in the way of the next larger load."""
+    """What prevents the next larger load."""
     return STOPPED.get(row.limited_by, row.limited_by)
 
 
@@ -104,16 +92,16 @@ def headline(result: PlanResult) -> str:
     row = numbered(result, result.recommendation.candidate)
     policy = "full retention" if row.policy == "full" else row.policy
     budget = "" if row.budget == "-" else f" at a budget of {row.budget}"
-    if row.fleet is not None and result.stated_load is not None:
-        many, carried, price = row.fleet.machines, stated(result), row.fleet.price_per_hour
+    if row.fleet is not None:
+        machines, carried, price = row.fleet.machines, stated(result), row.fleet.price_per_hour
     else:
         assert row.largest is not None
-        many, carried, price = 1, f"up to {load_of(row.largest, result)}", row.price_per_hour
+        machines, carried, price = 1, f"up to {load_of(row.largest, result)}", row.price_per_hour
     paid = "" if price is None else f" for {_cents(price)} {result.currency} an hour"
     quality = row.quality
-    doubt = " (correct answers not measured)" if (
-        quality is not None and not quality.exact and quality.accuracy is None) else ""  # fmt: skip
-    return f"{many} x {row.hardware}, {policy}{budget}: {carried}{paid}{doubt}"
+    measured = quality is None or quality.exact or quality.accuracy is not None
+    doubt = "" if measured else " (correct answers not measured)"
+    return f"{machines} x {row.hardware}, {policy}{budget}: {carried}{paid}{doubt}"
 
 
 def _cents(price: tuple[float, float]) -> str:
@@ -126,23 +114,22 @@ def shared_prefixes(result: PlanResult) -> str:
     if result.recommendation.candidate is None:
         return ""
     row = numbered(result, result.recommendation.candidate)
-    if row.at_largest is None:
-        return ""
+    assert row.at_largest is not None
     found = row.at_largest.prefixes
-    total = found.hbm + found.ddr + found.computed
-    if not total:
-        return ""
     parts = {
         "found in HBM": found.hbm,
         "copied back from DDR": found.ddr,
         "computed": found.computed,
     }
+    total = sum(parts.values())
+    if not total:
+        return ""
     shares = ", ".join(f"{_percent(part / total)} {what}" for what, part in parts.items())
     return f"Tokens of shared prompts, at the largest load of {row.name}: {shares}."
 
 
 def _percent(share: float) -> str:
-    """Whole, but neither nothing nor all where there is some of both."""
+    """Whole, but neither 0 nor 100 where there is some of both."""
     if 0 < share < 0.01:
         return "<1%"
     return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
@@ -153,6 +140,11 @@ def middle(bounds: tuple[float, float] | None) -> float:
     return math.nan if bounds is None else sum(bounds) / 2
 
 
+def cost(row: CandidateResult) -> float:
+    """What 1,000 searches cost where candidates are compared (`at_load`): the middle."""
+    return middle(compared_cost(row))
+
+
 def load(value: float | None, unit: str) -> str:
     """``"1.25 searches/s"``, ``"12 clients"``."""
     if value is None:
@@ -160,31 +152,29 @@ def load(value: float | None, unit: str) -> str:
     return f"{value:,.0f} {unit}" if unit == "clients" else f"{digits(value)} {unit}"
 
 
-def told_apart(candidates: Iterable[CandidateResult]) -> dict[int, str]:
-    """A short name for each: only what differs among them is said.
+def short_names(candidates: Iterable[CandidateResult]) -> dict[int, str]:
+    """A short name for each, with only what differs among them.
 
     On one GPU that is policy and budget, for one policy the GPU.
     """
-    chosen = list(candidates)
-    different = {
-        part: len({getattr(each, part) for each in chosen}) > 1
+    rows = list(candidates)
+    policy, budget, recall, hardware = (
+        len({getattr(row, part) for row in rows}) > 1
         for part in ("policy", "budget", "recall", "hardware")
-    }
-    names = {each.number: _short(each, different) for each in chosen}
+    )
+
+    def short(row: CandidateResult) -> str:
+        text = row.policy if policy or not hardware else ""
+        if budget and row.budget != "-":
+            text = f"{text} at {row.budget}" if text else f"budget {row.budget}"
+        if recall and row.recall != "-":
+            text = f"{text} ({row.recall})".strip()
+        return ", ".join(filter(None, (text, row.hardware if hardware else "")))
+
+    names = {row.number: short(row) for row in rows}
     if len(set(names.values())) < len(names):
-        return {each.number: each.name for each in chosen}
+        return {row.number: row.name for row in rows}
     return names
-
-
-def _short(each: CandidateResult, different: dict[str, bool]) -> str:
-    text = each.policy if different["policy"] or not different["hardware"] else ""
-    if different["budget"] and each.budget != "-":
-        text = f"{text} at {each.budget}" if text else f"budget {each.budget}"
-    if different["recall"] and each.recall != "-":
-        text = f"{text} ({each.recall})".strip()
-    if not different["hardware"]:
-        return text
-    return f"{text}, {each.hardware}" if text else each.hardware
 
 
 def failures(result: PlanResult) -> list[str]:
@@ -207,77 +197,67 @@ def key_figures(result: PlanResult) -> tuple[list[tuple[str, str]], dict[str, li
     dict
         Name of a figure -> its text for each; without what is known of none.
     """
-    numbers = (result.recommendation.candidate, result.recommendation.alternative)
-    rows = [numbered(result, number) for number in numbers if number is not None]
-    heads = ("Recommended", "Nearest alternative")
-    facts = [_facts(row, result) for row in rows]
-    names = facts[0] if facts else {}
-    return [(head, row.name) for head, row in zip(heads, rows, strict=False)], {
-        name: [each[name] for each in facts] for name in names if any(each[name] for each in facts)
+    chosen = {
+        "Recommended": result.recommendation.candidate,
+        "Nearest alternative": result.recommendation.alternative,
     }
+    rows = {head: numbered(result, at) for head, at in chosen.items() if at is not None}
+    facts = [_facts(row, result) for row in rows.values()]
+    texts = {name: [each[name] for each in facts] for name in (facts[0] if facts else ())}
+    heads = [(head, row.name) for head, row in rows.items()]
+    return heads, {name: each for name, each in texts.items() if any(each)}
 
 
 def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     """What decides, in the words of a meeting; "" where it is not known."""
-    point, fleet = row.at_largest, row.fleet
-    at_stated = f"Cost per 1,000 searches{at_load(result)}"
-    largest, solved = "Cost per 1,000 searches at the largest load", "Cost per 1,000 solved there"
-    found = {
-        "Price per hour": money(row.price_per_hour, result.currency),
-        "Largest load offered to one machine": _spread(row, result),
-        "Served there": "",
-        at_stated: "",
-        largest: "",
-        solved: "",
-        "Time per search (p50, p95, p99)": "",
-        "Time per output token (p50, p95)": "",
-        "Searches at once": "",
-        RUNS_OUT: _first(row),
+    point, fleet, currency = row.at_largest, row.fleet, result.currency
+    assert point is not None  # it meets the target
+    times, tokens, there = point.search_s, point.token_s, load(point.load, result.unit)
+    solved = machines = ""
+    if point.cost_per_solved is not None:
+        low, high = point.cost_per_solved
+        solved = f"{money((1000 * low.value, 1000 * high.value), currency)} at {there}"
+    if fleet is not None:
+        machines = (
+            f"{fleet.machines} ({stated(result)}, {fleet.gpus} GPU{'s' if fleet.gpus > 1 else ''}, "
+            f"{money(fleet.price_per_hour, currency)} per hour)"
+        )
+    return {
+        "Price per hour": money(row.price_per_hour, currency),
+        "Largest load offered to one machine": _largest(row, result),
+        "Served there": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
+        f"{result.searches:,} searches, which begin empty",
+        f"Cost per 1,000 searches{at_load(result)}": (
+            money(fleet.cost_per_1000, currency) if fleet else ""
+        ),
+        "Cost per 1,000 searches at the largest load": (
+            f"{money(point.cost_per_1000, currency)} at {there}"
+        ),
+        "Cost per 1,000 solved there": solved,
+        "Time per search (p50, p95, p99)": _seconds(times.p50, times.p95, times.p99),
+        "Time per output token (p50, p95)": _seconds(tokens.p50, tokens.p95),
+        "Searches at once": f"{digits(point.concurrency)} on average, "
+        f"{point.peak_concurrency} at most",
+        RUNS_OUT: _first(row, point),
         STOPPED_BY: stopped_by(row),
         "Quality": _quality(row),
-        "Machines for the stated load": "",
+        "Machines for the stated load": machines,
     }
-    if point is not None:
-        times, there = point.search_s, load(point.load, result.unit)
-        found |= {
-            "Served there": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
-            f"{result.searches:,} searches, which begin empty",
-            largest: f"{money(point.cost_per_1000, result.currency)} at {there}",
-            "Time per search (p50, p95, p99)": ", ".join(
-                quantity("seconds", each) for each in (times.p50, times.p95, times.p99)
-            ),
-            "Time per output token (p50, p95)": ", ".join(
-                quantity("seconds", each) for each in (point.token_s.p50, point.token_s.p95)
-            ),
-            "Searches at once": f"{digits(point.concurrency)} on average, "
-            f"{point.peak_concurrency} at most",
-        }
-        if point.cost_per_solved is not None:
-            low, high = point.cost_per_solved
-            costs = money((1000 * low.value, 1000 * high.value), result.currency)
-            found[solved] = f"{costs} at {there}"
-    if fleet is not None and result.stated_load is not None:
-        found[at_stated] = money(fleet.cost_per_1000, result.currency)
-        found["Machines for the stated load"] = (
-            f"{fleet.machines} ({stated(result)}, {fleet.gpus} "
-            f"GPU{'s' if fleet.gpus > 1 else ''}, {money(fleet.price_per_hour, result.currency)} "
-            "per hour)"
-        )
-    return found
 
 
-def _first(row: CandidateResult) -> str:
+def _seconds(*values: float) -> str:
+    return ", ".join(quantity("seconds", value) for value in values)
+
+
+def _first(row: CandidateResult, point: LoadPoint) -> str:
     """What runs out first, and what is busiest if that is something else."""
-    point = row.at_largest
-    if point is None:
-        return ""
     shares = {name: f"{100 * getattr(point.used, name):.0f} %" for name in (*TIME, "hbm", "host")}
+    share = shares.get(point.saturated)
     if point.saturated in TIME:
         if is_least(row):  # nothing runs out where more load may be carried
-            share = shares[point.saturated]
             return f"not seen in so short runs; busiest is {saturates(point)} ({share} of the time)"
-        return f"{saturates(point)} (busy {shares[point.saturated]} of the time)"
-    held = f" ({shares[point.saturated]} held on average)" if point.saturated in shares else ""
+        return f"{saturates(point)} (busy {share} of the time)"
+    held = f" ({share} held on average)" if share else ""
     busiest = max(TIME, key=lambda name: float(getattr(point.used, name)))
     return (
         f"{saturates(point)}{held}: searches wait for a place; {SATURATED[busiest]} is busy "
@@ -285,7 +265,7 @@ def _first(row: CandidateResult) -> str:
     )
 
 
-def _spread(row: CandidateResult, result: PlanResult) -> str:
+def _largest(row: CandidateResult, result: PlanResult) -> str:
     text = load(row.largest, result.unit)
     if len(row.largest_by_seed) < 2:
         return text

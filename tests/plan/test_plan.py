@@ -21,7 +21,7 @@ from arborsim.plan.results import INFEASIBLE, MET, MISSED, UNFIT, fleet_for
 from arborsim.plan.runs import Bench
 from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import Workload
-from arborsim.show.plan_export import candidates as candidates_csv
+from arborsim.show.plan_tables import candidates as candidates_csv
 from tests.plan.make import small_plan, small_workload
 
 

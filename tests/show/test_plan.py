@@ -15,16 +15,11 @@ import pytest
 from arborsim.core.errors import UsageError
 from arborsim.plan.results import CandidateResult, Recommendation, Slice
 from arborsim.plan.statistics import Estimate
-from arborsim.show import (
-    plan_export,
-    plan_figures,
-    plan_pareto,
-    plan_timeline,
-)
-from arborsim.show.plan_columns import tables
+from arborsim.show import plan_figures, plan_pareto, plan_tables
 from arborsim.show.plan_page import PlanReport, render, write_plan_page
 from arborsim.show.plan_sensitivity import overview, sliders
-from arborsim.show.plan_words import told_apart
+from arborsim.show.plan_tables import tables
+from arborsim.show.plan_words import short_names
 from arborsim.show.words import digits, money
 from tests.plan.make import small_plan
 from tests.show.plan_synthetic import plan, sensitivities
@@ -147,7 +142,7 @@ def test_a_path_that_cannot_be_written(tmp_path) -> None:
 
 def test_efficient_candidates_are_those_nobody_dominates() -> None:
     result = plan()
-    known = [measure for measure in plan_pareto.measures(result) if measure is not None]
+    known = plan_pareto.measures(result)
     assert [measure.title for measure in known] == ["cost", "attention kept", "latency"]
     best = plan_pareto.efficient(result.met(), known)
 
@@ -264,20 +259,20 @@ def test_parts_of_the_time_add_up_to_all_of_it() -> None:
 
 
 def test_memory_stacks_up_to_what_the_machine_holds() -> None:
-    figure = plan_timeline.memory(plan())
+    figure = plan_figures.memory(plan())
     assert figure is not None
     names = [each["name"] for each in figure["data"]]
     assert names == ["Weights", "Workspace and reserve", "KV in HBM", "KV in host memory"]
     assert figure["layout"]["shapes"][0]["y0"] == 80.0
     assert len({str(each["x"]) for each in figure["data"]}) == 1  # or they would not stack
-    assert plan_timeline.memory(replace(plan(), timeline=None)) is None
+    assert plan_figures.memory(replace(plan(), timeline=None)) is None
 
 
 def test_rows_of_the_timeline_never_overlap() -> None:
     line = plan().timeline
     assert line is not None
     rows: dict[int, list[tuple[float, float]]] = {}
-    for search, row in plan_timeline._places(line.slices).items():
+    for search, row in plan_figures._places(line.slices).items():
         own = [each for each in line.slices if each.search == search]
         rows.setdefault(row, []).append((min(s.start_s for s in own), max(s.end_s for s in own)))
     for spans in rows.values():
@@ -290,7 +285,7 @@ def test_of_a_long_timeline_the_middle_is_shown() -> None:
     assert base.timeline is not None
     slices = [Slice(0.01 * i, 0.01 * i + 5, "decode", i) for i in range(8000)]
     slices += [Slice(49.0, 49.5, "up", -1, 10**9), Slice(0.5, 1.0, "down", -1, 10**9)]
-    figure, note = plan_timeline.timeline(
+    figure, note = plan_figures.timeline(
         replace(base, timeline=replace(base.timeline, slices=tuple(slices), until_s=80.0))
     )
     assert figure is not None
@@ -337,21 +332,21 @@ def test_the_overview_shows_what_matters_most_on_top() -> None:
 
 def test_files_hold_every_candidate_and_load() -> None:
     result = plan()
-    everything = rows_of(plan_export.candidates(result))
+    everything = rows_of(plan_tables.candidates(result))
     assert len(everything) == len(result.candidates)
     assert float(everything[9]["largest_load"]) == result.candidates[9].largest
     assert everything[-1]["largest_load"] == ""
     assert everything[-1]["reason"] == result.candidates[-1].reason
-    curves = rows_of(plan_export.curves(result))
+    curves = rows_of(plan_tables.curves(result))
     assert len(curves) == sum(len(row.curve) for row in result.candidates)
-    changed = rows_of(plan_export.sensitivity(sensitivities(result)))
+    changed = rows_of(plan_tables.sensitivity(sensitivities(result)))
     assert len(changed) == 2 * 5 * 5
     assert {row["number"] for row in changed} == {"9", "3"}
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "@cell", "-2"])
 def test_no_cell_is_a_formula(text: str) -> None:
-    (row,) = rows_of(plan_export.to_csv([{"policy": text, "budget": "-"}]))
+    (row,) = rows_of(plan_tables.to_csv([{"policy": text, "budget": "-"}]))
     assert row == {"policy": f"'{text}", "budget": "-"}
 
 
@@ -367,10 +362,10 @@ def test_numbers_in_words() -> None:
     assert money((1.5, 1.5), "EUR") == "1.50 EUR"
     assert money((1.5, 2.0), "EUR") == "1.50 to 2.00 EUR"
     rows = plan().candidates
-    assert told_apart(rows[2:4]) == {2: "arborkv at 0.5", 3: "arborkv at 0.25"}
-    assert told_apart([rows[2], rows[9]]) == {2: "budget 0.5, rtx4090", 9: "budget 0.25, h100"}
-    assert told_apart([rows[0], rows[6]]) == {0: "rtx4090", 6: "h100"}
-    assert told_apart(rows[:1]) == {0: "full"}
+    assert short_names(rows[2:4]) == {2: "arborkv at 0.5", 3: "arborkv at 0.25"}
+    assert short_names([rows[2], rows[9]]) == {2: "budget 0.5, rtx4090", 9: "budget 0.25, h100"}
+    assert short_names([rows[0], rows[6]]) == {0: "rtx4090", 6: "h100"}
+    assert short_names(rows[:1]) == {0: "full"}
 
 
 def with_beyond(limited_by: str, meets: bool) -> CandidateResult:
@@ -487,7 +482,7 @@ def test_nothing_is_said_to_run_out_where_runs_are_too_short() -> None:
 
 
 def test_changed_assumptions_have_units() -> None:
-    rows = rows_of(plan_export.sensitivity(sensitivities(plan())))
+    rows = rows_of(plan_tables.sensitivity(sensitivities(plan())))
     units = {row["assumption"]: row["unit"] for row in rows}
     assert units == {"HBM size": "bytes", "HBM bandwidth": "bytes/s", "Compute": "FLOP/s",
                      "PCIe bandwidth": "bytes/s", "Length of searches": ""}  # fmt: skip

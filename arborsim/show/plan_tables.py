@@ -1,0 +1,327 @@
+"""The tables of a plan: the columns of its page, and CSV files in which nothing is rounded."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from arborsim.core.units import Scale, scale_for
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
+from arborsim.plan.sensitivity import Sensitivity
+from arborsim.plan.statistics import Estimate
+from arborsim.show.plan_words import RUNS_OUT, STOPPED_BY, middle, runs_out, stopped_by
+from arborsim.show.table import NOTHING, REMARK, UNKNOWN, Column, Table, name_column, shown
+from arborsim.show.words import plain_scale
+
+Read = Callable[[CandidateResult], float]
+
+
+def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateResult]]:
+    """The candidates that meet the target, with what decides, and with their use of the machine.
+
+    Two tables: all columns side by side fit neither a screen nor a sheet of paper.
+    """
+    rows = result.met()
+    chosen = result.recommendation
+    marks = {
+        chosen.candidate: ("★", "recommended"),
+        chosen.alternative: ("☆", "nearest alternative"),
+    }
+    names: list[Column[CandidateResult]] = [name_column("Policy", lambda r: r.policy)]
+    if any(row.budget != "-" for row in rows):
+        names.append(name_column("Budget", lambda r: r.budget, REMARK))
+    if len({row.recall for row in rows}) > 1:
+        names.append(name_column("Recall", lambda r: r.recall, REMARK))
+    whole = Table(
+        rows, (), lambda row: row.hardware, True,
+        look=lambda row: "chosen" if row.number == chosen.candidate else "",
+        badge=lambda row: marks.get(row.number),
+    )  # fmt: skip
+    main = (*names, *shown(_main(result), rows), *_REASONS)
+    return whole.under(main), whole.under((*names, *shown(_USE, rows)))
+
+
+def at_largest(read: Callable[[LoadPoint], float]) -> Read:
+    """A figure at the largest load; NaN where there is none."""
+    return lambda row: math.nan if row.at_largest is None else read(row.at_largest)
+
+
+def _largest(key: str, title: str, kind: str, read: Callable[[LoadPoint], float], about: str,
+             hide: str = UNKNOWN, **others: Any) -> Column[CandidateResult]:  # fmt: skip
+    return Column(key, title, kind, at_largest(read), about, hide=hide, **others)
+
+
+def _share(key: str, title: str, read: Callable[[LoadPoint], float], about: str,
+           hide: str = UNKNOWN) -> Column[CandidateResult]:  # fmt: skip
+    return _largest(key, title, "percent", read, about, hide, bar=True)
+
+
+def _kept(row: CandidateResult) -> float:
+    quality = row.quality
+    return math.nan if quality is None or quality.attention_kept is None else quality.attention_kept
+
+
+def _accuracy(row: CandidateResult) -> float:
+    quality = row.quality
+    return math.nan if quality is None or quality.accuracy is None else quality.accuracy.value
+
+
+def _solved(point: LoadPoint) -> float:
+    ends = point.cost_per_solved
+    return math.nan if ends is None else 500 * (ends[0].value + ends[1].value)
+
+
+def _percentiles(name: str, *ranks: str) -> tuple[Read, ...]:
+    """Percentiles of a kind of time that share a cell."""
+    return tuple(
+        at_largest(lambda p, rank=rank: getattr(getattr(p, name), rank))  # type: ignore[misc]
+        for rank in ranks
+    )
+
+
+def _short(values: Sequence[float]) -> Scale:
+    """One cell for several: no more digits than they need."""
+    found = scale_for("seconds", values)
+    most = max((value / found.size for value in values if math.isfinite(value)), default=0)
+    return replace(found, decimals=min(found.decimals, 1 if most >= 10 else 2))
+
+
+def _plainly(unit: str) -> Callable[[Sequence[float]], Scale]:
+    return lambda values: plain_scale(values, unit)
+
+
+def _main(result: PlanResult) -> tuple[Column[CandidateResult], ...]:
+    def load(values: Sequence[float]) -> Scale:
+        return Scale("clients", 1.0, 0) if result.unit == "clients" else plain_scale(
+            values, result.unit)  # fmt: skip
+
+    money = _plainly(result.currency)
+    return (
+        Column("largest", "Largest load, offered", "count",
+               lambda r: math.nan if r.largest is None else r.largest,
+               "The largest load offered to one machine (what arrives there) at which every run "
+               "met the target. What is in the way of the next one, about 2 % above it, differs "
+               f"by row: see {STOPPED_BY}.", scale=load, hide=UNKNOWN),
+        Column("cost_stated", "Cost per 1,000, stated load", "count",
+               lambda r: math.nan if r.fleet is None else middle(r.fleet.cost_per_1000),
+               "Price of 1,000 searches at the stated load of all machines, with their idle time; "
+               "the middle of its range.", scale=money, hide=UNKNOWN),
+        _largest("cost", "Cost per 1,000, largest load", "count",
+                 lambda p: middle(p.cost_per_1000),
+                 "Price of 1,000 searches at the row's own largest load; the middle of its range.",
+                 scale=money),
+        _largest("cost_solved", "Cost per 1,000 solved, largest load", "count", _solved,
+                 "The same for 1,000 searches with a correct answer, as recorded under full "
+                 "retention; a policy that drops tokens may solve fewer.", scale=money),
+        Column("kept", "Attention kept", "percent", _kept,
+               "Share of the recorded attention on tokens that stay readable. It is not accuracy.",
+               hide=UNKNOWN, bar=True),
+        Column("accuracy", "Accuracy", "percent", _accuracy,
+               "Share of correct answers of live runs under this policy and budget.",
+               hide=UNKNOWN, bar=True),
+        _largest("search", "Search p50 / p95 / p99", "seconds", lambda p: p.search_s.p95,
+                 "From arrival to answer at the largest load: median, 95th and 99th percentile; "
+                 "sorted by the 95th.", parts=_percentiles("search_s", "p50", "p95", "p99"),
+                 scale=_short),
+        _largest("token", "Per token p50 / p95", "seconds", lambda p: p.token_s.p95,
+                 "A search's mean time per output token after the first: median and 95th "
+                 "percentile; sorted by the 95th.", parts=_percentiles("token_s", "p50", "p95"),
+                 scale=_short),
+        Column("machines", "Machines for the load", "count",
+               lambda r: math.nan if r.fleet is None else r.fleet.machines,
+               "Machines that serve the stated load, each an equal part of it.", hide=UNKNOWN),
+    )  # fmt: skip
+
+
+_USE: tuple[Column[CandidateResult], ...] = (
+    _largest("served", "Served there", "count", lambda p: p.served_per_s.value,
+             "Searches that ended per second while the measured ones arrived, mean over runs. In "
+             "short runs it is below what is offered, while the machine fills. Costs are per "
+             "offered search, as in the long run all that is offered is served; in a closed loop "
+             "per served one.", scale=_plainly("searches/s")),
+    _largest("first", "First token, p95", "seconds", lambda p: p.first_token_s.p95,
+             "From arrival to the first token."),
+    Column("alone", "Alone", "seconds",
+           lambda r: math.nan if r.alone is None else r.alone.seconds,
+           "One search by itself on the idle machine, mean over the mix.", hide=UNKNOWN),
+    _largest("together", "Searches at once", "count", lambda p: p.concurrency,
+             "Mean number of searches in the machine, waiting ones left out.",
+             scale=_plainly("")),
+    _share("use_hbm", "HBM space", lambda p: p.used.hbm,
+           "Bytes held for keys and values, of those that there are for them: mean over time. It "
+           "limits how many searches have a place; it is full at peaks long before it is full on "
+           "average."),
+    _share("use_memory", "HBM bandwidth", lambda p: p.used.memory,
+           "Share of the time that decode iterations need to read weights, keys and values. It "
+           "limits how fast searches that have a place go on."),
+    _share("use_compute", "Compute", lambda p: p.used.compute,
+           "Share of the time that decode iterations need to compute, with that of prompts and of "
+           "recomputed tokens."),
+    _share("use_pcie", "PCIe", lambda p: max(p.used.pcie_down, p.used.pcie_up),
+           "Share of the time that the busier direction carries something.", NOTHING),
+    _share("use_host", "Host memory", lambda p: p.used.host,
+           "Bytes held in DDR (and NVMe), of those there are, over time.", NOTHING),
+    _largest("preempted", "Preempted per 1,000", "count", lambda p: p.preemptions_per_1000,
+             "How often a search had to give up its place to others, per 1,000 searches.", NOTHING,
+             scale=_plainly("")),
+    _largest("refused", "Refused per 1,000", "count", lambda p: p.refused_per_1000,
+             "Searches too large to be served at all, per 1,000 searches.", NOTHING,
+             scale=_plainly("")),
+)  # fmt: skip
+_REASONS: tuple[Column[CandidateResult], ...] = (
+    Column("runs_out", RUNS_OUT, REMARK, text=runs_out, about=(
+        "Space (HBM, host memory, allowed searches), if searches spend at least 1 % of their time "
+        "waiting for it, or at least 1 in 100 loses its place: that which kept one waiting first. "
+        "Otherwise what is busy for the largest share of the time: compute, HBM bandwidth or "
+        "PCIe. Shares of space and of time are not comparable, so it need not be the largest "
+        "number. Where runs are too short to tell how much more is carried, nothing was seen to "
+        "run out, and only the busiest is named.")),
+    Column("stopped_by", STOPPED_BY, REMARK, text=stopped_by, about=(
+        "Why the largest load is not larger: some run misses the latency target at the next one; "
+        "searches arrive faster than they end, so the queue would grow for ever; or runs are too "
+        "short to show a steady state there, so the candidate may serve more.")),
+)  # fmt: skip
+
+
+#: What the names of columns of CSV files do not tell; units and shares are in the names.
+ABOUT = {
+    "load, largest_load": "Offered to one machine: searches that arrive per second, or clients.",
+    "refuted_load": "The next load, which limited_by rules out; it was served only "
+    "if limited_by is target.",
+    "limited_by": "target: some run missed it; throughput: searches arrive faster than they end; "
+    "run length: runs are too short to tell.",
+    "served_per_s": "Searches that ended per second of the measured part of the runs; below the "
+    "load while the machine fills.",
+    "cost_per_1000": "Of 1,000 searches offered at that load, at the lowest and highest price.",
+    "saturated": "What runs out first: hbm, host or searches (space), compute, memory (HBM "
+    "bandwidth), pcie_down or pcie_up (time).",
+    "used_...": "hbm and host: mean share of the bytes; others: share of the time.",
+    "prefix_tokens_...": "Of shared prefixes, over all runs: found in hbm, copied back from ddr, "
+    "or computed.",
+    "..._low, ..._high": "Ends of the 95 % interval, or of the range of prices.",
+}
+_NAMES = ("number", "hardware", "policy", "budget", "recall", "gpus", "status", "reason")
+#: Spreadsheets take a text that begins so for a formula.
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def candidates(result: PlanResult) -> str:
+    """CSV: one row per candidate, at its largest load."""
+    return to_csv(
+        {**_who(row), **_known(row), **_point(row.at_largest)} for row in result.candidates
+    )
+
+
+def curves(result: PlanResult) -> str:
+    """CSV: one row per candidate and load that was served."""
+    return to_csv(
+        {**_who(row), "meets": point.meets, **_point(point)}
+        for row in result.candidates
+        for point in row.curve
+    )
+
+
+def sensitivity(found: Sequence[Sensitivity]) -> str:
+    """CSV: one row per candidate, assumption and factor."""
+    return to_csv(
+        {
+            "assumption": each.assumption.title,
+            "factor": variant.factor,
+            "value": each.base * variant.factor,
+            "unit": "" if each.assumption.kind == "factor" else each.assumption.kind,
+            **_who(variant.result),
+            "number": each.candidate,
+            "largest_load": variant.result.largest,
+            **_point(variant.result.at_largest),
+        }
+        for each in found
+        for variant in each.variants
+    )
+
+
+def to_csv(records: Iterable[dict[str, Any]]) -> str:
+    """With the columns of all rows; what is not known is empty."""
+    rows = list(records)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ""
+    if isinstance(value, str) and value.startswith(_FORMULAS) and value != "-":
+        return f"'{value}"
+    return value
+
+
+def _who(row: CandidateResult) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in _NAMES}
+
+
+def _known(row: CandidateResult) -> dict[str, Any]:
+    def fields_of(record: Any, prefix: str, *names: str) -> dict[str, Any]:
+        return {f"{prefix}{name}": getattr(record, name, None) for name in names}
+
+    quality = row.quality
+    return {
+        **_range("price_per_hour", row.price_per_hour),
+        "largest_load": row.largest,
+        "refuted_load": row.refuted,
+        "limited_by": row.limited_by,
+        **_estimate("largest_mean", row.spread),
+        **fields_of(quality, "", "attention_kept"),
+        **_estimate("accuracy", quality.accuracy if quality else None),
+        **fields_of(quality, "", "evicted", "quantised", "offloaded"),
+        "alone_s": row.alone.seconds if row.alone else None,
+        **fields_of(row.alone, "alone_", "at_percentile_s", "peak_hbm_bytes"),
+        **fields_of(row.fleet, "fleet_", "machines", "gpus"),
+    }
+
+
+def _point(point: LoadPoint | None) -> dict[str, Any]:
+    if point is None:
+        return {}
+    times = ("search_s", "first_token_s", "token_s", "waiting_s")
+    counts = ("concurrency", "queue", "peak_concurrency", "total_s", "saturated",
+              "preemptions_per_1000", "refused_per_1000")  # fmt: skip
+    groups = {name: getattr(point, name) for name in times}
+    sums = {"used": point.used, "busy": point.busy, "prefix_tokens": point.prefixes}
+    lowest, highest = point.cost_per_solved or (None, None)
+    return {
+        "load": point.load,
+        **_estimate("at_percentile_s", point.at_percentile),
+        **_estimate("served_per_s", point.served_per_s),
+        **_grouped(groups),
+        **{name: getattr(point, name) for name in counts},
+        **_grouped(sums),
+        **_range("cost_per_1000", point.cost_per_1000),
+        **_estimate("cost_per_solved_at_lowest_price", lowest),
+        **_estimate("cost_per_solved_at_highest_price", highest),
+    }
+
+
+def _grouped(records: dict[str, Any]) -> dict[str, Any]:
+    """Fields of records by ``record_field``."""
+    return {
+        f"{name}_{each.name}": getattr(record, each.name)
+        for name, record in records.items()
+        for each in fields(record)
+    }
+
+
+def _range(name: str, bounds: tuple[float, float] | None) -> dict[str, float | None]:
+    low, high = bounds or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def _estimate(name: str, value: Estimate | None) -> dict[str, float | None]:
+    ends = (value.low, value.high) if value else None
+    return {name: value.value if value else None, **_range(name, ends)}
