@@ -36,9 +36,8 @@ import scipy
 
 from arborsim.search import ROOT, Leaf, make_search
 from arborsim.search.base import best_first
-from arborsim.search.cost_model import Cost, CostTree, cost_tree, keep_best
-from arborsim.search.ets import similar
-from arborsim.search.rebase import rebase_weights
+from arborsim.search.ets import Cost, CostTree, cost_tree, keep_best, similar
+from arborsim.search.levels import rebase_weights
 from tests.search.ets_program import keep_by_program, objective
 
 WIDTH = 256

@@ -27,7 +27,7 @@ _SEARCHES: Mapping[str, str] = {
     "beam-sqrt": "levels:BeamSqrt",
     "dvts-4": "levels:Dvts4",
     "dvts-sqrt": "levels:DvtsSqrt",
-    "rebase": "rebase:Rebase",
+    "rebase": "levels:Rebase",
     "ets": "ets:Ets",
     "ets-kv": "ets:EtsKv",
     "tot-bfs": "tot:TotBfs",

@@ -17,8 +17,9 @@ search knows no tokens, no model and no clock, so the same object drives both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,42 +29,23 @@ ROOT = 0
 
 @dataclass(frozen=True)
 class Leaf:
-    """A complete node, as a search sees it.
+    """A complete node, as a search sees it."""
 
-    Attributes
-    ----------
-    node, parent, depth : int
-        As in `arborsim.core.tree.ThoughtTree`: node 0 is the prompt, its parent is -1.
-    score : float
-        Search value, higher is better; NaN for the root.
-    finished : bool
-        The reasoning ended here: it holds an answer.
-    dead : bool
-        It cannot be continued although it is not finished (the cap on tokens; on a bank, no
-        recorded child left).  Whether it can still *succeed* is what a search has to find out: no
-        driver tells.
-    visits : int
-        Children opened so far, those that still run included.
-    tokens : int
-        Generated tokens on the path from the prompt to here.
-    embedding : float ndarray ``[size]`` or None
-        Mean last hidden state of the block.
-    answer : str or None
-        Text of the answer, if it is finished and can be read: equal texts vote together.
-    twin : int or None
-        The first complete sibling that says the same; the node itself or None if there is none.
-    """
-
+    #: As in `arborsim.core.tree.ThoughtTree`: node 0 is the prompt, its parent is -1
     node: int
     parent: int
     depth: int
-    score: float
-    finished: bool = False
+    score: float  # search value, higher is better; NaN for the root
+    finished: bool = False  # the reasoning ended here: it holds an answer
+    #: It cannot be continued although it is not finished (the cap on tokens; on a bank, no recorded
+    #: child left).  Whether it can still *succeed* is what a search has to find out
     dead: bool = False
-    visits: int = 0
-    tokens: int = 0
+    visits: int = 0  # children opened so far, those that still run included
+    tokens: int = 0  # generated on the path from the prompt to here
+    #: Float [size]: mean last hidden state of the block
     embedding: np.ndarray | None = field(default=None, compare=False, repr=False)
-    answer: str | None = None
+    answer: str | None = None  # its text, if it can be read: equal texts vote together
+    #: The first complete sibling with the same text; the node itself or None if there is none
     twin: int | None = field(default=None, compare=False)
 
     @property
@@ -73,21 +55,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Expansion:
-    """What a search wants next.
+    """What a search wants next."""
 
-    Attributes
-    ----------
-    children : mapping of int to int
-        Node to the number of children to open under it now, in this order.
-    dropped : tuple of int
-        Nodes given up for good, deepest first; they leave the frontier.
-    done : bool
-        The search is over, whatever still runs.
-    """
-
+    #: Node to the number of children to open under it now, in this order
     children: Mapping[int, int] = field(default_factory=dict)
-    dropped: tuple[int, ...] = ()
-    done: bool = False
+    dropped: tuple[int, ...] = ()  # nodes given up for good, deepest first; they leave the frontier
+    done: bool = False  # the search is over, whatever still runs
 
 
 @runtime_checkable
@@ -106,18 +79,24 @@ class Search(Protocol):
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
         """Decide what to open and what to give up.
 
-        Parameters
-        ----------
-        frontier : sequence of Leaf
-            All complete nodes that were not dropped, in order of completion; the root is first.
-        width : int
-            Children that may be opened now.
+        `frontier` holds all complete nodes that were not dropped, in order of completion, the root
+        first; `width` is how many children may be opened now.
         """
         ...
 
     def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
         """Candidate answers, best first, when the search is over."""
-        ...
+        return best_answer(frontier)
+
+
+class Wide(Search):
+    """Runs as many thoughts at once as its option `width` says."""
+
+    width: int
+
+    @property
+    def slots(self) -> int:
+        return self.width
 
 
 def value(leaf: Leaf) -> float:
@@ -130,9 +109,19 @@ def reward(leaf: Leaf) -> float:
     return 0.0 if math.isnan(leaf.score) else leaf.score
 
 
+def newest(frontier: Sequence[Leaf], known: Container[int]) -> list[Leaf]:
+    """Leaves that are not `known` yet, in order of completion: the last ones of the frontier."""
+    return list(takewhile(lambda leaf: leaf.node not in known, reversed(frontier)))[::-1]
+
+
 def best_first(leaves: Iterable[Leaf]) -> list[Leaf]:
     """By descending score; ties go to the older node."""
     return sorted(leaves, key=lambda leaf: (-value(leaf), leaf.node))
+
+
+def deepest_first(leaves: Iterable[Leaf]) -> tuple[int, ...]:
+    """Their nodes in the order in which nodes are given up: children before their parents."""
+    return tuple(leaf.node for leaf in sorted(leaves, key=lambda x: (-x.depth, x.node)))
 
 
 def best_answer(frontier: Sequence[Leaf]) -> tuple[int, ...]:
@@ -144,7 +133,7 @@ def best_answer(frontier: Sequence[Leaf]) -> tuple[int, ...]:
 
 
 def majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
-    """The answer that most leaves gave, whatever their scores (Wang et al. 2022)."""
+    """The answer that most leaves gave, whatever their scores."""
     return _elect(frontier, lambda leaf: 1.0)
 
 
@@ -177,5 +166,4 @@ def hopeless(frontier: Sequence[Leaf], kept: Iterable[int]) -> tuple[int, ...]:
         while node in parent and node not in alive:
             alive.add(node)
             node = parent[node]
-    lost = [leaf for leaf in frontier if leaf.node not in alive]
-    return tuple(leaf.node for leaf in sorted(lost, key=lambda x: (-x.depth, x.node)))
+    return deepest_first(leaf for leaf in frontier if leaf.node not in alive)

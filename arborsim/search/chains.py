@@ -1,13 +1,4 @@
-"""Chains of thoughts that share the prompt alone: one, as ordinary decoding has it, or N samples.
-
-- `Linear`: one chain, never branching.
-- `BestOfN`: the finished chain with the best final score (Cobbe et al. 2021, "Training Verifiers
-  to Solve Math Word Problems").
-- `SelfConsistency`: the answer that most chains give (Wang et al. 2022, "Self-Consistency Improves
-  Chain of Thought Reasoning").
-- `WeightedVote`: the answer whose chains have the highest sum of final scores (Beeching et al.
-  2024, "Scaling test-time compute").
-"""
+"""Chains of thoughts that share the prompt alone: one, as in ordinary decoding, or N samples."""
 
 from __future__ import annotations
 
@@ -16,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, majority, weighted_majority
+from arborsim.search.base import ROOT, Expansion, Leaf, Search, majority, weighted_majority
 
 
 @dataclass
-class Linear:
+class Linear(Search):
     """Continue the newest thought until it is finished."""
 
     name: ClassVar[str] = "linear"
@@ -39,20 +30,14 @@ class Linear:
 
 
 @dataclass
-class IndependentSamples:
-    """Sample `n` chains to their ends.
-
-    Parameters
-    ----------
-    n : int
-        Chains.
-    """
+class IndependentSamples(Search):
+    """Sample chains to their ends."""
 
     name: ClassVar[str]
     synchronous: ClassVar[bool] = False
     keeps_duplicates: ClassVar[bool] = True
     """Chains are independent: one that repeats another goes on, and votes."""
-    n: int = 16
+    n: int = 16  # chains
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -71,17 +56,16 @@ class IndependentSamples:
 
 @dataclass
 class BestOfN(IndependentSamples):
-    """N chains, the best one wins."""
+    """The finished chain with the best final score wins (Cobbe et al. 2021, "Training Verifiers to
+    Solve Math Word Problems")."""
 
     name: ClassVar[str] = "best-of-n"
-
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
-        return best_answer(frontier)
 
 
 @dataclass
 class SelfConsistency(IndependentSamples):
-    """N chains, the majority wins."""
+    """The answer that most chains give wins (Wang et al. 2022, "Self-Consistency Improves Chain of
+    Thought Reasoning")."""
 
     name: ClassVar[str] = "self-consistency"
 
@@ -91,7 +75,8 @@ class SelfConsistency(IndependentSamples):
 
 @dataclass
 class WeightedVote(IndependentSamples):
-    """N chains, each votes with its score."""
+    """The answer whose chains have the highest sum of final scores wins (Beeching et al. 2024,
+    "Scaling test-time compute")."""
 
     name: ClassVar[str] = "weighted-vote"
 

@@ -18,93 +18,74 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import takewhile
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, reward, value
-
-
-class Role(Enum):
-    EXPLOIT = "exploit"
-    EXPLORE = "explore"
+from arborsim.search.base import ROOT, Expansion, Leaf, Wide, newest, reward, value
 
 
 @dataclass
-class Slot:
-    """A place in the batch: `node` is the state whose child it decodes, None when it is free.
+class _State:
+    """A complete node, and what came out below it."""
 
-    `follow` is the state that it goes on from instead of picking one.
-    """
+    leaf: Leaf  # as it was last shown
+    most: int  # children that it may have
+    visits: int = -1  # children opened, those asked for included; -1 if it was given up at once
+    arrived: int = 0  # complete children
+    #: Rewards seen below, and their sum
+    count: int = 0
+    total: float = 0.0
 
-    role: Role
-    node: int | None = None
-    follow: int | None = None
+    @property
+    def live(self) -> bool:
+        return self.leaf.expandable and self.visits >= 0
 
 
 @dataclass
-class Dpts:
-    """Parallel slots that exploit and explore.
+class _Slot:
+    """A place in the batch, free or decoding a child of a state."""
 
-    Parameters
-    ----------
-    width : int
-        Number of slots.
-    early_stop, deep_seek : float
-        Lambda_es and lambda_ds, as shares of the mean reward.
-    warm_up : int
-        Rewards to see before either transition applies.
-    exploration : float
-        c.
-    children : int
-        Most children per state (the root may have `width`, if that is more).
-    steps : int
-        Most thoughts in all.
-    accept : float
-        A finished thought valued at least this ends the search.
-    """
+    exploits: bool
+    node: int | None = None  # the state whose child it decodes, None when it is free
+    follow: int | None = None  # the state that it goes on from instead of picking one
+
+
+@dataclass
+class Dpts(Wide):
+    """Parallel slots that exploit and explore."""
 
     name: ClassVar[str] = "dpts"
     synchronous: ClassVar[bool] = False
-    width: int = 4
+    width: int = 4  # slots
+    #: Lambda_es and lambda_ds, as shares of the mean reward
     early_stop: float = 0.8
     deep_seek: float = 0.8
-    warm_up: int = 5
-    exploration: float = 1 / math.sqrt(2)
-    children: int = 3
-    steps: int = 100
-    accept: float = 0.9
-    _slots: list[Slot] = field(default_factory=list, init=False, repr=False)
-    _parent: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    _arrived: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    _count: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    _sum: dict[int, float] = field(default_factory=dict, init=False, repr=False)
+    warm_up: int = 5  # rewards to see before either transition applies
+    exploration: float = 1 / math.sqrt(2)  # c
+    children: int = 3  # most per state (the root may have `width`, if that is more)
+    steps: int = 100  # most thoughts in all
+    accept: float = 0.9  # a finished thought valued at least this ends the search
+    _slots: list[_Slot] = field(default_factory=list, init=False, repr=False)
+    _states: dict[int, _State] = field(default_factory=dict, init=False, repr=False)
     _rewards: float = field(default=0.0, init=False, repr=False)  # their sum
-    _states: dict[int, Leaf] = field(default_factory=dict, init=False, repr=False)
-    _visits: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _fresh: list[tuple[float, int]] = field(default_factory=list, init=False, repr=False)
-    _open: set[int] = field(default_factory=set, init=False, repr=False)
     _asked: set[int] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(self.width, self.children, self.steps) < 1:
             raise UsageError("dpts: width, children and steps must be 1 or more")
-        exploiting = (self.width + 1) // 2
-        self._slots = [
-            Slot(Role.EXPLOIT if i < exploiting else Role.EXPLORE) for i in range(self.width)
-        ]
+        self._slots = [_Slot(exploits=i < self._half) for i in range(self.width)]
 
     @property
-    def slots(self) -> int:
-        return self.width
+    def _half(self) -> int:
+        """Slots that exploit."""
+        return (self.width + 1) // 2
 
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
         dropped: list[int] = []
-        # In order of completion: what is new comes last.
-        new = list(takewhile(lambda x: x.node not in self._parent, reversed(frontier)))[::-1]
+        new = newest(frontier, self._states)
         for leaf in new:
-            self._note(leaf)
+            self._back_up(leaf)
             if leaf.node == ROOT:
                 continue
             if leaf.finished and value(leaf) >= self.accept:
@@ -114,25 +95,26 @@ class Dpts:
         may_differ = self._asked.union(leaf.node for leaf in new).difference(dropped)
         changed = [leaf for leaf in frontier if leaf.node in may_differ]
         for leaf in changed:
-            self._see(leaf)
+            self._update(leaf)
         self._free_stranded(changed)
         children = self._fill(width)
         self._asked = set(children)
         return Expansion(children, tuple(dropped))
 
-    def _note(self, leaf: Leaf) -> None:
-        """Back the new reward up to all proper ancestors."""
-        self._parent[leaf.node] = leaf.parent
-        self._count[leaf.node], self._sum[leaf.node] = 0, 0.0
+    def _back_up(self, leaf: Leaf) -> None:
+        """Add the new reward to all proper ancestors."""
+        most = max(self.children, self.width) if leaf.node == ROOT else self.children
+        self._states[leaf.node] = _State(leaf, most)
         if leaf.node == ROOT:
             return
         self._rewards += reward(leaf)
-        self._arrived[leaf.parent] = self._arrived.get(leaf.parent, 0) + 1
+        self._states[leaf.parent].arrived += 1
         node = leaf.parent
-        while node in self._count:
-            self._count[node] += 1
-            self._sum[node] += reward(leaf)
-            node = self._parent[node]
+        while node in self._states:
+            above = self._states[node]
+            above.count += 1
+            above.total += reward(leaf)
+            node = above.leaf.parent
 
     def _settle(self, leaf: Leaf) -> bool:
         """Let the slot that decoded `leaf` make its transition; True gives the leaf up."""
@@ -140,40 +122,27 @@ class Dpts:
         slot.node = None
         if not leaf.expandable:
             return leaf.dead
-        rewards = len(self._parent) - 1
+        rewards = len(self._states) - 1
         warm = rewards >= self.warm_up
         mean = self._rewards / rewards
-        if slot.role is Role.EXPLOIT:
+        if slot.exploits:
             if warm and reward(leaf) < self.early_stop * mean:
                 return True
             slot.follow = leaf.node
         elif warm and reward(leaf) > self.deep_seek * mean:
-            slot.role, slot.follow = Role.EXPLOIT, leaf.node
+            slot.exploits, slot.follow = True, leaf.node
         return False
 
-    def _see(self, leaf: Leaf) -> None:
+    def _update(self, leaf: Leaf) -> None:
         """Know the state as it is now: on a bank, it may have had fewer children than asked for."""
-        node = leaf.node
-        if not leaf.expandable:
-            self._states.pop(node, None)
-            self._open.discard(node)
-            return
-        if leaf.visits == 0 and self._visits.get(node) != 0:
-            heapq.heappush(self._fresh, (-value(leaf), node))
-        self._states[node], self._visits[node] = leaf, leaf.visits
-        self._sort(node)
-
-    def _sort(self, node: int) -> None:
-        """Put a state where it belongs: among those that may have another child, or not."""
-        most = max(self.children, self.width) if node == ROOT else self.children
-        if self._visits[node] < most:
-            self._open.add(node)
-        else:
-            self._open.discard(node)
+        state = self._states[leaf.node]
+        if leaf.expandable and leaf.visits == 0 and state.visits != 0:
+            heapq.heappush(self._fresh, (-value(leaf), leaf.node))
+        state.leaf, state.visits = leaf, leaf.visits
 
     def _free_stranded(self, asked: Sequence[Leaf]) -> None:
         """Free slots whose thought never started: a bank had no child left to hand out."""
-        running = {x.node: x.visits - self._arrived.get(x.node, 0) for x in asked}
+        running = {x.node: x.visits - self._states[x.node].arrived for x in asked}
         for slot in self._slots:
             if slot.node is not None and slot.node in running:
                 running[slot.node] -= 1
@@ -184,44 +153,40 @@ class Dpts:
         """Give every free slot a state to expand."""
         children: dict[int, int] = {}
         free = [slot for slot in self._slots if slot.node is None]
-        opened = len(self._parent) - 1 + self.width - len(free)
+        opened = len(self._states) - 1 + self.width - len(free)
         left = min(width, self.steps - opened)
         # Slots that go on come first: their state must not be taken by another.
         for slot in sorted(free, key=lambda s: s.follow is None):
             if left <= 0:
                 break
             node, slot.follow = slot.follow, None
-            if node not in self._states:
+            if node is None or not self._states[node].live:
                 node = self._pick(slot)
             if node is None:
                 continue
             slot.node = node
-            self._visits[node] += 1
-            self._sort(node)
+            self._states[node].visits += 1
             children[node] = children.get(node, 0) + 1
             left -= 1
         return children
 
-    def _pick(self, slot: Slot) -> int | None:
+    def _pick(self, slot: _Slot) -> int | None:
         """A new state for a slot, in whichever role has fewer slots than its half."""
         others = [s for s in self._slots if s is not slot and (s.node is not None or s.follow)]
-        exploiting = sum(s.role is Role.EXPLOIT for s in others)
-        slot.role = Role.EXPLOIT if exploiting < (self.width + 1) // 2 else Role.EXPLORE
-        if slot.role is Role.EXPLOIT:
+        slot.exploits = sum(s.exploits for s in others) < self._half
+        if slot.exploits:
             while self._fresh:
                 node = self._fresh[0][1]
-                if node in self._states and self._visits[node] == 0:
+                if self._states[node].live and self._states[node].visits == 0:
                     return node
                 heapq.heappop(self._fresh)
-        return max(self._open, key=lambda n: (self._ucb(self._states[n]), -n), default=None)
+        open_ = (n for n, state in self._states.items() if state.live and state.visits < state.most)
+        return max(open_, key=lambda n: (self._ucb(self._states[n]), -n), default=None)
 
-    def _ucb(self, leaf: Leaf) -> float:
-        count = self._count[leaf.node]
-        mean = self._sum[leaf.node] / count if count else 0.0
+    def _ucb(self, state: _State) -> float:
+        mean = state.total / state.count if state.count else 0.0
+        at_root = state.leaf.node == ROOT
         # The root has no reward of its own: it gets the mean of what lies below it.
-        own = mean if leaf.node == ROOT else reward(leaf)
-        above = self._count[ROOT if leaf.node == ROOT else leaf.parent]
-        return mean + self.exploration * math.sqrt(1 + above) * own / (1 + count)
-
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
-        return best_answer(frontier)
+        own = mean if at_root else reward(state.leaf)
+        above = state if at_root else self._states[state.leaf.parent]
+        return mean + self.exploration * math.sqrt(1 + above.count) * own / (1 + state.count)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, Search, best_first
+from arborsim.search.base import ROOT, Expansion, Leaf, Search, best_first, deepest_first, newest
 
 MOST_NODES = 1_000_000  #: a tree that may grow larger is refused
 
@@ -29,15 +28,6 @@ class Dense:
     The deepest nodes come first, and a node is given up as soon as everything below it is complete:
     the keys and values of few paths are held at once.
 
-    Parameters
-    ----------
-    children : tuple of int
-        Children per node at depth 0, 1, ...; the last entry holds for deeper nodes, too.
-    depth : int
-        Depth of the last level; 0 for as many as `children` has entries.
-    slots : int
-        Thoughts that may run at once.
-
     Raises
     ------
     UsageError
@@ -47,9 +37,10 @@ class Dense:
     name: ClassVar[str] = "dense"
     synchronous: ClassVar[bool] = False
     keeps_duplicates: ClassVar[bool] = True
+    #: Children per node at depth 0, 1, ...; the last entry holds for deeper nodes, too
     children: tuple[int, ...] = (8,)
-    depth: int = 0
-    slots: int = 256
+    depth: int = 0  # of the last level; 0 for as many as `children` has entries
+    slots: int = 256  # thoughts that may run at once
     _known: dict[int, Leaf] = field(default_factory=dict, init=False, repr=False)
     _opened: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _open_below: dict[int, int] = field(default_factory=dict, init=False, repr=False)
@@ -82,11 +73,8 @@ class Dense:
 
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
         dropped: list[Leaf] = []
-        # In order of completion: what is new comes last.
-        fresh = list(takewhile(lambda x: x.node not in self._known, reversed(frontier)))
-        for leaf in reversed(fresh):
+        for leaf in newest(frontier, self._known):
             self._enter(leaf, dropped)
-        dropped.sort(key=lambda x: (-x.depth, x.node))
         children: dict[int, int] = {}
         waiting = sorted(self._opened, key=lambda n: (-self._known[n].depth, n))
         for node in waiting:
@@ -100,7 +88,7 @@ class Dense:
             if self._opened[node] == self._children_at(self._known[node].depth):
                 del self._opened[node]
         over = not children and not any(self._open_below.values())
-        return Expansion(children, tuple(leaf.node for leaf in dropped), done=over)
+        return Expansion(children, deepest_first(dropped), done=over)
 
     def _enter(self, leaf: Leaf, dropped: list[Leaf]) -> None:
         """A thought is complete: it waits for children, or is given up with what is above it."""
@@ -130,24 +118,16 @@ class Dense:
 class SharedTree:
     """Runs `searches` together on the thoughts that one driver grows.
 
-    The driver must not tell duplicates apart, but give every leaf its `twin`.
-
-    Parameters
-    ----------
-    searches : sequence of Search
-        New objects.
-    slots : int
-        Thoughts that may run at once, of all searches together.
-    dedupe : bool
-        A thought that repeats one of its siblings is dead, for each search that does not keep
-        duplicates.
+    The driver must not mark duplicates as dead, but give every leaf its `twin`.
     """
 
     name: ClassVar[str] = "shared-tree"
     synchronous: ClassVar[bool] = False
     keeps_duplicates: ClassVar[bool] = True
-    searches: Sequence[Search]
-    slots: int = 256
+    searches: Sequence[Search]  # new objects
+    slots: int = 256  # thoughts that may run at once, of all searches together
+    #: A thought that repeats one of its siblings is dead, for each search that does not keep
+    #: duplicates
     dedupe: bool = True
     _tree: _Tree = field(init=False, repr=False)
     _walks: list[Iterator[None]] = field(init=False, repr=False)
@@ -178,22 +158,12 @@ _OVER = object()
 
 
 class _Tree:
-    """The thoughts that are open or asked for.
-
-    Attributes
-    ----------
-    leaf : list of (Leaf or None)
-        Of each node, once it is complete.
-    children : list of list of int
-        Of each node, in order of opening.
-    running : int
-        Open nodes that are not complete.
-    """
+    """The thoughts that are open or asked for."""
 
     def __init__(self) -> None:
-        self.leaf: list[Leaf | None] = [None]
-        self.children: list[list[int]] = [[]]
-        self.running = 1  # the prompt, until the driver shows it
+        self.leaf: list[Leaf | None] = [None]  # of each node, once it is complete
+        self.children: list[list[int]] = [[]]  # of each node, in order of opening
+        self.running = 1  # open nodes that are not complete: the prompt, until the driver shows it
         self._wanted = [0]  # children of each node, those to be opened included
         self._queue: dict[int, int] = {}  # node -> children to be opened, in order of asking
 

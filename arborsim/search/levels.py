@@ -1,5 +1,4 @@
-"""Searches that go level by level and never come back; here beam search and DVTS, elsewhere REBASE
-and ETS.
+"""Searches that go level by level and never come back: beam search, DVTS, REBASE, and ETS (`ets`).
 
 A width of thoughts is shared among the newest level's states.  A finished chain keeps its place:
 the width that is left shrinks by one for each.  A state that gets no share is given up for good.
@@ -13,6 +12,13 @@ among S subtrees, which search on their own: the thoughts of the first level are
 and of every later level the best state of each subtree goes on with all of the subtree's width.
 
 ETS compares with k and S = 4, and with the square root of the initial width N.
+
+REBASE, reward balanced search (Wu et al. 2024, "Inference Scaling Laws"): from the best state to
+the worst, each of the unfinished states i gets
+
+    ceil(N_i exp(R_i / T) / sum over k not yet served of exp(R_k / T))
+
+children, where N_i is what is left of the width.
 """
 
 from __future__ import annotations
@@ -24,34 +30,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, best_first, hopeless, weighted_majority
+from arborsim.search.base import (
+    ROOT,
+    Expansion,
+    Leaf,
+    Wide,
+    best_first,
+    hopeless,
+    value,
+    weighted_majority,
+)
 
 
 @dataclass
-class LevelSearch(ABC):
-    """One level at a time.
+class LevelSearch(Wide, ABC):
+    """One level at a time."""
 
-    Parameters
-    ----------
-    width : int
-        N, thoughts per level at the start.
-    depth : int
-        Most levels.
-    """
-
-    name: ClassVar[str]
     synchronous: ClassVar[bool] = True
-    width: int = 16
-    depth: int = 25
+    width: int = 16  # N, thoughts per level at the start
+    depth: int = 25  # most levels
 
     def __post_init__(self) -> None:
         if min(self.width, self.depth) < 1:
             raise UsageError(f"{self.name}: width and depth must be 1 or more")
-
-    @property
-    def slots(self) -> int:
-        return self.width
 
     @abstractmethod
     def share(
@@ -79,16 +83,10 @@ class LevelSearch(ABC):
 
 @dataclass
 class Beam4(LevelSearch):
-    """Keep a fixed number of states.
-
-    Parameters
-    ----------
-    keep : int
-        k, states kept per level.
-    """
+    """Keep a fixed number of states."""
 
     name: ClassVar[str] = "beam-4"
-    keep: int = 4
+    keep: int = 4  # k, states kept per level
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,16 +152,10 @@ class DvtsSqrt(LevelSearch):
 
 @dataclass
 class Dvts4(DvtsSqrt):
-    """A fixed number of subtrees.
-
-    Parameters
-    ----------
-    subtrees : int
-        S; no more than `width`.
-    """
+    """A fixed number of subtrees."""
 
     name: ClassVar[str] = "dvts-4"
-    subtrees: int = 4
+    subtrees: int = 4  # S; no more than `width`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,6 +165,43 @@ class Dvts4(DvtsSqrt):
     @property
     def _subtrees(self) -> int:
         return self.subtrees
+
+
+@dataclass
+class Rebase(LevelSearch):
+    """Children in proportion to the softmax of scores."""
+
+    name: ClassVar[str] = "rebase"
+    temperature: float = 0.2  # T of the softmax over scores
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise UsageError(f"{self.name}: temperature must be more than 0")
+
+    def share(
+        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
+    ) -> Mapping[int, int]:
+        counts = rebase_weights(candidates, width, self.temperature)
+        return {x.node: count for x, count in zip(candidates, counts, strict=True) if count}
+
+
+def rebase_weights(leaves: Sequence[Leaf], width: int, temperature: float) -> list[int]:
+    """Children of each leaf; they add up to `width` exactly.
+
+    One leaf or more, best first; an unknown score counts as minus infinity.
+    """
+    scores = np.array([value(leaf) for leaf in leaves], dtype=np.float64)
+    counts = []
+    for i, score in enumerate(scores):
+        # Relative to the leaf that is served: equal scores give ones exactly, nothing overflows,
+        # and as the leaf is one of those that are left, no share exceeds what is left.
+        rest = scores[i:]
+        gap = np.subtract(rest, score, out=np.zeros(len(rest)), where=rest != score)
+        count = math.ceil(width / math.fsum(np.exp(gap / temperature).tolist()))
+        counts.append(min(count, width))
+        width -= counts[-1]
+    return counts
 
 
 def ceil_sqrt(number: int) -> int:

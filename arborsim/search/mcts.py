@@ -20,76 +20,46 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, reward, value
+from arborsim.search.base import ROOT, Expansion, Leaf, Wide, deepest_first, newest, reward, value
 
 
 @dataclass
 class _State:
-    """A complete node: what came out at and below it, and what may still come.
+    """A complete node: what came out at and below it, and what may still come."""
 
-    Attributes
-    ----------
-    leaf : Leaf
-        As it was last shown.
-    count, total : int, float
-        Rewards seen here and below, and their sum.
-    running : int
-        Thoughts that run below.
-    direct : int
-        Those of them that are children.
-    room : int
-        Children that it may still have.
-    live : bool
-        Whether anything can be opened here or below.
-    arrived : list of _State
-        Complete children.
-    """
-
-    leaf: Leaf
+    leaf: Leaf  # as it was last shown
+    #: Rewards seen here and below, and their sum
     count: int = 0
     total: float = 0.0
+    #: Thoughts that run below, and those of them that are children
     running: int = 0
     direct: int = 0
-    room: int = 0
-    live: bool = False
-    arrived: list[_State] = field(default_factory=list)
+    room: int = 0  # children that it may still have
+    live: bool = False  # whether anything can be opened here or below
+    arrived: list[_State] = field(default_factory=list)  # complete children
 
     def settle(self) -> None:
         self.live = self.room > 0 or any(child.live for child in self.arrived)
 
 
 @dataclass
-class Mcts:
+class Mcts(Wide):
     """Selection by UCT, one thought per simulation.
 
     Subtrees in which nothing is left to open are not selected again: a second visit would see the
     rewards of the first.
-
-    Parameters
-    ----------
-    width : int
-        Slots: thoughts that run at once.
-    exploration : float
-        w.
-    children : int
-        Most children per state.
-    steps : int
-        Most thoughts in all.
-    accept : float
-        A finished thought valued at least this ends the search.
     """
 
     name: ClassVar[str] = "mcts"
     synchronous: ClassVar[bool] = False
-    width: int = 1
-    exploration: float = 1.0
-    children: int = 3
-    steps: int = 100
-    accept: float = 0.9
+    width: int = 1  # slots: thoughts that run at once
+    exploration: float = 1.0  # w
+    children: int = 3  # most per state
+    steps: int = 100  # most thoughts in all
+    accept: float = 0.9  # a finished thought valued at least this ends the search
     _states: dict[int, _State] = field(default_factory=dict, init=False, repr=False)
     _asked: set[int] = field(default_factory=set, init=False, repr=False)
 
@@ -99,13 +69,8 @@ class Mcts:
         if not (self.exploration >= 0 and math.isfinite(self.exploration)):
             raise UsageError("mcts: exploration must be 0 or more")
 
-    @property
-    def slots(self) -> int:
-        return self.width
-
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
-        # In order of completion: what is new comes last.
-        new = list(takewhile(lambda x: x.node not in self._states, reversed(frontier)))[::-1]
+        new = newest(frontier, self._states)
         for leaf in new:
             self._back_up(leaf)
         if any(leaf.finished and value(leaf) >= self.accept for leaf in new):
@@ -181,7 +146,4 @@ class Mcts:
                     break
                 if not state.leaf.finished:
                     over[state.leaf.node] = state.leaf
-        return tuple(x.node for x in sorted(over.values(), key=lambda x: (-x.depth, x.node)))
-
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
-        return best_answer(frontier)
+        return deepest_first(over.values())

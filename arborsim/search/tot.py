@@ -15,31 +15,31 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, best_answer, best_first, hopeless, value
+from arborsim.search.base import (
+    ROOT,
+    Expansion,
+    Leaf,
+    Search,
+    Wide,
+    best_answer,
+    best_first,
+    hopeless,
+    newest,
+    value,
+)
 
 
 @dataclass
-class TotBfs:
-    """Propose, value, keep the best.
-
-    Parameters
-    ----------
-    keep : int
-        b, states kept per level.
-    children : int
-        k, thoughts proposed per state.
-    levels : int
-        Most levels; 0 for "until all kept states are finished".
-    any_of : int
-        Leaves that may be handed in as the answer (the paper counts a Game of 24 as solved if any
-        of the 5 kept states solves it); 1 hands in the best one only.
-    """
+class TotBfs(Search):
+    """Propose, value, keep the best."""
 
     name: ClassVar[str] = "tot-bfs"
     synchronous: ClassVar[bool] = True
-    keep: int = 5
-    children: int = 8
-    levels: int = 0
+    keep: int = 5  # b, states kept per level
+    children: int = 8  # k, thoughts proposed per state
+    levels: int = 0  # most levels; 0 for "until all kept states are finished"
+    #: Leaves that may be handed in as the answer (the paper counts a Game of 24 as solved if any
+    #: of the 5 kept states solves it); 1 hands in the best one only
     any_of: int = 1
 
     def __post_init__(self) -> None:
@@ -72,38 +72,22 @@ class TotBfs:
 
 
 @dataclass
-class TotDfs:
-    """Depth-first search with backtracking.
-
-    Parameters
-    ----------
-    threshold : float
-        A thought valued below this is given up at once.
-    relative : float
-        So is one valued below this share of its parent's value: for values that measure progress,
-        a fall means that something went wrong.  0 switches it off.
-    children : int
-        Most children per state.
-    propose : int
-        Thoughts proposed when a state is reached, before the best is followed; further ones are
-        proposed, as many at a time, when the search comes back.  1 follows each thought at once.
-    steps : int
-        Most thoughts in all.
-    accept : float
-        A finished thought valued at least this ends the search.
-    width : int
-        Proposals of one state that may run in one batch.
-    """
+class TotDfs(Wide):
+    """Depth-first search with backtracking."""
 
     name: ClassVar[str] = "tot-dfs"
     synchronous: ClassVar[bool] = True
-    threshold: float = 0.02
+    threshold: float = 0.02  # a thought valued below this is given up at once
+    #: So is one valued below this share of its parent's value: for values that measure progress, a
+    #: fall means that something went wrong.  0 switches it off
     relative: float = 0.6
-    children: int = 3
+    children: int = 3  # most per state
+    #: Thoughts proposed when a state is reached, before the best is followed; further ones are
+    #: proposed, as many at a time, when the search comes back.  1 follows each thought at once
     propose: int = 1
-    steps: int = 100
-    accept: float = 0.9
-    width: int = 1
+    steps: int = 100  # most thoughts in all
+    accept: float = 0.9  # a finished thought valued at least this ends the search
+    width: int = 1  # proposals of one state that may run in one batch
     _seen: set[int] = field(default_factory=lambda: {ROOT}, init=False, repr=False)
     _at: int = field(default=ROOT, init=False, repr=False)
 
@@ -111,20 +95,15 @@ class TotDfs:
         if min(self.children, self.propose, self.steps, self.width) < 1:
             raise UsageError("tot-dfs: children, propose, steps and width must be 1 or more")
 
-    @property
-    def slots(self) -> int:
-        return self.width
-
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
         states = {leaf.node: leaf for leaf in frontier}
         dropped: list[int] = []
-        for leaf in frontier:
-            if leaf.node in self._seen:
-                continue
+        for leaf in newest(frontier, self._seen):
             self._seen.add(leaf.node)
             if leaf.finished and value(leaf) >= self.accept:
                 return Expansion(dropped=tuple(dropped), done=True)
-            if leaf.dead or value(leaf) < self._bar(states[leaf.parent]):
+            above = max(value(states[leaf.parent]), 0.0)  # the root has no value
+            if leaf.dead or value(leaf) < max(self.threshold, self.relative * above):
                 dropped.append(leaf.node)
         while True:
             state = states[self._at]
@@ -151,10 +130,3 @@ class TotDfs:
             else:
                 dropped.append(state.node)
                 self._at = state.parent
-
-    def _bar(self, parent: Leaf) -> float:
-        known = max(value(parent), 0.0)  # the root has no value
-        return max(self.threshold, self.relative * known)
-
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
-        return best_answer(frontier)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Leaf, make_search
 from arborsim.search.base import best_first, majority, weighted_majority
-from arborsim.search.rebase import rebase_weights
+from arborsim.search.levels import rebase_weights
 from tests.search.bank import Bank, drive
 from tests.search.literal import printed
 

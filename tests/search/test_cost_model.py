@@ -15,16 +15,16 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Expansion, Leaf, make_search
 from arborsim.search.base import best_first
-from arborsim.search.cost_model import (
+from arborsim.search.ets import (
     Cost,
     CostTree,
     Program,
     cost_tree,
     keep_best,
     keep_by_tree,
+    similar,
 )
-from arborsim.search.ets import similar
-from arborsim.search.rebase import rebase_weights
+from arborsim.search.levels import rebase_weights
 from tests.search.bank import Bank, drive
 from tests.search.ets_program import keep_by_program, objective
 from tests.search.literal import printed
