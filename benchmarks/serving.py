@@ -33,7 +33,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.options import ClosedLoop, ServingOptions
 from arborsim.machine.program import SearchDemand
 from arborsim.policies.registry import build
-from arborsim.run.record import record_demands
+from arborsim.run.episode import record_demands
 
 TRACES = Path(__file__).parents[1] / "traces"
 CASES = (

@@ -24,8 +24,8 @@ from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, Sea
 from arborsim.plan.arrivals import Draws
 from arborsim.plan.results import Quality
 from arborsim.plan.workload import Candidate, Workload
+from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
-from arborsim.run.record import record_demand
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind

@@ -6,7 +6,12 @@ model, where it moves real tensors.  `Controller.handle` is the whole story:
 - tokens arrive in runs; the policy says how many iterations may pass before it wants to decide,
   or decides for the whole run at once;
 - tree events update the tree, then the policy may decide;
-- every decision is checked against the rules a cache cannot break, then applied.
+- every decision is checked against the rules that no plan may break, then applied:
+
+1. protected tokens never move down a tier;
+2. what was destroyed stays destroyed, unless the plan recovers it by recomputing;
+3. after a decision, HBM holds no more tokens than the budget (checked by the controller for plans,
+   by `check_run` for every iteration of a run).
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from arborsim.core.errors import BudgetInfeasible
+from arborsim.core.errors import BudgetInfeasible, PlanError
 from arborsim.core.events import (
     Answer,
     Boundary,
@@ -30,10 +35,10 @@ from arborsim.core.events import (
     Transition,
 )
 from arborsim.core.measurements import Measurements
+from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.moves import Moves
+from arborsim.memory.moves import Moves, Plan, RunPlan
 from arborsim.policies.base import NEVER, CacheView, Policy
-from arborsim.run.rules import check_plan, check_run
 from arborsim.signals.scores import ScoreBook
 
 
@@ -86,10 +91,7 @@ class Executor(Protocol):
 
 
 class Meter(Protocol):
-    """Watches decisions without taking part in them (quality figures, logs).
-
-    Subclasses say what they want to hear of.
-    """
+    """Watches decisions without taking part in them (quality figures, logs)."""
 
     def prefilled(self, run: TokenRun) -> None:
         """The prompt entered the cache."""
@@ -110,15 +112,8 @@ class Meter(Protocol):
 class Controller:
     """One search under one policy.
 
-    Parameters
-    ----------
-    policy : Policy
-    executor : Executor
-    budget_tokens : int
-        Tokens that HBM may hold after every decision.
-    layers, vocabulary : int
-        Of the model whose signals are observed.
-    meters : iterable of Meter
+    HBM may hold `budget_tokens` after every decision; `layers` and `vocabulary` are those of the
+    model whose signals are observed.
     """
 
     def __init__(
@@ -289,3 +284,67 @@ class Controller:
         for meter in self._meters:
             meter.moved(moves, view.tier)
         self.executor.apply(moves, examined_tokens=view.num_tokens)
+
+
+def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
+    """Raise `PlanError` if `plan` breaks rule 1 or 2."""
+    if plan.tiers.shape != view.tier.shape:
+        raise PlanError(
+            f"{policy.name} planned tiers of shape {plan.tiers.shape}, "
+            f"the cache has {view.tier.shape}"
+        )
+    lowered = plan.tiers > view.tier
+    if policy.bounded and lowered.any():
+        broken = lowered & policy.protected(view)
+        if broken.any():
+            token = int(np.flatnonzero(broken.any(axis=0))[0])
+            raise PlanError(f"{policy.name} moves protected token {token} down")
+    if plan.recover:
+        return
+    back = (view.tier == Tier.EVICTED) & (plan.tiers != Tier.EVICTED)
+    if back.any():
+        token = int(np.nonzero(back)[1][0])
+        raise PlanError(f"{policy.name} reads token {token}, which is evicted, without recover")
+
+
+def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: RunPlan) -> None:
+    """Raise `PlanError` if `plan` breaks a rule in any iteration.
+
+    `view` is the cache at the end of the run without the plan; one leaf only.
+    """
+    if not len(plan.step):
+        return
+    steps, width = run.steps, len(run.leaves)
+    born = view.num_tokens - run.num_tokens
+    if (np.diff(plan.step) < 0).any() or plan.step[0] < 0 or plan.step[-1] >= steps:
+        raise PlanError(f"{policy.name} planned moves outside the run's {steps} iterations")
+    if len(np.unique(plan.token)) != len(plan.token):
+        raise PlanError(f"{policy.name} moves a token twice within a run")
+    if (view.tier[:, plan.token] == Tier.EVICTED).any():
+        raise PlanError(f"{policy.name} moves a token that is already evicted")
+    if (plan.token >= born + (plan.step + 1) * width).any():
+        raise PlanError(f"{policy.name} moves a token before it exists")
+
+    path = view.tree.path(run.leaves[0])
+    position = np.full(view.num_tokens, -1, dtype=np.int64)
+    position[path] = np.arange(len(path))
+    at = position[plan.token]
+    length = len(path) - steps + plan.step + 1
+    protection = policy.protection(view.budget_tokens)
+    on_path = at >= 0
+    unsafe = (at < protection.head(view.prompt_tokens)) | (at >= length - protection.recent)
+    if (on_path & unsafe).any():
+        token = plan.token[on_path & unsafe][0]
+        raise PlanError(f"{policy.name} moves protected token {token} down")
+
+    leaves_hbm = (plan.target > Tier.HBM_QUANTISED) & (
+        view.tier[0, plan.token] <= Tier.HBM_QUANTISED
+    )
+    leaving = np.bincount(plan.step[leaves_hbm], minlength=steps)
+    start = view.in_hbm - run.num_tokens
+    used = start + np.arange(1, steps + 1) * width - np.cumsum(leaving)
+    if (used > view.budget_tokens).any():
+        step = int(np.argmax(used > view.budget_tokens))
+        raise PlanError(
+            f"{policy.name} leaves {used[step]} tokens in HBM, budget {view.budget_tokens}"
+        )

@@ -1,14 +1,16 @@
 """Playing one recorded search under one policy and budget: what every run is made of.
 
-`play_episode` is the one way to do so: replays, demands, searches on banks and validation call it,
-each with the executor and the meters that it needs.
+`play_episode` is the one way to do so: replays, searches on banks and validation call it, each with
+the executor and the meters that it needs.  `record_demand` keeps what the search asked of the
+machine, for plans.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,11 +18,14 @@ from arborsim.core.events import Event
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
+from arborsim.machine.machine import Machine, num_groups
+from arborsim.machine.program import DemandInfo, SearchDemand
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
 from arborsim.run.results import ANY
 from arborsim.trace.episode import Episode, play
+from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 
 #: Passes the events of a search on, and looks at its controller before and after each of them.
@@ -43,19 +48,11 @@ def cells_of(policies: Sequence[Policy], budgets: Sequence[Budget]) -> list[Cell
 
 @dataclass(frozen=True)
 class Played:
-    """One search, played to its end under one cell.
+    """One search, played to its end under one cell."""
 
-    Attributes
-    ----------
-    controller : Controller
-        With the tree, the executor and the budget in tokens.
-    measured : Measurements
-    attention_kept, output_error : float
-        NaN if they were not asked for, or nothing was generated.
-    """
-
-    controller: Controller
+    controller: Controller  # with the tree, the executor and the budget in tokens
     measured: Measurements
+    #: NaN if they were not asked for, or nothing was generated
     attention_kept: float
     output_error: float
 
@@ -73,20 +70,10 @@ def play_episode(
     meters: Iterable[Meter] = (),
     watch: Watch | None = None,
 ) -> Played:
-    """Play one search under one policy and budget, on one executor, to its end.
+    """Play one search under one policy and budget, on a new executor, to its end.
 
-    Parameters
-    ----------
-    episode : Episode
-        With the observations that the policy and `quality` read.
-    cell : Cell
-        A share of a budget is one of this search's own tokens, prompt included.
-    executor : Executor
-        A new one.
-    quality : Quality
-    meters : iterable of Meter
-    watch : callable, optional
-        See `Watch`.
+    `episode` holds the observations that the policy and `quality` read.  A budget's share is one of
+    this search's own tokens, prompt included.
 
     Raises
     ------
@@ -127,3 +114,56 @@ def foresee(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
     return with_eviction_times(
         episode, budget_tokens, protected.head(prompt_tokens), protected.recent
     )
+
+
+def record_demands(
+    trace: Path,
+    policy: Policy,
+    budget: Budget,
+    machine: Machine,
+    *,
+    first: int = 0,
+    count: int | None = None,
+    prefix: str = "",
+    prefix_tokens: int = 0,
+) -> Iterator[SearchDemand]:
+    """The demand of each of `count` episodes of a trace, from `first` on.
+
+    `prefix` and `prefix_tokens` are key and length of what these searches' prompts have in common
+    ("" for nothing).
+
+    Raises
+    ------
+    UsageError
+        Recall modes or compaction that a demand cannot describe.
+    BudgetInfeasible
+    """
+    reader = TraceReader(Path(trace))
+    reader.require(policy.reads(), f"policy {policy.name}")
+    stop = None if count is None else first + count
+    shared = prefix_tokens if prefix else 0
+    for episode in reader.episodes(tuple(sorted(policy.reads())), start=first, stop=stop):
+        yield record_demand(episode, policy, budget, machine, prefix, shared, reader.path.name)[0]
+
+
+def record_demand(
+    episode: Episode,
+    policy: Policy,
+    budget: Budget,
+    machine: Machine,
+    prefix: str = "",
+    prefix_tokens: int = 0,
+    trace: str = "",
+    meters: Sequence[Meter] = (),
+) -> tuple[SearchDemand, Measurements]:
+    """The demand of one episode, and what its replay measured on an idle machine."""
+    executor = machine.executor(policy, episode.info, record=True, prefix_tokens=prefix_tokens)
+    played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
+    geometry, groups = machine.charged(episode.info), num_groups(policy, episode.info)
+    verdicts = episode.correct[episode.kind == Kind.ANSWER]
+    info = DemandInfo(
+        trace, episode.index, policy.name, budget.text, machine.recall, geometry.name,
+        geometry.kv_bytes_per_token, groups, policy.fused, prefix, prefix_tokens,
+        int(verdicts[-1]) if len(verdicts) else -1,
+    )  # fmt: skip
+    return executor.demand(info), played.measured

@@ -25,9 +25,16 @@ from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
 from arborsim.run.episode import Cell, Played, cells_of, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
-from arborsim.run.notes import assumed_policy_time, does_not_fit
 from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture, node_records
-from arborsim.run.results import ORACLE, EpisodeResult, LeftOut, ReplayResult, at_budget
+from arborsim.run.results import (
+    ORACLE,
+    EpisodeResult,
+    LeftOut,
+    ReplayResult,
+    assumed_policy_time,
+    at_budget,
+    does_not_fit,
+)
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind, recording_options

@@ -1,16 +1,18 @@
-"""What a replay hands to tables and reports: a record per search, and a row per trace, policy and
-budget."""
+"""What a replay hands to tables and reports: a record per search, a row per trace, policy and
+budget, and notes on times that are assumed and on what does not fit the machine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from arborsim.core.measurements import Measurements, TimeSplit
+from arborsim.core.units import quantity
 
 if TYPE_CHECKING:
+    from arborsim.machine.profile import HardwareProfile
     from arborsim.machine.terms import Term
     from arborsim.run.pictures import TokenMap, TreePicture
 
@@ -20,111 +22,62 @@ ORACLE = "oracle"
 ANY = "any"
 #: Follows the name of a policy that does not keep to the budget.
 MARK = "\u2020"
+#: The setting that gives GPU, host, model and type of its cache in a line.
+MACHINE = "simulated on"
+_MOST_NAMED = 6
+_AS_IF = "The figures are those of a machine with enough memory."
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """One search under one policy and budget.
+    """One search under one policy and budget."""
 
-    Attributes
-    ----------
-    trace : str
-        Name of the trace file.
-    episode : int
-    policy : str
-    budget : str
-        As the user gave it: tokens (``"2048"``) or a share (``"0.25"``).
-    budget_tokens : int
-        What that came to for this search.
-    measured : Measurements
-    attention_kept : float
-        Share of the recorded attention that fell on readable tokens; NaN if unknown.
-    kv_bytes_per_token : int
-        Keys and values of one token over all layers; 0 if unknown.  Draws the budget in bytes.
-    output_error : float
-        Relative error of the attention output on the captured layers; NaN if unknown.
-    bounded : bool
-        Whether the policy keeps the cache within the budget after every decision.
-    terms : tuple of Term
-        What the time consists of; empty unless it was to be explained.
-    """
-
-    trace: str
+    trace: str  # name of the trace file
     episode: int
     policy: str
-    budget: str
-    budget_tokens: int
+    budget: str  # as the user gave it: tokens (``"2048"``) or a share (``"0.25"``)
+    budget_tokens: int  # what that came to for this search
     measured: Measurements
+    #: Share of the recorded attention that fell on readable tokens; NaN if unknown
     attention_kept: float
+    #: Keys and values of one token over all layers; 0 if unknown.  Draws the budget in bytes
     kv_bytes_per_token: int = 0
+    #: Relative error of the attention output on the captured layers; NaN if unknown
     output_error: float = math.nan
-    bounded: bool = True
-    terms: tuple[Term, ...] = ()
+    bounded: bool = True  # whether the policy keeps within the budget after every decision
+    terms: tuple[Term, ...] = ()  # what the time consists of; empty unless it was to be explained
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A policy that a trace cannot serve, under one budget or under any.
-
-    Attributes
-    ----------
-    trace, policy : str
-    budget : str
-        Empty if no budget would do.
-    remedy : str
-        Options of ``arborsim record`` that supply what the trace lacks; empty if that is not the
-        reason, but a budget that is too small.
-    unrecorded : str
-        Why no recording supplies it (`TraceInfo.unrecorded`); empty if one does.
-    least : str
-        The least budget that could do, as far as is known; empty if there is none.
-    detail : str
-        The whole story in one line.
-    instead : str
-        Setting under which the trace serves the policy after all, e.g. ``"per=shared"``.
-    unsuited : bool
-        The policy has no meaning on the model whose bytes are charged.
-    """
+    """A policy that a trace cannot serve, under one budget or under any."""
 
     trace: str
     policy: str
-    budget: str = ""
+    budget: str = ""  # empty if no budget would do
+    #: Options of ``arborsim record`` that supply what the trace lacks; empty if that is not the
+    #: reason, but a budget that is too small
     remedy: str = ""
-    least: str = ""
-    detail: str = ""
-    instead: str = ""
-    unsuited: bool = False
-    unrecorded: str = ""
+    least: str = ""  # the least budget that could do, as far as is known; empty if there is none
+    detail: str = ""  # the whole reason in one line
+    instead: str = ""  # setting under which the trace serves the policy, e.g. ``"per=shared"``
+    unsuited: bool = False  # the policy has no meaning on the model whose bytes are charged
+    unrecorded: str = ""  # why no recording supplies it (`TraceInfo.unrecorded`)
 
 
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
-    """All results of a replay, and what they rest on.
-
-    Attributes
-    ----------
-    episodes : tuple of EpisodeResult
-    pictures : tuple of TreePicture
-    settings : dict
-        GPU, model geometry, recall mode, page size, traces with their sha256, versions, seeds.
-    assumed : tuple of str
-        Numbers of the hardware profile that nobody measured.
-    left_out : tuple of LeftOut
-    token_maps : tuple of TokenMap
-    notes : tuple of str
-        Cautions about single policies on these traces.
-    does_not_fit : tuple of str
-        What needs more memory than the machine has, and how much more.
-    """
+    """All results of a replay, and what they rest on."""
 
     episodes: tuple[EpisodeResult, ...]
     pictures: tuple[TreePicture, ...]
+    #: GPU, model geometry, recall mode, page size, traces with their sha256, versions, seeds
     settings: dict[str, str]
-    assumed: tuple[str, ...]
+    assumed: tuple[str, ...]  # numbers of the hardware profile that were not measured
     left_out: tuple[LeftOut, ...] = ()
     token_maps: tuple[TokenMap, ...] = ()
-    notes: tuple[str, ...] = ()
-    does_not_fit: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # cautions about single policies on these traces
+    does_not_fit: tuple[str, ...] = ()  # what needs more memory than there is, and how much more
 
 
 @dataclass(frozen=True)
@@ -259,41 +212,38 @@ def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
 def _row(results: list[EpisodeResult]) -> Row:
     first = results[0]
     measured = [result.measured for result in results]
-    n = len(results)
-    time = TimeSplit(
-        **{
-            part.name: math.fsum(getattr(m.time, part.name) for m in measured)
-            for part in fields(TimeSplit)
-        }
-    )
+    parts = {
+        part.name: math.fsum(getattr(m.time, part.name) for m in measured)
+        for part in fields(TimeSplit)
+    }
+
+    def over_searches(combine: Callable[[Iterable[Any]], Any], *names: str) -> dict[str, Any]:
+        return {name: combine(getattr(m, name) for m in measured) for name in names}
+
     return Row(
         trace=first.trace,
         policy=first.policy,
         budget=first.budget,
-        searches=n,
-        prompt_tokens=sum(m.prompt_tokens for m in measured),
-        generated_tokens=sum(m.generated_tokens for m in measured),
-        iterations=sum(m.iterations for m in measured),
-        peak_hbm_kv_bytes=max(m.peak_hbm_kv_bytes for m in measured),
-        mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / n,
-        peak_hbm_kv_tokens=max(m.peak_hbm_kv_tokens for m in measured),
-        peak_ddr_bytes=max(m.peak_ddr_bytes for m in measured),
-        peak_quantised_bytes=max(m.peak_quantised_bytes for m in measured),
-        mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / n,
-        evicted_tokens=math.fsum(m.evicted_tokens for m in measured),
-        offloaded_tokens=math.fsum(m.offloaded_tokens for m in measured),
-        quantised_tokens=math.fsum(m.quantised_tokens for m in measured),
-        rehydrated_tokens=math.fsum(m.rehydrated_tokens for m in measured),
-        rehydrations=sum(m.rehydrations for m in measured),
-        to_ddr_bytes=sum(m.to_ddr_bytes for m in measured),
-        from_ddr_bytes=sum(m.from_ddr_bytes for m in measured),
-        decisions=sum(m.decisions for m in measured),
-        time=time,
+        searches=len(results),
+        mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / len(results),
+        mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / len(results),
+        **over_searches(
+            max, "peak_hbm_kv_bytes", "peak_hbm_kv_tokens", "peak_ddr_bytes", "peak_quantised_bytes"
+        ),
+        **over_searches(
+            sum, "prompt_tokens", "generated_tokens", "iterations", "rehydrations", "to_ddr_bytes",
+            "from_ddr_bytes", "decisions",
+        ),
+        **over_searches(
+            math.fsum, "evicted_tokens", "offloaded_tokens", "quantised_tokens",
+            "rehydrated_tokens",
+        ),
+        time=TimeSplit(**parts),
         attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),
         output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
         bounded=first.bounded,
         fits=all(m.fits for m in measured),
-    )
+    )  # fmt: skip
 
 
 def _relative(row: Row, full: Row) -> Relative:
@@ -315,3 +265,66 @@ def _mean(weighted: Iterable[tuple[float, int]]) -> float:
 
 def _ratio(value: float, base: float) -> float:
     return value / base if base else math.nan
+
+
+def assumed_policy_time(policies: Iterable[str], profile: HardwareProfile) -> list[str]:
+    """A note on policies that take time on a machine on which theirs was not measured.
+
+    A slow decision can make a policy look slower than full retention, and is then no finding.
+    """
+    named = [name for name in dict.fromkeys(policies) if name not in profile.policies]
+    if not named or not profile.is_assumed("decision_base_s"):
+        return []
+    whose = ", ".join(named) if len(named) <= _MOST_NAMED else f"{len(named)} policies"
+    return [
+        f"Policy time of {whose} is assumed ({quantity('seconds', profile.decision_base_s)} a "
+        "decision), not measured: `arborsim calibrate hardware` measures it on your machine."
+    ]
+
+
+def does_not_fit(searches: Iterable[tuple[str, str, Measurements]], machine: str) -> list[str]:
+    """A line per trace: what does not fit in its largest search, and how much memory it lacks.
+
+    Of each search: its trace, what ran (``"h2o at budget 0.5"``), and what it took.  `machine` is a
+    name.
+    """
+    traces: dict[str, list[tuple[str, Measurements]]] = {}
+    for trace, what, measured in searches:
+        if not measured.fits:
+            traces.setdefault(trace, []).append((what, measured))
+    return [_line(trace, unfit, machine) for trace, unfit in traces.items()]
+
+
+def _line(trace: str, unfit: Sequence[tuple[str, Measurements]], machine: str) -> str:
+    first = unfit[0][1]
+    weights, hbm, ddr = (
+        quantity("bytes", size)
+        for size in (first.weight_bytes, first.usable_hbm_bytes, first.usable_ddr_bytes)
+    )
+    if beyond := _over(first.weight_bytes, first.usable_hbm_bytes):
+        over = quantity("bytes", beyond)
+        return (
+            f"Nothing fits on {trace}: the weights alone are {weights}, and {machine} has {hbm} of "
+            f"HBM to use, which is {over} too little. {_AS_IF}"
+        )
+    runs: dict[str, list[Measurements]] = {}
+    for what, measured in unfit:
+        runs.setdefault(what, []).append(measured)
+    lacking = "; ".join(f"{what} lacks {_lacking(own)}" for what, own in runs.items())
+    return (
+        f"Does not fit on {trace}: {lacking}. {machine} has {hbm} of HBM and {ddr} of DDR to use; "
+        f"a search needs the weights ({weights}), its activations and its KV. {_AS_IF}"
+    )
+
+
+def _lacking(unfit: Sequence[Measurements]) -> str:
+    """``"1.2 GB of HBM"``: what the search lacks that lacks most."""
+    hbm = max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit)
+    ddr = max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit)
+    lacks = (("HBM", hbm), ("DDR", ddr))
+    return " and ".join(f"{quantity('bytes', over)} of {tier}" for tier, over in lacks if over)
+
+
+def _over(needed: int, usable: int) -> int:
+    """Bytes that are missing; a machine of unknown size lacks nothing."""
+    return max(0, needed - usable) if usable else 0

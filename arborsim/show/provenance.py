@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from arborsim import __version__
 from arborsim.policies.registry import values_of
-from arborsim.run.notes import MACHINE, assumed_policy_time, does_not_fit
-from arborsim.run.results import BASELINE, at_budget
+from arborsim.run.results import BASELINE, MACHINE, assumed_policy_time, at_budget, does_not_fit
 
 if TYPE_CHECKING:
     from arborsim.bank.job import SearchJob

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from arborsim.core.units import Scale
-from arborsim.run.notes import MACHINE
-from arborsim.run.results import ANY, ReplayResult, Row, aggregate
+from arborsim.run.results import ANY, MACHINE, ReplayResult, Row, aggregate
 from arborsim.show.replay_columns import COLUMNS, MEMORY, NAMES, TIME
 from arborsim.show.replay_words import left_out, notes
 from arborsim.show.table import Column, Table, print_tables, scales, shown

@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.errors import UsageError
-from arborsim.run.notes import MACHINE
 from arborsim.run.pictures import TokenMap, TreePicture, packed_runs
-from arborsim.run.results import BASELINE, EpisodeResult, LeftOut, ReplayResult, Row, aggregate
+from arborsim.run.results import (
+    BASELINE,
+    MACHINE,
+    EpisodeResult,
+    LeftOut,
+    ReplayResult,
+    Row,
+    aggregate,
+)
 from arborsim.show import page, trees
 from arborsim.show.export import to_frame
 from arborsim.show.figures import MOST_BARS, packed

@@ -30,7 +30,7 @@ from arborsim.machine.program import (
 )
 from arborsim.machine.writing import OpenProgram
 from arborsim.policies.registry import build
-from arborsim.run.record import record_demand, record_demands
+from arborsim.run.episode import record_demand, record_demands
 from arborsim.trace.reader import TraceReader
 from tests.serving.make import chain, random_demand
 from tests.simulator.bench import GEOMETRY, Bench
