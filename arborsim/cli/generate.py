@@ -91,7 +91,7 @@ def generate(
     """
     from arborsim.machine.lookup import load_geometry
     from arborsim.plan.generate import write_generated
-    from arborsim.trace.importers.write import check_out
+    from arborsim.trace.importers.sources import check_out
 
     check_out(out, overwrite)
     spec, geometry = trees.spec(), load_geometry(model)

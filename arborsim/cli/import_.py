@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +15,7 @@ from arborsim.cli.progress import PatientProgress
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from arborsim.trace.importers.sources import Contents
-    from arborsim.trace.importers.write import Description
+    from arborsim.trace.importers.sources import Contents, Description
 
 import_ = typer.Typer(
     help="Make a trace of a recording in another format (structure and lengths).",
@@ -52,14 +51,14 @@ class ImportOptions:
 
     def check(self) -> None:
         """Refuse, before the work, what cannot be written."""
-        from arborsim.trace.importers.write import check_out
+        from arborsim.trace.importers.sources import check_out
 
         check_out(self.out, self.overwrite)
 
-    def write(self, contents: Contents, about: Description) -> None:
+    def write(self, contents: Contents[Any], about: Description) -> None:
         """Make the trace, and say what was left out."""
         from arborsim.machine.lookup import load_geometry
-        from arborsim.trace.importers.write import refuse_damage, trace_info, write_trace
+        from arborsim.trace.importers.sources import refuse_damage, trace_info, write_trace
 
         if self.out.exists() and self.out.samefile(self.log):
             raise UsageError(f"{self.out} is the recording itself: choose another name")
@@ -95,9 +94,8 @@ def tot(
     task: Annotated[str, option("Name of the task.")] = "game24",
 ) -> None:
     """Log of the tree-of-thoughts program (JSON): states, proposals, values, verdicts."""
-    from arborsim.trace.importers.sources import read_list
+    from arborsim.trace.importers.sources import Description, read_list
     from arborsim.trace.importers.trees import TotLog
-    from arborsim.trace.importers.write import Description
 
     if not 0 < tokens_per_character <= 100:
         raise UsageError("--tokens-per-character is a number above 0, at most 100")
@@ -117,9 +115,8 @@ def tot(
 @command
 def deft(given: ImportOptions) -> None:
     """DeFT's reasoning trees (JSON): tokens per node."""
-    from arborsim.trace.importers.sources import read_list
+    from arborsim.trace.importers.sources import NO_ENDS, Description, read_list
     from arborsim.trace.importers.trees import deft_search
-    from arborsim.trace.importers.write import NO_ENDS, Description
 
     given.check()
     contents = read_list(given.log, deft_search, given.limit)
@@ -155,11 +152,10 @@ def azure(given: ImportOptions) -> None:
 def _requests(name: str, given: ImportOptions) -> None:
     from arborsim.trace.importers.requests import (
         FORMATS,
-        Request,
         read_requests,
         shared_prefix_tokens,
     )
-    from arborsim.trace.importers.write import NO_ENDS, Description
+    from arborsim.trace.importers.sources import NO_ENDS, Description
 
     given.check()
     contents = read_requests(given.log, name, given.limit)
@@ -167,9 +163,8 @@ def _requests(name: str, given: ImportOptions) -> None:
     extra = {"prefix_block_tokens": block_tokens, **NO_ENDS}
     given.write(contents, Description(name, "requests", "linear", "the source's", {}, extra))
     if block_tokens:
-        requests = [search for search in contents.searches if isinstance(search, Request)]
-        saved = shared_prefix_tokens(requests, block_tokens)
-        whole = sum(request.prompt_tokens for request in requests)
+        saved = shared_prefix_tokens(contents.searches, block_tokens)
+        whole = sum(request.prompt_tokens for request in contents.searches)
         typer.echo(
             f"{saved:,} of {whole:,} prompt tokens ({saved / whole:.1%}) had come before, as a "
             f"prefix of whole {block_tokens}-token blocks; replays treat requests one by one"

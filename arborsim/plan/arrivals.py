@@ -23,8 +23,8 @@ import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.trace.columns import floats_of
-from arborsim.trace.importers.requests import FORMATS, Request, read_requests
-from arborsim.trace.importers.write import refuse_damage
+from arborsim.trace.importers.requests import FORMATS, read_requests
+from arborsim.trace.importers.sources import refuse_damage
 from arborsim.trace.reader import TraceReader
 
 
@@ -224,7 +224,7 @@ def _moments(path: Path, format: str) -> np.ndarray:
         raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
     contents = read_requests(path, format)
     refuse_damage(path, contents)
-    found = [request.arrival_s for request in contents.searches if isinstance(request, Request)]
+    found = [request.arrival_s for request in contents.searches]
     return np.asarray(found)
 
 

@@ -28,8 +28,9 @@ from msgspec import Meta
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import check_ranges, convert, located, read_text
 from arborsim.plan.arrivals import Stream, stream
-from arborsim.trace.importers.sources import MOST_TOKENS, Contents
-from arborsim.trace.importers.write import (
+from arborsim.trace.importers.sources import (
+    MOST_TOKENS,
+    Contents,
     FinalAnswer,
     Thought,
     ThoughtBatch,

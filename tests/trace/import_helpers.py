@@ -11,8 +11,7 @@ import pytest
 
 from arborsim.machine.lookup import load_geometry
 from arborsim.trace.episode import Episode
-from arborsim.trace.importers.sources import Contents
-from arborsim.trace.importers.write import Description, trace_info, write_trace
+from arborsim.trace.importers.sources import Contents, Description, trace_info, write_trace
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 

@@ -13,7 +13,7 @@ from arborsim.machine.lookup import load_geometry
 from arborsim.trace.columns import encode
 from arborsim.trace.decode import decode_episode
 from arborsim.trace.importers.requests import FORMATS
-from arborsim.trace.importers.sources import Damage, Importable
+from arborsim.trace.importers.sources import Damage, WrittenSearch
 from arborsim.trace.importers.trees import TotLog, deft_search
 from arborsim.trace.schema import TraceInfo
 from tests.trace.import_helpers import deft_tree, tot_problem
@@ -47,7 +47,7 @@ def damage(item: Any, data: st.DataObject) -> Any:
     return whole["item"]
 
 
-def search_or_damage(make: Callable[[Any], Importable], item: Any) -> None:
+def search_or_damage(make: Callable[[Any], WrittenSearch], item: Any) -> None:
     try:
         search = make(item)
     except Damage as error:

@@ -52,7 +52,7 @@ def test_the_unit_of_time_is_the_formats(format: str, arrival_s: float) -> None:
     blocks = -(-1030 // block_tokens)
     request = request_of(line(hash_ids=list(range(blocks)), chat_id=4, parent_chat_id=-1))
     assert isinstance(request, Request)
-    assert (request.arrival_s, request.prompt_tokens, request.answer_tokens) == (arrival_s, 1030, 3)
+    assert (request.arrival_s, request.prompt_tokens, request.num_tokens) == (arrival_s, 1030, 1033)
     assert request.other == {"chat_id": 4, "parent_chat_id": -1}
 
 
@@ -128,7 +128,7 @@ def test_shared_prefixes_are_those_of_some_earlier_prompt(
             continue
         ids = tuple(names.setdefault(tuple(words[: k + 1]), len(names)) for k in range(len(words)))
         tokens = 4 * (len(words) - 1) + last
-        made.append(Request(0.0, tokens, 1, ids))
+        made.append(Request.of(0.0, tokens, 1, ids))
         longest = max(
             (sum(1 for k in range(len(words)) if words[: k + 1] == other[: k + 1])
              for other in prompts[:i]), default=0)  # fmt: skip

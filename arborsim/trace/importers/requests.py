@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,44 +26,41 @@ from arborsim.trace.columns import lists
 from arborsim.trace.importers.sources import (
     Contents,
     Damage,
+    Thought,
+    ThoughtBatch,
+    WrittenSearch,
     array,
     field,
     finite,
     read_lines,
     whole,
 )
-from arborsim.trace.importers.write import Thought, ThoughtBatch, WrittenSearch
 
 _AZURE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d|Z)?")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True)
-class Request:
-    """One request."""
+class Request(WrittenSearch):
+    """One request: a search without branches."""
 
-    arrival_s: float  # on the source's clock
-    prompt_tokens: int
-    answer_tokens: int
+    arrival_s: float = 0.0  # on the source's clock
     #: Ids of the prompt's blocks, in order; requests share the tokens of equal leading ids
     prefix_blocks: tuple[int, ...] = ()
     other: dict[str, Any] | None = None  # the source's other fields
 
-    def __post_init__(self) -> None:
-        self.search()  # raises if it is too long
-
-    @property
-    def num_tokens(self) -> int:
-        return self.prompt_tokens + self.answer_tokens
-
-    def search(self) -> WrittenSearch:
-        """The request as a search without branches; an answer without tokens is no block."""
-        batches = [ThoughtBatch([Thought(0, self.answer_tokens)])] if self.answer_tokens else []
-        return WrittenSearch(self.prompt_tokens, batches)
+    @classmethod
+    def of(
+        cls, arrival_s: float, prompt_tokens: int, answer_tokens: int,
+        prefix_blocks: tuple[int, ...] = (), other: dict[str, Any] | None = None,
+    ) -> Request:  # fmt: skip
+        """A request by its lengths; an answer without tokens is no block."""
+        batches = [ThoughtBatch([Thought(0, answer_tokens)])] if answer_tokens else []
+        return cls(prompt_tokens, batches, None, None, arrival_s, prefix_blocks, other)
 
     def columns(self) -> dict[str, Any]:
-        """Columns of an episode; what belongs to the request stands in its first row."""
-        columns = self.search().columns()
+        """The rows of the search; what belongs to the request stands in the first one."""
+        columns = super().columns()
         rows = len(columns["kind"])
         arrival = np.full(rows, np.nan)
         arrival[0] = self.arrival_s
@@ -78,39 +76,31 @@ class Request:
         return columns
 
 
-@dataclass(frozen=True)
-class JsonLines:
-    """Requests as JSON lines."""
+def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
+    """A line of JSON, which may be a `Damage`.
 
-    ticks_per_s: float  # what `timestamp` counts: 1000 for ms, 1 for s
-    block_tokens: int  # tokens per prefix block
-
-    def request_of(self, line: str) -> Request:
-        """One line, which may be a `Damage`."""
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError):
-            raise Damage("this is not JSON") from None
-        arrival_s = finite(field(item, "timestamp"), "timestamp", low=0.0) / self.ticks_per_s
-        prompt = whole(field(item, "input_length"), "input_length", low=1)
-        answer = whole(field(item, "output_length"), "output_length")
-        named = ("timestamp", "input_length", "output_length", "hash_ids")
-        other = {key: value for key, value in item.items() if key not in named}
-        blocks = self._blocks(field(item, "hash_ids"), prompt)
-        return Request(arrival_s, prompt, answer, blocks, other or None)
-
-    def _blocks(self, ids: Any, prompt: int) -> tuple[int, ...]:
-        found = tuple(
-            whole(value, "an id in hash_ids", -(1 << 63), (1 << 63) - 1)
-            for value in array(ids, "hash_ids")
+    `timestamp` counts ticks (1000 per second for ms); prefix blocks have `block_tokens` tokens.
+    """
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Damage("this is not JSON") from None
+    arrival_s = finite(field(item, "timestamp"), "timestamp", low=0.0) / ticks_per_s
+    prompt = whole(field(item, "input_length"), "input_length", low=1)
+    answer = whole(field(item, "output_length"), "output_length")
+    named = ("timestamp", "input_length", "output_length", "hash_ids")
+    other = {key: value for key, value in item.items() if key not in named}
+    blocks = tuple(
+        whole(value, "an id in hash_ids", -(1 << 63), (1 << 63) - 1)
+        for value in array(field(item, "hash_ids"), "hash_ids")
+    )
+    complete, every = prompt // block_tokens, math.ceil(prompt / block_tokens)
+    if len(blocks) not in (complete, every):  # the last, partial one may be left out
+        raise Damage(
+            f"hash_ids names {len(blocks)} blocks, but a prompt of {prompt} tokens has "
+            f"{every} of {block_tokens}"
         )
-        complete, every = prompt // self.block_tokens, math.ceil(prompt / self.block_tokens)
-        if len(found) not in (complete, every):  # the last, partial one may be left out
-            raise Damage(
-                f"hash_ids names {len(found)} blocks, but a prompt of {prompt} tokens has "
-                f"{every} of {self.block_tokens}"
-            )
-        return found
+    return Request.of(arrival_s, prompt, answer, blocks, other or None)
 
 
 def azure_request(line: str) -> Request:
@@ -136,18 +126,13 @@ def azure_request(line: str) -> Request:
         counts.append(int(cell))
     prompt = whole(counts[0], "ContextTokens", low=1)
     arrival_s = seconds + float(match[2] or 0)
-    return Request(arrival_s, prompt, whole(counts[1], "GeneratedTokens"))
+    return Request.of(arrival_s, prompt, whole(counts[1], "GeneratedTokens"))
 
 
 def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
     """Prompt tokens that an earlier request had already: what an endless prefix cache saves.
 
-    Parameters
-    ----------
-    requests : iterable of Request
-        In order of arrival.
-    block_tokens : int
-        Tokens per block; 0 for sources without prefixes.
+    Requests are in order of arrival; their blocks have `block_tokens` tokens.
     """
     seen: set[int] = set()
     saved = 0
@@ -171,19 +156,13 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "mooncake": Format(JsonLines(1000.0, 512).request_of, 512),
-    "bailian": Format(JsonLines(1.0, 16).request_of, 16),
+    "mooncake": Format(partial(json_request, ticks_per_s=1000.0, block_tokens=512), 512),
+    "bailian": Format(partial(json_request, ticks_per_s=1.0, block_tokens=16), 16),
     "azure": Format(azure_request, 0, ",".join(AZURE_COLUMNS)),
 }
 
 
-def read_requests(path: Path, format: str, limit: int = 0) -> Contents:
-    """The requests of a log in one of `FORMATS`; only the first `limit`, if that is not 0.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or has another header.
-    """
+def read_requests(path: Path, format: str, limit: int = 0) -> Contents[Request]:
+    """The requests of a log in one of `FORMATS`, as `read_lines` reads it."""
     made = FORMATS[format]
     return read_lines(path, made.request_of, limit, made.header)

@@ -1,18 +1,28 @@
-"""Read a source item by item, each turned into a search or reported as damaged.
+"""Recordings that others made: their items, the searches these become, and the trace of those.
 
-What is wrong with the fields of an item is a `Damage`; the loop over the items adds the place.
+An item of a source becomes a search, as batches of thoughts, or is reported as damaged: what is
+wrong with its fields is a `Damage`, to which the loop over the items adds the place.  The trace is
+written whole or not at all, and its metadata says what its source did not know.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.geometry import Geometry
+from arborsim.trace.schema import Capture, End, Kind, TraceInfo
+from arborsim.trace.writer import WholeTraceWriter
 
 #: Most tokens of one search; more is a damaged length, and would not fit the memory.
 MOST_TOKENS = 1 << 24
@@ -82,13 +92,143 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), "a number or truth value")
 
 
-class Importable(Protocol):
-    """One search of a source."""
+@dataclass(frozen=True)
+class Thought:
+    """A thought block."""
+
+    #: Number of the block above; 0 is the prompt, and thoughts count from 1 in batch order
+    parent: int
+    tokens: int
+    reward: float = math.nan  # in [0, 1]; NaN for none
+    text: str | None = None
+    correct: int = -1  # 1, 0, or -1 for "not judged"
+    end: End = End.NONE
+    answer: str | None = None  # only of finished thoughts
+
+
+@dataclass(frozen=True)
+class ThoughtBatch:
+    """Thoughts that are decoded together, and the blocks given up afterwards."""
+
+    thoughts: Sequence[Thought]
+    pruned: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class FinalAnswer:
+    """How a search ended: the chosen leaf, the verdict (1, 0 or -1), and the text."""
+
+    node: int
+    correct: int
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class WrittenSearch:
+    """One search, whatever format it came in.
+
+    It is a `Damage` if the prompt is empty, or there are more tokens than a trace's reader should
+    have to hold.
+    """
+
+    prompt_tokens: int
+    batches: Sequence[ThoughtBatch] = ()
+    prompt_text: str | None = None
+    answer: FinalAnswer | None = None
+
+    def __post_init__(self) -> None:
+        if self.prompt_tokens < 1:
+            raise Damage("the prompt has no tokens")
+        if self.num_tokens > MOST_TOKENS:
+            raise Damage(f"it has {self.num_tokens} tokens, more than {MOST_TOKENS}")
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        thoughts = (thought for batch in self.batches for thought in batch.thoughts)
+        return self.prompt_tokens + sum(thought.tokens for thought in thoughts)
 
-    def columns(self) -> dict[str, Any]: ...
+    def columns(self) -> dict[str, Any]:
+        """The rows of the search, as `arborsim.trace.columns.encode` takes them.
+
+        Thoughts of a batch take a token each per iteration until they are complete; no token ids
+        (null), and time stands still at 0, for no source here has either.
+        """
+        rows = _Rows(self.prompt_tokens)
+        prompt = Thought(-1, self.prompt_tokens, text=self.prompt_text)
+        position = np.arange(self.prompt_tokens)
+        rows.add(Kind.PREFILL, np.zeros_like(position), position, [prompt])
+        for batch in self.batches:
+            rows.add_batch(batch)
+        if self.answer is not None:
+            last = Thought(-1, 0, text=self.answer.text, correct=self.answer.correct)
+            rows.add(Kind.ANSWER, [self.answer.node], thoughts=[last])
+        return rows.columns()
+
+
+class _Rows:
+    """Rows in the making: columns in pieces, and the thoughts that single rows are about.
+
+    `parent`, `depth` and `ends` (tokens up to the end of a block) have an entry per block.
+    """
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.parent, self.depth, self.ends = [-1], [0], [prompt_tokens]
+        self.iteration = self.count = 0
+        self.pieces: list[tuple[np.ndarray, ...]] = []
+        self.thoughts: dict[int, Thought] = {}  # by row
+
+    def add(
+        self, kind: Kind, node: Any, position: Any = -1, thoughts: Sequence[Thought] = (),
+        iteration: Any = None,
+    ) -> None:  # fmt: skip
+        """Append rows of one kind; the first of them are about `thoughts`."""
+        node = np.asarray(node, dtype=np.int32)
+        at = self.iteration if iteration is None else iteration
+        self.pieces.append(np.broadcast_arrays(np.int8(kind), node, np.int32(at), position))
+        self.thoughts.update(enumerate(thoughts, self.count))
+        self.count += len(node)
+
+    def add_batch(self, batch: ThoughtBatch) -> None:
+        thoughts = batch.thoughts
+        numbers = np.arange(len(self.parent), len(self.parent) + len(thoughts))
+        starts = np.asarray([self.ends[thought.parent] for thought in thoughts], dtype=np.int64)
+        for thought in thoughts:
+            self.parent.append(thought.parent)
+            self.depth.append(self.depth[thought.parent] + 1)
+            self.ends.append(self.ends[thought.parent] + thought.tokens)
+        self.add(Kind.TRANSITION, numbers)
+        lengths = np.asarray([thought.tokens for thought in thoughts], dtype=np.int64)
+        leaf = np.repeat(np.arange(len(thoughts)), lengths)
+        rank = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        order = np.lexsort((leaf, rank))
+        leaf, rank = leaf[order], rank[order]
+        at = self.iteration + 1 + rank
+        self.add(Kind.TOKEN, numbers[leaf], starts[leaf] + rank, iteration=at)
+        self.iteration += int(lengths.max(initial=0))
+        self.add(Kind.BOUNDARY, numbers, thoughts=thoughts)
+        self.add(Kind.PRUNE, batch.pruned)
+
+    def columns(self) -> dict[str, Any]:
+        kind, node, iteration, position = map(np.concatenate, zip(*self.pieces, strict=True))
+        found = {
+            "kind": kind, "iteration": iteration, "node": node, "position": position,
+            "parent": np.asarray(self.parent, np.int32)[node],
+            "depth": np.asarray(self.depth, np.int32)[node],
+            "token": np.full(self.count, -1, dtype=np.int32), "time_s": np.zeros(self.count),
+            "reward": np.full(self.count, np.nan, dtype=np.float32),
+            "correct": np.full(self.count, -1, dtype=np.int8),
+            "end": np.zeros(self.count, dtype=np.int8),
+        }  # fmt: skip
+        for name in ("reward", "correct", "end"):
+            found[name][list(self.thoughts)] = [getattr(t, name) for t in self.thoughts.values()]
+        for name in ("answer", "text"):
+            by_row = {row: getattr(thought, name) for row, thought in self.thoughts.items()}
+            if any(text is not None for text in by_row.values()):
+                found[name] = [by_row.get(row) for row in range(self.count)]
+        return found
+
+
+Search = TypeVar("Search", bound=WrittenSearch)
 
 
 @dataclass(frozen=True)
@@ -100,21 +240,18 @@ class Damaged:
 
 
 @dataclass(frozen=True)
-class Contents:
+class Contents(Generic[Search]):
     """What a source holds: its searches in order, and what is damaged."""
 
-    searches: tuple[Importable, ...]
+    searches: tuple[Search, ...]
     damaged: tuple[Damaged, ...]
     items: int
 
 
-def read_list(path: Path, search_of: Callable[[Any], Importable], limit: int = 0) -> Contents:
+def read_list(path: Path, search_of: Callable[[Any], Search], limit: int = 0) -> Contents[Search]:
     """The items of a JSON list; only the first `limit`, if that is not 0.
 
-    Raises
-    ------
-    UsageError
-        The file cannot be read or is no JSON list.
+    Raises `UsageError` if the file cannot be read or is no JSON list.
     """
     try:
         found = json.loads(_text(path))
@@ -128,16 +265,11 @@ def read_list(path: Path, search_of: Callable[[Any], Importable], limit: int = 0
 
 
 def read_lines(
-    path: Path, search_of: Callable[[str], Importable], limit: int = 0, header: str = ""
-) -> Contents:
+    path: Path, search_of: Callable[[str], Search], limit: int = 0, header: str = ""
+) -> Contents[Search]:
     """The lines of a file, empty ones left out; only the first `limit`, if that is not 0.
 
-    The first line must be `header`, if there is one.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, or has another header.
+    Raises `UsageError` if the file cannot be read, or its first line is not `header`, if given.
     """
     lines = _text(path).split("\n")
     first = int(bool(header))
@@ -159,22 +291,121 @@ def _text(path: Path) -> str:
 
 
 def _contents(
-    path: Path,
-    items: Iterator[tuple[str, Any]],
-    search_of: Callable[[Any], Importable],
-    limit: int,
-) -> Contents:
-    searches: list[Importable] = []
+    path: Path, items: Iterator[tuple[str, Any]], search_of: Callable[[Any], Search], limit: int
+) -> Contents[Search]:
+    searches: list[Search] = []
     damaged: list[Damaged] = []
-    count = 0
-    for place, item in items:
-        if limit and count == limit:
-            break
-        count += 1
+    for place, item in islice(items, limit or None):
         try:
             searches.append(search_of(item))
         except Damage as error:
             damaged.append(Damaged(place, str(error)))
+    count = len(searches) + len(damaged)
     if not count:
         raise UsageError(f"{path}: there is nothing in it")
     return Contents(tuple(searches), tuple(damaged), count)
+
+
+#: `Description.extra` of a source that does not tell which thoughts ended (`TraceInfo.knows_ends`).
+NO_ENDS = {"ends": "unknown"}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a format says about its searches, for the trace's metadata."""
+
+    #: `lengths` says where the numbers of tokens are from
+    format: str
+    task: str
+    search: str
+    lengths: str
+    parameters: dict[str, Any]  # options of the import
+    extra: dict[str, Any]
+
+
+def refuse_damage(path: Path, contents: Contents[Any]) -> None:
+    """Raise a `UsageError` that names the first damaged item, and counts all."""
+    if not contents.damaged:
+        return
+    first, count = contents.damaged[0], len(contents.damaged)
+    if not contents.searches:
+        raise UsageError(f"{path}, {first.place}: {first.what}; {_nothing(contents)}")
+    also = f" ({count} of {contents.items} are damaged)" if count > 1 else ""
+    raise UsageError(
+        f"{path}, {first.place}: {first.what}{also}; repair the file, or leave out what is "
+        "damaged with --on-damage skip"
+    )
+
+
+def _nothing(contents: Contents[Any]) -> str:
+    """What to do about a source of which no item could be read."""
+    items = "its only item is" if contents.items == 1 else f"all {contents.items} items are"
+    return (
+        f"{items} unreadable as this format: is it the right file, and the right one of "
+        "`arborsim import --help`?"
+    )
+
+
+def trace_info(
+    path: Path, about: Description, contents: Contents[Any], geometry: Geometry, command: str = ""
+) -> TraceInfo:
+    """Metadata: the source by name and digest, what is made up, and what was left out."""
+    extra = {
+        **about.extra,
+        "source": path.name,
+        "source_format": about.format,
+        "source_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "source_items": contents.items,
+        "lengths": about.lengths,
+        "token_ids": "unknown",
+        "times": "unknown",
+        "left_out": [f"{damaged.place}: {damaged.what}" for damaged in contents.damaged],
+    }
+    return TraceInfo(
+        geometry=geometry,
+        model=f"not named by the source; charged as {geometry.name}",
+        task=about.task,
+        search=about.search,
+        search_parameters=about.parameters,
+        capture=Capture.TREE,
+        command=command,
+        extra=extra,
+    )
+
+
+def write_trace(
+    contents: Contents[Any],
+    info: TraceInfo,
+    out: Path,
+    overwrite: bool = False,
+    advance: Callable[[str, int], None] = lambda what, units: None,
+) -> None:
+    """Write the searches to `out`, which appears when all of them are written.
+
+    `advance` is called with what was written and its number of tokens.  Raises `UsageError` if
+    `out` exists or cannot be written, or if there is no search to write.
+    """
+    check_out(out, overwrite)
+    if not contents.searches:
+        raise UsageError(f"nothing to import: {_nothing(contents)}")
+    scrap = out.with_name(f".{out.name}.import")
+    try:
+        with WholeTraceWriter(scrap, info) as writer:
+            for number, search in enumerate(contents.searches):
+                writer.write_episode(search.columns())
+                advance(f"search {number}", search.num_tokens)
+        os.replace(scrap, out)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        scrap.unlink(missing_ok=True)
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Refuse an output that exists or has no folder, before anything is read."""
+    if out.is_dir():
+        raise UsageError(f"{out} is a directory: name a file to write")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists: choose another name, or --overwrite")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out}: there is no directory {out.parent}")

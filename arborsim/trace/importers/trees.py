@@ -18,8 +18,18 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arborsim.trace.importers.sources import Damage, array, field, finite, text, whole
-from arborsim.trace.importers.write import FinalAnswer, Thought, ThoughtBatch, WrittenSearch
+from arborsim.trace.importers.sources import (
+    Damage,
+    FinalAnswer,
+    Thought,
+    ThoughtBatch,
+    WrittenSearch,
+    array,
+    field,
+    finite,
+    text,
+    whole,
+)
 from arborsim.trace.schema import End
 
 #: Three votes of at most 20 ("sure"), as the program's value prompt scores them.
@@ -71,7 +81,11 @@ class TotLog:
             pruned = [node for node in range(count, count + len(thoughts)) if node not in kept]
             count += len(thoughts)
             batches.append(ThoughtBatch(thoughts, pruned))
-        batches[-1] = _finish(batches[-1], proposals)
+        finished = [
+            replace(thought, end=End.FINISHED, answer=_answer(state))
+            for thought, state in zip(thoughts, proposals, strict=True)
+        ]
+        batches[-1] = ThoughtBatch(finished, pruned)
         answer = _judge(item, states, batches, count)
         prompt_tokens = self.prompt_tokens or self.tokens(problem)
         return WrittenSearch(prompt_tokens, batches, problem, answer)
@@ -116,16 +130,8 @@ def _selected(
     return states
 
 
-def _finish(last: ThoughtBatch, proposals: list[str]) -> ThoughtBatch:
-    """The last step's thoughts, each with its answer if its state ends in one."""
-    finished = [
-        replace(thought, end=End.FINISHED, answer=_answer(state))
-        for thought, state in zip(last.thoughts, proposals, strict=True)
-    ]
-    return ThoughtBatch(finished, last.pruned)
-
-
 def _answer(state: str) -> str | None:
+    """What a state answers, if its last line does."""
     line = state.strip().rpartition("\n")[2]
     label, colon, said = line.partition(":")
     return said.strip() if colon and label.strip().lower() == "answer" else None
