@@ -42,11 +42,10 @@ def encode(
         the other rows are null then).  List columns take a 2-D array, a sequence of 1-D arrays
         (or None), or an Arrow list array (`lists`).  `kind` and `end` take numbers or labels.
         None, NaN, and in `position`, `token` and `correct` negative numbers are stored as null.
-    info : TraceInfo
     index : int
         Episode number.
     schema : pyarrow.Schema, optional
-        `arrow_schema` of `info`, from who writes many episodes.
+        `arrow_schema` of `info`, for callers that write many episodes.
 
     Raises
     ------
@@ -100,35 +99,36 @@ def lists(values: np.ndarray, offsets: np.ndarray, null: np.ndarray | None = Non
 
 
 def _kind_array(kinds: Any, index: int) -> pa.DictionaryArray:
-    if isinstance(kinds, pa.Array | pa.ChunkedArray):
-        kinds = kinds.to_pylist()
-    if len(kinds) and isinstance(kinds[0], str):
-        number = {label: i for i, label in enumerate(KINDS)}
-        try:
-            kinds = [number[label] for label in kinds]
-        except KeyError as error:
-            raise UsageError(f"episode {index}: unknown kind of row {error}") from None
-    codes = np.asarray(kinds, dtype=np.int8)
+    try:
+        codes = _numbers(kinds, {label: i for i, label in enumerate(KINDS)})
+    except KeyError as error:
+        raise UsageError(f"episode {index}: unknown kind of row {error}") from None
     if len(codes) == 0 or codes.min() < 0 or codes.max() >= len(KINDS):
         raise UsageError(f"episode {index}: it has no rows, or rows of a kind beyond {KINDS}")
-    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(KINDS))
+    return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int8)), pa.array(KINDS))
 
 
 def _end_array(ends: Any, index: int) -> pa.DictionaryArray | None:
-    """Values of `End` or their labels, with null for NONE."""
+    """Null stands for NONE."""
     if ends is None or isinstance(ends, pa.Array | pa.ChunkedArray):
         return ends
-    number: dict[Any, int] = {None: 0, **{label: i for i, label in enumerate(ENDS, 1)}}
     try:
-        if not (isinstance(ends, np.ndarray) and ends.dtype.kind in "iu"):  # a step per row: slow
-            ends = [int(number.get(end, end)) for end in ends]
-        codes = np.asarray(ends, dtype=np.int64)
-    except (ValueError, TypeError) as error:
+        codes = _numbers(ends, {None: 0, **{label: i for i, label in enumerate(ENDS, 1)}})
+    except (KeyError, ValueError, TypeError) as error:
         raise UsageError(f"episode {index}: unknown end of a thought ({error})") from None
     if len(codes) and (codes.min() < 0 or codes.max() > len(ENDS)):
         raise UsageError(f"episode {index}: an end of a thought beyond {ENDS}")
     indices = pa.array((codes - 1).astype(np.int8), mask=codes == 0)
     return pa.DictionaryArray.from_arrays(indices, pa.array(ENDS))
+
+
+def _numbers(values: Any, number: Mapping[str | None, int]) -> np.ndarray:
+    """Labels as their numbers; numbers stay.  An unknown label is a `KeyError`."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        values = values.to_pylist()
+    if not (isinstance(values, np.ndarray) and values.dtype.kind in "iu"):  # a step per row: slow
+        values = [number[v] if v is None or isinstance(v, str) else int(v) for v in values]
+    return np.asarray(values, dtype=np.int64)
 
 
 def _encode_column(
@@ -142,84 +142,60 @@ def _encode_column(
         )
     if isinstance(values, pa.Array | pa.ChunkedArray):
         array = values if values.type == field.type else values.cast(field.type)
-        if len(array) == rows:
-            return array
-        return array.take(_spread(is_token))
-    if pa.types.is_list(field.type) and not pa.types.is_list(field.type.value_type):
-        return _encode_lists(field, values, rows, is_token)
-    if isinstance(values, np.ndarray):
-        if len(values) != rows:
-            return pa.array(values, field.type, from_pandas=True).take(_spread(is_token))
+    elif pa.types.is_list(field.type) and not pa.types.is_list(field.type.value_type):
+        array = _encode_lists(field, values)
+    elif isinstance(values, np.ndarray):
         null = values < 0 if field.name in _NEGATIVE_IS_NULL else None
         if pa.types.is_boolean(field.type):
             values = values == 1
-        return pa.array(values, field.type, mask=null, from_pandas=True)
-    array = pa.array(values, field.type, from_pandas=True)
-    if field.name in _NEGATIVE_IS_NULL and pa.types.is_integer(field.type):
-        array = pc.if_else(pc.less(array, 0), None, array)
-    return array if len(array) == rows else array.take(_spread(is_token))
+        array = pa.array(values, field.type, mask=null, from_pandas=True)
+    else:
+        array = pa.array(values, field.type, from_pandas=True)
+        if field.name in _NEGATIVE_IS_NULL and pa.types.is_integer(field.type):
+            array = pc.if_else(pc.less(array, 0), None, array)
+    if len(array) == rows:
+        return array
+    number = pa.array(np.cumsum(is_token) - 1, pa.int64(), mask=~is_token)  # of each row's token
+    return array.take(number)
 
 
-def _spread(is_token: np.ndarray) -> pa.Array:
-    """Row -> number of its token, null for other rows."""
-    return pa.array(np.cumsum(is_token) - 1, pa.int64(), mask=~is_token)
-
-
-def _encode_lists(field: pa.Field, values: Any, rows: int, is_token: np.ndarray) -> pa.Array:
+def _encode_lists(field: pa.Field, values: Any) -> pa.Array:
     """A column of lists from a 2-D array or a sequence of 1-D arrays."""
     dtype = field.type.value_type.to_pandas_dtype()
     if isinstance(values, np.ndarray) and values.ndim == 2:
         flat = np.ascontiguousarray(values, dtype=dtype).reshape(-1)
-        lengths = np.full(len(values), values.shape[1])
-        null = np.zeros(len(values), dtype=bool)
-    else:
-        null = np.fromiter((v is None for v in values), dtype=bool, count=len(values))
-        kept = [np.asarray(v, dtype=dtype) for v in values if v is not None]
-        flat = np.concatenate(kept) if kept else np.empty(0, dtype=dtype)
-        lengths = np.zeros(len(values), dtype=np.int64)
-        lengths[~null] = [len(v) for v in kept]
-    if len(values) != rows:
-        all_lengths = np.zeros(rows, dtype=np.int64)
-        all_lengths[is_token] = lengths
-        all_null = np.ones(rows, dtype=bool)
-        all_null[is_token] = null
-        lengths, null = all_lengths, all_null
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return lists(flat, offsets, null)
+        return lists(flat, np.arange(len(values) + 1) * values.shape[1])
+    kept = [None if v is None else np.asarray(v, dtype=dtype) for v in values]
+    lengths = [0 if v is None else len(v) for v in kept]
+    flat = np.concatenate([np.empty(0, dtype=dtype), *(v for v in kept if v is not None)])
+    null = np.array([v is None for v in kept])
+    return lists(flat, np.concatenate([[0], np.cumsum(lengths)]), null)
 
 
 def parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
     """A Parquet writer with the encodings of a trace.
 
     Counters are stored as differences.  Byte-stream-split puts the bytes of equal significance
-    together, which lets zstd find the redundancy of float16 signals.  Page checksums let a reader
-    notice damage.
+    together, which lets zstd find the redundancy of float16 signals.  The other columns are stored
+    plainly, or with a dictionary.  Page checksums let a reader notice damage.
     """
-    return pq.ParquetWriter(
-        file,
-        schema,
-        compression="zstd",
-        use_dictionary=_DICTIONARY,
-        column_encoding=_encodings(schema),
-        write_page_checksum=True,
-    )
-
-
-def _encodings(schema: pa.Schema) -> dict[str, str]:
-    """Parquet's encoding by column (``list.list.element`` for a list's values).
-
-    Columns that are not named are stored plainly, or with a dictionary.
-    """
-    found: dict[str, str] = {}
+    encodings: dict[str, str] = {}  # by column; ``list.list.element`` for a list's values
     for field in schema:
         path, kind = field.name, field.type
         while pa.types.is_list(kind):
             path, kind = f"{path}.list.element", kind.value_type
         if pa.types.is_floating(kind):
-            found[path] = "BYTE_STREAM_SPLIT"
+            encodings[path] = "BYTE_STREAM_SPLIT"
         elif field.name in _RISING:
-            found[path] = "DELTA_BINARY_PACKED"
-    return found
+            encodings[path] = "DELTA_BINARY_PACKED"
+    return pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        use_dictionary=_DICTIONARY,
+        column_encoding=encodings,
+        write_page_checksum=True,
+    )
 
 
 def integers_of(column: pa.ChunkedArray) -> np.ndarray:
@@ -228,14 +204,14 @@ def integers_of(column: pa.ChunkedArray) -> np.ndarray:
         column = column.cast(pa.int8())
     if column.null_count:
         column = pc.fill_null(column, -1)
-    return _numpy(column)
+    return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
 
 
 def floats_of(column: pa.ChunkedArray) -> np.ndarray:
     """A float column; null becomes NaN."""
     if column.null_count:
         column = pc.fill_null(column, float("nan"))
-    return _numpy(column)
+    return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
 
 
 def kinds_of(column: pa.ChunkedArray) -> np.ndarray:
@@ -284,10 +260,6 @@ def _list_chunk(chunk: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(chunk.flatten()), lengths
     values = np.asarray(chunk.values)
     return values[bounds[0] : bounds[-1]], lengths
-
-
-def _numpy(column: pa.ChunkedArray) -> np.ndarray:
-    return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
