@@ -73,7 +73,15 @@ def decode_episode(
         for signal in (*PER_LAYER, Signal.KEY_SKETCH)
         if signal in needs
     }
-    found |= _captured(table, episode, needs, where)
+    if needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
+        found["keys"] = _vectors(table, "keys", episode, where)
+    if Signal.VALUES in needs:
+        found["values"] = _vectors(table, "values", episode, where)
+    if Signal.HEAD_ATTENTION in needs:
+        found["head_attention"] = VectorRows(
+            _vectors(table, "queries", episode, where), found["keys"], episode.position,
+            episode.token_rows, episode.node, episode.parent,
+        )  # fmt: skip
     if Signal.LAYER_ATTENTION in needs:
         found["attention_layers"] = _layer_rows(table, episode, where)
     return replace(episode, **found)
@@ -124,8 +132,7 @@ def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Ep
 def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
     column = table[name]
     if column.null_count and name in _NEVER_NULL:
-        missing = column.is_null().to_numpy()
-        where.check(missing, lambda r: f"{name} is null")
+        where.check(column.is_null().to_numpy(), lambda r: f"{name} is null")
     if name in ("kind", "end"):
         return kinds_of(column) if name == "kind" else ends_of(column)
     return floats_of(column) if pa.types.is_floating(column.type) else integers_of(column)
@@ -196,24 +203,6 @@ def _layer_rows(table: pa.Table, episode: Episode, where: Where) -> LayerRows:
     )
     check_layer_rows(values, bounds, rows, where)
     return LayerRows(layers, values, bounds[::per_token])
-
-
-def _captured(
-    table: pa.Table, episode: Episode, needs: frozenset[Signal], where: Where
-) -> dict[str, Any]:
-    """The vectors of the captured layers that are asked for, as fields of an `Episode`."""
-    found: dict[str, Any] = {}
-    if needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
-        found["keys"] = _vectors(table, "keys", episode, where)
-    if Signal.VALUES in needs:
-        found["values"] = _vectors(table, "values", episode, where)
-    if Signal.HEAD_ATTENTION in needs:
-        queries = _vectors(table, "queries", episode, where)
-        found["head_attention"] = VectorRows(
-            queries, found["keys"], episode.position, episode.token_rows, episode.node,
-            episode.parent,
-        )  # fmt: skip
-    return found
 
 
 def _vectors(table: pa.Table, name: str, episode: Episode, where: Where) -> np.ndarray:

@@ -39,22 +39,8 @@ _PART = re.compile(r"episode-(\d{6,})\.parquet")
 class TraceReader:
     """A trace file, or the ``.parts`` directory of an interrupted recording.
 
-    Parameters
-    ----------
-    path : Path
-
-    Attributes
-    ----------
-    info : TraceInfo
-    num_episodes : int
-    columns : tuple of str
-    file_bytes : int
-        Size on disk.
-
-    Raises
-    ------
-    TraceError
-        One line that says what is wrong with the file and what to do.
+    `info` is its metadata, `columns` are the names of its columns, `num_episodes` counts its
+    episodes, and `file_bytes` is its size on disk.  Whatever is wrong with it is a `TraceError`.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -65,10 +51,9 @@ class TraceReader:
             _must_exist(self.path)
             files = [self.path]
         first = _open(files[0], self.path)
-        schema = first.schema_arrow
-        self.info = _info_of(schema, self.path)
-        self.columns = tuple(schema.names)
-        _check_columns(schema, self.info, str(self.path))
+        self.info = _info_of(first.schema_arrow, self.path)
+        self.columns = tuple(first.schema_arrow.names)
+        _check_columns(first.schema_arrow, self.info, self.path)
         self._open_file: tuple[Path, pq.ParquetFile] = (files[0], first)
         # Where each episode lies: its file, and the row group in it.
         self._places = (
@@ -88,24 +73,15 @@ class TraceReader:
         return self._file(file).metadata.row_group(group)
 
     def has(self, signal: Signal) -> bool:
-        """Does any episode hold this observation?"""
+        """Whether any episode holds this observation."""
         if signal not in self._held:
-            self._held[signal] = self._fills(signal_column(signal, self.info))
+            column = signal_column(signal, self.info)
+            self._held[signal] = column in self.columns and any(
+                name == column and _holds_values(chunk)
+                for episode in range(self.num_episodes)
+                for name, chunk in self.chunks(episode)
+            )
         return self._held[signal]
-
-    def _fills(self, column: str) -> bool:
-        if column not in self.columns:
-            return False
-        for episode in range(self.num_episodes):
-            for name, chunk in self.chunks(episode):
-                if name != column:
-                    continue
-                statistics = chunk.statistics
-                if statistics is None or not statistics.has_null_count:
-                    return True
-                if statistics.null_count < chunk.num_values:
-                    return True
-        return False
 
     def chunks(self, episode: int) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
         """Parquet's account of each part of a column, with the column's name."""
@@ -122,12 +98,9 @@ class TraceReader:
             yield name, chunk
 
     def require(self, needs: Iterable[Signal], who: str) -> None:
-        """Refuse to go on without the observations that `who`, e.g. ``"policy h2o"``, reads.
+        """Raise `MissingSignal` unless the trace holds what `who`, e.g. ``"policy h2o"``, reads.
 
-        Raises
-        ------
-        MissingSignal
-            Names the signals and the recording option that would supply them.
+        The message names the signals and the recording option that would supply them.
         """
         missing = [signal for signal in sorted(needs) if not self.has(signal)]
         if missing:
@@ -157,10 +130,8 @@ class TraceReader:
         text, embedding : bool
             Also decode the text of blocks and answers (those of thoughts too), and the embeddings
             at boundaries.
-        start, stop : int
-            Episode numbers; all by default.
         who : str
-            Who needs the observations, for the message.
+            What needs the observations, for messages.
 
         Raises
         ------
@@ -207,6 +178,14 @@ class TraceReader:
                 raise TraceError(f"{path}: a part holds one episode; record it again")
             self._open_file = (path, file)
         return self._open_file[1]
+
+
+def _holds_values(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Whether any value is not null, or may not be."""
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_null_count:
+        return True
+    return bool(statistics.null_count < chunk.num_values)
 
 
 def _open(path: Path, shown: Path) -> pq.ParquetFile:
@@ -314,7 +293,7 @@ def _info_of(schema: pa.Schema, path: Path) -> TraceInfo:
         ) from error
 
 
-def _check_columns(schema: pa.Schema, info: TraceInfo, file: str) -> None:
+def _check_columns(schema: pa.Schema, info: TraceInfo, file: Path) -> None:
     """Raise `TraceError` unless all columns of this capture level are there, of the right types."""
     expected = arrow_schema(info)
     missing = [name for name in expected.names if name not in {*schema.names, *LATER}]

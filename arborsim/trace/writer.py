@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
@@ -140,12 +139,8 @@ class TraceWriter:
     def write_episode(self, columns: Mapping[str, Any]) -> None:
         """Store one whole episode (`arborsim.trace.columns.encode`), safe on disk on return.
 
-        Raises
-        ------
-        UsageError
-            The columns do not fit the capture level, or the disk cannot be written.
-        TraceError
-            The rows are not a search that a reader would accept.
+        Raises `UsageError` if the columns do not fit the capture level or the disk cannot be
+        written, and `TraceError` if a reader would not accept the rows as a search.
         """
         if self._closed:
             raise UsageError(f"{self.path} is closed")
@@ -220,12 +215,7 @@ class TraceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -260,13 +250,8 @@ class WholeTraceWriter:
         self._parquet = self._file.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
 
 
 @contextmanager
