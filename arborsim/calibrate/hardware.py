@@ -23,7 +23,7 @@ from arborsim.calibrate.policy_cost import PolicyTime
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.live.backends import get_backend
-from arborsim.machine.cost import CostModel, Reads
+from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
 
 OVERLAPS = tuple(i / 10 for i in range(11))
@@ -221,9 +221,9 @@ def predicted_s(profile: HardwareProfile, geometry: Geometry, one: Pass) -> floa
     """What the cost model, as replays use it, says of a pass."""
     model = CostModel(profile, _shape(one, geometry))
     if one.kind == "prefill":
-        return model.prefill(one.tokens).total_s
+        return model.prefill_s(one.tokens)
     kv_bytes = one.shared * model.geometry.kv_bytes_per_token
-    return float(model.decode(Reads(one.lanes, one.lanes * one.attended, kv_bytes)).total_s)
+    return float(model.decode_s(one.lanes, one.lanes * one.attended, kv_bytes))
 
 
 def agreement(

@@ -1,8 +1,7 @@
 """The cost model: what a forward pass, a transfer or a decision takes, term by term.
 
 Everything is a closed formula over a profile and a geometry, vectorised over decode iterations, so
-that 32k iterations cost one pass over arrays.  Each result is a record of its terms: a report can
-say *why* an iteration takes as long as it does.
+that 32k iterations cost one pass over arrays.
 
 A decode iteration is bound by compute or by memory, whichever takes longer (a roofline), plus
 overheads::
@@ -20,12 +19,12 @@ layers take longer where attention rows are read (``eager_per_layer``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from arborsim.core.geometry import Geometry
 from arborsim.machine.profile import Direction, HardwareProfile
-from arborsim.trace.schema import Geometry
 
 Array = np.ndarray | float
 SCALE_BYTES = 4  # fp32
@@ -34,103 +33,16 @@ _PROBABILITY_BYTES_PREFILL = 2  # ... and rounded to bf16 before they meet the v
 _LOG_SUM_EXP_BYTES = 4
 
 
-@dataclass(frozen=True)
-class Reads:
-    """What the attention of decode iterations reads; each a number or an array ``[steps]``.
-
-    Attributes
-    ----------
-    sequences : int
-        Tokens decoded per iteration.
-    attended_tokens : array
-        Tokens attended to, summed over the sequences; where layers differ, their mean.
-    bytes : array
-        Keys and values read: a shared node counts once with a tree-attention kernel, once per
-        branch without.
-    quantised_bytes : array
-        The part of `bytes` that must be dequantised.
-    """
-
-    sequences: int
-    attended_tokens: Array
-    bytes: Array
-    quantised_bytes: Array = 0.0
-
-
-@dataclass(frozen=True)
-class DecodeCost:
-    """Seconds of decode iterations by term; arrays ``[steps]`` where the reads are.
-
-    `overlap` is the profile's.
-    """
-
-    flops_s: Array
-    weights_s: Array
-    kv_s: Array
-    dequantise_s: Array
-    layers_s: float
-    step_s: float
-    overlap: float = 1.0
-
-    @property
-    def total_s(self) -> np.ndarray:
-        bound = _bound(self.flops_s, self.weights_s + self.kv_s, self.overlap) + self.dequantise_s
-        return np.asarray(bound + self.layers_s + self.step_s)
-
-    @property
-    def attention_s(self) -> np.ndarray:
-        """The part spent on reading keys and values (what can hide the work of a CPU)."""
-        return np.asarray(self.kv_s + self.dequantise_s)
-
-
-@dataclass(frozen=True)
-class PrefillCost:
-    """Seconds of a prefill by term; `overlap` is the profile's."""
+class PrefillCost(NamedTuple):
+    """Seconds of a prefill by term, without overheads."""
 
     matrices_s: float
     attention_s: float
     memory_s: float
-    overhead_s: float
-    overlap: float = 1.0
-
-    @property
-    def total_s(self) -> float:
-        compute_s = self.matrices_s + self.attention_s
-        return float(_bound(compute_s, self.memory_s, self.overlap)) + self.overhead_s
-
-
-def _bound(compute_s: Array, memory_s: Array, overlap: float) -> np.ndarray:
-    """The longer of the two, and what the longer does not hide of the shorter."""
-    shown_s = (1.0 - overlap) * np.minimum(compute_s, memory_s)
-    return np.asarray(np.maximum(compute_s, memory_s) + shown_s)
-
-
-@dataclass(frozen=True)
-class SideCost:
-    """Work next to the GPU's in decode iterations: streaming over PCIe or attention on the CPU.
-
-    Attributes
-    ----------
-    total_s : array ``[steps]``
-        What the work takes.
-    exposed_s : array ``[steps]``
-        The part of it that the GPU waits for.
-    """
-
-    total_s: np.ndarray
-    exposed_s: np.ndarray
 
 
 class CostModel:
-    """Seconds and bytes of one model on one machine.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-    geometry : Geometry
-    pinned : bool
-        Whether host buffers are page-locked.
-    """
+    """Seconds and bytes of one model on one machine; `pinned`: host buffers are page-locked."""
 
     def __init__(
         self, profile: HardwareProfile, geometry: Geometry, *, pinned: bool = True
@@ -139,12 +51,13 @@ class CostModel:
         self.geometry = geometry
         self.pinned = pinned
         # What every iteration needs, computed once.
-        g, layers = geometry, geometry.layers
+        g = geometry
         self._flops_per_token = 2.0 * g.active_parameters
-        self._flops_per_pair = {
-            absorbed: float(layers * g.score_flops(absorbed)) for absorbed in (True, False)
-        }
+        # Scores and weighted values of a (query, key) pair per layer: 4 L H d.
+        self._flops_per_pair = float(g.layers * g.score_flops(True))
+        self._prefill_flops_per_pair = float(g.layers * g.score_flops(False))
         self._weights_s = g.weight_bytes / (profile.hbm_bytes_per_s * profile.mbu)
+        self._managed_layers = max(1, g.full_layers)  # tokens of the others cannot be moved
 
     @property
     def elements_per_token(self) -> int:
@@ -159,76 +72,40 @@ class CostModel:
         """
         return self.geometry.full_layers * self.geometry.vectors_per_layer
 
-    @property
-    def _managed_layers(self) -> int:
-        """Layers whose tokens can be moved; 1 if there is none and nothing is."""
-        return max(1, self.geometry.full_layers)
+    # Forward passes.
 
-    def decode(self, reads: Reads, fused: bool = True) -> DecodeCost:
-        """Iterations in which each of ``reads.sequences`` sequences decodes one token.
+    def decode_s(
+        self,
+        sequences: int,
+        attended_tokens: Array,
+        read_bytes: Array,
+        quantised_bytes: Array = 0.0,
+        fused: bool = True,
+    ) -> np.ndarray:
+        """Iterations in which each sequence decodes one token; arrays ``[steps]`` or numbers.
 
-        Without a fused kernel layers launch more; what they write is `eager_rows_s`.
+        Parameters
+        ----------
+        attended_tokens
+            Summed over the sequences; where layers differ, their mean.
+        read_bytes
+            Keys and values read: a shared node counts once with a tree-attention kernel, once per
+            branch without.
+        quantised_bytes
+            The part of `read_bytes` that must be dequantised.
+        fused
+            Whether attention is one kernel; what others write is `eager_rows_s`.
         """
-        p = self.profile
-        return DecodeCost(
-            flops_s=self.flops_s(reads.sequences, reads.attended_tokens),
-            weights_s=self.weights_read_s(reads.sequences),
-            kv_s=self.kv_read_s(reads.bytes),
-            dequantise_s=self.dequantise_s(reads.quantised_bytes),
-            layers_s=self.layers_s(fused),
-            step_s=p.per_step_s + p.per_sequence_s * reads.sequences,
-            overlap=p.overlap,
-        )
+        compute_s = self.flops_s(sequences, attended_tokens)
+        memory_s = self.weights_read_s(sequences) + self.kv_read_s(read_bytes)
+        bound_s = self._bound_s(compute_s, memory_s) + self.dequantise_s(quantised_bytes)
+        step_s = self.profile.per_step_s + self.profile.per_sequence_s * sequences
+        return np.asarray(bound_s + self.layers_s(fused) + step_s)
 
     def flops_s(self, sequences: Array, attended_tokens: Array) -> Array:
         """Matrix products of a token per sequence, and attention to tokens."""
-        matrices = self._flops_per_token * sequences
-        attention = self._attention_flops(attended_tokens, absorbed=True)
-        return (matrices + attention) / (self.profile.flops_per_s * self.profile.mfu)
-
-    def dequantise_s(self, quantised_bytes: Array) -> Array:
-        return quantised_bytes / self.profile.dequantise_bytes_per_s
-
-    def layers_s(self, fused: bool = True) -> float:
-        """Overhead of the layers of a pass."""
-        p = self.profile
-        return self.geometry.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s))
-
-    def prefill(self, new_tokens: int, present_tokens: float = 0.0) -> PrefillCost:
-        """`new_tokens` in one pass, attending to `present_tokens` before them and to each other.
-
-        This is also what rehydrating an evicted span costs: its ancestors are present.
-        """
-        p, g = self.profile, self.geometry
-        pairs = new_tokens * present_tokens + new_tokens * (new_tokens + 1) / 2
-        windowed = _pairs_in_window(new_tokens, present_tokens, g.window)
-        mean = self.mean_over_layers(pairs, windowed)
-        attention = float(self._attention_flops(mean, absorbed=False))
-        peak = p.flops_per_s * p.mfu
-        kv_bytes = (new_tokens + present_tokens) * g.full_bytes_per_token
-        kv_bytes += (new_tokens + g.windowed(present_tokens)) * g.window_bytes_per_token
-        return PrefillCost(
-            matrices_s=self._flops_per_token * new_tokens / peak,
-            attention_s=attention / peak,
-            memory_s=float(self.weights_read_s(new_tokens) + self.kv_read_s(kv_bytes)),
-            overhead_s=g.layers * p.per_layer_s + p.per_step_s + p.per_sequence_s,
-            overlap=p.overlap,
-        )
-
-    def kv_read_s(self, read_bytes: Array) -> Array:
-        """Attention kernels reading keys and values from HBM."""
-        return read_bytes / (self.profile.hbm_bytes_per_s * self.profile.kv_read_efficiency)
-
-    def mean_over_layers(self, everywhere: Array, windowed: Array) -> Array:
-        """The mean of a count that is `everywhere`, but `windowed` in layers with a window."""
-        g = self.geometry
-        if not g.window_layers:
-            return everywhere
-        return (g.full_layers * everywhere + g.window_layers * windowed) / g.layers
-
-    def _attention_flops(self, pairs: Array, absorbed: bool) -> Array:
-        """Scores and weighted values of (query, key) pairs per layer: ``4 L H d`` each."""
-        return self._flops_per_pair[absorbed] * pairs
+        flops = self._flops_per_token * sequences + self._flops_per_pair * attended_tokens
+        return flops / (self.profile.flops_per_s * self.profile.mfu)
 
     def weights_read_s(self, tokens: Array) -> Array:
         """Reading the weights that a pass over n tokens uses."""
@@ -238,11 +115,47 @@ class CostModel:
         read_bytes: Array = self.geometry.weight_bytes_read(tokens)
         return read_bytes / (p.hbm_bytes_per_s * p.mbu)
 
+    def kv_read_s(self, read_bytes: Array) -> Array:
+        """Attention kernels reading keys and values from HBM."""
+        return read_bytes / (self.profile.hbm_bytes_per_s * self.profile.kv_read_efficiency)
+
+    def dequantise_s(self, quantised_bytes: Array) -> Array:
+        return quantised_bytes / self.profile.dequantise_bytes_per_s
+
+    def layers_s(self, fused: bool = True) -> float:
+        """Overhead of the layers of a pass; without a fused kernel they launch more."""
+        p = self.profile
+        return self.geometry.layers * (p.per_layer_s + (0.0 if fused else p.eager_per_layer_s))
+
     def eager_rows_s(self, attended_tokens: Array) -> Array:
         """Writing out and reading back the probability rows of decode iterations."""
         g = self.geometry
         row_bytes = g.layers * g.heads * _PROBABILITY_BYTES_DECODE * attended_tokens
         return 2 * row_bytes / self.profile.eager_bytes_per_s
+
+    def prefill(self, new_tokens: int, present_tokens: float = 0.0) -> PrefillCost:
+        """`new_tokens` in one pass, attending to `present_tokens` before them and to each other.
+
+        This is also what rehydrating an evicted span costs: its ancestors are present.
+        """
+        p, g = self.profile, self.geometry
+        pairs = new_tokens * present_tokens + new_tokens * (new_tokens + 1) / 2
+        windowed = _pairs_in_window(new_tokens, present_tokens, g.window)
+        attention = float(self._prefill_flops_per_pair * self.mean_over_layers(pairs, windowed))
+        peak = p.flops_per_s * p.mfu
+        kv_bytes = (new_tokens + present_tokens) * g.full_bytes_per_token
+        kv_bytes += (new_tokens + g.windowed(present_tokens)) * g.window_bytes_per_token
+        return PrefillCost(
+            matrices_s=self._flops_per_token * new_tokens / peak,
+            attention_s=attention / peak,
+            memory_s=float(self.weights_read_s(new_tokens) + self.kv_read_s(kv_bytes)),
+        )
+
+    def prefill_s(self, new_tokens: int, present_tokens: float = 0.0) -> float:
+        """As `prefill`, in all and with the overheads of a pass."""
+        cost, p = self.prefill(new_tokens, present_tokens), self.profile
+        overhead_s = self.layers_s() + p.per_step_s + p.per_sequence_s
+        return float(self._bound_s(cost.matrices_s + cost.attention_s, cost.memory_s)) + overhead_s
 
     def eager_prefill_s(self, tokens: int) -> float:
         """Writing out and reading back the ``n x n`` probabilities of every layer and head."""
@@ -263,6 +176,20 @@ class CostModel:
         widths = 2 * g.hidden + 2 * (g.heads + g.kv_heads) * g.head_dim + 3 * g.intermediate
         return new_tokens * widths * g.weight_bytes_per_element + sequences * g.vocab * 4
 
+    def mean_over_layers(self, everywhere: Array, windowed: Array) -> Array:
+        """The mean of a count that is `everywhere`, but `windowed` in layers with a window."""
+        g = self.geometry
+        if not g.window_layers:
+            return everywhere
+        return (g.full_layers * everywhere + g.window_layers * windowed) / g.layers
+
+    def _bound_s(self, compute_s: Array, memory_s: Array) -> Array:
+        """The longer of the two, and what the longer does not hide of the shorter."""
+        shown_s = (1.0 - self.profile.overlap) * np.minimum(compute_s, memory_s)
+        return np.maximum(compute_s, memory_s) + shown_s
+
+    # Copies, and work next to the GPU's.
+
     def copy_s(self, moved_bytes: Array) -> Array:
         """Device code that reads or writes bytes of HBM (quantising, compaction)."""
         return moved_bytes / (self.profile.hbm_bytes_per_s * self.profile.mbu)
@@ -277,53 +204,53 @@ class CostModel:
         """Contiguous block when a gather kernel packs tokens by layer, keys and values apart."""
         return size_bytes / (self.geometry.tensors_per_layer * self._managed_layers)
 
-    def stream(self, compute_s: Array, ddr_bytes: Array) -> SideCost:
-        """Fetch `ddr_bytes` every iteration, layer by layer, through a double buffer.
+    def stream_s(self, ddr_bytes: Array) -> np.ndarray:
+        """Fetching `ddr_bytes` in an iteration, layer by layer, through a double buffer.
 
         While a layer is computed, the next one's tokens cross PCIe (the last layer fetches for the
-        first one of the next iteration): each layer takes the longer of the two.
+        first one of the next iteration): the iteration takes the longer of the two.
         """
         layers = self._managed_layers
-        transfer_s = self.transfer_s(ddr_bytes / layers, self.packed_block_bytes(ddr_bytes), "h2d")
-        exposed_s = np.maximum(0.0, transfer_s - compute_s / layers)
-        return SideCost(layers * transfer_s, layers * exposed_s)
+        block_bytes = self.packed_block_bytes(ddr_bytes)
+        return layers * self.transfer_s(ddr_bytes / layers, block_bytes, "h2d")
 
     def double_buffer_bytes(self, ddr_bytes: Array) -> Array:
         """Two layers' share of the streamed bytes, rounded up."""
         return -(-2 * ddr_bytes // self._managed_layers)
 
-    def near(self, attention_s: Array, ddr_bytes: Array, sequences: int) -> SideCost:
-        """Attend to `ddr_bytes` on the CPU while the GPU attends to its part of the same layer.
+    def near_s(self, ddr_bytes: Array, sequences: int) -> np.ndarray:
+        """Attending to `ddr_bytes` on the CPU, while the GPU attends to its part of a layer.
 
         Per layer: queries cross to the host, the CPU reads its keys and values at the speed of the
         DDR, partial outputs and their log-sum-exp cross back, to be merged exactly.
         """
-        p, layers = self.profile, self._managed_layers
+        layers = self._managed_layers
         queries, partials = self.near_message_bytes(sequences)
         messages_s = self.transfer_s(queries, queries, "d2h")
         messages_s = messages_s + self.transfer_s(partials, partials, "h2d")
-        layer_s = ddr_bytes / (layers * p.ddr_bytes_per_s) + messages_s
-        layer_s = np.where(np.asarray(ddr_bytes) > 0, layer_s, 0.0)
-        exposed_s = np.maximum(0.0, layer_s - attention_s / layers)
-        return SideCost(layers * layer_s, layers * exposed_s)
+        layer_s = ddr_bytes / (layers * self.profile.ddr_bytes_per_s) + messages_s
+        return layers * np.where(np.asarray(ddr_bytes) > 0, layer_s, 0.0)
 
-    def ondemand(
-        self, attention_s: Array, fetched_bytes: Array, bounds_bytes: Array, sequences: int
-    ) -> SideCost:
-        """Choose pages on the CPU and fetch them while the GPU attends to its part of the layer.
+    def near_message_bytes(self, sequences: int) -> tuple[int, int]:
+        """Bytes per layer of the queries going down, and of the partial results coming up."""
+        g = self.geometry
+        rows = sequences * g.heads
+        queries = rows * g.query_dim * g.weight_bytes_per_element
+        return queries, rows * (g.output_dim * 4 + _LOG_SUM_EXP_BYTES)
+
+    def ondemand_s(self, fetched_bytes: Array, bounds_bytes: Array, sequences: int) -> np.ndarray:
+        """Choosing pages on the CPU and fetching them, while the GPU attends to its part.
 
         Per layer: queries cross to the host, the CPU reads the bounds of all its pages at the speed
         of the DDR, and the chosen pages cross back.
         """
-        p, layers = self.profile, self._managed_layers
+        layers = self._managed_layers
         queries, _ = self.near_message_bytes(sequences)
         block_bytes = self.packed_block_bytes(fetched_bytes)
         layer_s = self.transfer_s(queries, queries, "d2h")
-        layer_s = layer_s + bounds_bytes / (layers * p.ddr_bytes_per_s)
+        layer_s = layer_s + bounds_bytes / (layers * self.profile.ddr_bytes_per_s)
         layer_s = layer_s + self.transfer_s(fetched_bytes / layers, block_bytes, "h2d")
-        layer_s = np.where(np.asarray(fetched_bytes) > 0, layer_s, 0.0)
-        exposed_s = np.maximum(0.0, layer_s - attention_s / layers)
-        return SideCost(layers * layer_s, layers * exposed_s)
+        return layers * np.where(np.asarray(fetched_bytes) > 0, layer_s, 0.0)
 
     def ondemand_tokens(
         self, held_tokens: np.ndarray, page_tokens: int, pages_top: int
@@ -343,13 +270,6 @@ class CostModel:
         g = self.geometry
         key = g.elements_per_layer // g.tensors_per_layer * g.kv_bytes_per_element
         return np.ceil(held_tokens / page_tokens) * 2 * key * g.full_layers
-
-    def near_message_bytes(self, sequences: int) -> tuple[int, int]:
-        """Bytes per layer of the queries going down, and of the partial results coming up."""
-        g = self.geometry
-        rows = sequences * g.heads
-        queries = rows * g.query_dim * g.weight_bytes_per_element
-        return queries, rows * (g.output_dim * 4 + _LOG_SUM_EXP_BYTES)
 
 
 def _pairs_in_window(new_tokens: int, present_tokens: float, window: int) -> float:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from arborsim.machine.program import (
 )
 from arborsim.machine.terms import (
     ITERATION_TERMS,
-    LANES,
     MATRICES,
+    PARTS,
     PREFILL_TERMS,
     REHYDRATION,
     SIDE_TERMS,
@@ -35,29 +34,17 @@ from arborsim.machine.terms import (
 
 
 class Price:
-    """Seconds of programs on one machine.
-
-    Parameters
-    ----------
-    cost : CostModel
-        Of one GPU of it.
-    options : ServingOptions
-    """
-
-    cost: CostModel
-    gpus: int
-    step_s: float
-    sequence_s: float
+    """Seconds of programs on one machine; `cost` is of one GPU of it."""
 
     def __init__(self, cost: CostModel, options: ServingOptions | None = None) -> None:
         options = options or ServingOptions()
         self.cost = cost
         self.gpus = options.tensor_parallel
         self._nvme_bytes_per_s = options.nvme_bytes_per_s
-        profile, geometry = cost.profile, cost.geometry
         self._weights_s: dict[int, float] = {}
         self._transfers_s: dict[tuple[int, bool], float] = {}
         self._policies: dict[tuple[str, bool], PolicySeconds] = {}
+        profile, geometry = cost.profile, cost.geometry
         self.step_s, self.sequence_s = float(profile.per_step_s), float(profile.per_sequence_s)
         self.overlap = float(profile.overlap)
         if self.gpus > 1:
@@ -78,10 +65,17 @@ class Price:
             found = self._weights_s[tokens] = self._shared_s("kv", tokens, fused=True)
         return found
 
-    def _shared_s(self, lane: str, tokens: int, fused: bool) -> float:
-        terms = [term for term in ITERATION_TERMS if term.shared and term.lane == lane]
-        asked = _nothing_but(tokens, fused)
-        return float(sum(np.sum(term.seconds(self, asked)) for term in terms))
+    def _shared_s(self, part: str, tokens: int, fused: bool) -> float:
+        only_a_width = Asked(PolicySeconds(), fused, np.full(1, tokens), *(np.zeros(1),) * 9)
+        return float(self._part_s(part, only_a_width, shared=True)[0])
+
+    def _part_s(self, part: str, asked: Asked, shared: bool = False) -> np.ndarray:
+        """A part of each iteration's time: what one search adds to it, or the batch takes once."""
+        found = np.zeros(len(asked.sequences))
+        for term in ITERATION_TERMS:
+            if term.part == part and term.shared == shared:
+                found = found + term.seconds(self, asked)
+        return found
 
     # Phases of a program.
 
@@ -147,28 +141,26 @@ class Price:
 
     def prefill_s(self, tokens: int, present: int, fused: bool = True) -> float:
         """A pass over `tokens` with `present` ones before them."""
-        return (
-            sum(t.seconds for t in self._prefill_terms(tokens, present, fused)) if tokens else 0.0
-        )
+        if not tokens:
+            return 0.0
+        return sum(term.seconds for term in self._prefill_terms(tokens, present, fused))
 
     def _prefill_terms(self, tokens: int, present: int, fused: bool) -> list[Term]:
         cost = self.cost.prefill(tokens, present)
-        compute_s, memory_s = (cost.matrices_s + cost.attention_s) / self.gpus, cost.memory_s
-        memory_s /= self.gpus
-        computing, reading = _shown(compute_s, memory_s, self.overlap)
-        split = [
-            Term(name, float(shown) * seconds, (1 - float(shown)) * seconds)
-            for name, seconds, shown in zip(
-                PREFILL_TERMS,
-                (cost.matrices_s / self.gpus, cost.attention_s / self.gpus, memory_s),
-                (computing, computing, reading), strict=False,
-            )
-        ]  # fmt: skip
+        compute_s, memory_s = cost.matrices_s + cost.attention_s, cost.memory_s
+        computing, reading = map(
+            float, _shown(compute_s / self.gpus, memory_s / self.gpus, self.overlap)
+        )
+        terms = []
+        for name, whole_s, share in zip(
+            PREFILL_TERMS, cost, (computing, computing, reading), strict=False
+        ):
+            seconds = whole_s / self.gpus
+            terms.append(Term(name, share * seconds, (1 - share) * seconds))
         overhead_s = self.fixed_s + self.sequence_s + self._reduced_s(tokens)
-        return [
-            *split, Term(PREFILL_TERMS[3], overhead_s),
-            Term(MATRICES, self.eager_s(tokens, present, fused)),
-        ]  # fmt: skip
+        terms.append(Term(PREFILL_TERMS[3], overhead_s))
+        terms.append(Term(MATRICES, self.eager_s(tokens, present, fused)))
+        return terms
 
     def chunk(self, tokens: int, present: int, fused: bool) -> Extra:
         """The next `tokens` of a prompt, with `present` ones before them, within an iteration."""
@@ -233,18 +225,18 @@ class Price:
         ends = linear + last[:, None] * table[:, first + len(LINEAR) :]
         asked = self._asked(info, np.concatenate([fixed, fixed]), np.concatenate([linear, ends]))
         pairs: list[list[tuple[Any, Any]]] = []
-        for lane in LANES:
-            begin, end = np.split(self._lane_s(lane, asked), 2)
+        for part in PARTS:
+            begin, end = np.split(self._part_s(part, asked), 2)
             growth = (end - begin) / last
             pairs.append(list(zip(begin.tolist(), growth.tolist(), strict=True)))
         for name in ("hbm_bytes", "prefix_bytes"):
             at = first + LINEAR.index(name)
             held, grows = table[:, at], table[:, at + len(LINEAR)]
             pairs.append(list(zip(held.tolist(), grows.tolist(), strict=True)))
-        side = self._side(info, asked.head(len(table)))
+        side = [column[: len(table)].tolist() for column in self._side(info, asked)]
         eager = int(not info.fused)
         rows: Iterator[tuple[Any, ...]] = zip(
-            count.tolist(), fixed[:, 0].tolist(), *pairs, *side.rows(), strict=True
+            count.tolist(), fixed[:, 0].tolist(), *pairs, *side, strict=True
         )
         return [Piece(*(*row, eager)) for row in rows]
 
@@ -253,42 +245,30 @@ class Price:
         asked = self._asked(info, *iterations(table))
         count = len(asked.sequences)
         each = [np.broadcast_to(term.seconds(self, asked), count) for term in ITERATION_TERMS]
-        lanes = {lane: np.zeros(count) for lane in LANES} | {"own kv": np.zeros(count)}
+        parts = {part: np.zeros(count) for part in PARTS}
         for term, seconds in zip(ITERATION_TERMS, each, strict=True):
-            lanes[term.lane] = lanes[term.lane] + seconds
-            if term.lane == "kv" and not term.shared:
-                lanes["own kv"] = lanes["own kv"] + seconds
-        computing, reading = _shown(lanes["compute"], lanes["kv"], self.overlap)
+            parts[term.part] = parts[term.part] + seconds
+        computing, reading = _shown(parts["compute"], parts["kv"], self.overlap)
         shown = {"compute": computing, "kv": reading}
         terms = []
         for term, seconds in zip(ITERATION_TERMS, each, strict=True):
-            counted, whole = (
-                float(np.sum(seconds * shown.get(term.lane, 1.0))),
-                float(seconds.sum()),
-            )
-            terms.append((term.plan, Term(term.name, counted, max(0.0, whole - counted))))
+            counted = float(np.sum(seconds * shown.get(term.part, 1.0)))
+            hidden_s = max(0.0, float(seconds.sum()) - counted)
+            terms.append((term.plan, Term(term.name, counted, hidden_s)))
         if info.recall == "stage":
             return [*terms, *((plan, Term(name, 0.0)) for name, plan in SIDE_TERMS.values())]
         side = self._side(info, asked)
-        model_s = lanes["compute"] * computing + lanes["kv"] * reading
-        model_s = model_s + lanes["dequantise"] + lanes["serial"]
+        model_s = parts["compute"] * computing + parts["kv"] * reading
+        model_s = model_s + parts["dequantise"] + parts["serial"]
         waited = np.where(side.stream_s > 0, np.maximum(0.0, side.stream_s - model_s), 0.0)
-        beside = side.near_s - lanes["own kv"] - lanes["dequantise"]
-        waited = waited + np.where(side.near_s > 0, np.maximum(0.0, beside), 0.0)
+        gap_s = side.near_s - self._part_s("kv", asked) - parts["dequantise"]
+        waited = waited + np.where(side.near_s > 0, np.maximum(0.0, gap_s), 0.0)
         exposed_s = float(waited.sum())
         name, plan = SIDE_TERMS[info.recall]
         hidden_s = float(side.total_s.sum()) - exposed_s
         others = {each for _, each in SIDE_TERMS.values()} - {plan}
         terms += [(each, Term(name, 0.0)) for each in others]
         return [*terms, (plan, Term(name, exposed_s, hidden_s))]
-
-    def _lane_s(self, lane: str, asked: Asked) -> np.ndarray:
-        """What one search adds to a lane in each iteration."""
-        found = np.zeros(len(asked.sequences))
-        for term in ITERATION_TERMS:
-            if term.lane == lane and not term.shared:
-                found = found + term.seconds(self, asked)
-        return found
 
     def _asked(self, info: DemandInfo, fixed: np.ndarray, linear: np.ndarray) -> Asked:
         scale = ATTENDED_UNITS * info.groups * self.cost.geometry.layers
@@ -301,61 +281,51 @@ class Price:
 
     def _side(self, info: DemandInfo, q: Asked) -> _Side:
         """What goes on next to the GPU's work in each iteration."""
-        none = np.zeros(len(q.sequences))
-        side = _Side(none, none, none, q.streamed_bytes, none, none, none, none)
+        zeros, no_bytes = np.zeros(len(q.sequences)), np.zeros(len(q.sequences), dtype=np.int64)
+        streamed = np.asarray(q.streamed_bytes, dtype=np.int64)
+        none = _Side(zeros, zeros, zeros, zeros, streamed, no_bytes, no_bytes, no_bytes)
         if info.recall == "stage" or not (q.streamed_bytes.any() or q.remote_bytes.any()):
-            return side
+            return none
         cost, layers = self.cost, self.cost.geometry.full_layers
         sequences: Any = q.sequences  # an array, where the formulas speak of one number
         queries, partials = cost.near_message_bytes(sequences)
-        window_s = np.asarray(cost.kv_read_s(q.window_bytes)) / self.gpus
-        away, streamed = q.remote_bytes > 0, q.streamed_bytes
-        link_s = none
-        if info.recall != "near":
-            link_s = np.asarray(cost.stream(0.0, streamed / self.gpus).total_s, dtype=float)
+        link_s = cost.stream_s(streamed / self.gpus)
         if info.recall == "stream":
             buffers = np.asarray(cost.double_buffer_bytes(streamed))
-            return _Side(link_s, none, link_s, streamed, none, none, buffers, link_s)
-        remote = np.asarray(q.remote_bytes, dtype=float)
+            return none._replace(
+                stream_s=link_s, link_s=link_s, total_s=link_s, buffer_bytes=buffers
+            )
+        away = q.remote_bytes > 0
         down = np.where(away, layers * queries, 0)
+        window_s = np.asarray(cost.kv_read_s(q.window_bytes)) / self.gpus
         if info.recall == "near":
-            total_s = np.asarray(cost.near(0.0, remote, sequences).total_s, dtype=float)
-            near_s = np.where(away, total_s + window_s, 0.0)
-            up = np.where(away, layers * partials, 0)
-            return _Side(none, near_s, none, streamed, down, up, none, total_s)
-        fetched = np.asarray(streamed, dtype=float)
-        total_s = np.asarray(cost.ondemand(0.0, fetched, remote, sequences).total_s, dtype=float)
+            total_s = cost.near_s(np.asarray(q.remote_bytes, dtype=float), sequences)
+            return none._replace(
+                near_s=np.where(away, total_s + window_s, 0.0), total_s=total_s,
+                down_bytes=down, up_bytes=np.where(away, layers * partials, 0),
+            )  # fmt: skip
+        total_s = cost.ondemand_s(
+            streamed.astype(float), np.asarray(q.remote_bytes, dtype=float), sequences
+        )
         # The GPU attends to the fetched pages afterwards: that part of its attention hides nothing.
-        near_s = total_s + np.asarray(cost.kv_read_s(fetched)) / self.gpus
-        near_s = np.where(near_s > 0, near_s + window_s, 0.0)
-        buffers = -(-streamed // max(1, layers))
-        return _Side(none, near_s, link_s, streamed, down, none, buffers, total_s)
+        near_s = total_s + np.asarray(cost.kv_read_s(streamed.astype(float))) / self.gpus
+        return none._replace(
+            near_s=np.where(near_s > 0, near_s + window_s, 0.0), link_s=link_s, total_s=total_s,
+            down_bytes=down, buffer_bytes=-(-streamed // max(1, layers)),
+        )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Side:
-    """As in `Piece`, arrays ``[n]``; `total_s` is what it takes, hidden or not."""
+class _Side(NamedTuple):
+    """Columns of `Piece`, arrays ``[n]``; `total_s` is what it takes, hidden or not."""
 
     stream_s: np.ndarray
     near_s: np.ndarray
     link_s: np.ndarray
+    total_s: np.ndarray
     streamed_bytes: np.ndarray
     down_bytes: np.ndarray
     up_bytes: np.ndarray
     buffer_bytes: np.ndarray
-    total_s: np.ndarray
-
-    def rows(self) -> Iterator[list[Any]]:
-        for name in ("stream_s", "near_s", "link_s", "total_s"):
-            yield getattr(self, name).tolist()
-        for name in ("streamed_bytes", "down_bytes", "up_bytes", "buffer_bytes"):
-            yield getattr(self, name).astype(np.int64).tolist()
-
-
-def _nothing_but(sequences: int, fused: bool) -> Asked:
-    """A batch that only has a width."""
-    none = np.zeros(1)
-    return Asked(PolicySeconds(), fused, np.full(1, sequences), *(none,) * 9)
 
 
 def _shown(compute_s: Array, memory_s: Array, overlap: float) -> tuple[np.ndarray, np.ndarray]:

@@ -6,18 +6,18 @@ An iteration of a batch takes, with sums over its searches::
     model = bound + dequantising + what nothing hides
     total = model + policies + max(0, streaming - model) + max(0, CPU attention - GPU attention)
 
-Every term of it is a row of `ITERATION_TERMS`: its name, the *lane* of the sum that it belongs to,
-and its formula over `CostModel`.  A row is all that a new term needs: the server adds up lanes,
+Every term is a row of `ITERATION_TERMS`: its name, the *part* of this formula that it belongs to,
+and its seconds over `CostModel`.  A row is all that a new term needs: the server adds up parts, and
 `--explain` and a plan's terms itemise rows.  Within a piece every term is linear, so the server
-keeps a first value and a growth for each lane.
+keeps a first value and a growth for each part.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,28 +27,18 @@ from arborsim.machine.profile import PolicySeconds
 if TYPE_CHECKING:
     from arborsim.machine.price import Price
 
-#: Sums over a batch: arithmetic, reading keys and values, dequantising them, what nothing hides,
-#: and policies.
-LANES = ("compute", "kv", "dequantise", "serial", "policy")
+#: Arithmetic, reading keys and values, dequantising them, what nothing hides, and policies.
+PARTS = ("compute", "kv", "dequantise", "serial", "policy")
 
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a search's time.
-
-    Attributes
-    ----------
-    name : str
-        One of `names`.
-    seconds : float
-        What it adds to the total.
-    hidden_s : float
-        What of it ran behind something else; not part of the total.  Of ``link busy`` how long the
-        link was in use, waited for or not; these terms add nothing.
-    """
+    """A part of a search's time, by its name (one of `names`)."""
 
     name: str
-    seconds: float
+    seconds: float  # what it adds to the total
+    #: What of it ran behind something else; not part of the total.  Of ``link busy`` how long the
+    #: link was in use, waited for or not; these terms add nothing.
     hidden_s: float = 0.0
 
 
@@ -73,14 +63,6 @@ class Asked:
     rows: np.ndarray
     examined: np.ndarray
 
-    def head(self, count: int) -> Asked:
-        """The first `count` iterations."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Asked)}
-        for name, value in values.items():
-            if isinstance(value, np.ndarray):
-                values[name] = value[:count]
-        return Asked(**values)
-
 
 @dataclass(frozen=True)
 class IterationTerm:
@@ -90,8 +72,8 @@ class IterationTerm:
     ----------
     name, plan : str
         As ``--explain`` and a plan's terms show it.
-    lane : str
-        One of `LANES`.
+    part : str
+        One of `PARTS`.
     seconds : callable
         The price and what is asked for in, seconds out; linear in everything but `sequences`.
     numbers : tuple of str
@@ -103,13 +85,12 @@ class IterationTerm:
 
     name: str
     plan: str
-    lane: str
+    part: str
     seconds: Callable[[Price, Asked], Array]
     numbers: tuple[str, ...]
     shared: bool = False
 
 
-#: All of them: a row is all that a new term needs.
 ITERATION_TERMS: list[IterationTerm] = [
     IterationTerm(
         "decode: FLOPs", "decode: arithmetic", "compute",
@@ -175,9 +156,9 @@ LINK_TERMS = ("link busy with moves: to DDR", "link busy with moves: from DDR")
 
 def names() -> tuple[str, ...]:
     """Of all terms, in the order in which they are shown."""
-    policy = [term.name for term in ITERATION_TERMS if term.lane == "policy"]
+    policy = [term.name for term in ITERATION_TERMS if term.part == "policy"]
     return tuple(dict.fromkeys((
-        *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.lane != "policy"), policy[0],
+        *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.part != "policy"), policy[0],
         "policy: turns", MATRICES, *policy[1:], "policy: quantising", "policy: compaction",
         BACKGROUND, *(name for name, _ in SIDE_TERMS.values()), REHYDRATION, *LINK_TERMS,
     )))  # fmt: skip

@@ -36,7 +36,7 @@ from arborsim.calibrate.policy_cost import (
 from arborsim.calibrate.profile import make_profile, profile_toml, write_profile
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
-from arborsim.machine.cost import CostModel, Reads
+from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.profile import HardwareProfile, PolicySeconds
 from tests.simulator.bench import PROFILE
@@ -214,8 +214,8 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     cost = CostModel(profile, CHAIN)
     assert profile.policy_seconds("unknown", True).decision_s(1000) == pytest.approx(7e-4)
     assert profile.policy_seconds("unknown", False).decision_s(1000) == pytest.approx(1e-3)
-    reads = Reads(1, 100, 1e5)
-    slower = cost.decode(reads, fused=False).total_s - cost.decode(reads).total_s
+    reads = (1, 100, 1e5)
+    slower = cost.decode_s(*reads, fused=False) - cost.decode_s(*reads)
     assert float(slower) == pytest.approx(CHAIN.layers * 5e-5)
     assert "under 4 policies" in profile.source("decision_rows_s")
     assert profile_of(profile_toml(profile)) == profile

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.machine.cost import CostModel, Reads
+from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
 
 
@@ -18,33 +18,33 @@ def model(gpu: str = "h100", name: str = "llama-3.1-8b") -> CostModel:
 
 
 def test_decode_of_one_sequence_is_bound_by_the_weights() -> None:
-    cost = model().decode(Reads(1, 1000, 1000 * 131_072))
+    cost = model()
     lower_bound_s = 8.03e9 * 2 / 3.35e12  # 4.8 ms
-    assert lower_bound_s < float(cost.total_s) < 1.5 * lower_bound_s
-    assert cost.flops_s < 0.01 * cost.weights_s
-    assert cost.layers_s == pytest.approx(32 * 32e-6)
+    assert lower_bound_s < float(cost.decode_s(1, 1000, 1000 * 131_072)) < 1.5 * lower_bound_s
+    assert cost.flops_s(1, 1000) < 0.01 * cost.weights_read_s(1)
+    assert cost.layers_s() == pytest.approx(32 * 32e-6)
 
 
 def test_terms_add_up() -> None:
-    cost = model().decode(Reads(4, 5000, 1e9, 1e8))
-    memory_s = cost.weights_s + cost.kv_s
-    expected = max(cost.flops_s, memory_s) + cost.dequantise_s + cost.layers_s + cost.step_s
-    assert float(cost.total_s) == pytest.approx(expected)
+    cost = model()
+    memory_s = cost.weights_read_s(4) + cost.kv_read_s(1e9)
+    expected = max(cost.flops_s(4, 5000), memory_s) + cost.dequantise_s(1e8) + cost.layers_s()
+    expected += cost.profile.per_step_s + 4 * cost.profile.per_sequence_s
+    assert float(cost.decode_s(4, 5000, 1e9, 1e8)) == pytest.approx(expected)
 
 
 def test_what_does_not_overlap_adds_up() -> None:
-    reads = Reads(16, 50_000, 5e9)
-    roofline = model().decode(reads)
-    memory_s = roofline.weights_s + roofline.kv_s
+    roofline = model()
+    memory_s = roofline.weights_read_s(16) + roofline.kv_read_s(5e9)
     profile = replace(load_profile("h100"), overlap=0.25)
-    partly = CostModel(profile, load_geometry("llama-3.1-8b")).decode(reads)
-    shorter_s = min(float(roofline.flops_s), float(memory_s))
-    assert float(partly.total_s - roofline.total_s) == pytest.approx(0.75 * shorter_s)
+    partly = CostModel(profile, load_geometry("llama-3.1-8b"))
+    shorter_s = min(float(roofline.flops_s(16, 50_000)), float(memory_s))
+    slower_s = partly.decode_s(16, 50_000, 5e9) - roofline.decode_s(16, 50_000, 5e9)
+    assert float(slower_s) == pytest.approx(0.75 * shorter_s)
 
 
 def test_large_batches_are_bound_by_compute() -> None:
-    cost = model().decode(Reads(1024, 1024, 0.0))
-    assert cost.flops_s > cost.weights_s
+    assert model().flops_s(1024, 1024) > model().weights_read_s(1024)
 
 
 def test_prefill_grows_quadratically_in_the_end() -> None:
@@ -63,8 +63,8 @@ def test_prefill_in_parts_does_the_same_work() -> None:
 
 def test_vectorised_like_one_by_one() -> None:
     kv_bytes = np.linspace(0, 1e10, 7)
-    many = model().decode(Reads(1, kv_bytes / 131_072, kv_bytes)).total_s
-    single = [float(model().decode(Reads(1, b / 131_072, b)).total_s) for b in kv_bytes]
+    many = model().decode_s(1, kv_bytes / 131_072, kv_bytes)
+    single = [float(model().decode_s(1, b / 131_072, b)) for b in kv_bytes]
     assert many.tolist() == single
 
 
@@ -96,11 +96,13 @@ def test_bandwidth_curve_passes_through_its_points() -> None:
     assert speeds == pytest.approx(profile.d2h_bytes_per_s * np.array(profile.block_efficiency))
 
 
-def test_stream_waits_only_for_slower_transfers() -> None:
+def test_streams_in_the_time_of_the_link() -> None:
     cost = model()
-    side = cost.stream(np.array([1.0, 1e-4]), np.array([1e9, 1e9]))
-    assert side.exposed_s[0] == 0
-    assert side.exposed_s[1] == pytest.approx(side.total_s[1] - 1e-4)
+    latency_s = 32 * cost.profile.pcie_latency_s
+    layer_bytes = 1e9 / 32
+    speed = cost.profile.link_bytes_per_s(layer_bytes / 2, "h2d")
+    assert float(cost.stream_s(1e9)) == pytest.approx(latency_s + 1e9 / float(speed))
+    assert cost.stream_s(np.array([0.0, 1e9])).tolist() == [0.0, float(cost.stream_s(1e9))]
 
 
 def test_eager_attention_materialises_probabilities() -> None:

@@ -1,6 +1,6 @@
 """A replay event by event: every iteration is priced and spent by itself, copies are processes.
 
-Nothing is written down: no program, no pieces, no server, no price by lanes.  The cost model's
+Nothing is written down: no program, no pieces, no server, no price by parts.  The cost model's
 formulas are asked for one iteration at a time, links are SimPy resources, and what memory holds is
 looked at whenever anything changes.  It is slow, and exists so that `SimulatedExecutor` can be
 compared with it; ledger, paths and what a recall mode reads are shared.
@@ -19,7 +19,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.machine.cost import SCALE_BYTES, CostModel, Reads, SideCost
+from arborsim.machine.cost import SCALE_BYTES, CostModel
 from arborsim.machine.paths import ActivePaths, Windows
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.recall import Reading, Recall
@@ -97,7 +97,7 @@ class LiteralExecutor:
         self.paths.turn(run.leaves)
         self.windows.turn(run.leaves)
         self._look()
-        self._spend("prefill_s", self.cost.prefill(tokens).total_s)
+        self._spend("prefill_s", self.cost.prefill_s(tokens))
         if not self.recall.fused:
             self._spend("policy_s", self.cost.eager_prefill_s(tokens))
 
@@ -151,13 +151,18 @@ class LiteralExecutor:
         path = self.paths.advance(self.ledger.advance(leaves, 1, Moves.none()))
         path = replace(path, windows=self.windows.advance(leaves, 1))
         reading = self.recall.reading(path, len(leaves), landing)
-        reads = Reads(len(leaves), reading.attended, reading.read_bytes, reading.quantised_bytes)
-        decode = self.cost.decode(reads, self.recall.fused)
-        model_s = float(decode.total_s[0])
+        model_s = float(
+            self.cost.decode_s(
+                len(leaves), reading.attended, reading.read_bytes, reading.quantised_bytes,
+                self.recall.fused,
+            )[0]
+        )  # fmt: skip
+        attention_s = self.cost.kv_read_s(reading.read_bytes)
+        attention_s = attention_s + self.cost.dequantise_s(reading.quantised_bytes)
         policy_s = self.policy.observing_s(len(leaves))
         policy_s += self.policy.decision_s(int(path.length[0])) if decided else 0.0
         policy_s += float(np.sum(self.cost.eager_rows_s(reading.rows)))
-        exposed_s = self._beside_s(reading, model_s, float(np.sum(decode.attention_s)), len(leaves))
+        exposed_s = self._exposed_s(reading, model_s, float(np.sum(attention_s)), len(leaves))
         if reading.buffer_bytes is not None:
             self.staging_bytes = int(reading.buffer_bytes[0])
         self._look()
@@ -170,7 +175,7 @@ class LiteralExecutor:
         time.policy_s += policy_s
         time.exposed_transfer_s += exposed_s
 
-    def _beside_s(
+    def _exposed_s(
         self, reading: Reading, model_s: float, attention_s: float, sequences: int
     ) -> float:
         """What the iteration waits for streaming, or the CPU; counts what crosses the link."""
@@ -180,21 +185,21 @@ class LiteralExecutor:
             float(np.sum(reading.remote_bytes)),
         )
         queries, partials = self.cost.near_message_bytes(sequences)
-        side: SideCost | None = None
+        side_s, hidden_s = 0.0, 0.0
         if mode == "stream":
-            side = self.cost.stream(model_s, streamed)
+            side_s, hidden_s = float(self.cost.stream_s(streamed)), model_s
         elif mode != "stage":
             fetched_s = float(self.cost.kv_read_s(streamed))
-            local_s = attention_s - fetched_s
-            local_s -= float(np.sum(self.cost.kv_read_s(reading.window_bytes)))
+            hidden_s = attention_s - fetched_s
+            hidden_s -= float(np.sum(self.cost.kv_read_s(reading.window_bytes)))
             if mode == "near":
-                side = self.cost.near(local_s, remote, sequences)
+                side_s = float(self.cost.near_s(remote, sequences))
                 m.from_ddr_bytes += layers * partials if remote else 0
             else:
-                side = self.cost.ondemand(local_s, streamed, remote, sequences)
+                side_s = float(self.cost.ondemand_s(streamed, remote, sequences))
             m.to_ddr_bytes += layers * queries if remote else 0
         m.from_ddr_bytes += int(streamed)
-        return 0.0 if side is None else float(np.sum(side.exposed_s))
+        return max(0.0, side_s - hidden_s) if side_s else 0.0
 
     def _stream(self, seconds: float) -> None:
         """An iteration that keeps the link up, once it is free."""
@@ -297,7 +302,7 @@ class LiteralExecutor:
     def _recompute(self, recovered: np.ndarray) -> None:
         if len(recovered):
             present = self.paths.readable_besides(recovered)
-            self._spend("rehydration_s", self.cost.prefill(len(recovered), present).total_s)
+            self._spend("rehydration_s", self.cost.prefill_s(len(recovered), present))
             self.measured.rehydrations += 1
 
     # Time.
