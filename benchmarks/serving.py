@@ -29,8 +29,8 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 from arborsim.core.tiers import Budget
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.machine.machine import Machine
-from arborsim.machine.options import ClosedLoop, ServingOptions
+from arborsim.machine.machine import Machine, ServingOptions
+from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
 from arborsim.policies.registry import build
 from arborsim.run.episode import record_demands

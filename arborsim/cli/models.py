@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from arborsim.core.geometry import Geometry
-    from arborsim.machine.pool import KvRoom
+    from arborsim.machine.machine import KvRoom
     from arborsim.machine.profile import HardwareProfile
 
 
@@ -36,12 +36,12 @@ def models(
 
     from arborsim.machine.config import with_kv_dtype
     from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
-    from arborsim.machine.pool import kv_pool
+    from arborsim.machine.machine import kv_room
 
     profile = load_profile(gpu)
     found = [load_geometry(one) for one in ([name] if name else geometry_names())]
     found = [with_kv_dtype(geometry, kv_dtype) if kv_dtype else geometry for geometry in found]
-    pools = [kv_pool(profile, geometry, pass_tokens=prefill_tokens) for geometry in found]
+    pools = [kv_room(profile, geometry, pass_tokens=prefill_tokens) for geometry in found]
     console = Console(highlight=False)
     if json:
         documents = [

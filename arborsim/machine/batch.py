@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from arborsim.machine.price import Price
-from arborsim.machine.priced import NOTHING, Extra, Piece
+from arborsim.machine.program import NOTHING, Extra, Piece
 
 _REBUILD = 4096  # changes of the sums after which they are added up afresh: rounding stays rounding
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import simpy
 
-from arborsim.machine.priced import NOTHING, Extra, PricedProgram
+from arborsim.machine.program import NOTHING, Extra, PricedProgram
 
 Callback = Callable[[], None]
 #: What a process of the environment waits for.

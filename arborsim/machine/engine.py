@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from arborsim.machine.batch import Batch, IterationTime, Sums
 from arborsim.machine.clock import TOGETHER, Clock, Command, Decode, Idle, Starve, Steps
 from arborsim.machine.cost import CostModel
-from arborsim.machine.options import Arrivals, KvPool, ServingOptions, Timed
+from arborsim.machine.machine import KvPool, ServingOptions
+from arborsim.machine.places import Arrivals, Timed
 from arborsim.machine.price import Price
-from arborsim.machine.priced import PricedProgram
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.program import Op, SearchDemand
+from arborsim.machine.program import Op, PricedProgram, SearchDemand
 from arborsim.machine.report import ServingReport, report
 from arborsim.machine.server import Server
 from arborsim.trace.schema import Geometry

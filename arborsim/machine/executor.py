@@ -21,8 +21,8 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import SCALE_BYTES, CostModel
+from arborsim.machine.machine import Machine
 from arborsim.machine.paths import ActivePaths, Windows
-from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import ATTENDED_UNITS, DemandInfo, Op, SearchDemand
 from arborsim.machine.recall import Recall
 from arborsim.machine.terms import Term
@@ -46,37 +46,21 @@ _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 
 class SimulatedExecutor:
-    """Implements `arborsim.run.controller.Executor` on a hardware profile.
+    """Implements `arborsim.run.controller.Executor` on a `Machine`.
 
     Parameters
     ----------
+    machine : Machine
     geometry : Geometry
         Model that bytes and seconds are charged for (it need not be the recorded one).
-    profile : HardwareProfile
     groups : int
         Cache groups that plans distinguish: 1, layers, or layers x KV heads.
-    page_tokens : int
-        Slots per page.
-    recall : {"stage", "stream", "near", "ondemand"}
-        How tokens in DDR take part in attention.
     policy : str
         Name of the policy that decides: the profile may know what it takes.
     fused : bool
         False if the policy reads attention rows, which then must be written out.
-    tree_attention : bool
-        Whether a batch reads shared nodes once, or once per branch.
-    overlap : bool
-        False waits for every transfer at once, as the memory-hierarchy paper's prototype does.
-    pinned : bool
-        Whether host buffers are page-locked.
     compact : bool
         Merge half-empty pages after every decision outside runs.
-    event_by_event : bool
-        Play every iteration by itself.
-    explain : bool
-        Keep what `terms` needs.
-    keep_matrices : bool
-        A prefill that writes attention matrices out holds those of all layers at once.
     record, prefix_tokens : bool, int
         Keep what `demand` needs, and how many first tokens other searches may share.
 
@@ -88,51 +72,41 @@ class SimulatedExecutor:
 
     def __init__(
         self,
+        machine: Machine,
         geometry: Geometry,
-        profile: HardwareProfile,
         *,
         groups: int = 1,
-        page_tokens: int = 1,
-        recall: str = "stage",
         policy: str = "",
         fused: bool = True,
-        tree_attention: bool = True,
-        overlap: bool = True,
-        pinned: bool = True,
         compact: bool = False,
-        event_by_event: bool = False,
-        explain: bool = False,
-        keep_matrices: bool = False,
         record: bool = False,
         prefix_tokens: int = 0,
     ) -> None:
+        recall = machine.recall
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
-        if page_tokens < 1:
-            raise UsageError(f"pages of {page_tokens} tokens hold nothing: use 1 or more")
+        if machine.page_tokens < 1:
+            raise UsageError(f"pages of {machine.page_tokens} tokens hold nothing: use 1 or more")
         if record:
             _check_recordable(geometry, recall, compact)
-        self._cost = CostModel(profile, geometry, pinned=pinned)
+        self._machine = machine
+        self._cost = CostModel(machine.profile, geometry)
         self._ledger = Ledger(
             groups,
             geometry.full_bytes_per_token,
             self._cost.elements_per_token,
             scales_per_token=self._cost.scales_per_token,
             scale_bytes=SCALE_BYTES,
-            page_tokens=page_tokens,
+            page_tokens=machine.page_tokens,
         )
         size = self._ledger.bytes_by_tier
-        self._recall = Recall(self._cost, size, groups, recall, fused, tree_attention)
+        self._recall = Recall(self._cost, size, groups, recall, fused, machine.tree_attention)
         info = DemandInfo(
             "", 0, policy, "", recall, geometry.name, geometry.kv_bytes_per_token, groups, fused
         )
-        self._program = OpenProgram(info, self._cost, self._levels, record or explain)
+        self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
-        self._overlap = overlap
         self._compact = compact
-        self._event_by_event = event_by_event
-        self._explain = explain
-        self._keep_matrices = keep_matrices
         self._prefix_tokens = prefix_tokens
         self._prefix_bytes = 0
         self._buffer_bytes = 0  # of what the last iterations streamed
@@ -156,7 +130,7 @@ class SimulatedExecutor:
         self._look()
         workspace = self._cost.workspace_bytes(tokens)
         if not self._recall.fused:
-            layers = self._cost.geometry.layers if self._keep_matrices else 1
+            layers = self._cost.geometry.layers if self._machine.keep_matrices else 1
             workspace += layers * self._cost.eager_prefill_bytes(tokens)
         self._workspace(workspace)
         self._measured.prompt_tokens = tokens
@@ -260,7 +234,7 @@ class SimulatedExecutor:
 
     def terms(self) -> tuple[Term, ...]:
         """What the time so far consists of; empty unless it was to be explained."""
-        if not self._explain:
+        if not self._machine.explain:
             return ()
         self._program.play()
         return self._program.terms()
@@ -281,7 +255,7 @@ class SimulatedExecutor:
         So they must while copies to DDR are under way, if tokens are read from their old places
         until then; and where moves within the run share HBM with transfers.
         """
-        if self._event_by_event:
+        if self._machine.event_by_event:
             self._program.play()
             return True
         return self._program.under_way and (moves or self._transfers.copies_are_read)
@@ -330,7 +304,7 @@ class SimulatedExecutor:
         self._look()
         self._recompute(np.unique(changes.of(_RECOMPUTED).token))
         self._transfers.wait_for_returning()
-        if not self._overlap:
+        if not self._machine.overlap:
             self._program.wait()
             self._settle()
         self._count_prefix()

@@ -9,15 +9,17 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.cost import Array, CostModel
-from arborsim.machine.options import ServingOptions
-from arborsim.machine.priced import Extra, Piece, PricedProgram
+from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import Direction, PolicySeconds
 from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,
     LINEAR,
     DemandInfo,
+    Extra,
     Op,
+    Piece,
+    PricedProgram,
     SearchDemand,
     iterations,
 )
@@ -35,6 +37,11 @@ from arborsim.machine.terms import (
 
 class Price:
     """Seconds of programs on one machine; `cost` is of one GPU of it."""
+
+    cost: CostModel
+    gpus: int
+    step_s: float
+    sequence_s: float
 
     def __init__(self, cost: CostModel, options: ServingOptions | None = None) -> None:
         options = options or ServingOptions()

@@ -1,9 +1,9 @@
 """What one search asks of a machine, whatever else is served: phases in order, as numbers.
 
-A program holds bytes and tokens, no seconds: `arborsim.machine.price` knows those.  Its phases are
-*ops*; its decode iterations are cut into *pieces* in which every quantity grows by the same amount
-from one iteration to the next; its transfers are *chains* of legs that follow one another.  A
-program that is kept is a `SearchDemand`.
+A program holds bytes and tokens.  Its phases are *ops*; its decode iterations are cut into *pieces*
+in which every quantity grows by the same amount from one iteration to the next; its transfers are
+*chains* of legs that follow one another.  A program that is kept is a `SearchDemand`; one whose
+phases know their seconds, by `arborsim.machine.price`, is a `PricedProgram`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+import simpy
 
 from arborsim.core.errors import UsageError
 
@@ -53,7 +54,7 @@ class Op(IntEnum):
     SEND : chain of transfers that starts now, in the background
     WAIT : chain that must have ended before the search goes on; -1 for all
     BEGUN : chain whose last transfer must have begun before the search goes on
-    HOLD : bytes of HBM taken (or given up, if negative) besides the pages; 1 for buffers of
+    HOLD : bytes of HBM taken (or given up, if negative) apart from the pages; 1 for buffers of
         recalled tokens, 0 for pages in flight
     LEVEL : bytes of HBM in pages and streaming buffers from now on, the part of them that holds
         the shared prefix, bytes of DDR
@@ -85,39 +86,21 @@ class Leg:
 
 @dataclass(frozen=True)
 class DemandInfo:
-    """Where a demand comes from, and what its numbers must be priced with.
-
-    Attributes
-    ----------
-    trace, policy, budget : str
-    episode : int
-    recall : {"stage", "stream", "near", "ondemand"}
-    geometry : str
-        Name of the model whose bytes are counted.
-    kv_bytes_per_token : int
-    groups : int
-        Cache groups; `attended` and `rows` of the pieces are summed over them and over the layers.
-    fused : bool
-        False if the policy reads attention rows.
-    prefix : str
-        Searches with the same key share the first `prefix_tokens` of their prompts; "" for none.
-    prefix_tokens : int
-    solved : int
-        1 or 0 as the search's answer was judged; -1 if it was not.
-    """
+    """Where a demand comes from, and what its numbers must be priced with."""
 
     trace: str
     episode: int
     policy: str
     budget: str
     recall: str
-    geometry: str
+    geometry: str  # name of the model whose bytes are counted
     kv_bytes_per_token: int
-    groups: int = 1
-    fused: bool = True
+    groups: int = 1  # cache groups; `attended` and `rows` are summed over them and over the layers
+    fused: bool = True  # False if the policy reads attention rows
+    #: Searches with the same key share the first `prefix_tokens` of their prompts; "" for none.
     prefix: str = ""
     prefix_tokens: int = 0
-    solved: int = -1
+    solved: int = -1  # 1 or 0 as the search's answer was judged; -1 if it was not
 
 
 @dataclass(frozen=True)
@@ -300,3 +283,97 @@ def _starts(count: int, joined: np.ndarray, bent: np.ndarray) -> np.ndarray:
             i += 1
         at = bends[i] if i < len(bends) else count
     return np.array(starts, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Decode iterations of one search; a quantity is ``first + i * growth`` in iteration ``i``."""
+
+    iterations: int
+    sequences: int
+    #: Seconds by part (`arborsim.machine.terms.PARTS`).
+    compute_s: tuple[float, float]
+    kv_s: tuple[float, float]
+    dequantise_s: tuple[float, float]
+    serial_s: tuple[float, float]
+    policy_s: tuple[float, float]
+    hbm_bytes: tuple[int, int]
+    prefix_bytes: tuple[int, int]
+    #: The others are the same in every iteration.
+    stream_s: float  # its streamed tokens on the link
+    #: The CPU attending to its tokens, or choosing and fetching pages, and the part of the GPU's
+    #: attention that cannot go on meanwhile.
+    near_s: float
+    link_s: float  # the link carrying `streamed_bytes`
+    side_s: float  # streaming, attention on the CPU, or fetching, hidden or not
+    streamed_bytes: int  # fetched; the link is kept meanwhile
+    down_bytes: int  # messages to the host ...
+    up_bytes: int  # ... and from it, streamed tokens aside
+    buffer_bytes: int  # of `hbm_bytes`: buffers of what is streamed
+    eager: int  # 1 if it needs attention rows written out
+
+    def split(self, iterations: int) -> tuple[Piece, Piece]:
+        """The first `iterations`, and the rest."""
+        return self._part(0, iterations), self._part(iterations, self.iterations)
+
+    def without_prefix(self) -> Piece:
+        """The same with the shared prefix held elsewhere."""
+        (held, grows), (prefix, prefix_grows) = self.hbm_bytes, self.prefix_bytes
+        return self._but(hbm_bytes=(held - prefix, grows - prefix_grows), prefix_bytes=(0, 0))
+
+    def _part(self, first: int, last: int) -> Piece:
+        pairs = {n: v for n in self.__slots__ if isinstance(v := getattr(self, n), tuple)}
+        moved = {name: (v[0] + first * v[1], v[1]) for name, v in pairs.items()}
+        return self._but(iterations=last - first, **moved)
+
+    def _but(self, **changes: object) -> Piece:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return Piece(**{**values, **changes})
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """Work that joins one iteration, a part of a prompt: seconds by part."""
+
+    compute_s: float = 0.0
+    kv_s: float = 0.0
+    serial_s: float = 0.0
+    policy_s: float = 0.0
+    sequences: int = 0
+    tokens: int = 0
+
+
+NOTHING = Extra()
+
+
+@dataclass
+class PricedProgram:
+    """A program whose phases know their seconds."""
+
+    source: SearchDemand | None  # None while it is being written
+    info: DemandInfo
+    #: As the demand's, with decode phases numbered by `pieces`; a first piece of one iteration.
+    ops: list[tuple[int, int, int, int]]
+    seconds: list[float]  # of each phase that the server spends; 0 for the others
+    pieces: list[Piece]
+    chains: list[list[Leg]]
+    prefix_tokens: int = 0  # what may be shared, 0 without a key
+    prefix_bytes: int = 0
+    open = False
+
+    @property
+    def demand(self) -> SearchDemand:
+        assert self.source is not None
+        return self.source
+
+    @property
+    def peak_ddr_bytes(self) -> int:
+        """0 while it is being written."""
+        return self.source.peak_ddr_bytes if self.source else 0
+
+    def leg_ended(self, chain: int, leg: int) -> None:
+        """A transfer has ended: an open program may say what follows it."""
+
+    def starve(self) -> simpy.Event:
+        """What the server waits for when it has played all of an open program."""
+        raise NotImplementedError

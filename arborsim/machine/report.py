@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from arborsim.machine.batch import Span, Sums
-from arborsim.machine.options import KvPool
+from arborsim.machine.machine import KvPool
 from arborsim.machine.program import Op
 
 if TYPE_CHECKING:

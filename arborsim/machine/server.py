@@ -27,15 +27,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from arborsim.machine.admission import Admission
 from arborsim.machine.batch import Batch
 from arborsim.machine.clock import Clock, Commands, Decode, Idle, Spend, Starve, Tries
-from arborsim.machine.eviction import Eviction
-from arborsim.machine.options import Arrivals, ServingOptions
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.places import Arrivals, Places
 from arborsim.machine.prefixes import Reuse
 from arborsim.machine.price import Price
-from arborsim.machine.priced import Extra, PricedProgram
-from arborsim.machine.program import Op
+from arborsim.machine.program import Op, PricedProgram
 from arborsim.machine.report import Tally
 from arborsim.machine.state import Search, State
 
@@ -47,20 +45,10 @@ class Server:
 
     Parameters
     ----------
-    demands : sequence of PricedProgram
     peaks : sequence of int
-        HBM that each needs by itself.
-    price : Price
-    options : ServingOptions
+        HBM that each demand needs by itself.
     kv_bytes : int
         HBM for keys and values.
-    clock : Clock
-    batch : Batch
-    tally : type of Tally, optional
-
-    Attributes
-    ----------
-    state : State
     """
 
     def __init__(
@@ -75,31 +63,30 @@ class Server:
         tally: type[Tally] = Tally,
     ) -> None:
         self.state = State(price, options, kv_bytes, clock, batch, tally)
-        self._admission = Admission(self.state, demands, peaks)
         self._reuse = Reuse(self.state)
-        self._eviction = Eviction(self.state, self._admission, self._reuse)
+        self._places = Places(self.state, demands, peaks, self._reuse)
 
     def expect(self, arrivals: Arrivals) -> None:
         """Let searches arrive.  Call once, first."""
-        self._admission.expect(arrivals)
+        self._places.expect(arrivals)
 
     def loop(self) -> Commands:
         """Serve until every search has ended."""
         state = self.state
         while True:
-            self._admission.admit()
+            self._places.admit()
             if state.ready:
                 yield from self._proceed(state.ready.popleft())
             elif len(state.batch) or state.prefilling:
                 if len(state.batch) and state.batch.sums.hbm > state.pages_left:
-                    yield from self._eviction.relieve()
+                    yield from self._places.relieve()
                 else:
                     yield from self._iterate()
             elif state.starved is not None:
                 yield Starve(state.starved.priced)
                 state.ready.append(state.starved)
                 state.starved = None
-            elif state.resident or self._admission.unfinished:
+            elif state.resident or self._places.unfinished:
                 yield Idle()
             else:
                 return
@@ -111,7 +98,8 @@ class Server:
         if state.prefilling:
             search = state.prefilling[0]
             tokens = min(search.prompt_left, state.options.prefill_chunk)
-            yield Decode(1, self._chunk(search, tokens))
+            present = search.priced.ops[search.at][1] - search.prompt_left
+            yield Decode(1, state.price.chunk(tokens, present, search.priced.info.fused))
             search.prompt_left -= tokens
             if not search.prompt_left:
                 state.prefilling.popleft()
@@ -130,7 +118,7 @@ class Server:
         """Go through the phases of a search until it decodes, waits, or ends."""
         state = self.state
         search.parked = False
-        if search.restore and not (yield from self._eviction.bring_back(search)):
+        if search.restore and not (yield from self._places.bring_back(search)):
             return
         ops = search.priced.ops
         while search.at < len(ops):
@@ -151,11 +139,11 @@ class Server:
             elif kind == Op.SEND:
                 self._leg(search, one)
             elif kind == Op.WAIT or kind == Op.BEGUN:
-                if not self._arrived(search, kind, one):
+                if not (search.begun(one) if kind == Op.BEGUN else search.arrived(one)):
                     search.parked = True
                     return
             elif kind == Op.HOLD:
-                if not (yield from self._eviction.take(search, one)):
+                if not (yield from self._places.take(search, one)):
                     return
                 search.extra_bytes += one
                 if two:
@@ -167,11 +155,6 @@ class Server:
             state.starved = search
         else:
             self._end(search)
-
-    def _arrived(self, search: Search, kind: int, chain: int) -> bool:
-        if kind == Op.BEGUN:
-            return search.chain_begun(chain)
-        return search.chain_ended(chain) if chain >= 0 else not search.outstanding
 
     def _piece_ended(self, search: Search) -> None:
         state = self.state
@@ -200,21 +183,15 @@ class Server:
         state.tally.busy.policy_s += eager_s
         self._prompt_done(search)
 
-    def _chunk(self, search: Search, tokens: int) -> Extra:
-        """What the next `tokens` of a prompt add to an iteration."""
-        total = search.priced.ops[search.at][1]
-        present = total - search.prompt_left
-        return self.state.price.chunk(tokens, present, search.priced.info.fused)
-
     def _prompt_done(self, search: Search) -> None:
         search.prefilled = True
         self._reuse.computed(search)
 
     def _level(self, search: Search, hbm_bytes: int, ddr_bytes: int) -> Tries:
         """Its pages take `hbm_bytes` from now on, and its part of DDR `ddr_bytes`."""
-        if not (yield from self._eviction.make_host_room(search, ddr_bytes - search.ddr_bytes)):
+        if not (yield from self._places.make_host_room(search, ddr_bytes - search.ddr_bytes)):
             return False
-        if not (yield from self._eviction.take(search, hbm_bytes - search.base_bytes)):
+        if not (yield from self._places.take(search, hbm_bytes - search.base_bytes)):
             return False
         search.base_bytes = hbm_bytes
         self.state.host.add(ddr_bytes - search.ddr_bytes)
@@ -227,7 +204,7 @@ class Server:
         state.release(search)
         state.host.add(-search.ddr_bytes)
         search.ended = True
-        self._admission.follow()
+        self._places.follow()
 
     def _leg(self, search: Search, chain: int) -> None:
         """Start the next transfer of a chain."""

@@ -2,106 +2,60 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from arborsim.machine.batch import Batch, Span
 from arborsim.machine.clock import Clock, Level
-from arborsim.machine.options import ServingOptions
+from arborsim.machine.machine import ServingOptions
 from arborsim.machine.prefixes import Host, Prefixes
 from arborsim.machine.price import Price
-from arborsim.machine.priced import Piece, PricedProgram
+from arborsim.machine.program import Piece, PricedProgram
 from arborsim.machine.report import Tally
 
 
 @dataclass
 class Restore:
-    """What a search that lost its place must do before it goes on.
+    """What a search that lost its place must do before it goes on."""
 
-    Attributes
-    ----------
-    swapped_bytes : int
-        To be copied back from the host.
-    tokens : int
-        To be computed again.
-    ddr_bytes : int
-        To be copied to DDR again once computed.
-    """
-
-    swapped_bytes: int = 0
-    tokens: int = 0
-    ddr_bytes: int = 0
+    swapped_bytes: int = 0  # to be copied back from the host
+    tokens: int = 0  # to be computed again
+    ddr_bytes: int = 0  # to be copied to DDR again once computed
 
 
 @dataclass(eq=False)
 class Search:
-    """State of one search in the engine.
+    """State of one search in the engine."""
 
-    Attributes
-    ----------
-    key : int
-        In order of arrival.
-    demand : int
-        Which of the demands it is.
-    at : int
-        Its current phase.
-    offset : int
-        Iterations done of the piece that it left, when it lost its place.
-    base_bytes, extra_bytes : int
-        HBM in pages and besides them, its own.
-    staging_bytes : int
-        The part of `extra_bytes` that is buffers of recalled tokens; the rest is in flight.
-    buffer_bytes : int
-        The part of `base_bytes` that is buffers of what its iterations stream.
-    ddr_bytes : int
-    wanted_bytes, wanted_ddr_bytes : int
-        What it lacked when it gave up its own place.
-    ticket : int
-        In order of admission; -1 while it has no place.
-    epoch : int
-        How often it has lost its place.
-    swapping : int
-        The epoch in which its copy on the host was last sent for.
-    prompt_left : int
-        Tokens of its prompt still to be computed, where that is done in parts.
-    prefix_found : int
-        Tokens of its shared prefix that were in HBM when it first looked for them in its place;
-        -1 before, and -2 once what became of the prefix has been counted.
-    parked : bool
-        Waits for a transfer.
-    legs_begun, legs_ended : dict of int to int
-        Transfers of each of its chains.
-    outstanding : int
-        Chains that have not ended.
-    """
-
-    key: int
-    demand: int
+    key: int  # in order of arrival
+    demand: int  # which of the demands it is
     priced: PricedProgram
     arrival_s: float
-    at: int = 0
-    offset: int = 0
-    base_bytes: int = 0
-    extra_bytes: int = 0
-    staging_bytes: int = 0
-    buffer_bytes: int = 0
+    at: int = 0  # its current phase
+    offset: int = 0  # iterations done of the piece that it left, when it lost its place
+    base_bytes: int = 0  # HBM in pages ...
+    extra_bytes: int = 0  # ... and elsewhere, its own
+    staging_bytes: int = 0  # of `extra_bytes`: buffers of recalled tokens; the rest is in flight
+    buffer_bytes: int = 0  # of `base_bytes`: buffers of what its iterations stream
     ddr_bytes: int = 0
-    wanted_bytes: int = 0
-    wanted_ddr_bytes: int = 0
-    ticket: int = -1
-    epoch: int = 0
-    swapping: int = -1
-    prompt_left: int = -1
+    wanted_bytes: int = 0  # HBM that it lacked when it gave up its own place ...
+    wanted_ddr_bytes: int = 0  # ... and DDR
+    ticket: int = -1  # in order of admission; -1 while it has no place
+    epoch: int = 0  # how often it has lost its place
+    swapping: int = -1  # the epoch in which its copy on the host was last sent for
+    prompt_left: int = -1  # tokens of its prompt still to be computed, if that is done in parts
     prefilled: bool = False
-    parked: bool = False
+    parked: bool = False  # waits for a transfer
     ended: bool = False
     holds_prefix: bool = False
+    #: Tokens of its shared prefix that were in HBM when it first looked for them in its place; -1
+    #: before, and -2 once what became of the prefix has been counted.
     prefix_found: int = -1
     restore: Restore | None = None
+    #: Transfers of each of its chains.
     legs_begun: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     legs_ended: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    outstanding: int = 0
+    outstanding: int = 0  # chains that have not ended
     admitted_s: float = -1.0
     first_token_s: float = -1.0
     finish_s: float = -1.0
@@ -126,43 +80,19 @@ class Search:
         """Tokens whose keys and values take so much, at full precision."""
         return -(-size_bytes // self.priced.info.kv_bytes_per_token)
 
-    def chain_ended(self, chain: int) -> bool:
+    def arrived(self, chain: int) -> bool:
+        """Whether this chain, or all if it is -1, has ended."""
+        if chain < 0:
+            return not self.outstanding
         return self.legs_ended[chain] == len(self.priced.chains[chain])
 
-    def chain_begun(self, chain: int) -> bool:
+    def begun(self, chain: int) -> bool:
+        """Whether the last transfer of this chain has begun."""
         return self.legs_begun[chain] == len(self.priced.chains[chain])
 
 
 class State:
-    """The engine at one moment.
-
-    Parameters
-    ----------
-    price : Price
-    options : ServingOptions
-    kv_bytes : int
-        HBM for keys and values.
-    clock : Clock
-    batch : Batch
-
-    Attributes
-    ----------
-    searches : list of Search
-        All that have arrived.
-    ready : deque of Search
-        With a place, and something to do other than decoding.
-    prefilling : deque of Search
-        Whose prompts are computed in parts.
-    resident : dict of int to Search
-        With a place, in order of admission.
-    hbm : Level
-        All HBM for keys and values but the pages of searches in the batch, which are
-        `decoding_bytes`.
-    starved : Search or None
-        One that has done all of its program that has been written so far.
-    stream_floor_s : float
-        What the NVMe takes for what iterations stream.
-    """
+    """The engine at one moment; `kv_bytes` is the HBM for keys and values."""
 
     def __init__(
         self,
@@ -178,11 +108,16 @@ class State:
         self.kv_bytes = kv_bytes
         self.clock = clock
         self.batch = batch
-        self.searches: list[Search] = []
-        self.ready: deque[Search] = deque()
-        self.prefilling: deque[Search] = deque()
-        self.resident: dict[int, Search] = {}
+        self.searches: list[Search] = []  # all that have arrived
+        self.ready: deque[Search] = deque()  # with a place, and more to do than decoding
+        self.prefilling: deque[Search] = deque()  # whose prompts are computed in parts
+        self.resident: dict[int, Search] = {}  # with a place, in order of admission
+        self.displaced: list[Search] = []  # that lost their place, in order of arrival
+        self.starved: Search | None = None  # it has done all of its program written so far
+        #: All HBM for keys and values, but the pages of searches in the batch ...
         self.hbm = Level(clock)
+        self.decoding_bytes = 0  # ... which take this
+        self.stream_floor_s = 0.0  # what the NVMe takes for what iterations stream
         block = options.prefix_block_tokens
         self.host = Host(
             clock, price.cost.profile.ddr_bytes, options.nvme_bytes,
@@ -190,10 +125,6 @@ class State:
         )  # fmt: skip
         self.prefixes = Prefixes(block, self.host)
         self.tally = tally(self, options.series_points)
-        self.decoding_bytes = 0
-        self.stream_floor_s = 0.0
-        self.starved: Search | None = None
-        self._returning: list[tuple[int, Search]] = []  # by order of arrival
 
     @property
     def used_bytes(self) -> int:
@@ -211,24 +142,6 @@ class State:
     @property
     def last_admitted(self) -> Search:
         return next(reversed(self.resident.values()))
-
-    @property
-    def returning(self) -> Search | None:
-        """The search that arrived first of those that lost their place."""
-        return self._returning[0][1] if self._returning else None
-
-    @property
-    def displaced(self) -> list[Search]:
-        """Searches that lost their place, by order of arrival."""
-        return [search for _, search in self._returning]
-
-    def take_returning(self) -> None:
-        """It has got a place."""
-        self._returning.pop(0)
-
-    def queue_returning(self, search: Search) -> None:
-        """A search has lost its place."""
-        bisect.insort(self._returning, (search.key, search), key=lambda pair: pair[0])
 
     def hold(self, delta: int) -> None:
         """HBM outside the batch changes."""
@@ -302,38 +215,12 @@ class State:
         if search in self.prefilling:
             self.prefilling.remove(search)
 
-    def drop_copy(self, spared: Search) -> bool:
-        """The search without a place that arrived last gives up what it has on the host."""
-        for _, search in reversed(self._returning):
-            restore = search.restore
-            swapped = restore.swapped_bytes if restore else 0
-            if search is spared or not (search.ddr_bytes or swapped):
-                continue
-            restore = restore or Restore()
-            if swapped:
-                self.host.add(-swapped)
-                restore.swapped_bytes = 0
-                restore.tokens += search.tokens_of(swapped)
-            self.drop_host(search, restore)
-            search.restore = restore
-            return True
-        return False
-
-    def drop_host(self, search: Search, restore: Restore) -> None:
-        """What a search has in DDR must be computed again."""
-        if search.ddr_bytes:
-            restore.tokens += search.tokens_of(search.ddr_bytes)
-            restore.ddr_bytes = search.ddr_bytes
-            self.host.add(-search.ddr_bytes)
-            search.ddr_bytes = 0
-
     def transfer_s(self, size_bytes: int, up: bool) -> float:
         """A transfer to or from the host as it is now, the NVMe included."""
         below_s = self.price.nvme_s(int(size_bytes * self.host.below_share))
         return max(self.price.transfer_s(size_bytes, up), below_s)
 
     def find_stream_floor(self) -> None:
-        """Bring `stream_floor_s` up to date."""
         share = self.host.below_share
         streamed = self.batch.sums.streamed_bytes if share else 0
         self.stream_floor_s = self.price.nvme_s(int(share * streamed))

@@ -102,8 +102,8 @@ class Transfers:
         for chain in needed:
             program.wait(chain)
         program.settle()
-        ended = program.search.chain_ended
-        self._promotions = [(n, tokens) for n, tokens in self._promotions if not ended(n)]
+        arrived = program.search.arrived
+        self._promotions = [(n, tokens) for n, tokens in self._promotions if not arrived(n)]
 
     def turn(self) -> None:
         """The active paths have changed: wait for tokens that they need."""

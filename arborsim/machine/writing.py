@@ -19,9 +19,9 @@ from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import Clock
 from arborsim.machine.cost import CostModel
 from arborsim.machine.engine import serving
-from arborsim.machine.options import ServingOptions, Timed
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.places import Timed
 from arborsim.machine.price import Price
-from arborsim.machine.priced import PricedProgram
 from arborsim.machine.program import (
     FIXED,
     LEG_COLUMNS,
@@ -30,6 +30,7 @@ from arborsim.machine.program import (
     DemandInfo,
     Leg,
     Op,
+    PricedProgram,
     SearchDemand,
     cut,
 )
@@ -165,7 +166,7 @@ class OpenProgram(PricedProgram):
     def wait_for_returned(self) -> None:
         """Tokens that came back while the search went on must be there from now on."""
         for chain, legs in enumerate(self.chains):
-            if chain not in self._waited_for and legs[0].up and self.search.chain_ended(chain):
+            if chain not in self._waited_for and legs[0].up and self.search.arrived(chain):
                 self.wait(chain)
 
     def _flush(self) -> None:

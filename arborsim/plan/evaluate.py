@@ -10,10 +10,9 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.cost import CostModel
-from arborsim.machine.options import ClosedLoop
+from arborsim.machine.places import ClosedLoop
 from arborsim.machine.price import Price
-from arborsim.machine.priced import PricedProgram
-from arborsim.machine.program import SearchDemand
+from arborsim.machine.program import PricedProgram, SearchDemand
 from arborsim.machine.terms import plan_name
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from arborsim import __version__
 from arborsim.core.units import quantity
-from arborsim.machine.options import ServingOptions
+from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import numbers_of
 from arborsim.plan.demands import Facts
 from arborsim.plan.generate import TreeSpec

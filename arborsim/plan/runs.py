@@ -18,7 +18,7 @@ import numpy as np
 
 from arborsim.machine.clock import Command
 from arborsim.machine.engine import ServingEngine, Watch, play_closed_form
-from arborsim.machine.options import Arrivals, ClosedLoop, Timed
+from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
 from arborsim.machine.server import Server
 from arborsim.machine.state import Search

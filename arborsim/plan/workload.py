@@ -20,7 +20,7 @@ from arborsim.core.records import Duration, Seed, Text, one_of, parsed
 from arborsim.core.tiers import RECALLS, Budget
 from arborsim.machine.config import KV_DTYPES
 from arborsim.machine.lookup import PriceRange, Prices
-from arborsim.machine.options import ServingOptions
+from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.arrivals import TRACE, Arrivals, Draws, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated

@@ -19,7 +19,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.records import convert, given_values, located, parse_toml, read_text
 from arborsim.machine.config import with_kv_dtype
 from arborsim.machine.lookup import Prices, load_geometry, load_prices, load_profile, profile_names
-from arborsim.machine.options import ServingOptions
+from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
 from arborsim.plan.generate import TreeSpec, generated_info, parse_counts

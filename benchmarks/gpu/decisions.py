@@ -18,6 +18,7 @@ import pyarrow as pa
 from arborsim.core.observations import Signal
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.run.meters import MoveLog
@@ -135,8 +136,8 @@ def _shadow_controller(
     policy: Policy, loaded: LoadedModel, budget_tokens: int, log: MoveLog
 ) -> ShadowController:
     machine = SimulatedExecutor(
+        Machine(load_profile("h200")),
         geometry(loaded),
-        load_profile("h200"),
         groups=Layout.of(loaded.model, policy.grouping).groups,
         policy=policy.name,
         fused=policy.fused,

@@ -18,6 +18,7 @@ import torch
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.machine import Machine
 from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
@@ -187,10 +188,9 @@ def _simulated(
     loaded: LoadedModel, policy: Policy, profile: HardwareProfile, mover: Mover, recall: str
 ) -> SimulatedExecutor:
     return SimulatedExecutor(
+        Machine(profile, recall=recall),
         geometry(loaded),
-        profile,
         groups=mover.cache.layout.groups,
-        recall=recall,
         policy=policy.name,
         fused=policy.fused,
     )

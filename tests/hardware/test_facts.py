@@ -8,7 +8,7 @@ import pytest
 
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile, profile_names
-from arborsim.machine.pool import kv_pool
+from arborsim.machine.machine import kv_room
 from arborsim.machine.profile import HardwareProfile, numbers_of
 from tests.simulator.bench import Bench
 
@@ -112,7 +112,7 @@ def test_800_megabytes_for_2000_tokens_are_28_heads() -> None:
 
 def test_how_a_pool_comes_about() -> None:
     profile, geometry = load_profile("h100"), load_geometry("llama-3.1-8b")
-    pool = kv_pool(profile, geometry)
+    pool = kv_room(profile, geometry)
     assert pool.hbm_bytes == 80 * GIB
     assert pool.reserve_bytes == pytest.approx(8 * GIB, abs=1)
     assert pool.weight_bytes == 2 * 8_030_261_248
@@ -128,11 +128,11 @@ def test_how_a_pool_comes_about() -> None:
 
 def test_pools_of_other_forms() -> None:
     h100 = load_profile("h100")
-    assert kv_pool(h100, load_geometry("mistral-7b-v0.1")).unbounded
-    assert kv_pool(h100, load_geometry("llama-3.1-70b")).pool_bytes < 0
-    assert kv_pool(h100, load_geometry("llama-3.1-70b")).tokens == 0
+    assert kv_room(h100, load_geometry("mistral-7b-v0.1")).unbounded
+    assert kv_room(h100, load_geometry("llama-3.1-70b")).pool_bytes < 0
+    assert kv_room(h100, load_geometry("llama-3.1-70b")).tokens == 0
     gemma = load_geometry("gemma-3-12b")
-    pool = kv_pool(h100, gemma)
+    pool = kv_room(h100, gemma)
     assert gemma.path_bytes(pool.tokens) <= pool.pool_bytes < gemma.path_bytes(pool.tokens + 1)
 
 

@@ -41,7 +41,8 @@ import pytest
 
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.machine.options import ClosedLoop, ServingOptions
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
 from arborsim.plan.plan import Planner

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
 from arborsim.core.records import located
-from arborsim.machine.machine import Machine
-from arborsim.machine.options import ServingOptions
+from arborsim.machine.machine import Machine, ServingOptions
 from arborsim.plan import workload as module
 from arborsim.plan.arrivals import ClientLoop, Poisson, Recorded
 from arborsim.plan.generate import Fixed, Uniform, generate_search

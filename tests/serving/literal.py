@@ -13,9 +13,10 @@ import simpy
 
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import TOGETHER, Callback, Clock, Decode, Link, Spend, Steps
-from arborsim.machine.options import Arrivals, ServingOptions
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.places import Arrivals
 from arborsim.machine.price import Price
-from arborsim.machine.priced import NOTHING, Extra, Piece, PricedProgram
+from arborsim.machine.program import NOTHING, Extra, Piece, PricedProgram
 from arborsim.machine.server import Server
 
 

@@ -16,8 +16,7 @@ from arborsim.core.tiers import Budget
 from arborsim.machine.engine import ServingEngine
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.machine.machine import Machine
-from arborsim.machine.options import ServingOptions
+from arborsim.machine.machine import Machine, ServingOptions
 from arborsim.machine.program import (
     FIXED,
     LINEAR,
@@ -33,7 +32,7 @@ from arborsim.policies.registry import build
 from arborsim.run.episode import record_demand, record_demands
 from arborsim.trace.reader import TraceReader
 from tests.serving.make import chain, random_demand
-from tests.simulator.bench import GEOMETRY, Bench
+from tests.simulator.bench import GEOMETRY, Bench, executor
 from tests.simulator.test_equivalence import MACHINE, random_search
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -131,7 +130,7 @@ class RecordingBench(Bench):
 
     def __init__(self, machine: Any, **options: Any) -> None:
         super().__init__(machine)
-        self.executor = PeakAtTheEnd(GEOMETRY, machine, record=True, **options)
+        self.executor = executor(machine, GEOMETRY, PeakAtTheEnd, record=True, **options)
         self.executor.bind(self.tree)
 
 

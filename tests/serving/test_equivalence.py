@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from arborsim.machine.clock import Decode
 from arborsim.machine.engine import ServingEngine
-from arborsim.machine.options import Arrivals, ClosedLoop, ServingOptions, Timed
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.profile import PolicySeconds
 from arborsim.machine.report import ServingReport
 from arborsim.machine.server import Server

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.options import ServingOptions, Timed
+from arborsim.machine.machine import ServingOptions
+from arborsim.machine.places import Timed
 from arborsim.machine.prefixes import Shelf
 from arborsim.machine.program import Op
 from arborsim.machine.report import PrefixTokens, ServingReport

@@ -14,13 +14,13 @@ import pytest
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.engine import ServingEngine
-from arborsim.machine.executor import SimulatedExecutor
-from arborsim.machine.options import ClosedLoop, KvPool, ServingOptions, Timed
+from arborsim.machine.machine import KvPool, ServingOptions
+from arborsim.machine.places import ClosedLoop, Timed
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import DemandInfo, Op, SearchDemand
 from arborsim.machine.report import ServingReport
 from tests.serving.make import chain, demand, piece, with_prefix
-from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, profile
+from tests.simulator.bench import GEOMETRY, KV, PROFILE, Bench, executor, profile
 
 WEIGHTS = 2000
 AT_ONCE = Timed(((0.0, 0), (0.0, 1)))
@@ -101,7 +101,7 @@ def test_identical_searches_decode_together(searches: int) -> None:
 def test_a_tree_holds_and_reads_its_unique_tokens() -> None:
     """Ten tokens of prompt, then two branches of five: 20 unique ones, not 30."""
     bench = Bench()
-    bench.executor = SimulatedExecutor(GEOMETRY, PROFILE, record=True)
+    bench.executor = executor(record=True)
     bench.executor.bind(bench.tree)
     bench.prefill(10)
     bench.turn(1, 2)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from arborsim.machine.options import KvPool
+from arborsim.machine.machine import KvPool
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
 from arborsim.plan.results import (
     INFEASIBLE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from arborsim.core.observations import Observations
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.machine import Machine
 from arborsim.machine.profile import HardwareProfile
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.trace.schema import Geometry
@@ -45,6 +46,18 @@ def moves(tokens: Any, target: Tier | Any, step: Any = 0, group: Any = ALL_GROUP
     return Moves(full[0].astype(np.int64), full[1].astype(np.int32), token, full[2].astype(np.int8))
 
 
+def executor(
+    machine: HardwareProfile = PROFILE,
+    geometry: Geometry = GEOMETRY,
+    kind: type[SimulatedExecutor] = SimulatedExecutor,
+    **options: Any,
+) -> SimulatedExecutor:
+    """A simulated executor; options of the machine and of the executor itself."""
+    names = {field.name for field in fields(Machine)}
+    described = {name: options.pop(name) for name in names & set(options)}
+    return kind(Machine(machine, **described), geometry, **options)
+
+
 class Bench:
     """One executor and the tree that it follows."""
 
@@ -52,7 +65,7 @@ class Bench:
         self, machine: HardwareProfile = PROFILE, geometry: Geometry = GEOMETRY, **options: Any
     ) -> None:
         self.tree = ThoughtTree()
-        self.executor = SimulatedExecutor(geometry, machine, **options)
+        self.executor = executor(machine, geometry, **options)
         self.executor.bind(self.tree)
 
     def prefill(self, tokens: int) -> None:

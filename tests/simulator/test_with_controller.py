@@ -19,7 +19,7 @@ from arborsim.run.controller import Controller
 from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.traces import make_trace
-from tests.simulator.bench import GEOMETRY, PROFILE
+from tests.simulator.bench import GEOMETRY, executor
 
 POLICIES: tuple[Policy, ...] = (
     Full(),
@@ -53,9 +53,7 @@ def test_policies_replay_alike_in_both_forms(trace: Path, policy: Policy, recall
         replay(
             trace,
             policy,
-            SimulatedExecutor(
-                GEOMETRY, PROFILE, recall=recall, fused=policy.fused, event_by_event=single
-            ),
+            executor(recall=recall, fused=policy.fused, event_by_event=single),
         )
         for single in (False, True)
     ]
@@ -67,7 +65,7 @@ def test_policies_replay_alike_in_both_forms(trace: Path, policy: Policy, recall
 
 
 def test_full_retention_is_all_tokens(trace: Path) -> None:
-    measured = replay(trace, Full(), SimulatedExecutor(GEOMETRY, PROFILE))
+    measured = replay(trace, Full(), executor())
     tokens = measured.prompt_tokens + measured.generated_tokens
     assert measured.peak_hbm_kv_tokens == tokens
     assert measured.peak_hbm_kv_bytes == tokens * GEOMETRY.kv_bytes_per_token
@@ -75,8 +73,8 @@ def test_full_retention_is_all_tokens(trace: Path) -> None:
 
 
 def test_transplant_to_a_large_model(trace: Path) -> None:
-    executor = SimulatedExecutor(load_geometry("llama-3.1-8b"), load_profile("h100"))
-    measured = replay(trace, Full(), executor)
+    simulated = executor(load_profile("h100"), load_geometry("llama-3.1-8b"))
+    measured = replay(trace, Full(), simulated)
     assert measured.peak_hbm_kv_bytes == measured.peak_hbm_kv_tokens * 131_072
     per_iteration_s = measured.time.decode_s / measured.iterations
     assert 5e-3 < per_iteration_s < 10e-3
@@ -85,18 +83,18 @@ def test_transplant_to_a_large_model(trace: Path) -> None:
 
 def test_wrong_options_are_named() -> None:
     with pytest.raises(UnknownName, match=r"did you mean .*stream"):
-        SimulatedExecutor(GEOMETRY, PROFILE, recall="steam")
+        executor(recall="steam")
     with pytest.raises(UsageError, match="pages of 0"):
-        SimulatedExecutor(GEOMETRY, PROFILE, page_tokens=0)
+        executor(page_tokens=0)
     with pytest.raises(UsageError, match="0 groups"):
-        SimulatedExecutor(GEOMETRY, PROFILE, groups=0)
+        executor(groups=0)
 
 
 def test_the_memory_hierarchy_moves_tokens_to_ddr(trace: Path) -> None:
     policy = Hierarchy(interval=4, recent=2)
     model, machine = load_geometry("llama-3.1-8b"), load_profile("h100")
     results = {
-        recall: replay(trace, policy, SimulatedExecutor(model, machine, recall=recall))
+        recall: replay(trace, policy, executor(machine, model, recall=recall))
         for recall in ("stage", "stream", "near")
     }
     assert {m.offloaded_tokens for m in results.values()} == {results["stage"].offloaded_tokens}
