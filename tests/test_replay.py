@@ -21,7 +21,7 @@ from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
 from arborsim.run.replay import Replay
 from arborsim.run.results import EpisodeResult, ReplayResult, aggregate
-from arborsim.show.export import to_json
+from arborsim.show.replay import to_json
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_trace

@@ -266,7 +266,7 @@ def arkv(
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.console import Console
 
-    from arborsim.show.grid import grid
+    from arborsim.show.table import grid
 
     Console(highlight=False).print(grid(rows, heads, right=range(1, len(heads))))
 

@@ -113,7 +113,7 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
     from rich.text import Text
 
     from arborsim.machine.profile import numbers_of
-    from arborsim.show.grid import grid
+    from arborsim.show.table import grid
 
     console.print(Text(profile.name, style="bold"))
     rows = [

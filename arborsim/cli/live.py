@@ -169,9 +169,7 @@ def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
     """Search with a bar on standard error, then show what came of it; returns the exit code."""
     from arborsim.live.backends import get_backend
     from arborsim.live.collect import Collector
-    from arborsim.show.export import live_json
-    from arborsim.show.live import print_live
-    from arborsim.show.live_rows import LiveReport
+    from arborsim.show.live import LiveReport, live_json, print_live
 
     found = Collector(log)
     watch = BarWatch(found, len(request.cells), request.trace)

@@ -122,7 +122,7 @@ def _explain(
 ) -> None:
     from rich.text import Text
 
-    from arborsim.show.grid import grid
+    from arborsim.show.table import grid
 
     console.print(Text(geometry.name, style="bold"))
     lines = [_weights(geometry), *_per_token(geometry), ""]

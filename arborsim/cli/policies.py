@@ -210,7 +210,7 @@ def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from arborsim.show.grid import grid
+    from arborsim.show.table import grid
 
     def section(title: str, text: str = "") -> None:
         console.print()
@@ -259,7 +259,7 @@ def _show_parameters(console: Console, parameters: Sequence[Mapping[str, Any]]) 
     from rich.padding import Padding
     from rich.text import Text
 
-    from arborsim.show.grid import grid
+    from arborsim.show.table import grid
 
     if console.width >= _WIDE:
         heads = ("  name", "default", "unit", "allowed", "meaning")

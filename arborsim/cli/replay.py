@@ -140,8 +140,7 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
 
 def _show(result: ReplayResult, output: ReplayOutput) -> None:
     """Write and print what was asked for."""
-    from arborsim.show.export import to_frame, to_json
-    from arborsim.show.replay import print_replay
+    from arborsim.show.replay import print_replay, to_frame, to_json
     from arborsim.show.terms import print_terms
 
     if output.out is not None:

@@ -1,22 +1,28 @@
-"""`arborsim live` in a terminal, and the figures by which live runs are compared."""
+"""Live runs: a row per policy and budget, compared with full retention, and their tables."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from arborsim.core import documents
+from arborsim.core.statistics import clopper_pearson
 from arborsim.core.units import quantity
-from arborsim.show.live_rows import LiveReport, LiveRow, live_rows
-from arborsim.show.live_words import cautions
-from arborsim.show.replay_columns import COLUMNS
-from arborsim.show.replay_columns import NAMES as ROW_NAMES
-from arborsim.show.table import NOTHING, UNKNOWN, Column, Table, print_tables, shown
+from arborsim.live.log import describe
+from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
+from arborsim.run.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
+from arborsim.show.replay import COLUMNS, NAMES, flat_measurements
+from arborsim.show.table import NOTHING, UNKNOWN, Column, Table, print_heading, print_tables, shown
 from arborsim.show.words import counted, hundredths, interval, plain
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
+#: Differences with a smaller p are called differences.
+SIGNIFICANT = 0.05
 #: Columns that others imply: the first to go where there is no room.
 _IMPLIED = ("speed_vs_full", "rehydrations", "prefill")
 _LEGEND = (
@@ -25,13 +31,169 @@ _LEGEND = (
 )
 
 
-def _as_replayed(key: str, **changes: Any) -> Column[LiveRow]:
-    """A column of replays, of the row inside."""
-    return replace(COLUMNS[key].of(lambda r: r.row), **changes)
+@dataclass(frozen=True)
+class LiveReport:
+    """All results of a live run, and what they rest on."""
+
+    facts: LiveFacts
+    results: tuple[LiveResult, ...]
+    request: dict[str, Any]  #: see `arborsim.live.log.describe`
+    command: str
+    #: Nothing was removed; bytes and seconds are those of a simulated machine.
+    shadow: bool = False
+    unbounded: frozenset[str] = frozenset()  #: policies that do not keep to the budget
+
+    @classmethod
+    def of(
+        cls, request: LiveRequest, facts: LiveFacts, results: Iterable[LiveResult]
+    ) -> LiveReport:
+        """In the order of problems, then of the request's cells."""
+        order = {(c.policy.name, c.budget.text): i for i, c in enumerate(request.cells)}
+
+        def place(result: LiveResult) -> tuple[int, int]:
+            return result.episode, order.get((result.policy, result.budget), len(order))
+
+        unbounded = frozenset(c.policy.name for c in request.cells if not c.policy.bounded)
+        return cls(facts, tuple(sorted(results, key=place)), describe(request), request.command,
+                   request.shadow, unbounded)  # fmt: skip
+
+    @property
+    def problems(self) -> str:
+        """``"8 problems"``."""
+        return counted(len({result.episode for result in self.results}), "problem")
 
 
-def _judged(row: LiveRow, value: float) -> float:
-    return value if row.judged else math.nan
+@dataclass(frozen=True, kw_only=True)
+class LiveRow(Row):
+    """One policy under one budget, over all problems whose search its budget could hold.
+
+    Whatever is relative to full retention (`Row.relative`: peak of HBM, tokens per second) is so
+    over those problems that both searched.
+    """
+
+    correct: int
+    judged: int
+    #: 95% Clopper-Pearson interval of the accuracy; NaN if nothing was judged.
+    low: float
+    high: float
+    #: Accuracy less that of full retention; NaN if there is nothing to compare with.
+    difference: float
+    p: float  #: two-sided, of Fisher's exact test of that difference
+    #: Largest of any search.
+    allocated_bytes: int
+    device_peak_bytes: int
+    wall_s: float  #: sum over searches; 0 in a shadow run, where seconds are simulated
+    infeasible: tuple[str, ...]  #: why, of each problem that the budget could not hold
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.judged if self.judged else math.nan
+
+    @property
+    def total_s(self) -> float:
+        return self.wall_s or self.time.total_s
+
+    @property
+    def other_s(self) -> float:
+        """Sampling, the tree, judging thoughts: what no other part is about."""
+        return max(0.0, self.wall_s - self.time.total_s) if self.wall_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return _ratio(self.generated_tokens, self.total_s)
+
+
+def live_rows(report: LiveReport) -> tuple[LiveRow, ...]:
+    """Rows in the order of the results, which is that of the request's cells."""
+    ran = [result for result in report.results if not result.infeasible]
+    full = {result.episode: result for result in ran if result.policy == BASELINE}
+    rows = aggregate(episode_result(report, result) for result in ran)
+    by_cell = {(row.policy, row.budget): row for row in rows}
+    cells = dict.fromkeys((result.policy, result.budget) for result in report.results)
+    return tuple(_row(report, by_cell[cell], full) for cell in cells if cell in by_cell)
+
+
+def episode_result(report: LiveReport, result: LiveResult) -> EpisodeResult:
+    """The record that tables and figures of replays take."""
+    return EpisodeResult(
+        trace=report.facts.task,
+        episode=result.episode,
+        policy=result.policy,
+        budget=result.budget,
+        budget_tokens=result.budget_tokens,
+        measured=result.measured,
+        attention_kept=math.nan,
+        kv_bytes_per_token=report.facts.kv_bytes_per_token,
+        bounded=result.policy not in report.unbounded,
+    )
+
+
+def _row(report: LiveReport, row: Row, full: dict[int, LiveResult]) -> LiveRow:
+    cell = [r for r in report.results if (r.policy, r.budget) == (row.policy, row.budget)]
+    own = [result for result in cell if not result.infeasible]
+    shared = [result for result in own if result.episode in full]
+    others = [full[result.episode] for result in shared]
+    # In a shadow run all answers are full retention's.
+    answers = row.is_baseline or not report.shadow
+    judged = [result for result in own if answers and result.correct is not None]
+    correct = sum(bool(result.correct) for result in judged)
+    low, high = clopper_pearson(correct, len(judged)) if judged else (math.nan, math.nan)
+    compares = answers and not row.is_baseline
+    difference, p = _compared(shared, others) if compares else (math.nan, math.nan)
+    relative = Relative(
+        peak_hbm=_ratio(_peak(shared), _peak(others)),
+        tokens_per_s=_ratio(_speed(report, shared), _speed(report, others)),
+    )
+    return LiveRow(
+        **{**vars(row), "relative": relative},
+        correct=correct,
+        judged=len(judged),
+        low=low,
+        high=high,
+        difference=difference,
+        p=p,
+        allocated_bytes=max(result.allocated_bytes for result in own),
+        device_peak_bytes=max(result.device_peak_bytes for result in own),
+        wall_s=0.0 if report.shadow else math.fsum(result.wall_s for result in own),
+        infeasible=tuple(result.infeasible for result in cell if result.infeasible),
+    )
+
+
+def _compared(own: Sequence[LiveResult], others: Sequence[LiveResult]) -> tuple[float, float]:
+    """Difference of accuracies, and Fisher's p."""
+    verdicts = [(a.correct, b.correct) for a, b in zip(own, others, strict=True)]
+    pairs = [(bool(a), bool(b)) for a, b in verdicts if a is not None and b is not None]
+    if not pairs:
+        return math.nan, math.nan
+    good, base = map(sum, zip(*pairs, strict=True))
+    return (good - base) / len(pairs), fisher_p(good, base, len(pairs))
+
+
+def fisher_p(good: int, other: int, n: int) -> float:
+    """Two-sided p of Fisher's exact test for `good` against `other` successes, of `n` each."""
+    from scipy.stats import fisher_exact
+
+    return float(fisher_exact([[good, n - good], [other, n - other]])[1])
+
+
+def least_visible(correct: int, n: int) -> int | None:
+    """The best of the lower counts that `n` problems tell from `correct`; None if there is none."""
+    lower = (k for k in range(correct - 1, -1, -1) if fisher_p(k, correct, n) < SIGNIFICANT)
+    return next(lower, None)
+
+
+def _peak(results: Sequence[LiveResult]) -> float:
+    return max((result.measured.peak_hbm_kv_bytes for result in results), default=0)
+
+
+def _speed(report: LiveReport, results: Sequence[LiveResult]) -> float:
+    tokens = sum(result.measured.generated_tokens for result in results)
+    spent = (r.measured.time.total_s if report.shadow else r.wall_s for r in results)
+    return _ratio(tokens, math.fsum(spent))
+
+
+def _ratio(value: float, base: float) -> float:
+    return value / base if base else math.nan
 
 
 def _p(row: LiveRow) -> str:
@@ -40,9 +202,8 @@ def _p(row: LiveRow) -> str:
     return "<0.001" if row.p < 0.001 else f"{row.p:.3f}"
 
 
-NAMES: tuple[Column[LiveRow], ...] = tuple(column.of(lambda r: r.row) for column in ROW_NAMES)
 ANSWERS: tuple[Column[LiveRow], ...] = (
-    Column("correct", "Right", "count", lambda r: _judged(r, r.correct),
+    Column("correct", "Right", "count", lambda r: r.correct if r.judged else math.nan,
            "Problems solved, of those searched: less than all if the budget could not hold some.",
            text=lambda r: f"{r.correct}/{r.judged}" if r.judged else "n/a", head=("right",),
            hide=UNKNOWN),
@@ -61,49 +222,46 @@ ANSWERS: tuple[Column[LiveRow], ...] = (
            hide=UNKNOWN),
 )  # fmt: skip
 MEMORY: tuple[Column[LiveRow], ...] = (
-    _as_replayed("peak_hbm", about="Largest KV footprint in device memory of any search, staged "
-                 "tokens included; weights are not in it. It includes the prefill, so it can "
-                 "exceed the budget."),
-    Column("hbm_vs_full", "HBM peak, of full", "percent", lambda r: r.hbm_vs_full,
-           "That peak relative to the one of full retention on the same problems.",
-           ("of", "full"), hide=UNKNOWN, bar=True),
-    _as_replayed("peak_ddr", hide=NOTHING),
-    _as_replayed("peak_quantised"),
+    replace(COLUMNS["peak_hbm"], about="Largest KV footprint in device memory of any search, "
+            "staged tokens included; weights are not in it. It includes the prefill, so it can "
+            "exceed the budget."),
+    replace(COLUMNS["hbm_vs_full"],
+            about="That peak relative to the one of full retention on the same problems."),
+    replace(COLUMNS["peak_ddr"], hide=NOTHING),
+    COLUMNS["peak_quantised"],
     Column("allocated", "Allocated", "bytes", lambda r: r.allocated_bytes,
            "Largest size of the tensors that hold KV on the device, gaps included.",
            ("allo-", "cated"), "memory", hide=NOTHING),
     Column("device", "Device peak", "bytes", lambda r: r.device_peak_bytes,
            "Largest memory of the framework's allocator on the device, weights included.",
            ("all on", "device"), hide=NOTHING),
-    _as_replayed("evicted"),
-    _as_replayed("quantised"),
-    _as_replayed("offloaded", hide=NOTHING),
-    _as_replayed("rehydrated", hide=NOTHING),
-    _as_replayed("rehydrations", hide=NOTHING, head=("pas-", "ses")),
-    Column("decisions", "Decisions", "count", lambda r: r.row.decisions,
+    COLUMNS["evicted"],
+    COLUMNS["quantised"],
+    replace(COLUMNS["offloaded"], hide=NOTHING),
+    replace(COLUMNS["rehydrated"], hide=NOTHING),
+    replace(COLUMNS["rehydrations"], hide=NOTHING, head=("pas-", "ses")),
+    Column("decisions", "Decisions", "count", lambda r: r.decisions,
            "How often the policy was asked.", ("deci-", "sions")),
 )  # fmt: skip
 TIME: tuple[Column[LiveRow], ...] = (
     Column("total", "Total time", "seconds", lambda r: r.total_s,
            "All searches of the row, one after the other.", ("total", "time"), "time"),
-    Column("prefill", "Prefill", "seconds", lambda r: r.row.time.prefill_s,
+    Column("prefill", "Prefill", "seconds", lambda r: r.time.prefill_s,
            "Forward passes over prompts.", ("pre-", "fill"), "time"),
-    Column("model", "Model", "seconds", lambda r: r.row.time.decode_s,
+    Column("model", "Model", "seconds", lambda r: r.time.decode_s,
            "Forward passes of the generated tokens.", ("model",), "time"),
-    _as_replayed("policy_time", about="Taking signals, deciding, and moving tokens."),
-    _as_replayed("transfer", about="Waiting for copies from or to DDR.", hide=NOTHING),
-    _as_replayed("rehydration", about="Prefill passes over evicted tokens.", hide=NOTHING),
+    replace(COLUMNS["policy_time"], about="Taking signals, deciding, and moving tokens."),
+    replace(COLUMNS["transfer"], about="Waiting for copies from or to DDR.", hide=NOTHING),
+    replace(COLUMNS["rehydration"], about="Prefill passes over evicted tokens.", hide=NOTHING),
     Column("other", "Other", "seconds", lambda r: r.other_s,
            "Sampling, keeping the tree, judging thoughts and answers.", ("other",), "time",
            hide=NOTHING),
-    Column("hidden", "Hidden transfer", "seconds", lambda r: r.row.time.hidden_transfer_s,
+    Column("hidden", "Hidden transfer", "seconds", lambda r: r.time.hidden_transfer_s,
            "Copies that ran behind computation; not part of the total.", ("hid-", "den"), "time",
            hide=NOTHING),
-    Column("tokens_per_s", "Speed", "rate", lambda r: r.tokens_per_s,
-           "Generated tokens, on all branches together, per second of total time.",
-           ("", "speed")),
-    Column("speed_vs_full", "Speed vs full", "factor", lambda r: r.speed_vs_full,
-           "Speed relative to full retention, same problems.", ("vs", "full"), hide=UNKNOWN),
+    replace(COLUMNS["tokens_per_s"],
+            about="Generated tokens, on all branches together, per second of total time."),
+    replace(COLUMNS["speed_vs_full"], about="Speed relative to full retention, same problems."),
 )  # fmt: skip
 _GROUPS = (("Answers", ANSWERS), ("Memory and moves", MEMORY), ("Time", TIME))
 
@@ -116,11 +274,15 @@ def print_live(report: LiveReport, console: Console | None = None) -> None:
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    rows = live_rows(report)
-    _heading(console, report)
+    facts, rows = report.facts, live_rows(report)
+    print_heading(
+        console, f"{facts.model}, {report.request['search']}",
+        f"{report.problems} of {facts.task}, {facts.dtype} on {facts.device}, weights "
+        f"{quantity('bytes', facts.weight_bytes)}",
+    )  # fmt: skip
     if rows:
         groups = [
-            (title, Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.row.budget_label))
+            (title, Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label))
             for title, columns in _GROUPS
         ]
         print_tables(console, groups, implied=_IMPLIED)
@@ -132,13 +294,81 @@ def print_live(report: LiveReport, console: Console | None = None) -> None:
         console.print(_LEGEND, style="dim", markup=False)
 
 
-def _heading(console: Console, report: LiveReport) -> None:
-    from rich.text import Text
+def left_out(report: LiveReport) -> dict[tuple[str, str], list[str]]:
+    """Why budgets were infeasible, by policy and budget; problem by problem."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in report.results:
+        if each.infeasible:
+            why = each.infeasible.removeprefix(f"budget infeasible for {each.policy}: ")
+            found.setdefault((each.policy, each.budget), []).append(why)
+    return found
 
-    facts = report.facts
-    problems = len({result.episode for result in report.results})
-    text = Text(plain(f"{facts.model}, {report.request['search']}"), style="bold")
-    what = f"{counted(problems, 'problem')} of {facts.task}"
-    memory = f"weights {quantity('bytes', facts.weight_bytes)}"
-    text.append(plain(f"  {what}, {facts.dtype} on {facts.device}, {memory}"), style="not bold")
-    console.print(text)
+
+def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
+    """What a reader must know in order not to misread the numbers."""
+    found = []
+    if report.facts.random_weights:
+        found.append(
+            "Random weights: text and answers mean nothing; memory and time are those of the "
+            "geometry."
+        )
+    elif not any(row.judged for row in rows):
+        found.append("The answers were not judged: there is no accuracy.")
+    if report.shadow:
+        gpu = report.request.get("gpu", {}).get("name", "?")
+        found.append(
+            f"Shadow run: policies decided, nothing was removed. Bytes and seconds are simulated "
+            f"on {gpu}; the answers are those of full retention."
+        )
+    together = report.request.get("batch", 1)
+    if together > 1 and not report.shadow:
+        found.append(
+            f"{together} searches ran at a time: the seconds of one are those of all that ran with "
+            "it, so speeds are those of a single search among others."
+        )
+    if any(row.label != row.policy for row in rows):
+        found.append(f"{MARK} does not keep to the budget: see HBM peak.")
+    for (policy, budget), why in left_out(report).items():
+        at = "" if budget == ANY else f" at budget {budget}"
+        times = counted(len(why), "search")
+        found.append(f"{policy}{at} could not hold {times}, e.g. {why[0]}.")
+    return found
+
+
+def live_json(report: LiveReport) -> str:
+    """Facts, request, rows and searches as strict JSON (unknown numbers are null)."""
+    rows = live_rows(report)
+    return documents.to_json({
+        "facts": report.facts,
+        "request": report.request,
+        "command": report.command,
+        "shadow": report.shadow,
+        "rows": [_live_row(row) for row in rows],
+        "results": [flat(result) for result in report.results],
+        "notes": cautions(report, rows),
+    })  # fmt: skip
+
+
+def _live_row(row: LiveRow) -> dict[str, Any]:
+    silent = ("trace", "relative", "oracle_gap", "attention_kept", "output_error")
+    derived = ("accuracy", "total_s", "other_s", "tokens_per_s")
+    return {
+        **{name: value for name, value in asdict(row).items() if name not in silent},
+        **{name: getattr(row, name) for name in derived},
+        "hbm_vs_full": row.relative.peak_hbm,
+        "speed_vs_full": row.relative.tokens_per_s,
+    }
+
+
+def flat(result: LiveResult) -> dict[str, Any]:
+    """One search as a flat record; names carry their units."""
+    found = {**vars(result), **flat_measurements(result.measured)}
+    del found["measured"]
+    return found
+
+
+def live_frame(report: LiveReport) -> pd.DataFrame:
+    """One row per search."""
+    import pandas as pd
+
+    return pd.DataFrame([flat(result) for result in report.results])

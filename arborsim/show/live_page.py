@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,24 +12,34 @@ from typing import Any
 
 from arborsim.core.units import quantity
 from arborsim.live.request import LiveResult
-from arborsim.run.results import ANY, BASELINE, at_budget
+from arborsim.run.results import ANY, at_budget
 from arborsim.show import page, replay_figures
-from arborsim.show.export import live_frame
-from arborsim.show.figures import (
+from arborsim.show.live import (
+    ANSWERS,
+    MEMORY,
+    SIGNIFICANT,
+    TIME,
+    LiveReport,
+    LiveRow,
+    cautions,
+    episode_result,
+    least_visible,
+    left_out,
+    live_frame,
+    live_rows,
+)
+from arborsim.show.page import (
     ACCURACY_AXIS,
     COLOURS,
-    MOST_BARS,
     Figure,
     label,
     named_axis,
     symbol,
     whiskers,
 )
-from arborsim.show.live import ANSWERS, MEMORY, NAMES, TIME
-from arborsim.show.live_rows import LiveReport, LiveRow, episode_result, live_rows
-from arborsim.show.live_words import cautions, left_out, summarise
+from arborsim.show.replay import NAMES
 from arborsim.show.table import Table, shown
-from arborsim.show.words import counted
+from arborsim.show.words import counted, score
 
 _POINTS = 600
 _SPREAD = 0.5  # of the distance between budgets, over which policies stand side by side
@@ -46,60 +58,42 @@ def write_live_page(report: LiveReport, path: str | Path) -> None:
 
 def render(report: LiveReport) -> str:
     """The whole page as text."""
-    rows = live_rows(report)
+    rows, facts = live_rows(report), report.facts
     return page.render(
         "live",
         ("live.js",),
         _data(report, rows),
         title="Policies in a shadow run" if report.shadow else "Policies on a live model",
-        subtitle=_subtitle(report),
+        subtitle=(
+            f"{facts.model}: {report.problems} of {facts.task}, {report.request['search']} search, "
+            f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
+            f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token."
+        ),
         sentences=summarise(rows),
         cautions=cautions(report, rows),
         table=Table(
             rows,
             shown((*NAMES, *ANSWERS, *MEMORY, *TIME), rows) if rows else NAMES,
-            look=lambda row: "baseline" if row.row.is_baseline else "",
+            look=lambda row: "baseline" if row.is_baseline else "",
         ),
         settings=_settings(report),
-        left_out=_reasons(report),
+        left_out=[
+            f"{policy}, budget {budget}: {reason}"
+            for (policy, budget), reasons in left_out(report).items()
+            for reason in dict.fromkeys(reasons)
+        ],
     )
-
-
-def _reasons(report: LiveReport) -> list[str]:
-    """Every reason once; the policy stands before it already."""
-    return [
-        f"{policy}, budget {budget}: {each.removeprefix(f'budget infeasible for {policy}: ')}"
-        for (policy, budget), reasons in left_out(report).items()
-        for each in dict.fromkeys(reasons)
-    ]
 
 
 def _data(report: LiveReport, rows: Sequence[LiveRow]) -> dict[str, Any]:
-    groups = {"all": rows} if rows else {}
-    if len(rows) > MOST_BARS:
-        budgets = dict.fromkeys(row.budget_label for row in rows if not row.row.is_baseline)
-        groups = {
-            budget: [r for r in rows if r.row.is_baseline or r.budget_label == budget]
-            for budget in budgets
-        }
-    shown_memory = memories(report)
+    memory = memories(report)
     return {
         "accuracy": accuracy(rows),
-        "time": [{"budget": budget, "figure": time_split(some)} for budget, some in groups.items()],
-        "memory": shown_memory,
-        "start": shown_memory[1]["cell"] if len(shown_memory) > 1 else "",
+        "time": replay_figures.time_splits(rows, lambda row: row.other_s) if rows else [],
+        "memory": memory,
+        "start": memory[1]["cell"] if len(memory) > 1 else "",
         "csv": live_frame(report).to_csv(index=False, lineterminator="\n"),
     }
-
-
-def _subtitle(report: LiveReport) -> str:
-    facts = report.facts
-    problems = counted(len({result.episode for result in report.results}), "problem")
-    return (
-        f"{facts.model}: {problems} of {facts.task}, {report.request['search']} search, "
-        f"{facts.dtype} on {facts.device}. {quantity('bytes', facts.weight_bytes)} of weights, "
-        f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token."
-    )
 
 
 def _settings(report: LiveReport) -> dict[str, str]:
@@ -111,9 +105,8 @@ def _settings(report: LiveReport) -> dict[str, str]:
         "device": f"{facts.device}, {facts.dtype}",
         "versions": ", ".join(f"{name} {version}" for name, version in facts.software.items()),
     }
-    spoken = {"cells", "command", "model", "task", "device", "dtype", "gpu"}
     for key, value in request.items():
-        if key not in spoken:
+        if key not in ("cells", "command", "model", "task", "device", "dtype", "gpu"):
             found[key.replace("_", " ")] = value if isinstance(value, str) else json.dumps(value)
     if "gpu" in request:
         found["simulated GPU"] = request["gpu"]["name"]
@@ -123,22 +116,111 @@ def _settings(report: LiveReport) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
+# --- the answer ---
+
+
+def summarise(rows: Sequence[LiveRow]) -> list[str]:
+    """Sentences about the rows; the first is the answer.
+
+    What full retention solves, which settings answer measurably worse and what so few problems
+    cannot show, and what the smallest of the others needs and solves.
+    """
+    full = next((row for row in rows if row.is_baseline), None)
+    others = [row for row in rows if not row.is_baseline]
+    if not rows:
+        return ["Nothing could be run."]
+    if not others:
+        solved = f" solves {_score(rows[0])} and" if rows[0].judged else ""
+        return [f"{_name(rows[0])}{solved} needs {_memory(rows[0])} of KV cache."]
+    if not any(row.judged for row in others):
+        return [_smallest(others, full), *_speeds(others)]
+    if full is None or not full.judged:
+        best = max(others, key=lambda row: (row.accuracy, -row.peak_hbm_kv_bytes))
+        return [f"{_name(best)} solves most: {_score(best)}.", _smallest(others, None)]
+    worse = [row for row in others if row.p < SIGNIFICANT and row.difference < 0]
+    rest = [row for row in others if row not in worse and row.judged]
+    sentences = [f"Full retention solves {_score(full)}. {_verdict(full, rest, worse)}"]
+    if worse:
+        names = "; ".join(f"{_name(row)}: {_score(row)}" for row in worse)
+        sentences.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
+    if rest:
+        small = min(rest, key=lambda row: row.peak_hbm_kv_bytes)
+        sentences.append(
+            f"Of {'the others' if worse else 'all settings'}, {_name(small)} needs the least HBM: "
+            f"{_memory(small)}; it solves {_score(small)}."
+        )
+    return [*sentences, *_speeds(others)]
+
+
+def _verdict(full: LiveRow, rest: Sequence[LiveRow], worse: Sequence[LiveRow]) -> str:
+    """Which settings lose answers, and what this number of problems can show."""
+    if not rest:
+        return "Every setting tried answers measurably worse."
+    least = least_visible(full.correct, full.judged)
+    problems = counted(full.judged, "problem")
+    if least is None:
+        are = "is" if full.judged == 1 else "are"
+        return f"{problems} {are} too few to tell any setting from it: raise --episodes."
+    shows = f"with {problems}, a loss shows only from {least}/{full.judged} down"
+    count = len(rest) + len(worse)
+    found = f"{len(worse)} of {count} settings are" if worse else "No setting is"
+    return f"{found} measurably worse; {shows} (p < {SIGNIFICANT})."
+
+
+def _smallest(others: Sequence[LiveRow], full: LiveRow | None) -> str:
+    small = min(others, key=lambda row: row.peak_hbm_kv_bytes)
+    base = "" if full is None else f"; full retention {_memory(full)}"
+    return f"{_name(small)} needs the least HBM: {_memory(small)}{base}."
+
+
+def _speeds(others: Sequence[LiveRow]) -> list[str]:
+    def speed(row: LiveRow) -> float:
+        return row.relative.tokens_per_s
+
+    known = [row for row in others if not math.isnan(speed(row))]
+    if not known:
+        return []
+    fast, slow = max(known, key=speed), min(known, key=speed)
+    if fast is slow:
+        return [f"{_name(fast)} generates at {speed(fast):.2f} times full's speed."]
+    return [
+        f"Speed relative to full retention: from {speed(slow):.2f} ({_name(slow)}) to "
+        f"{speed(fast):.2f} ({_name(fast)})."
+    ]
+
+
+def _name(row: LiveRow) -> str:
+    if row.is_baseline:
+        return "Full retention"
+    return row.label if row.budget == ANY else f"{row.label} at budget {row.budget}"
+
+
+def _score(row: LiveRow) -> str:
+    return score(row.correct, row.judged, row.low, row.high)
+
+
+def _memory(row: LiveRow) -> str:
+    share = row.relative.peak_hbm
+    of_full = "" if math.isnan(share) or row.is_baseline else f" ({share:.0%} of full)"
+    return f"{quantity('bytes', row.peak_hbm_kv_bytes)}{of_full}"
+
+
 # --- figures ---
 
 
 def accuracy(rows: Sequence[LiveRow]) -> Figure | None:
     """Accuracy with its interval, policies side by side per budget; None if nothing was judged."""
-    judged = [row for row in rows if row.judged and row.row.policy != BASELINE]
-    full = next((row for row in rows if row.judged and row.row.policy == BASELINE), None)
+    judged = [row for row in rows if row.judged and not row.is_baseline]
+    full = next((row for row in rows if row.judged and row.is_baseline), None)
     if not judged:
         return None
-    budgets = sorted({row.row.budget for row in judged}, key=_size)
-    policies = list(dict.fromkeys(row.row.policy for row in judged))
+    budgets = sorted({row.budget for row in judged}, key=_size)
+    policies = list(dict.fromkeys(row.policy for row in judged))
     data = [] if full is None else _baseline(full, len(budgets))
     for i, policy in enumerate(policies):
-        own = [row for row in judged if row.row.policy == policy]
+        own = [row for row in judged if row.policy == policy]
         shift = _SPREAD * ((i + 0.5) / len(policies) - 0.5)
-        data.append(_points(own, [budgets.index(row.row.budget) + shift for row in own], i))
+        data.append(_points(own, [budgets.index(row.budget) + shift for row in own], i))
     names = [label(budget) for budget in budgets]
     layout = {
         "xaxis": {"title": {"text": "budget"},
@@ -151,7 +233,7 @@ def accuracy(rows: Sequence[LiveRow]) -> Figure | None:
 
 def _size(budget: str) -> tuple[bool, float, str]:
     """Shares before tokens, by size; no budget last."""
-    number = float("inf") if budget == ANY else float(budget)
+    number = math.inf if budget == ANY else float(budget)
     return number > 1, number, budget
 
 
@@ -168,7 +250,7 @@ def _points(rows: Sequence[LiveRow], places: list[float], i: int) -> Figure:
         "error_y": whiskers(y, low, high, paint),
         "marker": {"color": paint, "size": 9, "symbol": symbol(i)},
         "customdata": [
-            label(f"{row.row.policy}, budget {row.row.budget}: {row.correct}/{row.judged} right, "
+            label(f"{row.policy}, budget {row.budget}: {row.correct}/{row.judged} right, "
                   f"95% {100 * row.low:.1f} to {100 * row.high:.1f}") for row in rows
         ],
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -187,22 +269,13 @@ def _baseline(full: LiveRow, budgets: int) -> list[Figure]:
     ]  # fmt: skip
 
 
-def time_split(rows: Sequence[LiveRow]) -> Figure:
-    """Where the seconds went; what no part is about is in ``Other``."""
-    return replay_figures.time_split([row.row for row in rows], [row.other_s for row in rows])
-
-
 def memories(report: LiveReport) -> list[dict[str, Any]]:
     """Bytes by tier of one search per policy and budget: the first that most of them have."""
     ran = [r for r in report.results if not r.infeasible and r.measured.series.time_s]
-    counts: dict[int, int] = {}
-    for result in ran:
-        counts[result.episode] = counts.get(result.episode, 0) + 1
+    count = Counter(result.episode for result in ran)
     found: dict[tuple[str, str], LiveResult] = {}
-    for episode in sorted(counts, key=lambda episode: (-counts[episode], episode)):
-        for result in ran:
-            if result.episode == episode:
-                found.setdefault((result.policy, result.budget), result)
+    for result in sorted(ran, key=lambda result: (-count[result.episode], result.episode)):
+        found.setdefault((result.policy, result.budget), result)
     items = []
     for (policy, budget), result in found.items():
         drawn = episode_result(report, result)

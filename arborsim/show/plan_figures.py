@@ -13,7 +13,7 @@ import numpy as np
 
 from arborsim.core.units import Scale, quantity, scale_for
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, Slice, Timeline
-from arborsim.show.figures import (
+from arborsim.show.page import (
     MOST_BARS,
     Figure,
     area,

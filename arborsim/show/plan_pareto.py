@@ -11,7 +11,7 @@ from typing import Any
 
 from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
-from arborsim.show.figures import Figure, axis, colour, figure, label, log_axis, rounded, symbol
+from arborsim.show.page import Figure, axis, colour, figure, label, log_axis, rounded, symbol
 from arborsim.show.plan_words import at_load, cost, load, load_axis, stated
 from arborsim.show.words import listed, money
 

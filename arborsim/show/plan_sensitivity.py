@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.plan.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity, elsewhere
-from arborsim.show.figures import Figure, axis, colour, figure, named_axis, stacked_bars, upright
+from arborsim.show.page import Figure, axis, colour, figure, named_axis, stacked_bars, upright
 from arborsim.show.plan_figures import curve, marks, over_load
 from arborsim.show.plan_words import at_load, cost, is_least, load, numbered, runs_out, short_names
 from arborsim.show.words import digits, money

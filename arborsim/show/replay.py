@@ -1,26 +1,112 @@
-"""`arborsim replay` in a terminal: detailed tables for a few settings, a matrix for many.
+"""`arborsim replay`: its columns, its tables in a terminal, and its results as JSON and data frame.
 
-The matrix has one line per policy and the figures that decide.  Budgets stand side by side where
-the terminal is wide enough for all of them; otherwise each has a block of its own.
+Few settings are shown in detailed tables, many in a matrix: a line per policy and the figures that
+decide.  Its budgets stand side by side where the terminal is wide enough for all of them; otherwise
+each has a block of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
+from arborsim.core import documents
+from arborsim.core.measurements import Measurements
 from arborsim.core.units import Scale
-from arborsim.run.results import ANY, MACHINE, ReplayResult, Row, aggregate
-from arborsim.show.replay_columns import COLUMNS, MEMORY, NAMES, TIME
+from arborsim.run.results import ANY, MACHINE, EpisodeResult, ReplayResult, Row, aggregate, oracles
 from arborsim.show.replay_words import left_out, notes
-from arborsim.show.table import Column, Table, print_tables, scales, shown
+from arborsim.show.table import (
+    LABEL,
+    NOTHING,
+    UNKNOWN,
+    Column,
+    Table,
+    name_column,
+    print_heading,
+    print_tables,
+    scales,
+    shown,
+)
 from arborsim.show.words import counted, plain
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
+
+NAMES: tuple[Column[Row], ...] = (
+    name_column("Policy", lambda r: r.label),
+    Column("budget", "Budget", LABEL, text=lambda r: r.budget_label, head=("bud-", "get")),
+)
+MEMORY: tuple[Column[Row], ...] = (
+    Column("peak_hbm", "HBM peak", "bytes", lambda r: r.peak_hbm_kv_bytes,
+           "Largest KV footprint in HBM of any search: whole pages, staging buffers and pages "
+           "whose copy to DDR has not finished. Weights are not in it. It is taken before "
+           "decisions and includes the prefill, so it can exceed the budget.",
+           ("HBM", "peak"), "memory"),
+    Column("hbm_vs_full", "HBM peak, of full", "percent", lambda r: r.relative.peak_hbm,
+           "Peak KV in HBM relative to full retention on the same trace.",
+           ("of", "full"), hide=UNKNOWN, bar=True),
+    Column("peak_ddr", "DDR peak", "bytes", lambda r: r.peak_ddr_bytes,
+           "Largest KV footprint in host memory of any search.", ("DDR", "peak"), "memory"),
+    Column("peak_quantised", "Quantised peak", "bytes", lambda r: r.peak_quantised_bytes,
+           "Largest size of what is held in 8 bits, in HBM and DDR together (part of both peaks).",
+           ("quan-", "tised"), "memory", hide=NOTHING),
+    Column("evicted", "Evicted", "tokens", lambda r: r.evicted_tokens,
+           "Tokens whose KV was thrown away, summed over searches; a token can count repeatedly.",
+           ("evic-", "ted"), "moves"),
+    Column("quantised", "Quantised", "tokens", lambda r: r.quantised_tokens,
+           "Tokens whose KV was quantised.", ("to 8", "bits"), "moves", hide=NOTHING),
+    Column("offloaded", "Offloaded", "tokens", lambda r: r.offloaded_tokens,
+           "Tokens whose KV was moved to DDR.", ("off-", "loaded"), "moves"),
+    Column("rehydrated", "Rehydra\u00adted", "tokens", lambda r: r.rehydrated_tokens,
+           "Evicted tokens whose KV was computed again by a prefill pass.",
+           ("rehy-", "drated"), "moves"),
+    Column("moved", "Moved over PCIe", "bytes", lambda r: r.moved_bytes,
+           "Bytes copied between HBM and DDR, both directions.", ("PCIe", "both")),
+)  # fmt: skip
+TIME: tuple[Column[Row], ...] = (
+    Column("total", "Total time", "seconds", lambda r: r.time.total_s,
+           "Prefill, decode, rehydration, exposed transfers and policy.",
+           ("total", "time"), "time"),
+    Column("time_vs_full", "Time vs full", "factor", lambda r: r.relative.time,
+           "Total time relative to full retention on the same trace.", ("vs", "full"),
+           hide=UNKNOWN),
+    Column("model", "Compute", "seconds", lambda r: r.model_s, "Prefill and decode of the model.",
+           ("com-", "pute"), "time"),
+    Column("rehydration", "Rehydra\u00adtion time", "seconds", lambda r: r.time.rehydration_s,
+           "Prefill passes over evicted spans.", ("rehy-", "drate"), "time"),
+    Column("transfer", "Exposed transfer", "seconds", lambda r: r.time.exposed_transfer_s,
+           "What decoding waited for: copies that did not hide behind computation.",
+           ("trans-", "fer"), "time"),
+    Column("policy_time", "Policy time", "seconds", lambda r: r.time.policy_s,
+           "Decisions on the host and scoring on the device.", ("pol-", "icy"), "time"),
+    Column("tokens_per_s", "Speed", "rate", lambda r: r.tokens_per_s,
+           "Generated tokens per second of total time.", ("", "speed")),
+    Column("speed_vs_full", "Speed vs full", "factor", lambda r: r.relative.tokens_per_s,
+           "Speed relative to full retention.", ("vs", "full"), hide=UNKNOWN),
+    Column("kept", "Attention kept", "percent", lambda r: r.attention_kept,
+           "Share of the recorded attention that fell on readable tokens, over generated tokens. "
+           "It says how much of what the model looked at was still there; it is not accuracy.",
+           ("attn.", "kept"), bar=True),
+    Column("gap", "Gap to oracle", "points", lambda r: r.oracle_gap,
+           "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
+           "percentage points. The oracle knows the future and loses the least that evicting the "
+           "same tokens everywhere can; other tiers, recomputing, a choice per head or holding "
+           "more than the budget can beat it.",
+           ("gap to", "oracle"), hide=UNKNOWN),
+    Column("error", "Output error", "percent", lambda r: r.output_error,
+           "Relative error of the output of attention on the captured layers, mean over layers and "
+           "generated tokens; queries are the recorded ones.",
+           ("output", "error"), hide=UNKNOWN),
+)  # fmt: skip
+REHYDRATIONS: Column[Row] = Column(
+    "rehydrations", "Rehydra\u00adtions", "count", lambda r: r.rehydrations,
+    "Prefill passes that brought evicted tokens back.", ("rehy-", "drations"),
+)  # fmt: skip
+COLUMNS = {column.key: column for column in (*MEMORY, *TIME, REHYDRATIONS)}
 
 VIEWS = ("auto", "table", "matrix")
 #: From this width on, memory and time stand in one table.
@@ -70,13 +156,24 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
         view = "matrix" if max(map(len, traces), default=0) > _MOST_ROWS else "table"
     if MACHINE in result.settings:
         console.print(plain(result.settings[MACHINE]), markup=False)
-    for of_trace in traces:
-        _heading(console, of_trace[0])
+    # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
+    spare = () if console.width >= WIDE else ("speed_vs_full",)
+    for own in traces:
+        first = own[0]
+        print_heading(
+            console, first.trace, f"{counted(first.searches, 'search')}, {first.prompt_tokens:,} "
+            f"prompt + {first.generated_tokens:,} generated tokens",
+        )  # fmt: skip
         if view == "matrix":
-            for line in matrix(of_trace, console.width):
+            for line in matrix(own, console.width):
                 console.print(line, markup=False, no_wrap=True, crop=False)
         else:
-            print_tables(console, _groups(of_trace, console.width), implied=_IMPLIED)
+            groups = [
+                (title, Table(own, (*NAMES, *shown(columns, own)), lambda row: row.budget_label))
+                for title, columns in (("Memory and moves", MEMORY), ("Time and quality", TIME))
+            ]
+            print_tables(console, [(title, table.without(spare)) for title, table in groups],
+                         implied=_IMPLIED)  # fmt: skip
     if rows:
         for note in notes(result, rows):
             console.print(plain(note), style="dim", markup=False)
@@ -86,117 +183,69 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
         console.print(plain(line), markup=False)
 
 
-def _groups(rows: Sequence[Row], width: int) -> list[tuple[str, Table[Row]]]:
-    # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
-    spare = "" if width >= WIDE else "speed_vs_full"
-    return [
-        (title, Table(rows, (*NAMES, *(c for c in shown(columns, rows) if c.key != spare)),
-                      section=lambda row: row.budget_label))
-        for title, columns in (("Memory and moves", MEMORY), ("Time and quality", TIME))
-    ]  # fmt: skip
-
-
-def _heading(console: Console, row: Row) -> None:
-    from rich.text import Text
-
-    text = Text(plain(row.trace), style="bold")
-    text.append(
-        f"  {counted(row.searches, 'search')}, {row.prompt_tokens:,} prompt + "
-        f"{row.generated_tokens:,} generated tokens",
-        style="not bold",
-    )
-    console.print(text)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """Figures of some policies under one budget, as text."""
-
-    title: str
-    heads: tuple[tuple[str, ...], ...]  # lines of each column's header
-    cells: tuple[tuple[str, ...], ...]  # [policies][columns]; empty text where there is none
-
-    def lines(self, air: int) -> list[str]:
-        """Title, header and cells, all of the same width."""
-        columns = [[*head, *(row[i] for row in self.cells)] for i, head in enumerate(self.heads)]
-        widths = [max(map(len, column)) for column in columns]
-        text = [
-            (" " * air).join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-            for line in zip(*columns, strict=True)
-        ]
-        width = max(len(text[0]), len(self.title))
-        title = f" {self.title} ".center(width, "─") if self.title else "─" * width
-        return [title[:width], *(line.rjust(width) for line in text)]
-
-
 def matrix(rows: Sequence[Row], width: int) -> list[str]:
     """Lines for a terminal of `width` columns, from the rows of one trace.
 
     The oracle comes first, then policies by the attention they keep, most first; those that do not
     keep to the budget come last.
     """
-    columns = _columns(rows)
-    units = _units(columns, rows)
-    always = [_always(row, columns, units) for row in rows if row.budget == ANY]
-    above = [*always, ""] if always else []
+    zero = ("peak_ddr", "rehydrations")
+    columns = shown([replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
+                     for key in _HEADS], rows)  # fmt: skip
+    # Three digits are enough to compare.
+    units = {
+        key: scale
+        if scale.unit in ("%", "pp", "x")
+        else replace(scale, decimals=max(0, scale.decimals - 1))
+        for key, scale in scales(columns, rows).items()
+    }
+    lines = [_always(row, columns, units) for row in rows if row.budget == ANY]
+    lines += [""] if lines else []
     others = [row for row in rows if row.budget != ANY]
     if not others:
-        return above
-    budgets = list(dict.fromkeys(row.budget for row in others))
-    names = _ranked(others, budgets)
-    labels = _labels(others, names)
+        return lines
+    names = {row.policy: _fitted(row.label) for row in others}
+    longest = max(len("policy"), *map(len, names.values()))
     choices = [columns]
     for key in _RELATIVE:
-        choices.append([column for column in choices[-1] if column.key != key])
-    for some, air in itertools.product(choices[1:], (2, 1)):
-        blocks = [_block(others, names, b, some, units) for b in budgets]
-        lines = _side_by_side([_names(labels), *(block.lines(air) for block in blocks)])
-        if max(map(len, lines)) <= width:
-            return [*above, *lines, ""]
-    lines = above
-    for budget in budgets:
-        own = _ranked([row for row in others if row.budget == budget], [budget])
+        choices.append(tuple(column for column in choices[-1] if column.key != key))
+
+    def fitted(
+        budgets: Sequence[str], choices: Sequence[Sequence[Column[Row]]], between: str
+    ) -> list[str]:
+        """Names and a block per budget with the most columns and air that fit, or the least."""
+        own = [row for row in others if row.budget in budgets]
+        ranked = _ranked(own, budgets)
+        lines: list[str] = []
         for some, air in itertools.product(choices, (2, 1)):
-            block = _block(others, own, budget, some, units)
-            shown_names = _names(_labels(others, own), _name_width(labels))
-            part = _side_by_side([shown_names, block.lines(air)], " " * air)
-            if max(map(len, part)) <= width:
+            blocks = [_block(own, ranked, budget, some, units, air) for budget in budgets]
+            above = len(blocks[0]) - len(ranked)
+            first = [*[""] * (above - 1), "policy", *(names[policy] for policy in ranked)]
+            texts = zip([name.ljust(longest) for name in first], *blocks, strict=True)
+            lines = [(between or " " * air).join(text) for text in texts]
+            rule = "".join("┼" if c == "│" else "─" for c in lines[above - 1])
+            lines = [*(line.rstrip() for line in lines[:above]), rule, *lines[above:], ""]
+            if max(map(len, lines)) <= width:
                 break
-        lines += [*part, ""]
-    return lines
+        return lines
+
+    budgets = list(dict.fromkeys(row.budget for row in others))
+    together = fitted(budgets, choices[1:], _BETWEEN_BUDGETS)
+    if max(map(len, together)) <= width:
+        return lines + together
+    return [*lines, *(line for budget in budgets for line in fitted([budget], choices, ""))]
 
 
 def _always(row: Row, columns: Sequence[Column[Row]], units: dict[str, Scale]) -> str:
     """A policy that does not know budgets, full retention above all: said once."""
-    told = {
-        "kept": "kept",
-        "error": "error",
-        "peak_hbm": "in HBM",
-        "peak_ddr": "in DDR",
-        "total": "",
-    }
+    told = {"kept": "kept", "error": "error", "peak_hbm": "in HBM", "peak_ddr": "in DDR",
+            "total": ""}  # fmt: skip
     parts = [
         f"{units[c.key].show(c.value(row))} {units[c.key].unit} {told[c.key]}".strip()
         for c in columns
         if c.key in told and c.value(row)
     ]
     return f"{_fitted(row.label)}, whatever the budget: {', '.join(parts)}"
-
-
-def _columns(rows: Sequence[Row]) -> list[Column[Row]]:
-    columns = shown([COLUMNS[key] for key in _HEADS], rows)
-    nothing = {"peak_ddr", "rehydrations"}
-    return [c for c in columns if c.key not in nothing or any(map(c.value, rows))]
-
-
-def _units(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> dict[str, Scale]:
-    """Three digits are enough to compare."""
-    return {
-        key: replace(scale, decimals=max(0, scale.decimals - 1))
-        if scale.unit not in ("%", "pp", "x")
-        else scale
-        for key, scale in scales(columns, rows).items()
-    }
 
 
 def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
@@ -224,40 +273,28 @@ def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
     return sorted(dict.fromkeys(row.policy for row in rows), key=key)
 
 
-def _labels(rows: Iterable[Row], names: Iterable[str]) -> list[str]:
-    found = {row.policy: row.label for row in rows}
-    return [found[name] for name in names]
-
-
 def _block(
-    rows: Iterable[Row],
-    names: Iterable[str],
+    rows: Sequence[Row],
+    policies: Sequence[str],
     budget: str,
     columns: Sequence[Column[Row]],
     units: dict[str, Scale],
-) -> _Block:
-    by_name = {row.policy: row for row in rows if row.budget == budget}
-    heads: tuple[tuple[str, ...], ...] = tuple(
-        (_ABOVE.get(column.key, ""), _HEADS[column.key], units[column.key].unit)
-        for column in columns
-    )
-    cells = tuple(
-        tuple(units[c.key].show(c.value(by_name[name])) if name in by_name else "" for c in columns)
-        for name in names
-    )
-    if not any(above for above, _, _ in heads):
-        heads = tuple(head[1:] for head in heads)
-    return _Block(f"budget {budget}", heads, cells)
-
-
-def _names(names: Sequence[str], width: int = 0) -> list[str]:
-    """The first column, without a header yet: `_side_by_side` fills up."""
-    width = width or _name_width(names)
-    return [_fitted(name).ljust(width) for name in names]
-
-
-def _name_width(names: Iterable[str]) -> int:
-    return max(len("policy"), *(len(_fitted(name)) for name in names))
+    air: int,
+) -> list[str]:
+    """Title, heads and a line per policy, all of the same width; blank where there is no row."""
+    own = {row.policy: row for row in rows if row.budget == budget}
+    above = any(column.key in _ABOVE for column in columns)
+    parts = []
+    for column in columns:
+        scale = units[column.key]
+        cells = [_ABOVE.get(column.key, "")] * above + [_HEADS[column.key], scale.unit]
+        cells += [scale.show(column.value(own[p])) if p in own else "" for p in policies]
+        width = max(map(len, cells))
+        parts.append([cell.rjust(width) for cell in cells])
+    lines = [(" " * air).join(cells) for cells in zip(*parts, strict=True)]
+    title = f"budget {budget}"
+    width = max(len(lines[0]), len(title))
+    return [f" {title} ".center(width, "─")[:width], *(line.rjust(width) for line in lines)]
 
 
 def _fitted(name: str) -> str:
@@ -266,12 +303,60 @@ def _fitted(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else "…" + name[1 - _LONGEST_NAME :]
 
 
-def _side_by_side(parts: Sequence[list[str]], between: str = _BETWEEN_BUDGETS) -> list[str]:
-    """Names and blocks side by side; a rule below the header."""
-    names, *blocks = parts
-    blank = " " * len(names[0])
-    above = len(blocks[0]) - len(names)
-    first = [blank] * (above - 1) + ["policy".ljust(len(blank))] + names
-    lines = [between.join(line) for line in zip(first, *blocks, strict=True)]
-    rule = "".join("┼" if c == "│" else "─" for c in lines[above - 1])
-    return [*(line.rstrip() for line in lines[:above]), rule, *lines[above:]]
+_NOTHING = EpisodeResult("", 0, "", "", 0, Measurements(), math.nan)  # for its column names
+
+
+def to_frame(result: ReplayResult) -> pd.DataFrame:
+    """One row per search, policy and budget, in the order of `result.episodes`; nothing is rounded.
+
+    Names carry their units, and the same result gives the same bytes.
+    """
+    import pandas as pd
+
+    columns = None if result.episodes else list(_flat(_NOTHING, {}))
+    bounds = oracles(result.episodes)
+    return pd.DataFrame([_flat(episode, bounds) for episode in result.episodes], columns=columns)
+
+
+def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str], float]) -> dict[str, Any]:
+    measured = result.measured
+    bound = bounds.get((result.trace, result.episode, result.budget), math.nan)
+    return {
+        "trace": result.trace,
+        "episode": result.episode,
+        "policy": result.policy,
+        "budget": result.budget,
+        "budget_tokens": result.budget_tokens,
+        **flat_measurements(measured),
+        "total_s": measured.time.total_s,
+        "tokens_per_s": measured.tokens_per_s,
+        "attention_kept": result.attention_kept,
+        "oracle_gap": bound - result.attention_kept,
+        "output_error": result.output_error,
+        "bounded": result.bounded,
+    }
+
+
+def flat_measurements(measured: Measurements) -> dict[str, Any]:
+    """What was counted, and the parts of the time."""
+    found = {**vars(measured), **vars(measured.time)}
+    del found["time"], found["series"]
+    return found
+
+
+def to_json(result: ReplayResult) -> str:
+    """Settings, aggregated rows and searches as strict JSON (unknown numbers are null)."""
+    bounds = oracles(result.episodes)
+    return documents.to_json({
+        "settings": result.settings,
+        "assumed": result.assumed,
+        "rows": [
+            {**asdict(row), "moved_bytes": row.moved_bytes, "tokens_per_s": row.tokens_per_s,
+             "total_s": row.time.total_s}
+            for row in aggregate(result.episodes)
+        ],
+        "episodes": [_flat(episode, bounds) for episode in result.episodes],
+        "notes": result.notes,
+        "does_not_fit": result.does_not_fit,
+        "left_out": result.left_out,
+    })  # fmt: skip

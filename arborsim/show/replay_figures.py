@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from arborsim.core.measurements import thinned
 from arborsim.core.units import quantity, scale_for
 from arborsim.run.results import BASELINE, EpisodeResult, Row
-from arborsim.show.figures import (
+from arborsim.show.page import (
     COLOURS,
+    MOST_BARS,
     Figure,
     area,
     colour,
@@ -22,8 +23,10 @@ from arborsim.show.figures import (
     stacked_bars,
     symbol,
 )
-from arborsim.show.replay_columns import COLUMNS
+from arborsim.show.replay import COLUMNS
 from arborsim.show.table import Column, scales
+
+R = TypeVar("R", bound=Row)
 
 #: Settings that differ by less than this share of full retention's memory need the same.
 _SAME_MEMORY = 0.005
@@ -43,24 +46,33 @@ _LAYERS = (
 )
 
 
-def time_split(rows: Sequence[Row], other_s: Sequence[float] = ()) -> Figure:
-    """Horizontal bars, one per policy and budget: where the seconds went (rows of one trace).
+def time_splits(
+    rows: Sequence[R], other_s: Callable[[R], float] = lambda row: 0.0
+) -> list[dict[str, Any]]:
+    """One figure of the rows of a trace, or one per budget if there are too many bars.
 
-    `other_s` is time that no part of the rows is about.
+    `other_s` is the time of a row that none of its parts is about.
     """
-    others = other_s or [0.0] * len(rows)
-    totals = [row.time.total_s + other for row, other in zip(rows, others, strict=True)]
-    scale = scale_for("seconds", totals)
+    if len(rows) <= MOST_BARS:
+        return [{"budget": "all", "figure": _time_split(rows, other_s)}]
+    budgets = dict.fromkeys(row.budget for row in rows if not row.is_baseline)
+    groups = {b: [r for r in rows if r.is_baseline or r.budget == b] for b in budgets}
+    return [{"budget": b, "figure": _time_split(own, other_s)} for b, own in groups.items()]
+
+
+def _time_split(rows: Sequence[R], other_s: Callable[[R], float]) -> Figure:
+    """Horizontal bars, one per policy and budget: where the seconds went."""
+    scale = scale_for("seconds", [row.time.total_s + other_s(row) for row in rows])
     parts = [
         (title, [getattr(row.time, part) / scale.size for row in rows], paint)
         for title, part, paint in _PARTS
-        if part in ("prefill_s", "decode_s") or any(getattr(row.time, part) for row in rows)
     ]
-    if any(others):
-        parts.append(("Other", [each / scale.size for each in others], "evicted"))
+    parts.append(("Other", [other_s(row) / scale.size for row in rows], "evicted"))
     names = [f"{row.label}  {row.budget_label}" for row in rows]
     axis = {"title": {"text": f"time over all searches ({scale.unit})"}}
-    return stacked_bars(names, parts, axis, scale.unit)
+    always = ("Prefill", "Decode")
+    known = [part for part in parts if part[0] in always or any(part[1])]
+    return stacked_bars(names, known, axis, scale.unit)
 
 
 def memory(result: EpisodeResult, points: int, clock: str = "simulated time") -> Figure:
@@ -251,9 +263,7 @@ def _bound(rows: Sequence[Row], across: Callable[[Row], float], metric: Metric) 
     if not rows:
         return []
     return [{
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": "oracle: knows the future, only evicts",
+        "type": "scatter", "mode": "lines+markers", "name": "oracle: knows the future, only evicts",
         "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"},
         "marker": {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
         **_markers(rows, across, metric),

@@ -22,9 +22,8 @@ from arborsim.run.results import (
     aggregate,
 )
 from arborsim.show import page, trees
-from arborsim.show.export import to_frame
-from arborsim.show.figures import MOST_BARS, packed
-from arborsim.show.replay_columns import COLUMNS, MEMORY, NAMES, TIME
+from arborsim.show.page import packed
+from arborsim.show.replay import COLUMNS, MEMORY, NAMES, TIME, to_frame
 from arborsim.show.replay_figures import (
     ERROR,
     KEPT,
@@ -33,7 +32,7 @@ from arborsim.show.replay_figures import (
     known,
     memory,
     pareto,
-    time_split,
+    time_splits,
 )
 from arborsim.show.replay_words import assumed, cautions, headline, summarise
 from arborsim.show.table import Table, shown
@@ -136,7 +135,7 @@ def page_data(result: ReplayResult, rows: Sequence[Row]) -> tuple[dict[str, Any]
             for trace, own in by_trace.items()
         },
         "heat": {trace: heat(own) for trace, own in by_trace.items()},
-        "time": {trace: _times(own) for trace, own in by_trace.items()},
+        "time": {trace: time_splits(own) for trace, own in by_trace.items()},
         "memory": [{**_who(e), "figure": memory(e, points)} for e in kept],
         "trees": _trees(result),
         "maps": _maps(result),
@@ -156,20 +155,6 @@ def _who(shown: EpisodeResult | TreePicture | TokenMap) -> dict[str, str]:
 
 def _cell(policy: str, budget: str) -> str:
     return policy if policy == BASELINE else f"{policy}, budget {budget}"
-
-
-def _times(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One figure, or one per budget if there are too many bars."""
-    if len(rows) <= MOST_BARS:
-        return [{"budget": "all", "figure": time_split(rows)}]
-    budgets = dict.fromkeys(row.budget for row in rows if not row.is_baseline)
-    return [
-        {
-            "budget": budget,
-            "figure": time_split([r for r in rows if r.is_baseline or r.budget == budget]),
-        }
-        for budget in budgets
-    ]
 
 
 def _worth_drawing(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], str]:

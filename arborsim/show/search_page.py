@@ -20,7 +20,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.units import scale_for
 from arborsim.run.results import at_budget
 from arborsim.show import page
-from arborsim.show.figures import (
+from arborsim.show.page import (
     ACCURACY_AXIS,
     COLOURS,
     Figure,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from arborsim.core.units import scale_for
 from arborsim.machine.terms import Term, resting_on, total
 from arborsim.plan.results import CandidateResult, LoadPoint
 from arborsim.run.results import EpisodeResult
-from arborsim.show.table import print_list
+from arborsim.show.table import print_heading, print_list
 from arborsim.show.words import plain
 
 
@@ -34,7 +33,8 @@ def print_terms(
     """
     console = console or Console(highlight=False)
     for (trace, policy, budget), terms in explained(episodes).items():
-        _head(console, policy, f"  budget {budget}, {trace}")
+        console.print()
+        print_heading(console, policy, f"budget {budget}, {trace}")
         whole_s = sum(term.seconds for term in terms)
         _print(console, [(t.name, t.seconds, t.hidden_s) for t in terms], whole_s, "beside")
     console.print(
@@ -50,7 +50,8 @@ def print_terms(
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:
     """Print how a candidate's memory comes about, and every term of a search's time."""
     console = console or Console(highlight=False)
-    _head(console, candidate.name)
+    console.print()
+    console.print(plain(candidate.name), style="bold", markup=False)
     if pool := candidate.pool:
         gb = [f"{each / 1e9:.2f} GB" for each in (
             pool.hbm_bytes, pool.reserve_bytes, pool.weight_bytes, pool.workspace_bytes,
@@ -83,11 +84,6 @@ def _busy(point: LoadPoint) -> str:
     }  # fmt: skip
     shares = [f"{name} {100 * part / point.total_s:.1f}%" for name, part in parts.items() if part]
     return f"at the largest load the machine's time goes into {', '.join(shares)}"
-
-
-def _head(console: Console, name: str, rest: str = "") -> None:
-    console.print()
-    console.print(Text(plain(name), style="bold").append(plain(rest), style="not bold"))
 
 
 def _print(

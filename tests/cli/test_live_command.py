@@ -16,7 +16,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.live.log import LiveLog
 from arborsim.live.request import LiveResult
-from arborsim.show.live_rows import fisher_p, least_visible
+from arborsim.show.live import fisher_p, least_visible
 from arborsim.trace.reader import TraceReader
 
 torch = pytest.importorskip("torch")

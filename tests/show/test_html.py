@@ -131,7 +131,7 @@ def test_placeholders_in_names_are_not_filled():
 def test_labels_for_plotly_are_escaped():
     name = "<a href='http://x'>p</a>"
     rows = aggregate(replace(e, policy=name) for e in result(policies=("h2o",)).episodes)
-    for figure in (pareto(rows, KEPT)["figure"], figures.time_split(rows)):
+    for figure in (pareto(rows, KEPT)["figure"], figures.time_splits(rows)):
         assert "<a" not in json.dumps(figure)
 
 
@@ -141,7 +141,10 @@ def test_figures_are_what_plotly_expects():
     replay = result()
     rows = aggregate(replay.episodes)
     drawn = [pareto(rows, metric)["figure"] for metric in (KEPT, TIMES)]
-    drawn += [figures.time_split(rows), *(figures.memory(e, 100) for e in replay.episodes)]
+    drawn += [
+        *(each["figure"] for each in figures.time_splits(rows)),
+        *(figures.memory(e, 100) for e in replay.episodes),
+    ]
     for figure in drawn:
         go.Figure(figure)  # raises on unknown or malformed properties
         for axis in ("xaxis", "yaxis"):

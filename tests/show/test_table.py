@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from arborsim.run.results import LeftOut, ReplayResult, aggregate
-from arborsim.show.export import to_frame, to_json
-from arborsim.show.replay import print_replay
+from arborsim.show.replay import print_replay, to_frame, to_json
 from arborsim.show.replay_words import left_out
 from tests.show.synthetic import OTHERS, POLICIES, result
 
