@@ -84,7 +84,7 @@ class PlanOutput(OutputOptions):
     json: Json = False
 
     def check(self, *inputs: Path) -> None:
-        from arborsim.plan.export import check_format
+        from arborsim.plan.files import check_format
 
         if self.explain and self.json:
             raise UsageError("--explain prints tables: leave --json out")
@@ -126,7 +126,7 @@ def plan(
     simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
     recommends one. Ctrl-C keeps what is done; exit code 130.
     """
-    from arborsim.plan.log import read_accuracies
+    from arborsim.plan.files import read_accuracies
     from arborsim.plan.plan import Planner
     from arborsim.plan.recommend import Demanded
 
@@ -160,7 +160,7 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
 
     With `keep`, candidates are on the disk as soon as they are finished.
     """
-    from arborsim.plan.log import PlanLog
+    from arborsim.plan.files import PlanLog
 
     log = PlanLog(path, planner.workload)
     if resume:
@@ -192,16 +192,16 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
 
 def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
     """Print and write what was asked for; fail if no candidate meets the target."""
-    from arborsim.plan import export
+    from arborsim.plan import files
     from arborsim.show.plan import print_plan
     from arborsim.show.terms import print_explained
 
     number = output.candidate
     chosen = result.recommendation.candidate if number is None else number
     if output.out is not None:
-        export.write(result, output.out)
+        files.write(result, output.out)
     if output.json:
-        typer.echo(export.to_json(result))
+        typer.echo(files.to_json(result))
     else:
         print_plan(result)
         if output.explain and chosen is not None:
@@ -234,8 +234,7 @@ def _write_timeline(planner: Planner, result: PlanResult, number: int, path: Pat
 
 def _write_page(planner: Planner, result: PlanResult, path: Path) -> bool:
     """Write the page; False if Ctrl-C left out what it shows beyond the plan."""
-    from arborsim.plan.details import detailed, work
-    from arborsim.plan.sensitivity import MOST_SEARCHES
+    from arborsim.plan.sensitivity import MOST_SEARCHES, detailed, work
     from arborsim.show.plan_page import PlanReport, write_plan_page
 
     try:

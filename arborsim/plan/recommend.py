@@ -22,8 +22,8 @@ from arborsim.plan.results import (
     LoadPoint,
     PlanResult,
     Recommendation,
-    compared_cost,
     machines_for,
+    middle_cost,
 )
 from arborsim.plan.runs import TIME
 from arborsim.plan.statistics import mean_interval
@@ -208,11 +208,10 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
 
 def _rank(candidate: CandidateResult, plan: PlanResult) -> tuple[float, float, int]:
     """What it costs, then how few GPUs serve how much; candidates without a price come last."""
-    cost, fleet = compared_cost(candidate), candidate.fleet
+    fleet = candidate.fleet
     assert candidate.largest is not None
-    each = math.inf if cost is None else (cost[0] + cost[1]) / 2
     gpus = fleet.gpus if fleet is not None else candidate.gpus / candidate.largest
-    return each, gpus, candidate.number
+    return middle_cost(candidate), gpus, candidate.number
 
 
 def _what(best: CandidateResult, plan: PlanResult) -> str:

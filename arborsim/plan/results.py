@@ -266,3 +266,9 @@ def compared_cost(result: CandidateResult) -> tuple[float, float] | None:
     if result.fleet is not None:
         return result.fleet.cost_per_1000
     return None if result.at_largest is None else result.at_largest.cost_per_1000
+
+
+def middle_cost(result: CandidateResult) -> float:
+    """The middle of `compared_cost`; infinite without a price."""
+    cost = compared_cost(result)
+    return math.inf if cost is None else (cost[0] + cost[1]) / 2

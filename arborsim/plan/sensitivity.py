@@ -1,20 +1,31 @@
-"""How much a plan's answer depends on single numbers that it assumes.
+"""What a report shows beyond a plan: more loads, one machine over time, and changed assumptions.
 
-One number at a time is multiplied by a few factors and the candidate is served again; everything
-else, the searches and their moments of arrival included, stays as it was.  Searches of another
-length are the recorded ones stretched, so that no trace has to be replayed again.
+How much the answer depends on a number that the plan assumes: one number at a time is multiplied by
+a few factors and the candidate is served again; everything else, the searches and their moments of
+arrival included, stays as it was.  Searches of another length are the recorded ones stretched, so
+that no trace has to be replayed again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from arborsim.core.workers import in_order
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import SearchDemand
 from arborsim.plan.demands import MixDemands, stretched
 from arborsim.plan.evaluate import evaluate, load_curve
-from arborsim.plan.results import CandidateResult, PlanResult, compared_cost, fleet_for
+from arborsim.plan.plan import Planner
+from arborsim.plan.results import (
+    CandidateResult,
+    LoadPoint,
+    PlanResult,
+    fleet_for,
+    middle_cost,
+)
+from arborsim.plan.timeline import timeline
 from arborsim.plan.workload import Candidate, Workload
 
 MOST_SEARCHES = 200  # per run
@@ -85,15 +96,13 @@ def changed(
     return Sensitivity(base.number, assumption, float(first), ordered)
 
 
-def server(
-    workload: Workload, candidate: Candidate, found: MixDemands, searches: int = MOST_SEARCHES
-) -> Serve:
-    """Serves a candidate of a workload, in one run of at most that many searches.
+def server(workload: Workload, candidate: Candidate, found: MixDemands) -> Serve:
+    """Serves a candidate of a workload, in one run of at most `MOST_SEARCHES`.
 
     One short run tells how much a number matters; every factor sees the same searches at the same
     moments, so their differences are not those of the draws.
     """
-    count = min(searches, workload.searches)
+    count = min(MOST_SEARCHES, workload.searches)
     short = workload.with_run_length(count, min(workload.warm_up, count // 5), 1)
 
     def serve(profile: HardwareProfile, demands: Sequence[SearchDemand]) -> CandidateResult:
@@ -109,18 +118,14 @@ def server(
 
 
 def matters(assumption: Assumption, demands: Sequence[SearchDemand], base: CandidateResult) -> bool:
-    """False for PCIe where nothing crosses it."""
-    return assumption.key != "pcie" or uses_pcie(demands, base)
-
-
-def uses_pcie(demands: Sequence[SearchDemand], result: CandidateResult) -> bool:
-    """Whether anything crosses PCIe: by the searches themselves, or because they are preempted."""
-    if any(len(demand.legs) or demand.column("streamed_bytes").any() for demand in demands):
-        return True
-    if any(demand.column("remote_bytes").any() for demand in demands):
-        return True
-    points = [point for point in (*result.curve, result.at_largest) if point is not None]
-    return any(point.preemptions_per_1000 for point in points)
+    """False for PCIe where nothing crosses it: no search by itself, nor because it is preempted."""
+    points = [point for point in (*base.curve, base.at_largest) if point is not None]
+    return (
+        assumption.key != "pcie"
+        or any(len(demand.legs) or demand.column("streamed_bytes").any() for demand in demands)
+        or any(demand.column("remote_bytes").any() for demand in demands)
+        or any(point.preemptions_per_1000 for point in points)
+    )
 
 
 def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> HardwareProfile:
@@ -133,7 +138,7 @@ def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> H
 
 
 def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:
-    """Who becomes the cheapest when the recommended GPU's price rises, and by what factor.
+    """Which candidate becomes the cheapest when the recommended GPU's price rises by what factor.
 
     That is the alternative if it is on another GPU, else the recommended policy and budget on the
     cheapest other one.  Prices are the middles of their ranges; None without another GPU or prices.
@@ -143,8 +148,8 @@ def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:
         return None
     named = [r for r in plan.met() if r.number == plan.recommendation.alternative]
     others = [r for r in named if r.hardware != chosen.hardware] or elsewhere(plan, chosen)
-    here, there = _middle(chosen), _middle(others[0]) if others else None
-    return (others[0], there / here) if here and there else None
+    here, there = middle_cost(chosen), middle_cost(others[0]) if others else math.inf
+    return (others[0], there / here) if 0 < here < math.inf and 0 < there < math.inf else None
 
 
 def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult]:
@@ -155,9 +160,104 @@ def elsewhere(plan: PlanResult, result: CandidateResult) -> list[CandidateResult
         for each in plan.met()
         if (each.policy, each.budget, each.recall) == same and each.hardware != result.hardware
     ]
-    return sorted(found, key=lambda each: (_middle(each) or float("inf"), each.number))
+    return sorted(found, key=lambda each: (middle_cost(each) or math.inf, each.number))
 
 
-def _middle(result: CandidateResult) -> float | None:
-    cost = compared_cost(result)
-    return None if cost is None else sum(cost) / 2
+#: Candidates with a curve: the recommended one, its alternative, and others.
+MOST_CURVES = 4
+_CURVE_UNITS = 2  # of progress, of which each assumption is 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """A curve, or one assumption changed, for a process of its own."""
+
+    workload: Workload
+    candidate: Candidate
+    found: MixDemands
+    #: As the plan has it, for a curve; for an assumption, as a short run of it came out.
+    result: CandidateResult
+    assumption: Assumption | None = None
+
+
+def work_on(task: Task) -> tuple[LoadPoint, ...] | Sensitivity:
+    """Do the task."""
+    if task.assumption is None:
+        return load_curve(task.workload, task.candidate.hardware, task.found, task.result)
+    serve = server(task.workload, task.candidate, task.found)
+    profile, demands = task.candidate.hardware.profile, task.found.demands
+    return changed(profile, demands, serve, task.result, task.assumption)
+
+
+def _named(plan: PlanResult) -> list[int]:
+    """The recommended candidate and its alternative, if there are any."""
+    named = (plan.recommendation.candidate, plan.recommendation.alternative)
+    return [number for number in named if number is not None]
+
+
+def compared(plan: PlanResult) -> list[int]:
+    """Numbers of the candidates with a curve.
+
+    The recommendation's come first, then the recommended policy on another GPU, then the cheapest.
+    """
+    chosen = [each for each in plan.candidates if each.number == plan.recommendation.candidate]
+    others = [each for one in chosen for each in elsewhere(plan, one)[:1]]
+    others += sorted(plan.met(), key=lambda each: (middle_cost(each), each.number))
+    numbers = [*_named(plan), *(each.number for each in others)]
+    return list(dict.fromkeys(numbers))[:MOST_CURVES]
+
+
+def work(plan: PlanResult) -> int:
+    """Units of progress, at most."""
+    return _CURVE_UNITS * len(compared(plan)) + len(ASSUMPTIONS) * len(_named(plan))
+
+
+def detailed(
+    planner: Planner,
+    plan: PlanResult,
+    jobs: int = 1,
+    advance: Callable[[str, int], None] = lambda what, units: None,
+) -> tuple[PlanResult, tuple[Sensitivity, ...]]:
+    """The plan that `planner` has made, with curves and a timeline, and what its answer rests on.
+
+    `jobs` processes give the same; `advance` is called with what was done, and units of `work`.
+    """
+    chosen = plan.recommendation.candidate
+    if chosen is None:
+        return plan, ()
+    by_number = {each.number: each for each in plan.candidates}
+    tasks = [_curve(planner, by_number[number]) for number in compared(plan)]
+    for number in _named(plan):
+        tasks += _assumptions(planner, by_number[number])
+    curves: dict[int, tuple[LoadPoint, ...]] = {}
+    found: list[Sensitivity] = []
+    for task, result in zip(tasks, in_order(work_on, tasks, min(jobs, len(tasks))), strict=True):
+        if isinstance(result, Sensitivity):
+            found.append(result)
+            advance(f"{result.assumption.title} of {task.candidate.hardware.name}", 1)
+        else:
+            curves[task.result.number] = result
+            advance(f"loads of {task.candidate.hardware.name}", _CURVE_UNITS)
+    candidates = tuple(
+        replace(each, curve=curves.get(each.number, each.curve)) for each in plan.candidates
+    )
+    watched = timeline(planner, by_number[chosen])
+    return replace(plan, candidates=candidates, timeline=watched), tuple(found)
+
+
+def _curve(planner: Planner, result: CandidateResult) -> Task:
+    candidate = planner.candidates[result.number]
+    return Task(planner.workload, candidate, planner.demands_of(result.number), result)
+
+
+def _assumptions(planner: Planner, result: CandidateResult) -> list[Task]:
+    """Each assumption that matters, with a short run with everything as it is."""
+    task = _curve(planner, result)
+    demands = task.found.demands
+    serve = server(task.workload, task.candidate, task.found)
+    base = serve(task.candidate.hardware.profile, demands)
+    return [
+        replace(task, result=base, assumption=each)
+        for each in ASSUMPTIONS
+        if matters(each, demands, base)
+    ]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
-from arborsim.plan import details
-from arborsim.plan.details import compared, detailed, work
+from arborsim.plan import sensitivity
 from arborsim.plan.plan import Planner
+from arborsim.plan.sensitivity import compared, detailed, work
 from tests.plan.make import SMALL, small_workload
 
 ONE_POLICY = ('policies = ["full", "streaming-llm"]', 'policies = ["full"]')
@@ -23,7 +23,7 @@ LENGTHS = ["--searches", "24", "--warm-up", "4", "--runs", "1"]
 @pytest.fixture(autouse=True)
 def only_one_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are served in the same way, and take their time."""
-    monkeypatch.setattr(details, "ASSUMPTIONS", details.ASSUMPTIONS[:1])
+    monkeypatch.setattr(sensitivity, "ASSUMPTIONS", sensitivity.ASSUMPTIONS[:1])
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_an_interruption_leaves_the_plan(
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(details, "timeline", interrupted)
+    monkeypatch.setattr(sensitivity, "timeline", interrupted)
     page = workload.with_name("plan.html")
     assert main(["plan", str(workload), "--report", str(page), *LENGTHS]) == 130
     assert "has the plan, but no loads" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.log import fingerprint
+from arborsim.plan.files import fingerprint
 from arborsim.plan.provenance import settings_of
 from arborsim.plan.workload import Workload
 from arborsim.plan.workload_file import parse_workload

@@ -15,8 +15,8 @@ import pytest
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.live.request import LiveResult
-from arborsim.plan import export
-from arborsim.plan.log import PlanLog, read_accuracies
+from arborsim.plan import files
+from arborsim.plan.files import PlanLog, read_accuracies
 from arborsim.plan.plan import Planner
 from arborsim.plan.timeline import timeline, trace_events, write_perfetto
 from tests.plan.make import small_plan, small_workload
@@ -76,8 +76,8 @@ def test_a_log_of_another_workload_is_refused(tmp_path: Path) -> None:
 
 def test_tables_hold_every_candidate_with_its_figures(tmp_path: Path) -> None:
     plan = small_plan()
-    for suffix in export.FORMATS:
-        export.write(plan, tmp_path / f"plan{suffix}")
+    for suffix in files.FORMATS:
+        files.write(plan, tmp_path / f"plan{suffix}")
     frame = pd.read_parquet(tmp_path / "plan.parquet")
     again = pd.read_csv(tmp_path / "plan.csv")
     for each, (_, row), (_, text) in zip(
@@ -96,12 +96,12 @@ def test_tables_hold_every_candidate_with_its_figures(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "plan.json").read_text())
     assert document["recommendation"]["text"] == plan.recommendation.text
     assert document["candidates"][0]["at_largest"]["load"] == plan.candidates[0].largest
-    assert export.to_json(plan) == export.to_json(small_plan())
+    assert files.to_json(plan) == files.to_json(small_plan())
 
 
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="format of --out"):
-        export.check_format(tmp_path / "plan.xlsx")
+        files.check_format(tmp_path / "plan.xlsx")
 
 
 def _live_log(path: Path, shadow: bool = False) -> Path:

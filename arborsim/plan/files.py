@@ -1,0 +1,190 @@
+"""A plan's files: its results, the log of finished candidates, and logs of live runs.
+
+Results are a data frame or JSON; names carry their units, and the same plan gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim.core import documents
+from arborsim.core.documents import RecordLog, plain, strict
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.records import located
+from arborsim.core.statistics import clopper_pearson
+from arborsim.live import log as live
+from arborsim.live.request import LiveResult
+from arborsim.plan.provenance import settings_of
+from arborsim.plan.results import CandidateResult, PlanResult
+from arborsim.plan.statistics import Estimate
+from arborsim.plan.workload import Workload
+from arborsim.run.results import ANY
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = (".parquet", ".json", ".csv")
+_GROUPS = ("quality", "alone", "pool", "at_largest", "fleet")  # their fields become columns
+_LEFT_OUT = ("curve", "largest_by_seed", "at_stated")
+
+
+def rows(plan: PlanResult) -> list[dict[str, Any]]:
+    """One flat record per candidate, all with the same keys; what is not known is None."""
+    found = [_flat(candidate, plan) for candidate in plan.candidates]
+    names = list(dict.fromkeys(name for row in found for name in row))
+    return [{name: row.get(name) for name in names} for row in found]
+
+
+def _flat(candidate: CandidateResult, plan: PlanResult) -> dict[str, Any]:
+    row: dict[str, Any] = {"recommended": candidate.number == plan.recommendation.candidate}
+    for name, value in strict(candidate).items():
+        if name in _LEFT_OUT or (value is None and name in _GROUPS):
+            continue
+        if name in _GROUPS:
+            _spread(row, "" if name == "at_largest" else f"{name}_", value)
+        else:
+            _spread(row, "", {name: value})
+    row["largest_by_seed"] = " ".join(repr(load) for load in candidate.largest_by_seed)
+    return row
+
+
+def _spread(row: dict[str, Any], prefix: str, values: dict[str, Any]) -> None:
+    """Nested records become names with underscores, ranges the names of their ends."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _spread(row, f"{prefix}{name}_", value)
+        elif isinstance(value, list):
+            ends = ("low", "high") if len(value) == 2 else range(len(value))
+            _spread(row, f"{prefix}{name}_", dict(zip(map(str, ends), value, strict=True)))
+        else:
+            row[f"{prefix}{name}"] = value
+
+
+def to_frame(plan: PlanResult) -> pd.DataFrame:
+    """One row per candidate (`rows`)."""
+    import pandas as pd
+
+    return pd.DataFrame(rows(plan))
+
+
+def to_json(plan: PlanResult) -> str:
+    """Everything but the timeline, as strict JSON (unknown numbers are null)."""
+    document = plain(replace(plan, timeline=None))
+    del document["timeline"]
+    return documents.to_json(document)
+
+
+def check_format(path: Path) -> None:
+    """Refuse a name from which no format follows."""
+    if path.suffix not in FORMATS:
+        raise UnknownName("format of --out", path.suffix or path.name, FORMATS)
+
+
+def write(plan: PlanResult, path: Path) -> None:
+    """In the format that the name ends with, or a `UsageError` if it cannot be written."""
+    check_format(path)
+    try:
+        if path.suffix == ".json":
+            path.write_text(to_json(plan) + "\n", encoding="utf-8")
+        elif path.suffix == ".csv":
+            to_frame(plan).to_csv(path, index=False)
+        else:
+            to_frame(plan).to_parquet(path, index=False)
+    except OSError as error:
+        raise UsageError(f"--out {path}: cannot write: {error.strerror}") from None
+
+
+_LOG_FORMAT, _LOG_VERSION = "arborsim-plan", 1
+
+
+def fingerprint(workload: Workload) -> str:
+    """A digest of everything that a candidate's result depends on."""
+    moments = getattr(workload.arrivals, "moments_s", ())
+    everything = [repr(workload), repr(settings_of(workload)), repr(moments)]
+    return hashlib.sha256("\n".join(everything).encode()).hexdigest()
+
+
+class PlanLog(RecordLog[CandidateResult]):
+    """The log of one workload's plan."""
+
+    def __init__(self, path: Path, workload: Workload) -> None:
+        super().__init__(path, CandidateResult, _LOG_FORMAT, _LOG_VERSION)
+        self._plan = fingerprint(workload)
+        self._held: set[int] = set()
+
+    def resume(self) -> dict[int, CandidateResult]:
+        """The candidates that an interrupted plan has finished, by number.
+
+        Raises
+        ------
+        UsageError
+            There is no such file, it is damaged, or it is of another plan.
+        """
+        if not self.path.exists():
+            raise UsageError(
+                f"--resume: there is no {self.path}: nothing was interrupted there after a "
+                "candidate was finished; run without --resume"
+            )
+        head = self.read()
+        if head and head.get("plan") != self._plan:
+            raise UsageError(
+                f"--resume: {self.path} is of another workload or version of arborsim: delete it"
+            )
+        self._held = {result.number for result in self.records}
+        return {result.number: result for result in self.records}
+
+    def add(self, record: Any) -> None:
+        """Append the head or a candidate, unless the log holds it already."""
+        if isinstance(record, CandidateResult):
+            if record.number in self._held:
+                return
+            self._held.add(record.number)
+        super().add(record)
+
+    def write(self, results: Iterable[CandidateResult]) -> None:
+        """Open the log, if it is not open yet, and add these candidates."""
+        if not self.is_open:
+            self.open({"plan": self._plan})
+        for result in results:
+            self.add(result)
+
+
+def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
+    """Accuracy by policy and budget, of all the logs that ``arborsim live --out`` wrote.
+
+    That is the share of judged answers that are right, with Clopper and Pearson's 95% interval.
+    The budget of a policy that ignores budgets is "-".  Searches that a budget could not hold count
+    as wrong.
+
+    Raises
+    ------
+    UsageError
+        A file cannot be read or is no such log.
+    """
+    verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for path in paths:
+        with located("--accuracy"):
+            for result in _results(path):
+                if result.correct is not None or result.infeasible:
+                    budget = "-" if result.budget in ("", ANY, "-") else result.budget
+                    verdicts[result.policy, budget].append(bool(result.correct))
+    found = {}
+    for key, right in verdicts.items():
+        ends = clopper_pearson(sum(right), len(right))
+        found[key] = Estimate(sum(right) / len(right), *ends, len(right))
+    return found
+
+
+def _results(path: Path) -> list[LiveResult]:
+    log = RecordLog(path, LiveResult, live.FORMAT, live.VERSION)
+    if log.read().get("request", {}).get("shadow"):
+        raise UsageError(
+            f"{path}: nothing was removed in a shadow run, so it does not say what a policy does "
+            "to answers; run arborsim live without --shadow"
+        )
+    return log.records
