@@ -18,23 +18,12 @@ BATCH = 256  #: thoughts that are drawn at once while a bank is grown
 
 @dataclass(frozen=True)
 class Arm:
-    """One search algorithm at one width.
-
-    Attributes
-    ----------
-    algorithm : str
-    width : int
-        As it was asked for; of an algorithm without a width, what it runs at once.
-    options : tuple of (str, object)
-        All that is not the algorithm's default.
-    swept : str
-        ``"lambda_b=1.25"`` of a sweep.
-    """
+    """One search algorithm at one width."""
 
     algorithm: str
-    width: int
-    options: tuple[tuple[str, Any], ...] = ()
-    swept: str = ""
+    width: int  #: as it was asked for; of an algorithm without a width, what it runs at once
+    options: tuple[tuple[str, Any], ...] = ()  #: all that is not the algorithm's default
+    swept: str = ""  #: ``"lambda_b=1.25"`` of a sweep
 
     @property
     def label(self) -> str:
@@ -51,12 +40,7 @@ class Arm:
 
 
 def chosen_algorithms(names: Sequence[str]) -> list[str]:
-    """The algorithms that are meant; ``all`` is every one.
-
-    Raises
-    ------
-    UnknownName, UsageError
-    """
+    """The algorithms that are meant, if there are such; ``all`` is every one."""
     if not names:
         raise UsageError("--algorithm names no search")
     for name in names:
@@ -70,11 +54,8 @@ def split_settings(
 ) -> tuple[dict[str, dict[str, str]], list[str]]:
     """What ``--set`` gives to the searches, and what is left for the policies.
 
-    Parameters
-    ----------
-    algorithms : sequence of str
-    given : iterable of str
-        ``name=value`` for every chosen algorithm that has the option, or ``algorithm.name=value``.
+    Each is ``name=value``, for every chosen algorithm that has the option, or
+    ``algorithm.name=value``.
     """
     options: dict[str, dict[str, str]] = {name: {} for name in algorithms}
     rest = []
@@ -170,27 +151,13 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to grow for every problem; either `children` or `arms`.
+    """What to grow for every problem; either `children` or `arms`."""
 
-    Attributes
-    ----------
-    children : tuple of int
-        Children per node at depth 0, 1, ...; see `Dense`.
-    depth : int
-        0: as many levels as `children` has entries.
-    arms : tuple of Arm
-        Searches that find all that they ask for.
-    dedupe : bool
-        For `arms`: whether they will give up thoughts that repeat a sibling.
-    batch : int
-        Thoughts that are drawn at once.
-    """
-
-    children: tuple[int, ...] = ()
-    depth: int = 0
-    arms: tuple[Arm, ...] = ()
-    dedupe: bool = True
-    batch: int = BATCH
+    children: tuple[int, ...] = ()  #: children per node at depth 0, 1, ...; see `Dense`
+    depth: int = 0  #: 0: as many levels as `children` has entries
+    arms: tuple[Arm, ...] = ()  #: searches that find all that they ask for
+    dedupe: bool = True  #: for `arms`: whether they will give up thoughts that repeat a sibling
+    batch: int = BATCH  #: thoughts that are drawn at once
 
     def make(self) -> Search:
         """What grows one problem's tree.
@@ -209,11 +176,11 @@ class Recipe:
         if not self.arms:
             depth = self.depth or len(self.children)
             return {"children": list(self.children), "depth": depth, "batch": self.batch}
-        return {
-            "for": [_spelled(arm) for arm in self.arms],
-            "for_dedupe": self.dedupe,
-            "batch": self.batch,
-        }
+        spelled = [
+            " ".join([arm.algorithm, *(f"{key}={value}" for key, value in arm.options)])
+            for arm in self.arms
+        ]
+        return {"for": spelled, "for_dedupe": self.dedupe, "batch": self.batch}
 
 
 def recipe_for(
@@ -226,19 +193,8 @@ def recipe_for(
     """A bank for `arborsim search` with these algorithms, widths and settings.
 
     A search that goes on for a number of thoughts, or keeps a number of states, also finds what it
-    asks for at its own width.
-
-    Parameters
-    ----------
-    algorithms : sequence of str
-        ``all`` is every one.
-    widths : sequence of int
-    given : iterable of str
-        ``name=value`` or ``algorithm.name=value``.
-
-    Raises
-    ------
-    UnknownName, UsageError
+    asks for at its own width.  ``all`` algorithms are every one; `given` settings are
+    ``name=value`` or ``algorithm.name=value``.
     """
     chosen = chosen_algorithms(algorithms)
     options, rest = split_settings(chosen, given)
@@ -251,7 +207,3 @@ def recipe_for(
         for arm in (*arms_of(name, widths, options[name]), *own):
             arms.setdefault((arm.algorithm, arm.options), arm)
     return Recipe(arms=tuple(arms.values()), dedupe=dedupe, batch=batch)
-
-
-def _spelled(arm: Arm) -> str:
-    return " ".join([arm.algorithm, *(f"{key}={value}" for key, value in arm.options)])

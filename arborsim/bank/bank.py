@@ -18,48 +18,27 @@ from arborsim.trace.schema import Kind
 
 @dataclass(frozen=True, eq=False)
 class Bank:
-    """One problem's recorded thoughts; all sequences have one entry per recorded node.
-
-    Attributes
-    ----------
-    episode : Episode
-    parent, depth : list of int
-        As recorded; node 0 is the prompt.
-    tokens : list of int
-        Tokens of the node itself.
-    complete : list of bool
-        False for a thought that was still running when its recording ended: its length, score and
-        end are unknown.
-    score : list of float
-        Search value, as stored (float32); NaN where there is none.
-    end : list of int
-        `arborsim.trace.schema.End`, before duplicates are looked for.
-    answer : list of (str or None)
-    verdict : list of (bool or None)
-        Of the thought's answer; None for "not judged".
-    embedding : mapping of int to float16 ndarray ``[size]``
-        Of the nodes that have one.
-    twin : list of int
-        The first complete sibling that says the same: equal tokens, or equal texts where token ids
-        are unknown; the node itself if there is none before it.
-    children : list of tuple of int
-        Recorded children of each node, in order of opening.
-    judged : bool
-        Whether the recording judges answers: then a search that hands in no answer is wrong.
-    """
+    """One problem's recorded thoughts; all sequences have one entry per recorded node."""
 
     episode: Episode
+    #: As recorded; node 0 is the prompt.
     parent: list[int]
     depth: list[int]
-    tokens: list[int]
+    tokens: list[int]  #: of the node itself
+    #: False for a thought that was still running when its recording ended: its length, score and
+    #: end are unknown.
     complete: list[bool]
-    score: list[float]
-    end: list[int]
+    score: list[float]  #: search value, as stored (float32); NaN where there is none
+    end: list[int]  #: `arborsim.trace.schema.End`, before duplicates are looked for
     answer: Sequence[str | None]
-    verdict: list[bool | None]
+    verdict: list[bool | None]  #: of the thought's answer; None for "not judged"
+    #: The first complete sibling that says the same: equal tokens, or equal texts where token ids
+    #: are unknown; the node itself if there is none before it.
     twin: list[int]
-    children: list[tuple[int, ...]]
+    children: list[tuple[int, ...]]  #: recorded children of each node, in order of opening
+    #: Whether the recording judges answers: then a search that hands in no answer is wrong.
     judged: bool
+    #: Of the nodes that have one: float16 ``[size]``.
     embedding: Mapping[int, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -75,12 +54,8 @@ class Bank:
     def of(cls, episode: Episode, scores: Mapping[int, float] | None = None) -> Bank:
         """The bank that an episode of a trace is.
 
-        Parameters
-        ----------
-        episode : Episode
-            Read with text, and with embeddings if a search needs them.
-        scores : mapping of int to float, optional
-            Scores of nodes that have no reward.
+        The episode was read with text, and with embeddings if a search needs them; `scores` are
+        those of nodes that have no reward.
 
         Raises
         ------
@@ -123,13 +98,7 @@ class Bank:
 
 
 def open_bank(path: Path) -> TraceReader:
-    """Open a trace that can be searched.
-
-    Raises
-    ------
-    TraceError
-        It does not say which thoughts ended.
-    """
+    """Open a trace that can be searched: one that says which thoughts ended."""
     reader = TraceReader(path)
     if "end" not in reader.columns or not reader.info.knows_ends:
         raise TraceError(_no_bank(str(path)))
@@ -158,13 +127,7 @@ def _no_bank(where: str) -> str:
 def unrewarded_scores(episode: Episode, logprob: np.ndarray) -> dict[int, float]:
     """Scores of complete thoughts without a reward: the geometric mean of token probabilities.
 
-    A live search ranks them so, too.
-
-    Parameters
-    ----------
-    episode : Episode
-    logprob : float32 ``[rows]``
-        Log-probability of each token row; NaN where it is unknown.
+    A live search ranks them so, too.  `logprob` is float32 ``[rows]``, NaN where it is unknown.
     """
     closing = episode.kind == Kind.BOUNDARY
     bare = episode.node[closing & np.isnan(episode.reward)]

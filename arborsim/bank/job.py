@@ -17,7 +17,7 @@ from arborsim.bank.arms import Arm
 from arborsim.bank.bank import open_bank, read_bank
 from arborsim.bank.results import SearchResult, Simulated
 from arborsim.bank.visited import visited
-from arborsim.bank.walk import Walk, walk
+from arborsim.bank.walk import walk
 from arborsim.core.errors import (
     ArborsimError,
     BudgetInfeasible,
@@ -26,7 +26,6 @@ from arborsim.core.errors import (
 )
 from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.observations import Signal
-from arborsim.core.tree import ThoughtTree
 from arborsim.core.workers import in_order
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
@@ -36,50 +35,34 @@ from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 
+_OF_WALK = (
+    "correct", "kv_tokens", "kv_tokens_with_prompt", "selections", "model_calls", "iterations",
+    "generated_tokens", "prompt_tokens", "bank_misses",
+)  # fmt: skip
 #: A budget that was too small for a search.
 Skipped = tuple[Cell, Arm]
 
 
 @dataclass
 class SearchJob:
-    """What to run, and what came of it.
-
-    Attributes
-    ----------
-    trace : Path
-    arms : sequence of Arm
-    cells : sequence of Cell
-    machine : Machine
-    quality : bool
-        Measure the attention kept, where the trace holds attention.
-    dedupe : bool
-        Thoughts that repeat a complete sibling are dead.
-    first, count : int, int or None
-        Which problems.
-    skip_infeasible : bool
-        Leave out what a budget is too small for, instead of raising.
-    workers : int
-    results : list of SearchResult
-        Of the problems that are done.
-    infeasible : Counter
-        Problems left out, by policy, budget and search.
-    problems : int
-        How many are done.
-    """
+    """What to run, and what came of it."""
 
     trace: Path
     arms: Sequence[Arm]
     cells: Sequence[Cell]
     machine: Machine
-    quality: bool = True
-    dedupe: bool = True
+    quality: bool = True  #: measure the attention kept, where the trace holds attention
+    dedupe: bool = True  #: thoughts that repeat a complete sibling are dead
+    #: Which problems.
     first: int = 0
     count: int | None = None
-    skip_infeasible: bool = False
+    skip_infeasible: bool = False  #: leave out what a budget is too small for, instead of raising
     workers: int = 1
+    #: Of the problems that are done.
     results: list[SearchResult] = field(default_factory=list, init=False)
+    #: Problems left out, by policy, budget and search.
     infeasible: Counter[Skipped] = field(default_factory=Counter, init=False)
-    problems: int = field(default=0, init=False)
+    problems: int = field(default=0, init=False)  #: how many are done
 
     def open(self) -> TraceReader:
         """Open the trace, and check that it serves everything that was asked for."""
@@ -105,11 +88,6 @@ class SearchJob:
         """Run everything; `advance(what, searches)` is called as work is done.
 
         What is done so far is in `results`, whole problems only, whatever ends the run.
-
-        Returns
-        -------
-        list of SearchResult
-            By arm, policy and budget, then by problem.
         """
         reader = self.open()
         # Without its results: they need not travel to other processes.
@@ -119,7 +97,8 @@ class SearchJob:
             self.infeasible.update(infeasible)
             self.problems += 1
             if advance and self.workers > 1:
-                advance(f"problem {self.first + self.problems - 1}", self._per_problem)
+                done = len(self.arms) * len(self.cells)
+                advance(f"problem {self.first + self.problems - 1}", done)
         return self.ordered()
 
     def notes(self) -> list[str]:
@@ -143,10 +122,6 @@ class SearchJob:
             self.results,
             key=lambda r: (cell[r.policy, r.budget], arm[r.label, r.width], r.episode),
         )
-
-    @property
-    def _per_problem(self) -> int:
-        return len(self.arms) * len(self.cells)
 
     def quality_of(self, reader: TraceReader) -> Quality:
         """Which quality figures are taken: full retention keeps all attention."""
@@ -188,43 +163,17 @@ def run_problem(
                     f"{job.trace}, problem {number}, {arm.label} at width {arm.width}: "
                     f"{error}; --skip-infeasible leaves it out"
                 ) from error
-            kv_bytes = job.machine.charged(episode.info).kv_bytes_per_token
-            found.append(_result(job, number, arm, cell, done, kv_bytes, simulated))
+            found.append(SearchResult(
+                job.trace.name, number, arm.algorithm, arm.swept, arm.width,
+                cell.policy.name, cell.budget.text,
+                **{name: getattr(done, name) for name in _OF_WALK},
+                given_up=sum(len(step.dropped) for step in done.steps),
+                kv_bytes_per_token=job.machine.charged(episode.info).kv_bytes_per_token,
+                simulated=simulated,
+            ))  # fmt: skip
             if advance:
                 advance(f"{arm.label} {arm.width}", 1)
     return found, skipped
-
-
-def _result(
-    job: SearchJob,
-    number: int,
-    arm: Arm,
-    cell: Cell,
-    done: Walk,
-    kv_bytes: int,
-    simulated: Simulated,
-) -> SearchResult:
-    return SearchResult(
-        trace=job.trace.name,
-        episode=number,
-        algorithm=arm.algorithm,
-        swept=arm.swept,
-        width=arm.width,
-        policy=cell.policy.name,
-        budget=cell.budget.text,
-        correct=done.correct,
-        kv_tokens=done.kv_tokens,
-        kv_tokens_with_prompt=done.kv_tokens_with_prompt,
-        selections=done.selections,
-        model_calls=done.model_calls,
-        iterations=done.iterations,
-        generated_tokens=done.generated_tokens,
-        prompt_tokens=done.prompt_tokens,
-        given_up=sum(len(step.dropped) for step in done.steps),
-        bank_misses=done.bank_misses,
-        kv_bytes_per_token=kv_bytes,
-        simulated=simulated,
-    )
 
 
 def simulate(
@@ -235,18 +184,9 @@ def simulate(
     quality: Quality = UNMEASURED,
     watch: Watch | None = None,
 ) -> Simulated:
-    """Replay one episode under one policy and budget.
+    """Replay one episode, with what the policy and `quality` read, under one policy and budget.
 
-    Parameters
-    ----------
-    episode : Episode
-        With the observations that the policy and `quality` read.
-    cell : Cell
-        A share of a budget is one of this search's own tokens.
-    machine : Machine
-    quality : Quality
-    watch : callable, optional
-        See `arborsim.run.episode.Watch`.
+    A share of a budget is one of this search's own tokens.
 
     Raises
     ------
@@ -293,18 +233,15 @@ class _ByteSeconds:
         self.peak_held_bytes = 0
 
     def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
+        executor = self._executor
         for event in events:
             yield event
-            self._take(event, controller.tree)
-
-    def _take(self, event: Event, tree: ThoughtTree) -> None:
-        match event:
-            case Prefill(run) | Decode(run):
-                self._tokens += run.num_tokens
-            case Prune(node):
-                self._tokens -= tree.num_node_tokens(node)
-        held = self._tokens * self._per_token
-        self.peak_held_bytes = max(self.peak_held_bytes, held)
-        time_s, executor = self._executor.clock(), self._executor
-        self.held.to(time_s, held)
-        self.hbm.to(time_s, executor.ledger.hbm_page_bytes + executor.staging_bytes)
+            match event:
+                case Prefill(run) | Decode(run):
+                    self._tokens += run.num_tokens
+                case Prune(node):
+                    self._tokens -= controller.tree.num_node_tokens(node)
+            held = self._tokens * self._per_token
+            self.peak_held_bytes = max(self.peak_held_bytes, held)
+            self.held.to(executor.clock(), held)
+            self.hbm.to(executor.clock(), executor.ledger.hbm_page_bytes + executor.staging_bytes)

@@ -25,75 +25,42 @@ MARGIN = 0.002
 
 @dataclass(frozen=True)
 class Simulated:
-    """One search under one policy and budget.
-
-    Attributes
-    ----------
-    measured : Measurements
-    budget_tokens : int
-    attention_kept : float
-        Share of the recorded attention that fell on readable tokens; NaN if unknown.
-    hbm_kv_byte_s : float
-        Integral over time of the KV bytes in HBM under the policy, staging buffers included
-        (trapezoids between events).
-    peak_held_kv_bytes : int
-        Largest KV size of the nodes that the search has not given up, whatever the policy keeps.
-    held_kv_byte_s : float
-        Its integral over time.
-    """
+    """One search under one policy and budget."""
 
     measured: Measurements
     budget_tokens: int
+    #: Share of the recorded attention that fell on readable tokens; NaN if unknown.
     attention_kept: float
+    #: Integral over time of the KV bytes in HBM under the policy, staging buffers included
+    #: (trapezoids between events).
     hbm_kv_byte_s: float
+    #: Largest KV size of the nodes that the search has not given up, whatever the policy keeps.
     peak_held_kv_bytes: int
-    held_kv_byte_s: float
+    held_kv_byte_s: float  #: its integral over time
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """One search over one problem, on one machine under one policy and budget.
-
-    Attributes
-    ----------
-    trace : str
-    episode : int
-    algorithm, swept : str
-        As in `arborsim.bank.arms.Arm`.
-    width : int
-    policy, budget : str
-    correct : bool or None
-        None: not judged.
-    kv_tokens, kv_tokens_with_prompt : int
-        KV size, summed over selections (`arborsim.bank.walk`).
-    selections : int
-        Steps that had candidates.
-    model_calls, iterations, generated_tokens, prompt_tokens : int
-        Thoughts opened; decode iterations; tokens.
-    given_up : int
-        Nodes that the search gave up.
-    bank_misses : int
-        Children that were asked for and not recorded, and thoughts whose end was not.
-    kv_bytes_per_token : int
-    simulated : Simulated
-    """
+    """One search over one problem, on one machine under one policy and budget."""
 
     trace: str
     episode: int
     algorithm: str
-    swept: str
+    swept: str  #: as in `arborsim.bank.arms.Arm`
     width: int
     policy: str
     budget: str
-    correct: bool | None
+    correct: bool | None  #: None: not judged
+    #: KV size, summed over selections (`arborsim.bank.walk`).
     kv_tokens: int
     kv_tokens_with_prompt: int
-    selections: int
-    model_calls: int
-    iterations: int
+    selections: int  #: steps that had candidates
+    model_calls: int  #: thoughts opened
+    iterations: int  #: of decoding
     generated_tokens: int
     prompt_tokens: int
-    given_up: int
+    given_up: int  #: nodes that the search gave up
+    #: Children that were asked for and not recorded, and thoughts whose end was not.
     bank_misses: int
     kv_bytes_per_token: int
     simulated: Simulated
@@ -127,20 +94,6 @@ class SearchRow:
 
     Figures other than accuracy and `missed` are means over searches; `tokens_per_s` is all tokens
     over all seconds.
-
-    Attributes
-    ----------
-    label, policy, budget : str
-    width : int
-    searches, judged, right : int
-    accuracy, low, high : float
-        Share of right answers among those judged, with its 95 % Clopper-Pearson interval.
-    figures : dict of str to float
-        By name; see `FIGURES`.
-    missed : float
-        Share of the thoughts asked for that were not recorded, over all searches.
-    reference : dict of str to float
-        The same figures of REBASE at this width, policy and budget; empty if it was not run.
     """
 
     label: str
@@ -150,11 +103,13 @@ class SearchRow:
     searches: int
     judged: int
     right: int
+    #: Share of right answers among those judged, with its 95 % Clopper-Pearson interval.
     accuracy: float
     low: float
     high: float
-    figures: dict[str, float]
-    missed: float
+    figures: dict[str, float]  #: by their names in `FIGURES`
+    missed: float  #: share of the thoughts asked for that were not recorded, over all searches
+    #: The same figures of REBASE at this width, policy and budget; empty if it was not run.
     reference: dict[str, float]
 
     def times(self, figure: str) -> float:
@@ -224,23 +179,14 @@ def _row(
 
 @dataclass(frozen=True)
 class Paired:
-    """A search against REBASE, on the problems that were judged for both.
-
-    Attributes
-    ----------
-    judged, right, reference_right : int
-    gained, lost : int
-        Problems that only this search, and only REBASE, got right.
-    kv_times : float
-        The KV size as a multiple of REBASE's, over the same problems.
-    """
+    """A search against REBASE, on the problems that were judged for both."""
 
     judged: int
     right: int
     reference_right: int
-    gained: int
-    lost: int
-    kv_times: float = math.nan
+    gained: int  #: problems that only this search got right
+    lost: int  #: problems that only REBASE got right
+    kv_times: float = math.nan  #: the KV size as a multiple of REBASE's, over the same problems
 
     @property
     def difference(self) -> float:
@@ -286,14 +232,11 @@ def verdicts(results: Sequence[SearchResult]) -> list[str]:
         values = [name for name in swept if name.startswith(f"{OPTION}=")]
         reference = groups.get((REFERENCE, width, policy, budget), {}).get("", [])
         if values and reference:
-            found = {_value(name): paired(swept[name], reference) for name in values}
+            found = {float(name.partition("=")[2]): paired(swept[name], reference)
+                     for name in values}  # fmt: skip
             under = "" if policy == "full" else f" under {policy} at budget {budget}"
             lines.append(f"{algorithm} at width {width}{under}: {_chosen(found)}")
     return lines
-
-
-def _value(name: str) -> float:
-    return float(name.partition("=")[2])
 
 
 def _chosen(found: dict[float, Paired | None]) -> str:

@@ -18,17 +18,10 @@ _NO_ROW = -1
 def visited(walk: Walk, episode: Episode) -> Episode:
     """The rows of the nodes that `walk` visited, renumbered, with this search's own events.
 
-    Parameters
-    ----------
-    walk : Walk
-    episode : Episode
-        The one whose bank was walked.  Its signals are carried along, token by token.
-
-    Returns
-    -------
-    Episode
-        Prefill, transitions, decode iterations, boundaries, prunes and the answer of this search,
-        in the order in which a live recording has them.  Seconds were not measured: `time_s` is 0.
+    `episode` is the one whose bank was walked; its signals are carried along, token by token.  The
+    new one has prefill, transitions, decode iterations, boundaries, prunes and the answer of this
+    search, in the order in which a live recording has them.  Seconds were not measured: `time_s`
+    is 0.
     """
     rows = _Rows(walk, episode)
     for step in walk.steps:
@@ -39,7 +32,8 @@ def visited(walk: Walk, episode: Episode) -> Episode:
     depths = np.asarray(walk.depth, dtype=np.int32)
     recorded = source != _NO_ROW
     token_rows = np.flatnonzero((kind == Kind.PREFILL) | (kind == Kind.TOKEN))
-    token = np.cumsum(_is_token(episode))[source[token_rows]] - 1  # its number in the bank
+    is_token = np.isin(episode.kind, (Kind.PREFILL, Kind.TOKEN))
+    token = np.cumsum(is_token)[source[token_rows]] - 1  # its number in the bank
     correct = np.where(recorded, episode.correct[source], -1).astype(np.int8)
     correct[-1] = -1 if walk.correct is None else walk.correct
     text = _texts(walk, episode, source)
@@ -146,10 +140,6 @@ class _Rows:
             kind.astype(np.int8), node.astype(np.int32), iteration.astype(np.int32),
             source.astype(np.int64),
         )  # fmt: skip
-
-
-def _is_token(episode: Episode) -> np.ndarray:
-    return np.isin(episode.kind, (Kind.PREFILL, Kind.TOKEN))
 
 
 def _floats(values: np.ndarray, source: np.ndarray, recorded: np.ndarray) -> np.ndarray:

@@ -26,97 +26,47 @@ from arborsim.trace.schema import End
 
 @dataclass(frozen=True)
 class DecodeRun:
-    """Decode iterations in which the same leaves took one token each.
+    """Decode iterations in which the same leaves took one token each."""
 
-    Attributes
-    ----------
-    leaves : tuple of int
-        In the order of the batch.
-    iterations : int
-        0 if it only says that `broken` thoughts could not go on.
-    ended : tuple of int
-        Thoughts that are complete after the last iteration, in order.
-    broken : tuple of int
-        Thoughts whose recording stopped here, before they were complete.
-    """
-
-    leaves: tuple[int, ...]
-    iterations: int
-    ended: tuple[int, ...] = ()
-    broken: tuple[int, ...] = ()
+    leaves: tuple[int, ...]  #: in the order of the batch
+    iterations: int  #: 0 if it only states that `broken` thoughts could not go on
+    ended: tuple[int, ...] = ()  #: thoughts that are complete after the last iteration, in order
+    broken: tuple[int, ...] = ()  #: thoughts whose recording stopped before they were complete
 
 
 @dataclass(frozen=True)
 class Step:
-    """One selection: the search was shown the frontier, and answered.
+    """One selection: the search was shown the frontier, and answered."""
 
-    Attributes
-    ----------
-    iteration : int
-        Decode iterations done before.
-    completed : tuple of int
-        Thoughts completed since the step before, in order.
-    candidates : tuple of int
-        Those of them that can be continued.
-    dropped : tuple of int
-        Nodes given up, deepest first.
-    opened : tuple of int
-        Nodes opened, in order.
-    misses : int
-        Children that were asked for and not recorded.
-    kv_tokens : int
-        Unique tokens of the candidates and their ancestors, without the prompt.
-    runs : tuple of DecodeRun
-        What was decoded until the next step.
-    """
-
-    iteration: int
-    completed: tuple[int, ...]
-    candidates: tuple[int, ...]
-    dropped: tuple[int, ...]
-    opened: tuple[int, ...]
-    misses: int
-    kv_tokens: int
-    runs: tuple[DecodeRun, ...] = ()
+    iteration: int  #: decode iterations done before
+    completed: tuple[int, ...]  #: thoughts completed since the step before, in order
+    candidates: tuple[int, ...]  #: those of them that can be continued
+    dropped: tuple[int, ...]  #: nodes given up, deepest first
+    opened: tuple[int, ...]  #: nodes opened, in order
+    misses: int  #: children that were asked for and not recorded
+    kv_tokens: int  #: unique tokens of the candidates and their ancestors, without the prompt
+    runs: tuple[DecodeRun, ...] = ()  #: what was decoded until the next step
 
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """What a search did on a bank.  Nodes are numbered in order of opening; 0 is the prompt.
-
-    Attributes
-    ----------
-    search : str
-    bank_node, parent, depth, tokens : tuple of int
-        Per node: its number in the bank, and as in `Bank` (`tokens` are those that were decoded:
-        fewer than recorded for a thought that still ran at the end).
-    score : tuple of float
-    finished, dead : tuple of bool
-        As the search saw them at last (a repeated thought is dead).
-    steps : tuple of Step
-    candidates : tuple of int
-        The answers that the search handed in, best first.
-    answer : int
-        The first right one of them, or else the first.
-    correct : bool or None
-        None: not judged.
-    bank_misses : int
-        Children that were asked for and not recorded, and thoughts whose end was not.
-    prompt_tokens : int
-    """
+    """What a search did on a bank.  Nodes are numbered in order of opening; 0 is the prompt."""
 
     search: str
-    bank_node: tuple[int, ...]
+    bank_node: tuple[int, ...]  #: number of each node in the bank
+    #: Of each node, as in `Bank`.
     parent: tuple[int, ...]
     depth: tuple[int, ...]
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  #: decoded: fewer than recorded for a thought that still ran at the end
     score: tuple[float, ...]
+    #: As the search saw them at last (a repeated thought is dead).
     finished: tuple[bool, ...]
     dead: tuple[bool, ...]
     steps: tuple[Step, ...]
-    candidates: tuple[int, ...]
-    answer: int
-    correct: bool | None
+    candidates: tuple[int, ...]  #: the answers that the search handed in, best first
+    answer: int  #: the first right one of them, or else the first
+    correct: bool | None  #: None: not judged
+    #: Children that were asked for and not recorded, and thoughts whose end was not.
     bank_misses: int
     prompt_tokens: int
 
@@ -151,19 +101,12 @@ class Walk:
 
 
 def walk(search: Search, bank: Bank, dedupe: bool = True) -> Walk:
-    """Run `search` on `bank`.
+    """Run `search`, a new object, on `bank`.
 
     Expanding a node hands out its next recorded children that this search has not seen.  A node
-    that has run out of them is dead from then on; the search is asked again if nothing runs.
-
-    Parameters
-    ----------
-    search : Search
-        A new object.
-    bank : Bank
-    dedupe : bool
-        A thought that repeats a complete sibling is dead, unless the search's `keeps_duplicates`
-        says that they count.  As in a live run.
+    that has run out of them is dead from then on; the search is asked again if nothing runs.  With
+    `dedupe` a thought that repeats a complete sibling is dead, as in a live run, unless the
+    search's `keeps_duplicates` says that they count.
     """
     return _Driver(search, bank, dedupe).run()
 
@@ -351,11 +294,7 @@ class _Driver:
 def unique_path_tokens(parent: Sequence[int], tokens: Sequence[int], nodes: Iterable[int]) -> int:
     """Tokens on the paths from below the prompt to `nodes`, each counted once.
 
-    Parameters
-    ----------
-    parent, tokens : sequence of int
-        Per node: its parent, and its own tokens.
-    nodes : iterable of int
+    `parent` and `tokens` hold the parent and the own tokens of each node.
     """
     seen = {ROOT}
     total = 0
