@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from arborsim.cli.command import PanelCommand, command, option
+from arborsim.cli.command import group, option, subcommand
 from arborsim.cli.options import (
-    Traces,
     check_output,
     command_line,
     expert_option,
     names,
+    traces_argument,
 )
 from arborsim.cli.progress import Stages, interruptible
 from arborsim.core.errors import UnknownName, UsageError
@@ -26,14 +26,9 @@ if TYPE_CHECKING:
     from arborsim.calibrate.backend import ModelChoice
     from arborsim.calibrate.documents import Calibration
     from arborsim.calibrate.hardware import PassAgreement
-    from arborsim.machine.profile import HardwareProfile
 
-calibrate = typer.Typer(
-    help="Find hyper-parameters of policies, or what a machine can do, by measuring.",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+calibrate = group("Find hyper-parameters of policies, or what a machine can do, by measuring.")
+Regenerate = StrEnum("Regenerate", ["answer", "rest"])
 #: What the table of a machine shows: a number's name, how it is scaled, and its unit.
 _SHOWN = (
     ("flops_per_s", 1e-12, "TFLOP/s"), ("mfu", 100, "%"), ("hbm_bytes_per_s", 1e-9, "GB/s"),
@@ -47,19 +42,18 @@ _SHOWN = (
 )  # fmt: skip
 
 
-class _Regenerate(StrEnum):
-    answer = "answer"
-    rest = "rest"
+def seed_option() -> Any:
+    return option(0, "Of what is drawn.", min=0)
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """The model that is measured."""
 
-    model: Annotated[str, option("chain, or a folder with weights of that task.")] = "chain"
-    task: Annotated[str, option("chain, for a folder with own weights.")] = ""
-    device: Annotated[str, option("cpu or cuda.")] = "cpu"
-    batch: Annotated[int, option("Sequences at a time.", min=1)] = 32
+    model: str = option("chain", "chain, or a folder with weights of that task.")
+    task: str = option("", "chain, for a folder with own weights.")
+    device: str = option("cpu", "cpu or cuda.")
+    batch: int = option(32, "Sequences at a time.", min=1)
 
     def choice(self, **options: int) -> ModelChoice:
         """With the options of its task that were given."""
@@ -73,8 +67,8 @@ class ModelOptions:
 class CalibrationOutput:
     """The calibration and its plot."""
 
-    out: Annotated[Path, option("The calibration to write (TOML).")]
-    plot: Annotated[Path | None, option("The plot to write.", default="OUT with .html")] = None
+    out: Path = option(..., "The calibration to write (TOML).")
+    plot: Path | None = option(None, "The plot to write.", shown="OUT with .html")
 
     @property
     def page(self) -> Path:
@@ -98,24 +92,16 @@ class CalibrationOutput:
             typer.echo(line)
 
 
-Seed = Annotated[int, option("Of what is drawn.", min=0)]
-
-
-@calibrate.command(
-    cls=PanelCommand, short_help="Measure this machine: a profile for `replay --gpu FILE`."
-)
+@subcommand(calibrate, "Measure this machine: a profile for `replay --gpu FILE`.")
 def hardware(
-    out: Annotated[Path, option("The profile to write (TOML).")] = Path("machine.toml"),
-    model: Annotated[str, option("chain, a folder, or config:NAME (random weights).")] = "chain",
-    device: Annotated[str, option("cpu, cuda or cuda:1.")] = "cpu",
-    quick: Annotated[bool, option("Fewer sizes and repetitions.", "--quick")] = False,
-    policy: Annotated[
-        str,
-        option(
-            "Policies to time, by comma.", complete="policy", default="as many as 150 seconds allow"
-        ),
-    ] = "",
-    overwrite: Annotated[bool, option("Replace the file.", "--overwrite")] = False,
+    out: Path = option(Path("machine.toml"), "The profile to write (TOML)."),
+    model: str = option("chain", "chain, a folder, or config:NAME (random weights)."),
+    device: str = option("cpu", "cpu, cuda or cuda:1."),
+    quick: bool = option(False, "Fewer sizes and repetitions.", "--quick"),
+    policy: str = option(
+        "", "Policies to time, by comma.", complete="policy", shown="as many as 150 seconds allow"
+    ),
+    overwrite: bool = option(False, "Replace the file.", "--overwrite"),
 ) -> None:
     """A profile of this machine for `replay --gpu FILE`: copies, kernels, overheads, decisions.
 
@@ -126,9 +112,15 @@ def hardware(
     from arborsim.calibrate.hardware import HardwareRequest, get_measuring_backend
     from arborsim.calibrate.policy_cost import measure_decisions
     from arborsim.calibrate.profile import make_profile, write_profile
+    from arborsim.policies.registry import available
 
     _check_profile(out, overwrite)
-    request = HardwareRequest(model, device, quick=quick, policies=_policies(policy))
+    chosen = names(policy)
+    for name in chosen:
+        if name not in available():
+            raise UnknownName("policy", name, available())
+    timed = tuple(name for name in chosen if name != "full")  # which is timed with any of them
+    request = HardwareRequest(model, device, quick=quick, policies=timed)
     with interruptible():
         with Stages() as stages:
             measured = get_measuring_backend().measure_hardware(request, stages)
@@ -138,27 +130,28 @@ def hardware(
         date = datetime.now(UTC).date().isoformat()
         made = make_profile(out.stem, measured, decisions, date, ran)
         write_profile(made.profile, out)
-    _table(("number", "value", "unit"), _rows(made.profile))
-    _table(("predictions", "passes", "R2", "median error", "largest"), _errors(made.agreements))
-    for line in (*measured.notes, *_doubts(made.agreements), f"wrote {out}"):
+    rows = [
+        (name, f"{getattr(made.profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN
+    ]
+    _table(("number", "value", "unit"), rows)
+    for line in (*measured.notes, *_show_agreements(made.agreements), f"wrote {out}"):
         typer.echo(line)
 
 
-@calibrate.command(cls=PanelCommand, short_help="EpiKV's layers and bands of hidden-state change.")
-@command
+@subcommand(calibrate, "EpiKV's layers and bands of hidden-state change.")
 def bands(
     output: CalibrationOutput,
     model: ModelOptions = ModelOptions(),
-    traces: Annotated[int, option("Correct greedy reasonings to use.", min=2)] = 24,
-    lines: Annotated[int, option("chain: program lines.", default="96", min=0)] = 0,
-    split: Annotated[str, option("Problems: train or test.")] = "train",
-    first: Annotated[int, option("Number of the first problem.", min=0)] = 0,
-    window: Annotated[int, expert_option("Occluded tokens.", min=1)] = 32,
-    stride: Annotated[int, expert_option("Tokens between windows.", min=1)] = 16,
-    regenerate: Annotated[
-        _Regenerate, expert_option("After a window: the answer alone (the paper), or the rest.")
-    ] = _Regenerate.answer,
-    seed: Seed = 0,
+    traces: int = option(24, "Correct greedy reasonings to use.", min=2),
+    lines: int = option(0, "chain: program lines.", shown="96", min=0),
+    split: str = option("train", "Problems: train or test."),
+    first: int = option(0, "Number of the first problem.", min=0),
+    window: int = expert_option(32, "Occluded tokens.", min=1),
+    stride: int = expert_option(16, "Tokens between windows.", min=1),
+    regenerate: Regenerate = expert_option(
+        Regenerate.answer, "After a window: the answer alone (the paper), or the rest."
+    ),
+    seed: int = seed_option(),
 ) -> None:
     """EpiKV's layers and bands: where hidden-state change tells important tokens.
 
@@ -179,23 +172,22 @@ def bands(
         try:
             found = find_bands(occlusions.traces, seed)
         except UsageError as error:
-            hint = "" if regenerate is _Regenerate.rest else "; try --regenerate rest"
+            hint = "" if regenerate is Regenerate.rest else "; try --regenerate rest"
             raise UsageError(f"nothing was written: {error}{hint}") from None
     made = bands_calibration(found, occlusions, request, seed, command_line())
     notes = _show_bands(found, made.traces, occlusions.padding)
     output.write(made, bands_figure(found, made.finding), notes)
 
 
-@calibrate.command(cls=PanelCommand, short_help="ArborKV's theta: what a block is worth.")
-@command
+@subcommand(calibrate, "ArborKV's theta: what a block is worth.")
 def msve(
-    traces: Traces,
     output: CalibrationOutput,
+    traces: list[Path] = traces_argument(),
     model: ModelOptions = ModelOptions(),
-    ridge: Annotated[
-        float, expert_option("Penalty on coefficients of features of unit size.", min=1e-9)
-    ] = 1.0,
-    seed: Seed = 0,
+    ridge: float = expert_option(
+        1.0, "Penalty on coefficients of features of unit size.", min=1e-9
+    ),
+    seed: int = seed_option(),
 ) -> None:
     """ArborKV's theta: what search value, certainty and attention say of a block's worth.
 
@@ -230,14 +222,13 @@ def msve(
     output.write(made, msve_figure(found, made.finding), notes)
 
 
-@calibrate.command(cls=PanelCommand, short_help="ARKV's temperatures and gamma.")
-@command
+@subcommand(calibrate, "ARKV's temperatures and gamma.")
 def arkv(
-    traces: Traces,
     output: CalibrationOutput,
-    budget: Annotated[str, option("Budgets to tune for, as of replay.")] = "0.25,0.5",
-    trials: Annotated[int, option("The published values included.", min=1)] = 40,
-    seed: Seed = 0,
+    traces: list[Path] = traces_argument(),
+    budget: str = option("0.25,0.5", "Budgets to tune for, as of replay."),
+    trials: int = option(40, "The published values included.", min=1),
+    seed: int = seed_option(),
 ) -> None:
     """ARKV's temperatures and gamma: least error of the attention output in replays.
 
@@ -272,7 +263,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
-    """The table of layers; gives back what to know about it."""
+    """The table of layers; returns what to know about it."""
     from arborsim.calibrate.bands import FIRST_LAYER
 
     rows = [
@@ -301,31 +292,15 @@ def _check_profile(out: Path, overwrite: bool) -> None:
         raise UsageError(f"--out: the directory {out.parent} cannot be written to")
 
 
-def _policies(text: str) -> tuple[str, ...]:
-    """Registered names; full retention is timed with any of them."""
-    from arborsim.policies.registry import available
+def _show_agreements(agreements: Mapping[str, PassAgreement]) -> list[str]:
+    """The table of predictions of passes; returns which of them are in doubt."""
+    from arborsim.calibrate.profile import GOOD_ERROR
 
-    chosen = names(text)
-    for name in chosen:
-        if name not in available():
-            raise UnknownName("policy", name, available())
-    return tuple(name for name in chosen if name != "full")
-
-
-def _rows(profile: HardwareProfile) -> list[tuple[str, str, str]]:
-    return [(name, f"{getattr(profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN]
-
-
-def _errors(agreements: Mapping[str, PassAgreement]) -> list[tuple[str, ...]]:
-    return [
+    rows = [
         (name, str(each.passes), f"{each.r2:.3f}", f"{each.median:.1%}", f"{each.largest:.1%}")
         for name, each in agreements.items()
     ]
-
-
-def _doubts(agreements: Mapping[str, PassAgreement]) -> list[str]:
-    from arborsim.calibrate.profile import GOOD_ERROR
-
+    _table(("predictions", "passes", "R2", "median error", "largest"), rows)
     return [
         f"{name}: the median error is above {GOOD_ERROR:.0%}; measure again on an idle machine, "
         "or without --quick"

@@ -5,14 +5,17 @@ request, are fields of a frozen dataclass here::
 
     @dataclass(frozen=True)
     class MachineOptions:
-        gpu: Annotated[str, typer.Option(help="GPU profile.")] = "h100"
+        gpu: str = option("h100", "GPU profile.")
 
     @command
-    def replay(traces: Traces, machine: MachineOptions = MachineOptions(gpu="h200")) -> None: ...
+    def replay(
+        traces: list[Path] = argument(..., "Trace files."),
+        machine: MachineOptions = MachineOptions(gpu="h200"),
+    ) -> None: ...
 
 `command` writes the fields out into the signature that Typer sees, and puts what was given back
 into the dataclass.  The instance that is a parameter's default holds the defaults of its options;
-without one they are those of the fields, and a field without a default must be given.
+without one they are those of the fields.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ import functools
 import glob
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, field, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib import import_module
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 import typer.core
@@ -39,25 +42,33 @@ NAMES = {
     "model": "arborsim.machine.lookup:geometry_names",
     "calibration": "arborsim.calibrate.documents:shipped",
 }
+_KEY = "arborsim.option"
 
 
 def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Callable[..., Any]:
     """A maker of options that help shows in a panel of that name.
 
-    A maker takes the help text, names where they do not follow from the field's, `complete`: which
-    of `NAMES` a shell offers, `default`: what help says in place of an empty one, and what Typer
-    takes, such as ``min``.
+    A maker takes the default (``...``: it must be given), the help text, names where they do not
+    follow from the field's, `complete`: which of `NAMES` a shell offers, `shown`: what help says in
+    place of an empty default, and what Typer takes, such as ``min``.
     """
 
-    def made(help: str, *names: str, complete: str = "", default: str = "", **more: Any) -> Any:
-        return kind(
+    def made(
+        default: Any, help: str, *names: str, complete: str = "", shown: str = "", **more: Any
+    ) -> Any:
+        option = kind(
             *names,
             help=help,
             rich_help_panel=name,
-            show_default=default or True,
+            show_default=shown or True,
             autocompletion=completing(complete) if complete else None,
             **more,
         )
+        if default is ...:
+            return field(metadata={_KEY: option})
+        if isinstance(default, list):
+            return field(default_factory=default.copy, metadata={_KEY: option})
+        return field(default=default, metadata={_KEY: option})
 
     return made
 
@@ -80,25 +91,25 @@ def completing(kind: str) -> Callable[[str], list[str]]:
 def _complete_trace(incomplete: str) -> list[str]:
     """Parquet files, and folders to look for them in."""
     found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-    folders = {path for path in found if os.path.isdir(path)}
     return [
-        f"{path}/" if path in folders else path
+        f"{path}/" if os.path.isdir(path) else path
         for path in found
-        if path in folders or path.endswith(".parquet")
+        if os.path.isdir(path) or path.endswith(".parquet")
     ]
 
 
-def several(*values: str) -> Any:
-    """The default of a field that can be given several times."""
-    return field(default_factory=lambda: list(values))
-
-
 def command(function: Callable[..., T]) -> Callable[..., T]:
-    """A command whose dataclass parameters are groups of options, for Typer to read."""
-    hints = get_type_hints(function, include_extras=True)
-    parameters = inspect.signature(function).parameters.values()
-    groups = {p.name: hints[p.name] for p in parameters if is_dataclass(hints[p.name])}
-    options = [option for p in parameters for option in _options(p, hints[p.name])]
+    """A command for Typer to read, some of whose parameters are groups of options."""
+    hints = get_type_hints(function)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    options = []
+    for parameter in inspect.signature(function).parameters.values():
+        if kind := groups.get(parameter.name):
+            kinds = get_type_hints(kind)
+            given = None if parameter.default is parameter.empty else parameter.default
+            options += [_option(each, each.name, kinds[each.name], given) for each in fields(kind)]
+        else:
+            options.append(_option(parameter.default, parameter.name, hints[parameter.name]))
 
     @functools.wraps(function)
     def run(**given: Any) -> T:
@@ -114,24 +125,33 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-def _options(parameter: inspect.Parameter, kind: Any) -> Iterator[inspect.Parameter]:
-    """A parameter as Typer is to see it: itself, or one for each field of a dataclass."""
-    if not is_dataclass(kind):
-        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
-        return
-    hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
-        if parameter.default is not inspect.Parameter.empty:
-            default = getattr(parameter.default, each.name)
-        elif each.default is not MISSING:
-            default = each.default
-        elif each.default_factory is not MISSING:
-            default = each.default_factory()
-        else:
-            default = inspect.Parameter.empty
-        yield inspect.Parameter(
-            each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[each.name]
-        )
+def _option(made: Field[Any], name: str, kind: Any, group: Any = None) -> inspect.Parameter:
+    """A parameter as Typer is to see it; an instance of its group holds the default."""
+    default: Any = inspect.Parameter.empty
+    if group is not None:
+        default = getattr(group, name)
+    elif made.default is not MISSING:
+        default = made.default
+    elif made.default_factory is not MISSING:
+        default = made.default_factory()
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, made.metadata[_KEY]],
+    )
+
+
+def group(help: str) -> typer.Typer:
+    """A command that only holds others."""
+    return typer.Typer(help=help, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+
+def subcommand(
+    of: typer.Typer, short_help: str | None = None
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Makes a function a command of a group, listed with `short_help` or its first line."""
+    return lambda made: of.command(cls=PanelCommand, short_help=short_help)(command(made))
 
 
 class PanelCommand(typer.core.TyperCommand):

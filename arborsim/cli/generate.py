@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,44 +17,29 @@ from arborsim.core.errors import UsageError
 if TYPE_CHECKING:
     from arborsim.plan.generate import TreeSpec
 
-
-class Rewards(StrEnum):
-    none = "none"
-    uniform = "uniform"
+Rewards = StrEnum("Rewards", ["none", "uniform"])
 
 
 @dataclass(frozen=True)
 class TreeOptions:
     """The lengths and trees that searches are drawn from."""
 
-    prompt_tokens: Annotated[
-        str,
-        option(
-            "Tokens of a prompt: 1024, uniform:low=64,high=512, "
-            "lognormal:median=200,sigma=0.6[,most=4096] or file:NAME (one number a line)."
-        ),
-    ] = "lognormal:median=512,sigma=0.8,most=8192"
-    thought_tokens: Annotated[str, option("Tokens of a thought.")] = (
-        "lognormal:median=128,sigma=0.6,most=2048"
+    prompt_tokens: str = option(
+        "lognormal:median=512,sigma=0.8,most=8192",
+        "Tokens of a prompt: 1024, uniform:low=64,high=512, "
+        "lognormal:median=200,sigma=0.6[,most=4096] or file:NAME (one number a line).",
     )
-    depth: Annotated[str, option("Levels of thoughts.")] = "8"
-    branching: Annotated[str, option("Children of a block that is expanded.")] = "1"
-    first: Annotated[str, option("Children of the prompt.", default="as --branching")] = ""
-    pruned: Annotated[
-        str, option("Share of each level given up; 0.5,0.75: per level, last one stays.")
-    ] = "0"
-    finished: Annotated[
-        str, option("Share of what stays that has an answer and is not expanded.")
-    ] = "0"
-    parallel: Annotated[
-        int, option("Most thoughts decoded side by side.", default="a whole level", min=0)
-    ] = 0
-    rewards: Annotated[Rewards, option("uniform: the lowest of drawn rewards are given up.")] = (
-        Rewards.none
+    thought_tokens: str = option("lognormal:median=128,sigma=0.6,most=2048", "Tokens of a thought.")
+    depth: str = option("8", "Levels of thoughts.")
+    branching: str = option("1", "Children of a block that is expanded.")
+    first: str = option("", "Children of the prompt.", shown="as --branching")
+    pruned: str = option("0", "Share of each level given up; 0.5,0.75: per level, last one stays.")
+    finished: str = option("0", "Share of what stays that has an answer and is not expanded.")
+    parallel: int = option(0, "Most thoughts decoded side by side.", shown="a whole level", min=0)
+    rewards: Rewards = option(Rewards.none, "uniform: the lowest of drawn rewards are given up.")
+    solved: float | None = option(
+        None, "Share of searches with a correct answer.", shown="not judged"
     )
-    solved: Annotated[
-        float | None, option("Share of searches with a correct answer.", default="not judged")
-    ] = None
 
     def spec(self) -> TreeSpec:
         """Raises `UsageError` for what is no distribution or share."""
@@ -76,14 +61,14 @@ class TreeOptions:
 
 @command
 def generate(
-    out: Annotated[Path, option("The trace to make.")],
+    out: Path = option(..., "The trace to make."),
     trees: TreeOptions = TreeOptions(),
-    searches: Annotated[int, option("How many searches.", min=1)] = 100,
-    seed: Annotated[int, option("Of all draws; search i depends on it and i.", min=0)] = 0,
-    model: Annotated[
-        str, option("Geometry to charge for: a name, or a config.json.", complete="model")
-    ] = "llama-3.1-8b",
-    overwrite: Annotated[bool, option("Replace the trace.", "--overwrite")] = False,
+    searches: int = option(100, "How many searches.", min=1),
+    seed: int = option(0, "Of all draws; search i depends on it and i.", min=0),
+    model: str = option(
+        "llama-3.1-8b", "Geometry to charge for: a name, or a config.json.", complete="model"
+    ),
+    overwrite: bool = option(False, "Replace the trace.", "--overwrite"),
 ) -> None:
     """Make a trace of searches drawn from distributions of lengths and trees.
 

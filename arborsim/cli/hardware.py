@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from arborsim.cli.command import argument, option
-from arborsim.cli.options import Json, print_json
+from arborsim.cli.command import argument, command, option
+from arborsim.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from arborsim.machine.profile import HardwareProfile
 
 
+@command
 def hardware(
-    name: Annotated[str, argument("One GPU, in detail: a name or TOML file.", complete="gpu")] = "",
-    host: Annotated[
-        str, option("Put the GPU into this host: a name or file.", complete="host")
-    ] = "",
-    prices: Annotated[Path | None, option("Your prices: a TOML file like the shipped one.")] = None,
-    json: Json = False,
+    name: str = argument("", "One GPU, in detail: a name or TOML file.", complete="gpu"),
+    host: str = option("", "Put the GPU into this host: a name or file.", complete="host"),
+    prices: Path | None = option(None, "Your prices: a TOML file like the shipped one."),
+    json: bool = json_option(),
 ) -> None:
     """List the GPUs and hosts, or explain one: every number with unit, source and date."""
     from rich.console import Console

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from arborsim.cli.command import PanelCommand, argument, command, option
+from arborsim.cli.command import argument, group, option, subcommand
 from arborsim.cli.options import command_line
 from arborsim.cli.progress import PatientProgress
 from arborsim.core.errors import UsageError
@@ -17,43 +17,27 @@ from arborsim.core.errors import UsageError
 if TYPE_CHECKING:
     from arborsim.trace.importers.sources import Contents, Description
 
-import_ = typer.Typer(
-    help="Make a trace of a recording in another format (structure and lengths).",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+import_ = group("Make a trace of a recording in another format (structure and lengths).")
+OnDamage = StrEnum("OnDamage", ["refuse", "skip"])
 _MOST_SHOWN = 10
-
-
-class OnDamage(StrEnum):
-    refuse = "refuse"
-    skip = "skip"
 
 
 @dataclass(frozen=True)
 class ImportOptions:
     """What is read, and the trace that is made."""
 
-    log: Annotated[Path, argument("The recording.")]
-    out: Annotated[Path, argument("The trace to make.")]
-    limit: Annotated[int, option("Items to read.", default="all", min=0)] = 0
-    on_damage: Annotated[
-        OnDamage, option("Damaged items: refuse the file, or skip and name them.")
-    ] = OnDamage.refuse
-    overwrite: Annotated[bool, option("Replace the trace.", "--overwrite")] = False
-    model: Annotated[
-        str,
-        option(
-            "Geometry to charge for: a name, or a config.json. None is recorded.", complete="model"
-        ),
-    ] = "llama-3.1-8b"
-
-    def check(self) -> None:
-        """Refuse, before the work, what cannot be written."""
-        from arborsim.trace.importers.sources import check_out
-
-        check_out(self.out, self.overwrite)
+    log: Path = argument(..., "The recording.")
+    out: Path = argument(..., "The trace to make.")
+    limit: int = option(0, "Items to read.", shown="all", min=0)
+    on_damage: OnDamage = option(
+        OnDamage.refuse, "Damaged items: refuse the file, or skip and name them."
+    )
+    overwrite: bool = option(False, "Replace the trace.", "--overwrite")
+    model: str = option(
+        "llama-3.1-8b",
+        "Geometry to charge for: a name, or a config.json. None is recorded.",
+        complete="model",
+    )
 
     def write(self, contents: Contents[Any], about: Description) -> None:
         """Make the trace, and say what was left out."""
@@ -80,28 +64,25 @@ class ImportOptions:
         )
 
 
-@import_.command(cls=PanelCommand, short_help="Log of the tree-of-thoughts program (JSON).")
-@command
+@subcommand(import_, "Log of the tree-of-thoughts program (JSON).")
 def tot(
     given: ImportOptions,
-    tokens_per_character: Annotated[
-        float, option("Lengths of thoughts: the log has text, but no tokens.")
-    ] = 0.62,
-    prompt_tokens: Annotated[
-        int, option("Length of the prompt.", default="of the problem's text", min=0)
-    ] = 0,
-    value_scale: Annotated[float, option("Value that becomes reward 1.")] = 60.0,
-    task: Annotated[str, option("Name of the task.")] = "game24",
+    tokens_per_character: float = option(
+        0.62, "Lengths of thoughts: the log has text, but no tokens."
+    ),
+    prompt_tokens: int = option(0, "Length of the prompt.", shown="of the problem's text", min=0),
+    value_scale: float = option(60.0, "Value that becomes reward 1."),
+    task: str = option("game24", "Name of the task."),
 ) -> None:
     """Log of the tree-of-thoughts program (JSON): states, proposals, values, verdicts."""
-    from arborsim.trace.importers.sources import Description, read_list
+    from arborsim.trace.importers.sources import Description, check_out, read_list
     from arborsim.trace.importers.trees import TotLog
 
     if not 0 < tokens_per_character <= 100:
         raise UsageError("--tokens-per-character is a number above 0, at most 100")
     if not 0 < value_scale < float("inf"):
         raise UsageError("--value-scale is a finite number above 0")
-    given.check()
+    check_out(given.out, given.overwrite)
     reading = TotLog(tokens_per_character, prompt_tokens, value_scale)
     contents = read_list(given.log, reading.search_of, given.limit)
     options = {"tokens_per_character": tokens_per_character, "value_scale": value_scale}
@@ -111,59 +92,47 @@ def tot(
     given.write(contents, Description("tot", task, "tot-bfs", lengths, options, {}))
 
 
-@import_.command(cls=PanelCommand)
-@command
+@subcommand(import_)
 def deft(given: ImportOptions) -> None:
     """DeFT's reasoning trees (JSON): tokens per node."""
-    from arborsim.trace.importers.sources import NO_ENDS, Description, read_list
+    from arborsim.trace.importers.sources import NO_ENDS, Description, check_out, read_list
     from arborsim.trace.importers.trees import deft_search
 
-    given.check()
+    check_out(given.out, given.overwrite)
     contents = read_list(given.log, deft_search, given.limit)
     about = Description("deft", "reasoning trees", "level by level", "the source's", {}, NO_ENDS)
     given.write(contents, about)
 
 
-@import_.command(
-    cls=PanelCommand, short_help="Mooncake's requests (JSON lines), 512-token prefix blocks."
-)
-@command
+@subcommand(import_, "Mooncake's requests (JSON lines), 512-token prefix blocks.")
 def mooncake(given: ImportOptions) -> None:
     """Mooncake's requests (JSON lines): arrivals in ms, 512-token prefix blocks."""
     _requests("mooncake", given)
 
 
-@import_.command(
-    cls=PanelCommand, short_help="Qwen-Bailian's requests (JSON lines), 16-token blocks."
-)
-@command
+@subcommand(import_, "Qwen-Bailian's requests (JSON lines), 16-token blocks.")
 def bailian(given: ImportOptions) -> None:
     """Qwen-Bailian's requests (JSON lines): arrivals in s, 16-token prefix blocks."""
     _requests("bailian", given)
 
 
-@import_.command(cls=PanelCommand)
-@command
+@subcommand(import_)
 def azure(given: ImportOptions) -> None:
     """Azure's requests (CSV): arrivals and lengths."""
     _requests("azure", given)
 
 
 def _requests(name: str, given: ImportOptions) -> None:
-    from arborsim.trace.importers.requests import (
-        FORMATS,
-        read_requests,
-        shared_prefix_tokens,
-    )
-    from arborsim.trace.importers.sources import NO_ENDS, Description
+    from arborsim.trace.importers import requests
+    from arborsim.trace.importers.sources import NO_ENDS, Description, check_out
 
-    given.check()
-    contents = read_requests(given.log, name, given.limit)
-    block_tokens = FORMATS[name].block_tokens
+    check_out(given.out, given.overwrite)
+    contents = requests.read_requests(given.log, name, given.limit)
+    block_tokens = requests.FORMATS[name].block_tokens
     extra = {"prefix_block_tokens": block_tokens, **NO_ENDS}
     given.write(contents, Description(name, "requests", "linear", "the source's", {}, extra))
     if block_tokens:
-        saved = shared_prefix_tokens(contents.searches, block_tokens)
+        saved = requests.shared_prefix_tokens(contents.searches, block_tokens)
         whole = sum(request.prompt_tokens for request in contents.searches)
         typer.echo(
             f"{saved:,} of {whole:,} prompt tokens ({saved / whole:.1%}) had come before, as a "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from arborsim.cli.command import argument, option
-from arborsim.cli.options import Json, print_json
+from arborsim.cli.command import argument, command, option
+from arborsim.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,14 +21,12 @@ _WIDE = 150
 _LONGEST = 2000
 
 
+@command
 def inspect(
-    trace: Annotated[
-        Path,
-        argument("A trace file, or the .parts of a recording.", complete="trace"),
-    ],
-    episodes: Annotated[int, option("Episodes whose tree is drawn.", min=0)] = 2,
-    nodes: Annotated[int, option("Most nodes per tree.", min=1)] = 24,
-    json: Json = False,
+    trace: Path = argument(..., "A trace file, or the .parts of a recording.", complete="trace"),
+    episodes: int = option(2, "Episodes whose tree is drawn.", min=0),
+    nodes: int = option(24, "Most nodes per tree.", min=1),
+    json: bool = json_option(),
 ) -> None:
     """Show what a trace holds: how it was made, its sizes, its searches, what can replay it."""
     from rich.console import Console

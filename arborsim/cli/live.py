@@ -6,17 +6,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from arborsim.cli.command import command, option, panel
 from arborsim.cli.options import (
-    Json,
     OutputOptions,
     PolicyOptions,
     check_recall,
     command_line,
+    json_option,
     output_option,
 )
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, settled
@@ -38,48 +38,33 @@ cache_option = panel("Cache")
 class LiveProblems(RewardedProblems):
     """Problems; models with random weights take random prompts."""
 
-    prompt_tokens: Annotated[
-        int, problem_option("Random weights: tokens per prompt.", default="512", min=0)
-    ] = 0
+    prompt_tokens: int = problem_option(0, "Random weights: tokens per prompt.", shown="512", min=0)
 
 
 @dataclass(frozen=True)
 class CacheOptions:
     """How the cache of the live model, or its simulated stand-in, works."""
 
-    recall: Annotated[
-        str, cache_option("How DDR tokens are read: stage, stream, near or ondemand.")
-    ] = "stage"
-    overlap: Annotated[bool, cache_option("Let copies run behind computation.")] = True
-    page_tokens: Annotated[
-        int, cache_option("Slots that pools grow by.", default="16, with --shadow 1", min=0)
-    ] = 0
-    batch: Annotated[
-        int,
-        cache_option(
-            "Searches computed together: more tokens per second, times that overlap.", min=1
-        ),
-    ] = 1
-    attention_top: Annotated[
-        int,
-        cache_option(
-            "Positions kept per attention row that policies see.",
-            default="all, 256 for paths above 4096 tokens",
-            min=0,
-        ),
-    ] = 0
-    shadow: Annotated[
-        bool,
-        cache_option(
-            "Policies decide, nothing is removed; bytes and seconds are simulated.", "--shadow"
-        ),
-    ] = False
-    gpu: Annotated[
-        str,
-        cache_option(
-            "--shadow: GPU profile, a name or a TOML file.", complete="gpu", default="h100"
-        ),
-    ] = ""
+    recall: str = cache_option("stage", "How DDR tokens are read: stage, stream, near or ondemand.")
+    overlap: bool = cache_option(True, "Let copies run behind computation.")
+    page_tokens: int = cache_option(
+        0, "Slots that pools grow by.", shown="16, with --shadow 1", min=0
+    )
+    batch: int = cache_option(
+        1, "Searches computed together: more tokens per second, times that overlap.", min=1
+    )
+    attention_top: int = cache_option(
+        0,
+        "Positions kept per attention row that policies see.",
+        shown="all, 256 for paths above 4096 tokens",
+        min=0,
+    )
+    shadow: bool = cache_option(
+        False, "Policies decide, nothing is removed; bytes and seconds are simulated.", "--shadow"
+    )
+    gpu: str = cache_option(
+        "", "--shadow: GPU profile, a name or a TOML file.", complete="gpu", shown="h100"
+    )
 
     def request(self) -> dict[str, Any]:
         """As the fields of a `LiveRequest`."""
@@ -113,11 +98,11 @@ class CacheOptions:
 class LiveOutput(OutputOptions):
     """What to print and to write."""
 
-    out: Annotated[Path | None, output_option("Log of all results, JSON lines.")] = None
-    trace: Annotated[Path | None, output_option("--shadow: also record this trace.")] = None
-    resume: Annotated[bool, output_option("Go on with the log.", "--resume")] = False
-    overwrite: Annotated[bool, output_option("Replace log and trace.", "--overwrite")] = False
-    json: Json = False
+    out: Path | None = output_option(None, "Log of all results, JSON lines.")
+    trace: Path | None = output_option(None, "--shadow: also record this trace.")
+    resume: bool = output_option(False, "Go on with the log.", "--resume")
+    overwrite: bool = output_option(False, "Replace log and trace.", "--overwrite")
+    json: bool = json_option()
 
     def check_with(self, cache: CacheOptions) -> None:
         """Refuse outputs that cannot be written, or that options contradict."""
@@ -139,7 +124,7 @@ class LiveOutput(OutputOptions):
 @command
 def live(
     policies: PolicyOptions = PolicyOptions(),
-    full: Annotated[bool, option("Also run full retention, to compare.")] = True,
+    full: bool = option(True, "Also run full retention, to compare."),
     problems: LiveProblems = LiveProblems(),
     cache: CacheOptions = CacheOptions(),
     output: LiveOutput = LiveOutput(),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from arborsim.cli.command import argument, option
-from arborsim.cli.options import Json, print_json
+from arborsim.cli.command import argument, command, option
+from arborsim.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,20 +16,13 @@ if TYPE_CHECKING:
     from arborsim.machine.profile import HardwareProfile
 
 
+@command
 def models(
-    name: Annotated[
-        str, argument("One model, in detail: a name or a config.json.", complete="model")
-    ] = "",
-    gpu: Annotated[
-        str, option("GPU to count tokens on: a name or TOML file.", complete="gpu")
-    ] = "h100",
-    kv_dtype: Annotated[
-        str, option("Type of the cache: fp8, bf16, ... [default: the model's].")
-    ] = "",
-    prefill_tokens: Annotated[
-        int, option("Prompt tokens of the largest pass: its workspace.", min=1)
-    ] = 8192,
-    json: Json = False,
+    name: str = argument("", "One model, in detail: a name or a config.json.", complete="model"),
+    gpu: str = option("h100", "GPU to count tokens on: a name or TOML file.", complete="gpu"),
+    kv_dtype: str = option("", "Type of the cache: fp8, bf16, ... [default: the model's]."),
+    prefill_tokens: int = option(8192, "Prompt tokens of the largest pass: its workspace.", min=1),
+    json: bool = json_option(),
 ) -> None:
     """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
     from rich.console import Console

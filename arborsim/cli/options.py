@@ -1,4 +1,4 @@
-"""Options that several commands share: groups that become requests, and completion of names."""
+"""Options that several commands share: groups of them become requests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from arborsim.cli.command import argument, option, panel, several
+from arborsim.cli.command import argument, option, panel
 from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -24,33 +24,36 @@ machine_option, run_option, output_option = panel("Machine"), panel("Run"), pane
 expert_option = panel("Expert")  # what is hardly ever needed; help shows it last
 RECALLS = ("stage", "stream", "near", "ondemand")
 
-Traces = Annotated[list[Path], argument("Trace files.", complete="trace")]
-Json = Annotated[bool, output_option("Print JSON instead of tables.", "--json")]
-Calibrations = Annotated[
-    list[str],
-    option(
-        "Settings of policies from a calibration, a file or name, where --set or a workload "
-        "gives none; repeatable.",
-        complete="calibration",
-    ),
-]
+
+def traces_argument() -> Any:
+    return argument(..., "Trace files.", complete="trace")
+
+
+def json_option() -> Any:
+    return output_option(False, "Print JSON instead of tables.", "--json")
+
+
+def calibration_option() -> Any:
+    about = (
+        "Settings of policies from a calibration, a file or name, where --set or a workload gives "
+        "none; repeatable."
+    )
+    return option([], about, complete="calibration")
 
 
 @dataclass(frozen=True)
 class PolicyOptions:
     """Policies with their settings, and the budgets that they run under."""
 
-    policy: Annotated[
-        list[str], option("Policies by comma, or 'all'; repeatable.", complete="policy")
-    ] = several("full")
-    budget: Annotated[
-        list[str],
-        option("Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable."),
-    ] = several("0.5")
-    set_: Annotated[
-        list[str],
-        option("name=value, or NAME.name=value for one policy or search; repeatable.", "--set"),
-    ] = several()
+    policy: list[str] = option(
+        ["full"], "Policies by comma, or 'all'; repeatable.", complete="policy"
+    )
+    budget: list[str] = option(
+        ["0.5"], "Tokens (2048) or share of what full retention holds (0.25), by comma; repeatable."
+    )
+    set_: list[str] = option(
+        [], "name=value, or NAME.name=value for one policy or search; repeatable.", "--set"
+    )
 
     @property
     def every(self) -> bool:
@@ -58,13 +61,7 @@ class PolicyOptions:
         return "all" in names(self.policy)
 
     def names(self, *, oracle: bool = True) -> list[str]:
-        """The chosen policies; ``all`` is every one, with which files may stand.
-
-        Parameters
-        ----------
-        oracle : bool
-            Whether ``all`` includes the offline optimum.
-        """
+        """The chosen policies; ``all`` is every registered one, without `oracle` all but that."""
         from arborsim.policies.registry import available
         from arborsim.run.results import ORACLE
 
@@ -90,51 +87,30 @@ class PolicyOptions:
 class MachineOptions:
     """The machine and model that are charged for."""
 
-    gpu: Annotated[str, machine_option("GPU profile: a name or a TOML file.", complete="gpu")] = (
-        "h100"
+    gpu: str = machine_option("h100", "GPU profile: a name or a TOML file.", complete="gpu")
+    host: str = machine_option("", "Host to put the GPU into: a name or file.", complete="host")
+    model: str = machine_option(
+        "",
+        "Model to charge bytes and seconds for: a name or config.json [default: recorded].",
+        complete="model",
     )
-    host: Annotated[
-        str, machine_option("Host to put the GPU into: a name or file.", complete="host")
-    ] = ""
-    model: Annotated[
-        str,
-        machine_option(
-            "Model to charge bytes and seconds for: a name or config.json [default: recorded].",
-            complete="model",
-        ),
-    ] = ""
-    kv_dtype: Annotated[
-        str, machine_option("Type of its cache: fp8, bf16, ... [default: the model's].")
-    ] = ""
-    recall: Annotated[
-        str, machine_option("How DDR tokens are read: stage, stream, near or ondemand.")
-    ] = "stage"
-    page_size: Annotated[int, machine_option("Tokens per KV page.", min=1)] = 1
-    tree_attention: Annotated[
-        bool, machine_option("Read ancestors that branches share once per batch.")
-    ] = True
+    kv_dtype: str = machine_option("", "Type of its cache: fp8, bf16, ... [default: the model's].")
+    recall: str = machine_option(
+        "stage", "How DDR tokens are read: stage, stream, near or ondemand."
+    )
+    page_size: int = machine_option(1, "Tokens per KV page.", min=1)
+    tree_attention: bool = machine_option(
+        True, "Read ancestors that branches share once per batch."
+    )
 
     def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
-        """The machine; `more` are fields of `Machine` that these options do not set.
-
-        Raises
-        ------
-        UnknownName, UsageError
-            There is no such machine, model, type or recall mode, or ``--kv-dtype`` stands alone
-            and the traces were recorded on several models.
-        """
+        """The machine; `more` are fields of `Machine` that these options do not set."""
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
 
         check_recall(self.recall)
-        return Machine(
-            load_profile(self.gpu, self.host or None),
-            self._geometry(traces),
-            self.recall,
-            self.page_size,
-            self.tree_attention,
-            **more,
-        )
+        profile, geometry = load_profile(self.gpu, self.host or None), self._geometry(traces)
+        return Machine(profile, geometry, self.recall, self.page_size, self.tree_attention, **more)
 
     def _geometry(self, traces: Sequence[Path]) -> Geometry | None:
         """None for the recorded model, as it was recorded."""
@@ -155,23 +131,15 @@ class MachineOptions:
 class JobOptions:
     """Which recorded searches are replayed, and by how many processes."""
 
-    quality: Annotated[
-        bool, option("Measure attention kept, where it was recorded (a large column).")
-    ] = True
-    first: Annotated[int, run_option("Number of the first episode.", min=0)] = 0
-    episodes: Annotated[int, run_option("Episodes per trace.", default="all", min=0)] = 0
-    jobs: Annotated[
-        int,
-        run_option(
-            "Processes that share the episodes; same results.", "--workers", "--jobs", min=1
-        ),
-    ] = 1
-    skip_infeasible: Annotated[
-        bool,
-        expert_option(
-            "Leave out a policy whose budget is too small for a search.", "--skip-infeasible"
-        ),
-    ] = False
+    quality: bool = option(True, "Measure attention kept, where it was recorded (a large column).")
+    first: int = run_option(0, "Number of the first episode.", min=0)
+    episodes: int = run_option(0, "Episodes per trace.", shown="all", min=0)
+    jobs: int = run_option(
+        1, "Processes that share the episodes; same results.", "--workers", "--jobs", min=1
+    )
+    skip_infeasible: bool = expert_option(
+        False, "Leave out a policy whose budget is too small for a search.", "--skip-infeasible"
+    )
 
     def fields(self) -> dict[str, Any]:
         """As the fields of `Replay` and `SearchJob`."""
@@ -188,8 +156,8 @@ class JobOptions:
 class OutputOptions:
     """Files to write."""
 
-    out: Annotated[Path | None, output_option("Write results to this file.")] = None
-    report: Annotated[Path | None, output_option("Write a self-contained HTML page.")] = None
+    out: Path | None = output_option(None, "Write results to this file.")
+    report: Path | None = output_option(None, "Write a self-contained HTML page.")
 
     @property
     def files(self) -> dict[str, Path]:
@@ -213,6 +181,20 @@ def names(text: str | Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in whole.split(",") if name.strip()))
 
 
+def whole_numbers(text: str, option: str) -> list[int]:
+    """``"16,64"`` as numbers of 1 or more."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"{option} {text}: expected whole numbers of 1 or more, by comma")
+    return [int(part) for part in parts]
+
+
+def refuse(wrong: object, message: str) -> None:
+    """Raise a `UsageError` with the message if options contradict each other."""
+    if wrong:
+        raise UsageError(message)
+
+
 def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
     """Refuse a way to read DDR tokens that is none."""
     if recall not in known:
@@ -225,21 +207,11 @@ def command_line() -> str:
 
 
 def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, dict[str, str]]:
-    """What ``--set`` gives to each of the chosen policies.
+    """What ``--set`` gives to each of the chosen policies, as `registry.build` takes it.
 
-    Parameters
-    ----------
-    chosen : sequence of str
-        Names, files or classes, as in ``--policy``.
-    given : iterable of str
-        ``parameter=value`` for every chosen policy that has the parameter, or
-        ``policy.parameter=value``.  Parameters of composed policies have a dot themselves
-        (``allocate.alpha``), so a policy is meant only if one of that name was chosen.
-
-    Returns
-    -------
-    dict
-        Parameters as text, by policy; in the form that `arborsim.policies.registry.build` takes.
+    ``parameter=value`` is for every chosen policy that has the parameter.  In
+    ``policy.parameter=value`` a policy is meant only if one of that name was chosen: parameters of
+    composed policies have a dot themselves (``allocate.alpha``).
     """
     from arborsim.policies.registry import available, build, find
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from arborsim.cli.command import argument, command, option, several
+from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import (
-    Calibrations,
-    Json,
     OutputOptions,
+    calibration_option,
+    json_option,
     output_option,
     run_option,
 )
@@ -29,21 +29,17 @@ if TYPE_CHECKING:
 class WorkloadOptions:
     """What stands in the place of the workload's own."""
 
-    gpu: Annotated[
-        list[str],
-        option(
-            "In place of the workload's GPUs: names or TOML files, with numbers of the machine; "
-            "repeatable.",
-            complete="gpu",
-        ),
-    ] = several()
-    load: Annotated[
-        float | None, option("Size a fleet for this load.", default="the workload's")
-    ] = None
-    calibration: Calibrations = several()
-    searches: Annotated[int | None, run_option("In place of the workload's.", min=1)] = None
-    warm_up: Annotated[int | None, run_option("In place of the workload's.", min=0)] = None
-    runs: Annotated[int | None, run_option("In place of the workload's.", min=1)] = None
+    gpu: list[str] = option(
+        [],
+        "In place of the workload's GPUs: names or TOML files, with numbers of the machine; "
+        "repeatable.",
+        complete="gpu",
+    )
+    load: float | None = option(None, "Size a fleet for this load.", shown="the workload's")
+    calibration: list[str] = calibration_option()
+    searches: int | None = run_option(None, "In place of the workload's.", min=1)
+    warm_up: int | None = run_option(None, "In place of the workload's.", min=0)
+    runs: int | None = run_option(None, "In place of the workload's.", min=1)
 
     def workload(self, path: Path) -> Workload:
         """The workload, with what was given in the place of its own."""
@@ -65,23 +61,18 @@ class WorkloadOptions:
 class PlanOutput(OutputOptions):
     """What to print and to write."""
 
-    out: Annotated[Path | None, output_option("Write results: .parquet, .json or .csv.")] = None
-    perfetto: Annotated[Path | None, output_option("Write one GPU's timeline for Perfetto.")] = None
-    report: Annotated[
-        Path | None,
-        output_option(
-            "Write one HTML page for a meeting: its loads and changed assumptions can take "
-            "several times as long as the plan itself."
-        ),
-    ] = None
-    explain: Annotated[
-        bool, output_option("Also print every cost term of a candidate.", "--explain")
-    ] = False
-    candidate: Annotated[
-        int | None,
-        output_option("--explain, --perfetto: number in the table.", default="recommended", min=0),
-    ] = None
-    json: Json = False
+    out: Path | None = output_option(None, "Write results: .parquet, .json or .csv.")
+    perfetto: Path | None = output_option(None, "Write one GPU's timeline for Perfetto.")
+    report: Path | None = output_option(
+        None,
+        "Write one HTML page for a meeting: its loads and changed assumptions can take "
+        "several times as long as the plan itself.",
+    )
+    explain: bool = output_option(False, "Also print every cost term of a candidate.", "--explain")
+    candidate: int | None = output_option(
+        None, "--explain, --perfetto: number in the table.", shown="recommended", min=0
+    )
+    json: bool = json_option()
 
     def check(self, *inputs: Path) -> None:
         from arborsim.plan.files import check_format
@@ -100,24 +91,20 @@ class PlanOutput(OutputOptions):
 
 @command
 def plan(
-    workload: Annotated[Path | None, argument("Workload in TOML.")] = None,
-    example: Annotated[
-        bool, option("Print a workload with every key explained.", "--example")
-    ] = False,
+    workload: Path | None = argument(None, "Workload in TOML."),
+    example: bool = option(False, "Print a workload with every key explained.", "--example"),
     given: WorkloadOptions = WorkloadOptions(),
-    min_attention_kept: Annotated[
-        float | None,
-        option("Recommend policies that keep at least this share of attention.", min=0.0, max=1.0),
-    ] = None,
-    accuracy: Annotated[
-        list[Path], option("Log of arborsim live: how many answers are right; repeatable.")
-    ] = [],
-    min_accuracy: Annotated[
-        float | None,
-        option("Recommend policies that are right at least so often.", min=0.0, max=1.0),
-    ] = None,
-    jobs: Annotated[int, run_option("Processes; same results.", min=1)] = 1,
-    resume: Annotated[bool, run_option("Go on where Ctrl-C ended a plan.", "--resume")] = False,
+    min_attention_kept: float | None = option(
+        None, "Recommend policies that keep at least this share of attention.", min=0.0, max=1.0
+    ),
+    accuracy: list[Path] = option(
+        [], "Log of arborsim live: how many answers are right; repeatable."
+    ),
+    min_accuracy: float | None = option(
+        None, "Recommend policies that are right at least so often.", min=0.0, max=1.0
+    ),
+    jobs: int = run_option(1, "Processes; same results.", min=1),
+    resume: bool = run_option(False, "Go on where Ctrl-C ended a plan.", "--resume"),
     output: PlanOutput = PlanOutput(),
 ) -> int:
     """Find out how much load each GPU, policy and budget carries, and which to take.

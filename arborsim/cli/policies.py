@@ -6,10 +6,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from arborsim.cli.command import argument
-from arborsim.cli.options import Json, print_json
+from arborsim.cli.command import argument, command
+from arborsim.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,11 +44,10 @@ _SIGNALS = {
 }  # fmt: skip
 
 
+@command
 def policies(
-    name: Annotated[
-        str, argument("One policy, in detail: a name, file or class.", complete="policy")
-    ] = "",
-    json: Json = False,
+    name: str = argument("", "One policy, in detail: a name, file or class.", complete="policy"),
+    json: bool = json_option(),
 ) -> None:
     """List the policies, or explain one: its method, source, parameters and what it reads."""
     from rich.console import Console

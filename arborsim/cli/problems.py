@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from arborsim.cli.command import panel
 from arborsim.cli.options import (
@@ -29,35 +29,27 @@ _TREES = {"game24": "tot-bfs"}
 class ProblemOptions:
     """Problems, the model that solves them, and the search."""
 
-    task: Annotated[
-        str, problem_option("chain or game24; with --model FOLDER, whose weights those are.")
-    ] = ""
-    model: Annotated[
-        str,
-        problem_option(
-            "chain or game24 (shipped), a folder with safetensors, a model id, or "
-            "config:llama-3.1-8b: random weights.",
-            default="the task's",
-        ),
-    ] = ""
-    prompts: Annotated[Path | None, problem_option('JSON lines, each {"prompt": "..."}.')] = None
-    episodes: Annotated[int, problem_option("Problems.", default="8, or all prompts", min=0)] = 0
-    first: Annotated[int, problem_option("Number of the first problem.", min=0)] = 0
-    lines: Annotated[int, problem_option("chain: program lines.", default="96", min=0)] = 0
-    max_tokens: Annotated[int, problem_option("Per path.", default="the task's", min=0)] = 0
-    device: Annotated[str, problem_option("cpu or cuda.")] = "cpu"
-    dtype: Annotated[str, problem_option("auto, float32, bfloat16 or float16.")] = "auto"
-    search: Annotated[
-        str,
-        search_option(
-            ", ".join(search_names()) + ".", complete="algorithm", default="linear; game24: tot-bfs"
-        ),
-    ] = ""
-    temperature: Annotated[
-        float | None,
-        search_option("0 is greedy.", default="0 for linear, 1 for banks, else 0.7", min=0.0),
-    ] = None
-    seed: Annotated[int, search_option("Of what is drawn.", min=0)] = 0
+    task: str = problem_option("", "chain or game24; with --model FOLDER, whose weights those are.")
+    model: str = problem_option(
+        "",
+        "chain or game24 (shipped), a folder with safetensors, a model id, or "
+        "config:llama-3.1-8b: random weights.",
+        shown="the task's",
+    )
+    prompts: Path | None = problem_option(None, 'JSON lines, each {"prompt": "..."}.')
+    episodes: int = problem_option(0, "Problems.", shown="8, or all prompts", min=0)
+    first: int = problem_option(0, "Number of the first problem.", min=0)
+    lines: int = problem_option(0, "chain: program lines.", shown="96", min=0)
+    max_tokens: int = problem_option(0, "Per path.", shown="the task's", min=0)
+    device: str = problem_option("cpu", "cpu or cuda.")
+    dtype: str = problem_option("auto", "auto, float32, bfloat16 or float16.")
+    search: str = search_option(
+        "", ", ".join(search_names()) + ".", complete="algorithm", shown="linear; game24: tot-bfs"
+    )
+    temperature: float | None = search_option(
+        None, "0 is greedy.", shown="0 for linear, 1 for banks, else 0.7", min=0.0
+    )
+    seed: int = search_option(0, "Of what is drawn.", min=0)
 
     @property
     def algorithm(self) -> str:
@@ -85,52 +77,44 @@ class ProblemOptions:
 class RewardedProblems(ProblemOptions):
     """Problems, and what scores and embeds the thoughts of their search."""
 
-    split: Annotated[str, problem_option("test or train.")] = "test"
-    lines_per_thought: Annotated[
-        int, problem_option("chain: lines per thought.", default="4", min=0)
-    ] = 0
-    trust_remote_code: Annotated[
-        bool, problem_option("Run code that comes with a model.", "--trust-remote-code")
-    ] = False
-    reward: Annotated[
-        str,
-        search_option(
-            "What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
-            "reward model.",
-            default="chain: verifier; game24: value",
-        ),
-    ] = ""
-    embed: Annotated[
-        str,
-        search_option(
-            "Folder of a sentence-transformers model that embeds thoughts.",
-            default="mean last hidden states",
-        ),
-    ] = ""
-    keep_duplicates: Annotated[
-        bool, search_option("Go on with thoughts that repeat a sibling.", "--keep-duplicates")
-    ] = False
-    reward_token: Annotated[
-        str, expert_option("Step-token model: the token after which it scores a step.")
-    ] = ""
-    reward_label: Annotated[
-        str,
-        expert_option(
-            "What is good: a class of a classifier [default: 1 of two], or the tokens good,bad "
-            "of a step-token model [default: +,-]."
-        ),
-    ] = ""
-    reward_aggregate: Annotated[str, expert_option("Scores of steps: last, min or prod.")] = "last"
-    noise: Annotated[float, expert_option("Verifier: noise of rewards (std).", min=0.0)] = 0.1
-    dead_penalty: Annotated[
-        float, expert_option("Verifier: how well rewards see a dead path.", min=0.0, max=1.0)
-    ] = 1.0
-    value_floor: Annotated[
-        float, expert_option("chain: value of a living state without progress.", min=0.0, max=1.0)
-    ] = 0.3
-    thought_tokens: Annotated[
-        int, expert_option("Prompts: longest thought (it also ends at a newline).", min=1)
-    ] = 64
+    split: str = problem_option("test", "test or train.")
+    lines_per_thought: int = problem_option(0, "chain: lines per thought.", shown="4", min=0)
+    trust_remote_code: bool = problem_option(
+        False, "Run code that comes with a model.", "--trust-remote-code"
+    )
+    reward: str = search_option(
+        "",
+        "What scores thoughts: verifier, value (game24's own Y or N), or the folder of a "
+        "reward model.",
+        shown="chain: verifier; game24: value",
+    )
+    embed: str = search_option(
+        "",
+        "Folder of a sentence-transformers model that embeds thoughts.",
+        shown="mean last hidden states",
+    )
+    keep_duplicates: bool = search_option(
+        False, "Go on with thoughts that repeat a sibling.", "--keep-duplicates"
+    )
+    reward_token: str = expert_option(
+        "", "Step-token model: the token after which it scores a step."
+    )
+    reward_label: str = expert_option(
+        "",
+        "What is good: a class of a classifier [default: 1 of two], or the tokens good,bad "
+        "of a step-token model [default: +,-].",
+    )
+    reward_aggregate: str = expert_option("last", "Scores of steps: last, min or prod.")
+    noise: float = expert_option(0.1, "Verifier: noise of rewards (std).", min=0.0)
+    dead_penalty: float = expert_option(
+        1.0, "Verifier: how well rewards see a dead path.", min=0.0, max=1.0
+    )
+    value_floor: float = expert_option(
+        0.3, "chain: value of a living state without progress.", min=0.0, max=1.0
+    )
+    thought_tokens: int = expert_option(
+        64, "Prompts: longest thought (it also ends at a newline).", min=1
+    )
 
     def request(self) -> dict[str, Any]:
         from arborsim.live.backends import RewardChoice

@@ -6,11 +6,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 PATIENCE_S = 2.0
+
+
+def interrupted(left: str) -> int:
+    """Say what Ctrl-C left; returns the exit code."""
+    typer.echo(f"arborsim: interrupted{left}", err=True)
+    return 130
 
 
 @contextmanager
@@ -19,24 +28,15 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("arborsim: interrupted; nothing was written", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupted("; nothing was written")) from None
 
 
 class PatientProgress:
-    """Shows a bar with time left on standard error once work has taken two seconds.
-
-    Parameters
-    ----------
-    total : int
-        Units of work.
-    """
+    """Shows a bar with time left on standard error once `total` units of work take two seconds."""
 
     def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._start = time.monotonic()
-        self._bar: object | None = None
+        self._total, self._done, self._start = total, 0, time.monotonic()
+        self._bar: Progress | None = None
 
     def advance(self, what: str, units: int) -> None:
         """`units` more are done; `what` is being worked on."""
@@ -44,25 +44,20 @@ class PatientProgress:
         if self._bar is None:
             if not sys.stderr.isatty() or time.monotonic() - self._start < PATIENCE_S:
                 return
-            self._open()
-        self._progress.update(self._bar, completed=self._done, description=what)  # type: ignore[arg-type]
+            from rich.console import Console
+            from rich.progress import Progress
 
-    def _open(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-        from rich.progress import TimeRemainingColumn as TimeLeft
-
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeLeft()
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._progress.start()
-        self._bar = self._progress.add_task("", total=self._total)
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._bar.add_task("", total=self._total)
+        self._bar.update(self._bar.task_ids[0], completed=self._done, description=what)
 
     def __enter__(self) -> PatientProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
-            self._progress.stop()
+            self._bar.stop()
 
 
 class Stages:
@@ -75,8 +70,7 @@ class Stages:
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._bar is None or what != self._what:
             self.__exit__()
-            self._bar = PatientProgress(total)
-            self._what, self._done = what, 0
+            self._bar, self._what, self._done = PatientProgress(total), what, 0
         self._bar.advance(what, done - self._done)
         self._done = done
 
@@ -91,38 +85,29 @@ class Stages:
 class LiveBar:
     """A bar over the searches of a live model; without a terminal it shows nothing.
 
-    Parameters
-    ----------
-    what : str
-        Said until the first `show`.
-    time_left : bool
-        Let the bar estimate it.
+    `what` is said until the first `show`; with `time_left` the bar estimates that.
     """
 
     def __init__(self, what: str, *, time_left: bool = False) -> None:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn as TimeLeft
 
         console = Console(stderr=True)
-        columns: list[Any] = [BarColumn(bar_width=16), MofNCompleteColumn()]
-        columns += [TimeLeft()] if time_left else []
-        self._progress = Progress(
+        columns: list[Any] = [progress.BarColumn(bar_width=16), progress.MofNCompleteColumn()]
+        columns += [progress.TimeRemainingColumn()] if time_left else []
+        self._progress = progress.Progress(
             *columns,
-            TextColumn("{task.description}", markup=False),
+            progress.TextColumn("{task.description}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,  # rich would still print an empty line
         )
         self._row = self._progress.add_task(what, total=None)
+        self.stop = self._progress.stop
 
     def show(self, what: str | None = None, **counts: int) -> None:
         """Say `what`; `counts` are ``completed`` and ``total``."""
         self._progress.update(self._row, description=what, **counts)  # type: ignore[arg-type]
-
-    def stop(self) -> None:
-        """Take the bar away."""
-        self._progress.stop()
 
     def __enter__(self) -> LiveBar:
         self._progress.start()

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from arborsim.cli.command import command, option
 from arborsim.cli.options import (
-    Calibrations,
     JobOptions,
-    Json,
     MachineOptions,
     OutputOptions,
     PolicyOptions,
-    Traces,
     build_policies,
+    calibration_option,
     expert_option,
+    json_option,
     output_option,
     policy_settings,
+    traces_argument,
 )
 from arborsim.cli.progress import PatientProgress, interruptible
 from arborsim.core.errors import UnknownName, UsageError
@@ -35,14 +35,12 @@ if TYPE_CHECKING:
 class ReplayOutput(OutputOptions):
     """What to print and to write."""
 
-    out: Annotated[Path | None, output_option("Write results to this Parquet file.")] = None
-    view: Annotated[
-        str, output_option("table (all figures), matrix (a line per policy) or auto.")
-    ] = "auto"
-    explain: Annotated[
-        bool, output_option("Also print every term of each policy's time.", "--explain")
-    ] = False
-    json: Json = False
+    out: Path | None = output_option(None, "Write results to this Parquet file.")
+    view: str = output_option("auto", "table (all figures), matrix (a line per policy) or auto.")
+    explain: bool = output_option(
+        False, "Also print every term of each policy's time.", "--explain"
+    )
+    json: bool = json_option()
 
     def check(self, *inputs: Path) -> None:
         from arborsim.show.replay import VIEWS
@@ -56,24 +54,20 @@ class ReplayOutput(OutputOptions):
 
 @command
 def replay(
-    traces: Traces,
+    traces: list[Path] = traces_argument(),
     policies: PolicyOptions = PolicyOptions(),
-    calibration: Calibrations = [],
-    oracle: Annotated[
-        bool, option("Also replay the offline optimum, and show the gap to it.")
-    ] = True,
+    calibration: list[str] = calibration_option(),
+    oracle: bool = option(True, "Also replay the offline optimum, and show the gap to it."),
     job: JobOptions = JobOptions(),
     machine: MachineOptions = MachineOptions(),
-    event_by_event: Annotated[
-        bool, expert_option("One simulated event per decode iteration (slow check).")
-    ] = False,
-    keep_matrices: Annotated[
-        bool,
-        expert_option(
-            "A prefill that needs attention matrices holds all layers' (output_attentions).",
-            "--keep-matrices",
-        ),
-    ] = False,
+    event_by_event: bool = expert_option(
+        False, "One simulated event per decode iteration (slow check)."
+    ),
+    keep_matrices: bool = expert_option(
+        False,
+        "A prefill that needs attention matrices holds all layers' (output_attentions).",
+        "--keep-matrices",
+    ),
     output: ReplayOutput = ReplayOutput(),
 ) -> None:
     """Replay traces under KV-cache policies.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from arborsim.cli.command import argument, command, panel, several
+from arborsim.cli.command import argument, command, panel
 from arborsim.cli.options import (
     JobOptions,
     MachineOptions,
@@ -44,29 +44,24 @@ searches_option = panel("Searches")
 class SearchOptions:
     """The searches that walk the bank."""
 
-    algorithm: Annotated[
-        list[str],
-        searches_option(
-            f"By comma, or 'all'; repeatable: {', '.join(search_names())}.", complete="algorithm"
-        ),
-    ] = several("rebase,ets")
-    width: Annotated[
-        str,
-        searches_option(
-            "Thoughts that run together at first, by comma: N chains, beams or slots; tot-bfs "
-            "keeps 5 states, each gets width // 5 children."
-        ),
-    ] = "16"
-    sweep: Annotated[
-        str,
-        searches_option(
-            "One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that "
-            "ETS's paper would take."
-        ),
-    ] = ""
-    keep_duplicates: Annotated[
-        bool, searches_option("Go on with thoughts that repeat a sibling.", "--keep-duplicates")
-    ] = False
+    algorithm: list[str] = searches_option(
+        ["rebase,ets"],
+        f"By comma, or 'all'; repeatable: {', '.join(search_names())}.",
+        complete="algorithm",
+    )
+    width: str = searches_option(
+        "16",
+        "Thoughts that run together at first, by comma: N chains, beams or slots; tot-bfs "
+        "keeps 5 states, each gets width // 5 children.",
+    )
+    sweep: str = searches_option(
+        "",
+        "One option, several values: lambda_b=1,1.25,1.5,1.75,2 also names the one that "
+        "ETS's paper would take.",
+    )
+    keep_duplicates: bool = searches_option(
+        False, "Go on with thoughts that repeat a sibling.", "--keep-duplicates"
+    )
 
     @property
     def every(self) -> bool:
@@ -107,16 +102,14 @@ class SearchOptions:
 class SearchOutput(OutputOptions):
     """Files to write."""
 
-    out: Annotated[
-        Path | None, output_option("Write a row per search to a .parquet, .csv or .json file.")
-    ] = None
-    trees: Annotated[
-        str,
-        output_option(
-            "Problems whose trees the page shows, by comma.",
-            default="the first that all searches solve, that some do and that none does",
-        ),
-    ] = ""
+    out: Path | None = output_option(
+        None, "Write a row per search to a .parquet, .csv or .json file."
+    )
+    trees: str = output_option(
+        "",
+        "Problems whose trees the page shows, by comma.",
+        shown="the first that all searches solve, that some do and that none does",
+    )
 
     def check(self, *inputs: Path) -> None:
         if self.out is not None and self.out.suffix not in FORMS:
@@ -141,10 +134,9 @@ class SearchOutput(OutputOptions):
 
 @command
 def search(
-    bank: Annotated[
-        Path,
-        argument("A trace with thoughts for several searches (record --bank).", complete="trace"),
-    ],
+    bank: Path = argument(
+        ..., "A trace with thoughts for several searches (record --bank).", complete="trace"
+    ),
     searches: SearchOptions = SearchOptions(),
     policies: PolicyOptions = PolicyOptions(),
     machine: MachineOptions = MachineOptions(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -33,40 +33,25 @@ _SIMULATED_RECALLS = ("stage", "stream", "near")
 class ValidatedProblems(ProblemOptions):
     """Problems that are searched live and simulated."""
 
-    episodes: Annotated[
-        int, problem_option("Problems; accuracies can be ranked from 40 on.", min=1)
-    ] = 4
+    episodes: int = problem_option(4, "Problems; accuracies can be ranked from 40 on.", min=1)
 
 
 @command
 def validate(
-    gpu: Annotated[
-        str,
-        machine_option(
-            "Profile of the device that runs it: a TOML file of `calibrate hardware`, or a name.",
-            complete="gpu",
-        ),
-    ],
+    gpu: str = machine_option(
+        ...,
+        "Profile of the device that runs it: a TOML file of `calibrate hardware`, or a name.",
+        complete="gpu",
+    ),
     policies: PolicyOptions = PolicyOptions(policy=["all"], budget=["0.5,0.7"]),
     problems: ValidatedProblems = ValidatedProblems(),
-    recall: Annotated[
-        str, machine_option("How DDR tokens are read: stage, stream or near.")
-    ] = "stage",
-    overlap: Annotated[
-        bool,
-        machine_option(
-            "Copy behind the computation; bytes at a moment then depend on how fast copies are."
-        ),
-    ] = False,
-    out: Annotated[Path, output_option("Folder for results.parquet and index.html.")] = Path(
-        "validation"
+    recall: str = machine_option("stage", "How DDR tokens are read: stage, stream or near."),
+    overlap: bool = machine_option(
+        False, "Copy behind the computation; bytes at a moment then depend on how fast copies are."
     ),
-    resume: Annotated[
-        bool, output_option("Go on with the results in the folder.", "--resume")
-    ] = False,
-    overwrite: Annotated[
-        bool, output_option("Replace the results in the folder.", "--overwrite")
-    ] = False,
+    out: Path = output_option(Path("validation"), "Folder for results.parquet and index.html."),
+    resume: bool = output_option(False, "Go on with the results in the folder.", "--resume"),
+    overwrite: bool = output_option(False, "Replace the results in the folder.", "--overwrite"),
 ) -> int:
     """Search live and simulated side by side, and say how far apart they are.
 

@@ -6,9 +6,8 @@ import ast
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import typer
@@ -33,11 +32,9 @@ LONGEST_COMMAND = 60
 class Oven:
     """Options of a test."""
 
-    shelf: Annotated[int, option("Which shelf.")]
-    degrees: Annotated[int, panel("Expert")("How hot.", min=0)] = 180
-    what: Annotated[list[str], option("Repeatable.", "--what", "-w")] = field(
-        default_factory=lambda: ["bread"]
-    )
+    shelf: int = option(..., "Which shelf.")
+    degrees: int = panel("Expert")(180, "How hot.", min=0)
+    what: list[str] = option(["bread"], "Repeatable.", "--what", "-w")
 
 
 def run(function: object, *arguments: str) -> None:
@@ -51,9 +48,9 @@ def test_fields_are_options_and_come_back_as_their_dataclass() -> None:
 
     @command
     def heat(
-        where: Annotated[str, argument("A kitchen.")],
         oven: Oven,
-        timer: Annotated[int, option("Minutes.")] = 5,
+        where: str = argument(..., "A kitchen."),
+        timer: int = option(5, "Minutes."),
     ) -> None:
         seen.append((where, oven, timer))
 
