@@ -16,7 +16,7 @@ from arborsim.core.errors import BudgetInfeasible, PlanError
 from arborsim.core.events import Decode, Event, TokenRun
 from arborsim.core.tiers import Tier
 from arborsim.machine.machine import num_groups
-from arborsim.memory.moves import Plan, RunPlan
+from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.policies.registry import available, build
 from arborsim.run.controller import Controller
@@ -170,19 +170,19 @@ class Rogue(Policy):
     def plans_runs(self, view: CacheView) -> bool:
         return self.rule.startswith("run")
 
-    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
         first = view.num_tokens - run.num_tokens
         return (
             {
-                "run-twice": RunPlan.evict([2, 3], [first, first]),
-                "run-early": RunPlan.evict([0], [first + 2]),
-                "run-recent": RunPlan.evict([1], [first + 1]),
-                "run-prompt": RunPlan.evict([1], [0]),
-                "run-order": RunPlan.evict([2, 1], [first, first + 1]),
-                "run-budget": RunPlan.evict([], []),
+                "run-twice": Moves.evict([2, 3], [first, first]),
+                "run-early": Moves.evict([0], [first + 2]),
+                "run-recent": Moves.evict([1], [first + 1]),
+                "run-prompt": Moves.evict([1], [0]),
+                "run-order": Moves.evict([2, 1], [first, first + 1]),
+                "run-budget": Moves.evict([], []),
             }[self.rule]
             if self.rule != "run-budget"
-            else RunPlan.evict([run.steps - 1], [first])
+            else Moves.evict([run.steps - 1], [first])
         )
 
 

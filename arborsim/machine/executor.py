@@ -26,7 +26,7 @@ from arborsim.machine.paths import ActivePaths, Windows
 from arborsim.machine.program import ATTENDED_UNITS, DemandInfo, Op, SearchDemand
 from arborsim.machine.recall import Recall
 from arborsim.machine.terms import Term
-from arborsim.machine.transfers import Transfers, between_steps, cut
+from arborsim.machine.transfers import Transfers, cut
 from arborsim.machine.writing import OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, Moves, kinds
@@ -162,7 +162,7 @@ class SimulatedExecutor:
         changes = self._ledger.resolve(moves, arriving=run.num_tokens)
         one_by_one = partial(self._one_by_one, bool(len(changes)))
         for first, last, together in cut(run.steps, changes, self._ledger.groups, one_by_one):
-            inside = between_steps(moves, first, last)
+            inside = moves.between_steps(first, last)
             if together:
                 self._count(self._iterate(decided[first:last], inside))
             else:

@@ -19,7 +19,7 @@ from arborsim.machine.paths import ActivePaths, PathProfile
 from arborsim.machine.program import Leg
 from arborsim.machine.writing import Next, OpenProgram
 from arborsim.memory.ledger import Ledger
-from arborsim.memory.moves import Changes, Moves, kinds
+from arborsim.memory.moves import Changes, kinds
 
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 _LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
@@ -249,11 +249,3 @@ def cut(
         last = min(last, first + longest) if together else first + 1
         yield first, last, together
         first = last
-
-
-def between_steps(moves: Moves, first: int, last: int) -> Moves:
-    """The moves of iterations ``first`` up to, not including, ``last``, counted from 0."""
-    if not len(moves):
-        return moves
-    a, b = np.searchsorted(moves.step, [first, last])
-    return Moves(moves.step[a:b] - first, moves.group[a:b], moves.token[a:b], moves.target[a:b])

@@ -34,13 +34,6 @@ class RunProfile:
 
     ``before`` is when the iteration's tokens are in HBM and nothing has moved yet (the transient
     peak), ``after`` is when its moves are done.  Token counts are those of the fullest group.
-
-    Attributes
-    ----------
-    counts_before : int64 ``[tiers, steps]``
-        Tokens by tier, summed over the groups.
-    changes : Changes
-        What the moves of the run changed.
     """
 
     hbm_tokens_before: np.ndarray
@@ -49,8 +42,8 @@ class RunProfile:
     hbm_page_bytes_after: np.ndarray
     ddr_bytes_after: np.ndarray
     quantised_bytes_after: np.ndarray
-    counts_before: np.ndarray
-    changes: Changes
+    counts_before: np.ndarray  # int64 [tiers, steps]: tokens, summed over the groups
+    changes: Changes  # what the moves of the run changed
 
     def with_windows(self, held_bytes: np.ndarray) -> RunProfile:
         """The profile with what layers with a sliding window hold, ``[steps]``, in its pages."""
@@ -77,14 +70,8 @@ class Census:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Let `born` tokens (a weighted count per row) enter HBM per iteration, then `changes`.
 
-        Parameters
-        ----------
-        steps, born : int
-        row : int64 ``[m]``
-            The row that each change belongs to.
-        changes : Changes
-        weight : float64 ``[m]``, optional
-            How often each change counts (whole numbers).
+        `row`, int64 ``[m]``, is the row that each change belongs to; `weight`, float64 ``[m]``, how
+        often it counts (whole numbers).
 
         Returns
         -------
@@ -99,7 +86,10 @@ class Census:
         before = after.copy()
         size = len(self.now) * steps
         cell = row * steps + changes.step
-        for tier in _tiers_of(changes):  # seldom more than two: cheaper than a table of all
+        sources, targets = (
+            np.bincount(a, minlength=NUM_TIERS) for a in (changes.source, changes.target)
+        )
+        for tier in np.flatnonzero(sources + targets).tolist():  # seldom more than two
             net = _tally(cell, changes.target == tier, weight, size)
             net -= _tally(cell, changes.source == tier, weight, size)
             moved = net.reshape(-1, steps)
@@ -108,10 +98,6 @@ class Census:
             before[:, tier] += total - moved
         self.now = after[:, :, -1].copy()
         return before, after
-
-    def grow(self, born: int) -> None:
-        """Let `born` tokens (a weighted count per row) enter HBM."""
-        self.now[:, _HBM] += born
 
     def change(self, row: np.ndarray, changes: Changes, weight: np.ndarray | None = None) -> None:
         """Let `changes` happen at once; the parameters are those of `advance`."""
@@ -123,13 +109,6 @@ class Census:
         gained = np.bincount(first + changes.target, weight, size)
         gained -= np.bincount(first + changes.source, weight, size)
         self.now += gained.astype(np.int64).reshape(self.now.shape)
-
-
-def _tiers_of(changes: Changes) -> list[int]:
-    """The tiers that tokens come from or go to."""
-    counts = np.bincount(changes.source, minlength=NUM_TIERS)
-    counts += np.bincount(changes.target, minlength=NUM_TIERS)
-    return np.flatnonzero(counts).tolist()
 
 
 def _tally(cell: np.ndarray, mask: np.ndarray, weight: np.ndarray | None, size: int) -> np.ndarray:
@@ -144,12 +123,11 @@ class Ledger:
     Parameters
     ----------
     groups : int
-        Cache groups; each holds ``kv_bytes_per_token / groups`` bytes of every token, rounded up
-        to whole bytes (a small model's groups need not divide a large model's token).
-    kv_bytes_per_token : int
-        Keys and values of a token at full precision, all layers.
-    elements_per_token : int
-        Numbers in them: a quantised token takes one byte each ...
+        Each holds ``kv_bytes_per_token / groups`` bytes of every token, rounded up to whole bytes
+        (a small model's groups need not divide a large model's token).
+    kv_bytes_per_token, elements_per_token : int
+        Keys and values of a token at full precision, all layers, and the numbers in them: a
+        quantised token takes one byte each ...
     scales_per_token, scale_bytes : int
         ... plus its scales: one per layer, KV head, and key or value.
     page_tokens : int
@@ -253,15 +231,7 @@ class Ledger:
         return self.bytes_by_tier[:2] * self._pages.page_tokens
 
     def resolve(self, moves: Moves, arriving: int = 0) -> Changes:
-        """Spell out `moves`; the next `arriving` tokens may be among them, coming from HBM.
-
-        Raises
-        ------
-        PlanError
-            A move names a token or group that does not exist, or the same twice.
-        """
-        if not len(moves):
-            return Changes.none()
+        """Spell out `moves`, as `arborsim.memory.moves.resolve` does."""
         return resolve(moves, self.tier, arriving)
 
     def append(self, leaves: tuple[int, ...], steps: int) -> None:
@@ -309,15 +279,13 @@ class Ledger:
         """`advance` without moves or pages: nothing but the tokens in HBM grows."""
         now = [*self.held, self.hbm_tokens, self.hbm_bytes, self.ddr_bytes, self.quantised_bytes]
         steady = np.repeat(np.array(now)[:, None], steps, axis=1)  # one table: it is cheaper
-        counts, (tokens, page_bytes, ddr_bytes, small_bytes) = (
-            steady[:NUM_TIERS],
-            steady[NUM_TIERS:],
-        )
+        counts = steady[:NUM_TIERS]
+        tokens, page_bytes, ddr_bytes, small_bytes = steady[NUM_TIERS:]
         grown = np.arange(width, width * steps + 1, width)
         tokens += grown
         counts[_HBM] += self.groups * grown
         page_bytes += self.groups * self._sizes[_HBM] * grown
-        self._census.grow(steps * width)
+        self._census.now[:, _HBM] += steps * width
         self._held = None
         return RunProfile(
             hbm_tokens_before=tokens,
@@ -349,13 +317,7 @@ class Ledger:
         return int(self._pages.compact(self.tier) @ self.bytes_by_tier[:2])
 
     def check(self) -> None:
-        """Recompute everything from the tiers alone and compare.
-
-        Raises
-        ------
-        PlanError
-            Bytes were lost or made up, or a running count is wrong.
-        """
+        """Recompute everything from the tiers alone: `PlanError` if a byte or a count is wrong."""
         counts = np.stack([np.bincount(row, minlength=NUM_TIERS) for row in self.tier])
         if not np.array_equal(counts, self.counts):
             raise PlanError(f"ledger: counts by tier are {counts}, the running ones {self.counts}")

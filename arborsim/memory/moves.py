@@ -1,9 +1,9 @@
 """Moves: the changes of tier that a decision amounts to, in columns.
 
-A policy answers one event with a `Plan`, a dense table of desired tiers, or answers a whole run of
-decode iterations with a `RunPlan`.  Both become `Moves`, which is all an executor ever sees, and
-the log of moves is what two runs are compared by.  Moves may name all groups at once, and do not
-say where a token is: `resolve` makes `Changes` of them, checked against what there is.
+A policy answers one event with a `Plan`, a dense table of desired tiers, which becomes `Moves`, or
+answers a whole run of decode iterations with `Moves`.  They are all an executor ever sees, and the
+log of moves is what two runs are compared by.  Moves may name all groups at once, and do not say
+where a token is: `resolve` makes `Changes` of them, checked against what there is.
 """
 
 from __future__ import annotations
@@ -22,23 +22,12 @@ ALL_GROUPS = -1
 
 @dataclass(frozen=True)
 class Moves:
-    """Changes of tier, in the order in which they happen.
+    """Changes of tier, in the order in which they happen; arrays have shape ``[m]``."""
 
-    Attributes
-    ----------
-    step : int64 ``[m]``
-        Iteration of the run after which the move happens, non-decreasing; 0 outside a run.
-    group : int32 ``[m]``
-        Cache group (layer, or layer and KV head), or `ALL_GROUPS`.
-    token : int64 ``[m]``
-    target : int8 ``[m]``
-        Values of `Tier`.
-    """
-
-    step: np.ndarray
-    group: np.ndarray
-    token: np.ndarray
-    target: np.ndarray
+    step: np.ndarray  # int64: iteration of the run after which it happens; 0 outside a run
+    group: np.ndarray  # int32: cache group (layer, or layer and KV head), or `ALL_GROUPS`
+    token: np.ndarray  # int64
+    target: np.ndarray  # int8: values of `Tier`
 
     def __len__(self) -> int:
         return len(self.token)
@@ -47,6 +36,13 @@ class Moves:
     def none(cls) -> Moves:
         empty = np.empty(0, dtype=np.int64)
         return cls(empty, empty.astype(np.int32), empty, empty.astype(np.int8))
+
+    @classmethod
+    def evict(cls, step: list[int], token: list[int]) -> Moves:
+        """Evict ``token[i]``, of all groups, after iteration ``step[i]``."""
+        group = np.full(len(step), ALL_GROUPS, dtype=np.int32)
+        target = np.full(len(step), Tier.EVICTED, dtype=np.int8)
+        return cls(np.asarray(step, np.int64), group, np.asarray(token, np.int64), target)
 
     @classmethod
     def between(cls, current: np.ndarray, desired: np.ndarray) -> Moves:
@@ -66,56 +62,22 @@ class Moves:
         tier[self.group[~shared], self.token[~shared]] = self.target[~shared]
 
     def between_steps(self, first: int, last: int) -> Moves:
-        """The moves of iterations ``first`` to ``last``, exclusive, as they are numbered."""
+        """The moves of iterations ``first`` up to, not including, ``last``, counted from 0."""
+        if not len(self):
+            return self
         a, b = np.searchsorted(self.step, [first, last])
-        return Moves(self.step[a:b], self.group[a:b], self.token[a:b], self.target[a:b])
-
-    def at(self, step: int) -> Moves:
-        """The moves of one iteration, renumbered to step 0."""
-        a, b = np.searchsorted(self.step, [step, step + 1])
-        return Moves(np.zeros(b - a, np.int64), self.group[a:b], self.token[a:b], self.target[a:b])
+        return Moves(self.step[a:b] - first, self.group[a:b], self.token[a:b], self.target[a:b])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Desired tier of every (group, token).
+    """Desired tier of every (group, token)."""
 
-    Attributes
-    ----------
-    tiers : int8 ``[groups, tokens]``
-        Values of `Tier`; groups are 1 (shared), layers, or layers x KV heads.
-    recover : bool
-        Evicted tokens that the plan wants readable are recomputed (rehydration).  Without it,
-        such a wish is an error: what was destroyed stays destroyed.
-    """
-
+    #: int8 [groups, tokens], values of `Tier`; groups are 1 (shared), layers, or layers x KV heads
     tiers: np.ndarray
+    #: Evicted tokens that the plan wants readable are recomputed (rehydration).  Without it, such a
+    #: wish is an error: what was destroyed stays destroyed.
     recover: bool = False
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The plans of a run of iterations, as the moves from one to the next (all groups alike).
-
-    Columns are those of `Moves`: `step` is the iteration after which the move happens.
-    """
-
-    step: np.ndarray
-    token: np.ndarray
-    target: np.ndarray
-
-    @classmethod
-    def evict(cls, step: list[int], token: list[int]) -> RunPlan:
-        """Evict ``token[i]`` after iteration ``step[i]``."""
-        return cls(
-            np.asarray(step, dtype=np.int64),
-            np.asarray(token, dtype=np.int64),
-            np.full(len(step), Tier.EVICTED, dtype=np.int8),
-        )
-
-    def moves(self) -> Moves:
-        group = np.full(len(self.step), ALL_GROUPS, dtype=np.int32)
-        return Moves(self.step, group, self.token, self.target)
 
 
 def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
@@ -130,11 +92,7 @@ def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:
 class Changes:
     """Moves with every group spelled out and with the tier that each token comes from.
 
-    Attributes
-    ----------
-    step, group, token : int64 ``[m]``
-    source, target : int8 ``[m]``
-        Values of `Tier`; never equal.
+    Arrays have shape ``[m]``; tiers are int8 values of `Tier` and never equal, the others int64.
     """
 
     step: np.ndarray
@@ -184,16 +142,14 @@ _NO_CHANGES = Changes(_NONE, _NONE, _NONE, _NONE.astype(np.int8), _NONE.astype(n
 
 
 def resolve(moves: Moves, tier: np.ndarray, arriving: int = 0) -> Changes:
-    """The changes that `moves`, at least one, make; what stays where it is, is left out.
+    """The changes that `moves` make; what stays where it is, is left out.
 
     `tier`, int8 ``[groups, tokens]``, is where tokens are; the next `arriving` tokens may be among
-    those that move, coming from HBM.
-
-    Raises
-    ------
-    PlanError
-        A move names a token or group that does not exist, or the same twice.
+    those that move, coming from HBM.  It is a `PlanError` if a move names a token or group that
+    does not exist, or the same twice.
     """
+    if not len(moves):
+        return _NO_CHANGES
     groups, tokens = tier.shape
     step, group, token, target = moves.step, moves.group, moves.token, moves.target
     if groups == 1:

@@ -59,12 +59,8 @@ class PageTable:
         """Let tokens enter and move, and follow the number of open pages.
 
         The `width` tokens of each iteration, ids from `first` on, enter HBM in every group; then
-        the iteration's changes happen.
-
-        Returns
-        -------
-        before, after : int64 ``[steps, pools]``
-            Open pages of each iteration before and after its changes.
+        the iteration's changes happen.  Returns the open pages of each iteration before and after
+        its changes, int64 ``[steps, pools]``.
         """
         cell, moment, delta = self._events(first, width, steps, changes)
         opened = np.zeros((2 * steps, _POOLS), dtype=np.int64)

@@ -19,7 +19,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import check_settings
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.moves import Plan, RunPlan
+from arborsim.memory.moves import Moves, Plan
 from arborsim.signals.scores import Score
 
 NEVER = 1 << 60
@@ -228,7 +228,7 @@ class Policy:
         """Whether `decide_run` can take the iterations that come next."""
         return False
 
-    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
         """Decide for every iteration of `run` at once; equals `decide` after each one, exactly.
 
         Parameters

@@ -34,7 +34,7 @@ from arborsim.core.events import Event, Prune, TokenRun, Transition
 from arborsim.core.observations import SparseRows
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
-from arborsim.memory.moves import Plan, RunPlan
+from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import Allocation, Decision, EveryStep, Never, Protect
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
@@ -188,7 +188,7 @@ class Composed(Policy):
             return HeapPool(rank, ids, alive, start, stop)
         return ChangingPool(rank, ids, alive, start, stop)
 
-    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> RunPlan:
+    def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
         protection = self.protection(view.budget_tokens)
         ids = view.path
         first_length = len(ids) - run.steps + 1
@@ -215,7 +215,7 @@ class Composed(Policy):
                 at_step.append(step)
                 evicted.append(int(ids[at]))
                 over -= 1
-        return RunPlan.evict(at_step, evicted)
+        return Moves.evict(at_step, evicted)
 
     def infeasible(self, view: CacheView, free: int, over: int) -> BudgetInfeasible:
         """What to raise where `over` tokens must leave and only `free` may."""

@@ -37,7 +37,7 @@ from arborsim.core.events import (
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.moves import Moves, Plan, RunPlan
+from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import NEVER, CacheView, Policy
 from arborsim.signals.scores import ScoreBook
 
@@ -237,7 +237,7 @@ class Controller:
         for _ in steps:  # what the policy left unobserved
             pass
         check_run(self.policy, view, run, plan)
-        self._execute(run, plan.moves(), decided_from=0)
+        self._execute(run, plan, decided_from=0)
 
     def _enter(self, run: TokenRun) -> None:
         """Let the tree know of `run`'s tokens, and the scores that they are about to come."""
@@ -307,7 +307,7 @@ def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
         raise PlanError(f"{policy.name} reads token {token}, which is evicted, without recover")
 
 
-def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: RunPlan) -> None:
+def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> None:
     """Raise `PlanError` if `plan` breaks a rule in any iteration.
 
     `view` is the cache at the end of the run without the plan; one leaf only.

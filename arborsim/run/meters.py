@@ -171,7 +171,7 @@ class OutputError(Meter):
         for step in range(run.steps):
             for w, path in enumerate(paths):
                 self._sum += _token_error(rows, step * len(paths) + w, path, tier, vectors)
-            moves.at(step).carry_out(tier)
+            moves.between_steps(step, step + 1).carry_out(tier)
 
     def _vectors(self, with_quantised: bool) -> _Vectors:
         self._keys = [np.concatenate(self._keys)]

@@ -111,7 +111,7 @@ def test_every_iteration_agrees_with_the_slow_ledger(
             before = slow.state()
             assert profile.hbm_tokens_before[t] == before[0]
             assert profile.hbm_page_bytes_before[t] == before[3]
-            at = moves.at(t)
+            at = moves.between_steps(t, t + 1)
             for group, token, target in zip(at.group, at.token, at.target, strict=True):
                 slow.move(int(group), int(token), Tier(target))
             after = [

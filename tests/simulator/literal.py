@@ -23,7 +23,6 @@ from arborsim.machine.cost import SCALE_BYTES, CostModel
 from arborsim.machine.paths import ActivePaths, Windows
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.recall import Reading, Recall
-from arborsim.machine.transfers import between_steps
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Changes, Moves, kinds
 from arborsim.trace.schema import Geometry
@@ -125,7 +124,7 @@ class LiteralExecutor:
             self.paths.read(run.leaves)
         for step in range(run.steps):
             self._iterate(decided_from is not None and step >= decided_from)
-            self._carry_out(self.ledger.resolve(between_steps(moves, step, step + 1)))
+            self._carry_out(self.ledger.resolve(moves.between_steps(step, step + 1)))
 
     def apply(self, moves: Moves, examined_tokens: int) -> None:
         self._spend("policy_s", float(self.policy.decision_s(examined_tokens)))
