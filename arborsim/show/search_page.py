@@ -6,7 +6,7 @@ step by step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from arborsim.show.page import (
     ACCURACY_AXIS,
     COLOURS,
     Figure,
+    axis,
     colour,
+    figure,
     label,
     log_axis,
     named_axis,
@@ -41,11 +43,24 @@ from arborsim.show.table import Table, shown
 _SPARE = (
     "kv_prompt_vs", "held_vs", "hbm_s_vs", "held_s", "held_s_vs", "calls_vs", "tokens_vs",
 )  # fmt: skip
+_DASHES = ("solid", "dash", "dot")
+#: With more lines than this, their intervals hide each other: only a chosen line shows its own.
+_MOST_INTERVALS = 5
+#: From this ratio of the largest to the smallest on, sizes are compared on a logarithmic axis.
+_WIDE_RANGE = 6.0
+_SPREAD = 0.5  # of the distance between widths, over which searches stand side by side
+#: Sizes that accuracy is shown against: title of the button, axis, figure of a row, kind of unit.
+_SIZES = (
+    ("KV in bytes", "KV size, summed over selections", "kv_bytes", "bytes"),
+    ("Peak HBM", "peak KV in HBM", "peak_hbm_kv_bytes", "bytes"),
+    ("Byte-seconds", "KV in HBM over time", "hbm_kv_byte_s", "bytes"),
+    ("Time", "simulated time per search", "total_s", "seconds"),
+)
 
 
 @dataclass(frozen=True, eq=False)
 class SearchReport:
-    """What the page tells."""
+    """What the page shows."""
 
     heading: str  #: what was run on what, in a line
     results: tuple[SearchResult, ...]
@@ -115,12 +130,10 @@ def _data(report: SearchReport, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _start(rows: Sequence[Row]) -> str:
     """The search to show first: ETS at the widest REBASE's width, or whatever comes last there."""
-    cells = {(row.policy, row.budget) for row in rows}
     base = reference(rows)
     near = [row for row in rows if base is None or row.width == base.width]
-    named = [row for row in near if row.label.startswith("ets")]
-    row = (named or near)[0]
-    return cell_name(row.label, row.width, row.policy, row.budget, len(cells) > 1)
+    row = next((row for row in near if row.label.startswith("ets")), near[0])
+    return cell_name(row.label, row.width, row.policy, row.budget, len(cells_of(rows)) > 1)
 
 
 def _table(rows: Sequence[Row]) -> Table[Row]:
@@ -132,20 +145,16 @@ def _table(rows: Sequence[Row]) -> Table[Row]:
     )  # fmt: skip
 
 
-_DASHES = ("solid", "dash", "dot")
-#: With more lines than this, their intervals hide each other: only a chosen line shows its own.
-_MOST_INTERVALS = 5
-#: From this ratio of the largest to the smallest on, sizes are compared on a logarithmic axis.
-_WIDE_RANGE = 6.0
-_SPREAD = 0.5  # of the distance between widths, over which searches stand side by side
-
-#: Sizes that accuracy is shown against: title of the button, axis, figure of a row, kind of unit.
-_SIZES = (
-    ("KV in bytes", "KV size, summed over selections", "kv_bytes", "bytes"),
-    ("Peak HBM", "peak KV in HBM", "peak_hbm_kv_bytes", "bytes"),
-    ("Byte-seconds", "KV in HBM over time", "hbm_kv_byte_s", "bytes"),
-    ("Time", "simulated time per search", "total_s", "seconds"),
-)
+def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """All figures, by policy and budget; a policy changes neither accuracies nor widths."""
+    cells = cells_of(rows)
+    return {
+        "sizes": [
+            {"cell": at_budget(*cell).replace(" budget", ""), "figures": against_size(own)}
+            for cell, own in cells.items()
+        ],
+        "width": against_width(next(iter(cells.values()))) if cells else None,
+    }
 
 
 def against_size(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -165,108 +174,85 @@ def against_size(rows: Sequence[Row]) -> list[dict[str, Any]]:
     judged = [row for row in rows if row.judged]
     if not judged:
         return []
-    found = []
+    kinds = []
     base = reference(rows)
     if base is not None and base.figures["kv_tokens"]:
-        whole = base.figures["kv_tokens"]
-        found.append(_figure(
-            judged, "KV against REBASE", f"KV size (REBASE at width {base.width} is 1)", "",
-            lambda row: row.figures["kv_tokens"] / whole,
-        ))  # fmt: skip
-    for title, axis, name, kind in _SIZES:
+        title = f"KV size (REBASE at width {base.width} is 1)"
+        kinds.append(("KV against REBASE", title, "kv_tokens", base.figures["kv_tokens"], ""))
+    for button, title, name, kind in _SIZES:
         scale = scale_for(kind, [row.figures[name] for row in judged])
         unit = f"{scale.unit}·s" if name.endswith("byte_s") else scale.unit
-        found.append(_figure(judged, title, f"{axis} ({unit})", unit, _scaled(name, scale.size)))
+        kinds.append((button, f"{title} ({unit})", name, scale.size, unit))
+    found = []
+    for button, title, name, size, unit in kinds:
+        x = [row.figures[name] / size for row in judged]
+        wide = min(x) > 0 and max(x) > _WIDE_RANGE * min(x)
+        scaled = log_axis(min(x), max(x)) if wide else {"rangemode": "tozero"}
+        found.append(_accuracies(button, judged, x, unit, axis(title, **scaled)))
     return found
-
-
-def _scaled(name: str, size: float) -> Callable[[Row], float]:
-    return lambda row: row.figures[name] / size
-
-
-def _figure(
-    rows: Sequence[Row], title: str, axis: str, unit: str, across: Callable[[Row], float]
-) -> dict[str, Any]:
-    names = list(dict.fromkeys(row.label for row in rows))
-    sizes = [across(row) for row in rows]
-    wide = min(sizes) > 0 and max(sizes) > _WIDE_RANGE * min(sizes)
-    data = [
-        _line(name, own, [across(row) for row in own], number, len(names), unit)
-        for number, name in enumerate(names)
-        for own in [[row for row in rows if row.label == name]]
-    ]
-    scale = log_axis(min(sizes), max(sizes)) if wide else {"rangemode": "tozero"}
-    xaxis = {"title": {"text": axis}, **scale}
-    return {"title": title, "figure": {"data": data, "layout": _layout(xaxis)}, "names": names}
-
-
-def _layout(xaxis: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "xaxis": xaxis,
-        "yaxis": ACCURACY_AXIS,
-        "hovermode": "closest",
-        "height": 460,
-    }
-
-
-def _line(
-    name: str, rows: Sequence[Row], x: Sequence[float], number: int, lines: int, unit: str
-) -> dict[str, Any]:
-    """One search over its widths, in order of size."""
-    paint = colour(number)
-    y = [100 * row.accuracy for row in rows]
-    low, high = [100 * row.low for row in rows], [100 * row.high for row in rows]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": label(name),
-        "x": [rounded(each, 5) for each in x],
-        "y": [round(each, 4) for each in y],
-        "error_y": whiskers(y, low, high, paint, visible=lines <= _MOST_INTERVALS),
-        "line": {"color": paint, "width": 2, "dash": _DASHES[number // COLOURS % len(_DASHES)]},
-        "marker": {"color": paint, "size": 9, "symbol": symbol(number)},
-        "customdata": [_point(row, at, unit) for row, at in zip(rows, x, strict=True)],
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }  # fmt: skip
-
-
-def _point(row: Row, at: float, unit: str) -> str:
-    size = f"{at:.3g} {unit}".strip()
-    interval = f"{100 * row.low:.1f} to {100 * row.high:.1f}"
-    return label(f"{row.label}, width {row.width}: {size}") + (
-        f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f} %, 95% interval {interval}"
-    )
 
 
 def against_width(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Accuracy against width, searches side by side; None where nothing was judged.
 
-    A policy changes neither: `rows` are those of one policy and budget.
+    Parameters
+    ----------
+    rows : sequence of Row
+        Of one policy and budget.
     """
     judged = [row for row in rows if row.judged]
     if not judged:
         return None
     widths = sorted({row.width for row in judged})
-    names = list(dict.fromkeys(row.label for row in judged))
-    data = []
-    for number, name in enumerate(names):
-        own = sorted((row for row in judged if row.label == name), key=lambda row: row.width)
-        shift = _SPREAD * ((number + 0.5) / len(names) - 0.5)
-        line = _line(name, own, [row.width for row in own], number, len(names), "thoughts")
-        line["x"] = [round(widths.index(row.width) + shift, 3) for row in own]
-        data.append(line)
-    ticks = named_axis(range(len(widths)), list(map(str, widths)), (-0.5, len(widths) - 0.5))
-    xaxis = {"title": {"text": "width"}, **ticks}
-    return {"title": "", "figure": {"data": data, "layout": _layout(xaxis)}, "names": names}
+    ends = (-0.5, len(widths) - 0.5)
+    x = axis("width") | named_axis(range(len(widths)), list(map(str, widths)), ends)
+    found = _accuracies("", judged, [row.width for row in judged], "thoughts", x)
+    lines = found["figure"]["data"]
+    for number, line in enumerate(lines):
+        shift = _SPREAD * ((number + 0.5) / len(lines) - 0.5)
+        line["x"] = [round(widths.index(width) + shift, 3) for width in line["x"]]
+    return found
 
 
-def figures_of(rows: Sequence[Row]) -> Figure:
-    """All figures, by policy and budget."""
-    cells = cells_of(rows)
+def _accuracies(
+    title: str, rows: Sequence[Row], x: Sequence[float], unit: str, across: Figure
+) -> dict[str, Any]:
+    """A line per search over its widths; points are at `x`."""
+    lines: dict[str, list[tuple[Row, float]]] = {row.label: [] for row in rows}
+    for row, place in sorted(zip(rows, x, strict=True), key=lambda each: each[0].width):
+        lines[row.label].append((row, place))
+    data = [
+        _line(name, points, number, len(lines) <= _MOST_INTERVALS, unit)
+        for number, (name, points) in enumerate(lines.items())
+    ]
+    return {"title": title, "figure": figure(data, across, ACCURACY_AXIS, 460),
+            "names": list(lines)}  # fmt: skip
+
+
+def _line(
+    name: str, points: Sequence[tuple[Row, float]], number: int, intervals: bool, unit: str
+) -> Figure:
+    paint = colour(number)
+    y, low, high = (
+        [100 * getattr(row, part) for row, _ in points] for part in ("accuracy", "low", "high")
+    )
     return {
-        "sizes": [
-            {"cell": at_budget(*cell).replace(" budget", ""), "figures": against_size(own)}
-            for cell, own in cells.items()
-        ],
-        "width": against_width(next(iter(cells.values()))) if cells else None,
-    }
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": label(name),
+        "x": [rounded(place, 5) for _, place in points],
+        "y": [round(each, 4) for each in y],
+        "error_y": whiskers(y, low, high, paint, visible=intervals),
+        "line": {"color": paint, "width": 2, "dash": _DASHES[number // COLOURS % len(_DASHES)]},
+        "marker": {"color": paint, "size": 9, "symbol": symbol(number)},
+        "customdata": [_point(row, place, unit) for row, place in points],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }  # fmt: skip
+
+
+def _point(row: Row, place: float, unit: str) -> str:
+    size = f"{place:.3g} {unit}".strip()
+    interval = f"{100 * row.low:.1f} to {100 * row.high:.1f}"
+    return label(f"{row.label}, width {row.width}: {size}") + (
+        f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f} %, 95% interval {interval}"
+    )

@@ -1,15 +1,16 @@
-"""Trees of a few problems for the page of a search: recorded thoughts, and searches on them.
+"""Trees of a few problems for the page of a search: recorded thoughts, and searches as films.
 
-A problem's thoughts are laid out once; each search has its own film on that layout.
+A problem's thoughts are laid out once; each search has its own film on that layout: over its steps,
+what it opened and gave up, and where its KV lived.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -19,21 +20,241 @@ from arborsim.bank.bank import Bank, read_bank
 from arborsim.bank.job import SearchJob, simulate
 from arborsim.bank.results import SearchResult
 from arborsim.bank.visited import visited
-from arborsim.bank.walk import Walk, walk
+from arborsim.bank.walk import Step, Walk, walk
 from arborsim.core.errors import BudgetInfeasible, UsageError
-from arborsim.core.observations import Signal
+from arborsim.core.events import Answer, Boundary, Event, Prefill
 from arborsim.core.tiers import NUM_TIERS
 from arborsim.core.workers import in_order
+from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell
-from arborsim.run.pictures import Frame, NodeRecord, TreePicture
+from arborsim.run.pictures import Frame, NodeRecord, TreePicture, tokens_by_tier
 from arborsim.show import trees
-from arborsim.show.search_film import NEVER, SearchFilm
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import End, Kind
 
 #: Thoughts of one problem that are drawn, and characters of each that are shown.
 MOST_NODES = 2_000
 MOST_TEXT = 600
+#: Moments of a film; a search of more steps is shown at this many of them.
+MOST_MOMENTS = 60
+NEVER = -1
+#: Numbers that the films of a page may take together: about 4 bytes each.
+_ALL_NUMBERS = 1_500_000
+
+Advance = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The steps of a search between two batches of decode iterations, and what they led to.
+
+    A search that is asked again before anything runs takes several steps in one moment.  Nodes have
+    the walk's numbers.
+    """
+
+    label: str  #: in words
+    until: int  #: decode iterations done at its end
+    opened: tuple[int, ...]
+    dropped: tuple[int, ...]  #: given up
+    closed: tuple[int, ...]  #: completed at the end
+    active: tuple[int, ...]  #: leaves that decoded last
+
+
+def moments_of(walk: Walk) -> list[Moment]:
+    """The moments of a walk, in order; there is at least one."""
+    steps = groupby(enumerate(walk.steps, 1), key=lambda each: each[1].iteration)
+    groups = [list(group) for _, group in steps]
+    ends = [group[0][1].iteration for group in groups[1:]] + [walk.iterations]
+    return [_moment(dict(group), until) for group, until in zip(groups, ends, strict=True)]
+
+
+def _moment(numbered: dict[int, Step], until: int) -> Moment:
+    steps, first, last = list(numbered.values()), min(numbered), max(numbered)
+    opened = tuple(node for step in steps for node in step.opened)
+    dropped = tuple(node for step in steps for node in step.dropped)
+    runs = [run for step in steps for run in step.runs]
+    active = runs[-1].leaves if runs else ()
+    counts = {
+        "to choose among": sum(len(step.candidates) for step in steps),
+        "given up": len(dropped),
+        "opened": len(opened),
+        "more not recorded": sum(step.misses for step in steps),
+    }
+    known = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    name = f"step {first} to {last}" if last > first else f"step {first}"
+    label = f"{name}: {known or ('goes on' if active else 'the end')}"
+    closed = tuple(node for run in runs for node in run.ended)
+    return Moment(label, until, opened, dropped, closed, active)
+
+
+@dataclass
+class SearchFilm:
+    """Watches a simulated search (`arborsim.bank.job.simulate`) and takes its moments.
+
+    Parameters
+    ----------
+    walk : Walk
+        The search.
+    most : int
+        Moments that are taken: evenly spread, first and last included.
+    """
+
+    walk: Walk
+    most: int = MOST_MOMENTS
+    #: As many as moments were picked, once the search is over; nodes have the walk's numbers.
+    frames: list[Frame] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._moments = moments_of(self.walk)
+        last, count = len(self._moments) - 1, min(self.most, len(self._moments))
+        self.picked = np.unique(np.linspace(0, last, count).round().astype(int))
+        self._due = 0
+
+    def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
+        """Pass `events` on, and take what is over before each: a moment ends when the next step
+        begins."""
+        for event in events:
+            if not isinstance(event, Boundary | Prefill):
+                self._take(controller, over=isinstance(event, Answer))
+            yield event
+
+    def _take(self, controller: Controller, over: bool) -> None:
+        for number, moment in enumerate(self._moments[self._due :], self._due):
+            if not over and moment.until > controller.iterations:
+                break
+            if number in self.picked:
+                table = np.zeros((len(self.walk.bank_node), NUM_TIERS), dtype=np.int64)
+                now = tokens_by_tier(controller)
+                table[: len(now)] = now
+                time_s = controller.executor.clock()
+                self.frames.append(Frame(time_s, moment.label, moment.active, table))
+            self._due = number + 1
+
+    def times(self) -> dict[str, list[int]]:
+        """For each node the frame in which it was ``opened``, ``closed`` and ``dropped``.
+
+        `NEVER` where it was not.  Between two frames that were picked, the later one counts.
+        """
+        found = {key: [NEVER] * len(self.walk.bank_node) for key in ("opened", "closed", "dropped")}
+        found["opened"][0] = found["closed"][0] = 0
+        for number, moment in enumerate(self._moments):
+            shown = int(np.searchsorted(self.picked, number))
+            for key, nodes in found.items():
+                for node in getattr(moment, key):
+                    nodes[node] = shown
+        return found
+
+
+@dataclass(frozen=True)
+class ProblemTrees:
+    """Plain data for the page."""
+
+    title: str
+    layout: dict[str, Any]  #: places and facts of the problem's drawn thoughts
+    films: list[dict[str, Any]]  #: one per search, policy and budget
+    recorded: int  #: thoughts of the problem
+    cut: int = 0  #: films that found no room on the page
+    infeasible: int = 0  #: searches for which the budget is too small
+
+    @property
+    def name(self) -> str:
+        return self.title.partition(":")[0]
+
+    def notes(self) -> Iterator[str]:
+        """What is not on the page."""
+        drawn = len(self.layout["parent"])
+        if drawn < self.recorded:
+            yield (
+                f"{self.name}: of {self.recorded:,} recorded thoughts {drawn:,} are drawn, those "
+                "first that most searches opened."
+            )
+        if self.cut:
+            yield (
+                f"{self.name}: {self.cut} searches are not shown, so that the page stays small; to "
+                "see them, ask for fewer searches or policies."
+            )
+        if self.infeasible:
+            yield f"{self.name}: budgets are too small for {self.infeasible} searches."
+
+
+def chosen_problems(results: Sequence[SearchResult], asked: Sequence[int]) -> dict[int, str]:
+    """Which problems are drawn, with a title each.
+
+    Those that were asked for, or else the first that all searches solve, the first that some do
+    and the first that none does; the first one where nothing is judged.
+
+    Raises
+    ------
+    UsageError
+        A problem that was asked for was not searched.
+    """
+    verdicts: dict[int, dict[tuple[str, int], bool | None]] = {}
+    for r in results:
+        verdicts.setdefault(r.episode, {})[r.label, r.width] = r.correct
+    judged = {n: [v for v in own.values() if v is not None] for n, own in verdicts.items()}
+    first: dict[tuple[bool, bool], int] = {}
+    for episode, known in sorted(judged.items()):
+        if known:
+            first.setdefault((all(known), any(known)), episode)
+    by_outcome = [first[outcome] for outcome in sorted(first, reverse=True)]
+    titles = {}
+    for episode in list(asked) or by_outcome or sorted(verdicts)[:1]:
+        if episode not in verdicts:
+            raise UsageError(f"--trees {episode}: that problem was not searched")
+        known = judged[episode]
+        some = "judged " if len(known) < len(verdicts[episode]) else ""
+        solved = f"solved by {sum(known)} of {len(known)} {some}searches" if known else "not judged"
+        titles[episode] = f"problem {episode}: {solved}"
+    return titles
+
+
+def take_trees(
+    job: SearchJob, problems: dict[int, str], advance: Advance | None = None
+) -> list[ProblemTrees]:
+    """Walk and simulate the searches of `job` once more on a few problems, and film them.
+
+    `advance(what, searches)` is called as work is done.
+    """
+    numbers = _ALL_NUMBERS // max(len(problems), 1)
+    workers = min(job.workers, len(problems))
+    alone = workers <= 1
+    # Without its results: they need not travel to other processes.
+    take = partial(problem_trees, replace(job), numbers, advance=advance if alone else None)
+    found = []
+    for taken in in_order(take, problems.items(), workers):
+        found.append(taken)
+        if advance and not alone:
+            advance(taken.name, len(job.arms) * len(job.cells))
+    return found
+
+
+def problem_trees(
+    job: SearchJob, numbers: int, problem: tuple[int, str], advance: Advance | None = None
+) -> ProblemTrees:
+    """The trees of one problem, by its number and title; its films may take so many numbers."""
+    episode, title = problem
+    needs = {signal for cell in job.cells for signal in cell.policy.reads()}
+    embeddings = any(arm.uses_embeddings for arm in job.arms)
+    bank = read_bank(TraceReader(job.trace), episode, sorted(needs), embeddings)
+    walks = [walk(arm.make(), bank, job.dedupe) for arm in job.arms]
+    drawn = drawn_nodes(bank, walks)
+    nodes = records(bank, drawn)
+    films: list[dict[str, Any]] = []
+    room, cut, infeasible = numbers, 0, 0
+    for (arm, done), cell in product(zip(job.arms, walks, strict=True), job.cells):
+        if advance:
+            advance(f"tree of {arm.label} {arm.width}", 1)
+        if room <= 0:
+            cut += 1
+            continue
+        film = _film(job, bank, done, arm, cell, drawn, nodes)
+        if film is None:
+            infeasible += 1
+            continue
+        films.append({"search": title, **film})
+        room -= sum(len(frame["changed"]) for frame in film["frames"]) + 8 * len(film["nodes"])
+    layout = {**trees.layout(nodes), **trees.facts(nodes), **_texts(bank, drawn)}
+    return ProblemTrees(title, layout, films, len(bank.parent), cut, infeasible)
 
 
 def drawn_nodes(bank: Bank, walks: Sequence[Walk]) -> list[int]:
@@ -60,26 +281,20 @@ def records(bank: Bank, drawn: Sequence[int]) -> list[NodeRecord]:
     ]  # fmt: skip
 
 
-def layout_of(bank: Bank, drawn: Sequence[int], nodes: Sequence[NodeRecord]) -> dict[str, Any]:
-    """Places and facts of the drawn thoughts, for the page's scripts."""
-    return {**trees.layout(nodes), **trees.facts(nodes), **_said(bank, drawn)}
-
-
-def _said(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:
+def _texts(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:
     """What the thoughts are: numbers in the trace, depths, ends, verdicts, answers and texts."""
     episode = bank.episode
     text: dict[int, str] = {}
-    for row in np.flatnonzero(episode.kind == Kind.BOUNDARY).tolist():
-        said = None if episode.text is None else episode.text[row]
-        if said:
-            text[int(episode.node[row])] = _shortened(said)
+    if episode.text is not None:
+        for row in np.flatnonzero(episode.kind == Kind.BOUNDARY).tolist():
+            text[int(episode.node[row])] = episode.text[row] or ""
     return {
         "number": list(drawn),
         "depth": [bank.depth[n] for n in drawn],
         "end": [bank.end[n] for n in drawn],
         "verdict": [bank.verdict[n] for n in drawn],
         "answer": [_shortened(bank.answer[n] or "") for n in drawn],
-        "text": [text.get(n, "") for n in drawn],
+        "text": [_shortened(text.get(n, "")) for n in drawn],
     }
 
 
@@ -109,151 +324,14 @@ def fate(bank: Bank, done: Walk, node: int) -> int:
     return 1 if bank.twin[recorded] != recorded and not asked else 3
 
 
-#: Numbers that the films of a page may take together: about 4 bytes each.
-_ALL_NUMBERS = 1_500_000
-
-Advance = Callable[[str, int], None]
-
-
-@dataclass(frozen=True)
-class TreeUnit:
-    """One problem, and the searches to film on it; can be pickled."""
-
-    job: SearchJob
-    episode: int
-    title: str
-    numbers: int  #: that the films may take
-
-
-@dataclass(frozen=True)
-class ProblemTrees:
-    """Plain data for the page."""
-
-    title: str
-    layout: dict[str, Any]  #: places and facts of the problem's drawn thoughts
-    films: list[dict[str, Any]]  #: one per search, policy and budget
-    #: Thoughts of the problem; films that found no room on the page, or whose budget is too small
-    #: for the search.
-    recorded: int
-    cut: int = 0
-    infeasible: int = 0
-
-    @property
-    def name(self) -> str:
-        return self.title.partition(":")[0]
-
-    def notes(self) -> Iterator[str]:
-        """What is not on the page."""
-        drawn = len(self.layout["parent"])
-        if drawn < self.recorded:
-            yield (
-                f"{self.name}: of {self.recorded:,} recorded thoughts {drawn:,} are drawn, those "
-                "first that most searches opened."
-            )
-        if self.cut:
-            yield (
-                f"{self.name}: {self.cut} searches are not shown, so that the page stays small; to "
-                "see them, ask for fewer searches or policies."
-            )
-        if self.infeasible:
-            yield f"{self.name}: budgets are too small for {self.infeasible} searches."
-
-
 def cell_name(label: str, width: int, policy: str, budget: str, many: bool) -> str:
     """What a search under a policy is called in lists; `many` if there are several policies."""
     at = "" if budget == "any" else f" at {budget}"
     return f"{label}, width {width}" + (f", {policy}{at}" if many else "")
 
 
-def chosen_problems(results: Sequence[SearchResult], asked: Sequence[int]) -> dict[int, str]:
-    """Which problems are drawn, with a title each.
-
-    Those that were asked for, or else the first that all searches solve, the first that some do
-    and the first that none does; the first one where nothing is judged.
-
-    Raises
-    ------
-    UsageError
-        A problem that was asked for was not searched.
-    """
-    verdicts: dict[int, dict[tuple[str, int], bool | None]] = {}
-    for r in results:
-        verdicts.setdefault(r.episode, {})[r.label, r.width] = r.correct
-    for episode in asked:
-        if episode not in verdicts:
-            raise UsageError(f"--trees {episode}: that problem was not searched")
-    first: dict[str, int] = {}
-    for episode in sorted(verdicts):
-        first.setdefault(_outcome(verdicts[episode].values()), episode)
-    ranked = ("all", "some", "none")
-    shown = list(asked) or [first[kind] for kind in ranked if kind in first]
-    shown = shown or sorted(verdicts)[:1]
-    return {episode: _title(episode, list(verdicts[episode].values())) for episode in shown}
-
-
-def _outcome(verdicts: Any) -> str:
-    known = [v for v in verdicts if v is not None]
-    if not known:
-        return "unknown"
-    return "all" if all(known) else "some" if any(known) else "none"
-
-
-def _title(episode: int, verdicts: Sequence[bool | None]) -> str:
-    known = [v for v in verdicts if v is not None]
-    judged = "" if len(known) == len(verdicts) else "judged "
-    solved = f"solved by {sum(known)} of {len(known)} {judged}searches" if known else "not judged"
-    return f"problem {episode}: {solved}"
-
-
-def take_trees(
-    job: SearchJob, problems: dict[int, str], advance: Advance | None = None
-) -> list[ProblemTrees]:
-    """Walk and simulate the searches of `job` once more on a few problems, and film them.
-
-    `advance(what, searches)` is called as work is done.
-    """
-    numbers = _ALL_NUMBERS // max(len(problems), 1)
-    bare = replace(job)  # without its results: they need not travel to other processes
-    units = [TreeUnit(bare, episode, title, numbers) for episode, title in problems.items()]
-    alone = job.workers == 1 or len(units) == 1
-    take = partial(problem_trees, advance=advance if alone else None)
-    found = []
-    for taken in in_order(take, units, 1 if alone else min(job.workers, len(units))):
-        found.append(taken)
-        if advance and not alone:
-            advance(taken.name, len(job.arms) * len(job.cells))
-    return found
-
-
-def problem_trees(unit: TreeUnit, advance: Advance | None = None) -> ProblemTrees:
-    """The trees of one problem."""
-    job = unit.job
-    needs: set[Signal] = {signal for cell in job.cells for signal in cell.policy.reads()}
-    embeddings = any(arm.uses_embeddings for arm in job.arms)
-    bank = read_bank(TraceReader(job.trace), unit.episode, sorted(needs), embeddings)
-    walks = [walk(arm.make(), bank, job.dedupe) for arm in job.arms]
-    drawn = drawn_nodes(bank, walks)
-    drawn_records = records(bank, drawn)
-    films: list[dict[str, Any]] = []
-    room, cut, infeasible = unit.numbers, 0, 0
-    for (arm, done), cell in product(zip(job.arms, walks, strict=True), job.cells):
-        if advance:
-            advance(f"tree of {arm.label} {arm.width}", 1)
-        if room <= 0:
-            cut += 1
-            continue
-        film = _film(unit, bank, done, arm, cell, drawn, drawn_records)
-        if film is None:
-            infeasible += 1
-            continue
-        films.append(film)
-        room -= sum(len(frame["changed"]) for frame in film["frames"]) + 8 * len(film["nodes"])
-    layout = layout_of(bank, drawn, drawn_records)
-    return ProblemTrees(unit.title, layout, films, len(bank.parent), cut, infeasible)
-
-
 def _film(
-    unit: TreeUnit,
+    job: SearchJob,
     bank: Bank,
     done: Walk,
     arm: Arm,
@@ -262,44 +340,34 @@ def _film(
     nodes: Sequence[NodeRecord],
 ) -> dict[str, Any] | None:
     """One search under one policy and budget; None if the budget is too small for it."""
-    job, film = unit.job, SearchFilm(done)
+    film = SearchFilm(done)
     try:
         simulate(visited(done, bank.bare), cell, job.machine, watch=film.watch)
     except BudgetInfeasible:
         return None  # the command stops there, unless it was told to leave such searches out
     place = {node: i for i, node in enumerate(drawn)}
-    shown = [place.get(node, NEVER) for node in done.bank_node]
-    kept = [n for n, i in enumerate(shown) if i != NEVER]
+    shown = np.array([place.get(node, NEVER) for node in done.bank_node])
+    kept, hidden = np.flatnonzero(shown != NEVER).tolist(), shown == NEVER
     name, budget = cell.policy.name, cell.budget.text
-    frames = tuple(_placed(frame, shown, len(drawn)) for frame in film.frames)
-    picture = TreePicture(name, budget, job.trace.name, unit.episode, tuple(nodes), frames)
+    placed = tuple(_placed(frame, shown, len(drawn)) for frame in film.frames)
+    picture = TreePicture(name, budget, job.trace.name, bank.episode.index, tuple(nodes), placed)
+    frames = trees.frames(picture)
+    if hidden.any():  # thoughts that the search opened and the page lacks
+        for each, frame in zip(frames, film.frames, strict=True):
+            each["hidden"] = frame.tokens_by_tier[hidden].sum(axis=0).tolist()
     rows, count = trees.rows([_own(done, n, kept) for n in kept])
     return {
-        "search": unit.title,
         "cell": cell_name(arm.label, arm.width, name, budget, len(job.cells) > 1),
-        "frames": _with_hidden(trees.frames(picture), film.frames, shown),
-        "nodes": [shown[n] for n in kept],
+        "frames": frames,
+        "nodes": shown[kept].tolist(),
         "row": rows,
         "rows": count,
         "unseen": len(shown) - len(kept),
         **{key: [at[n] for n in kept] for key, at in film.times().items()},
         "fate": [fate(bank, done, n) for n in kept],
-        "handed": shown[done.answer],
+        "handed": int(shown[done.answer]),
         "correct": done.correct,
     }
-
-
-def _with_hidden(
-    drawn: list[dict[str, Any]], frames: Sequence[Frame], shown: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Frames with the tokens by tier of thoughts that the search opened and the page lacks."""
-    lacking = np.asarray(shown) == NEVER
-    if not lacking.any():
-        return drawn
-    return [
-        {**each, "hidden": frame.tokens_by_tier[lacking].sum(axis=0).tolist()}
-        for each, frame in zip(drawn, frames, strict=True)
-    ]
 
 
 def _own(done: Walk, node: int, kept: Sequence[int]) -> NodeRecord:
@@ -309,11 +377,9 @@ def _own(done: Walk, node: int, kept: Sequence[int]) -> NodeRecord:
     return NodeRecord(at, done.depth[node], done.tokens[node], math.nan, False, True)
 
 
-def _placed(frame: Frame, shown: Sequence[int], nodes: int) -> Frame:
+def _placed(frame: Frame, shown: np.ndarray, nodes: int) -> Frame:
     """A frame in the layout's numbers; what is not drawn is left out."""
     table = np.zeros((nodes, NUM_TIERS), dtype=np.int64)
-    for node, at in enumerate(shown):
-        if at != NEVER:
-            table[at] = frame.tokens_by_tier[node]
-    active = tuple(shown[node] for node in frame.active if shown[node] != NEVER)
-    return replace(frame, active=active, tokens_by_tier=table)
+    table[shown[shown != NEVER]] = frame.tokens_by_tier[shown != NEVER]
+    active = shown[list(frame.active)]
+    return replace(frame, active=tuple(active[active != NEVER].tolist()), tokens_by_tier=table)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from arborsim.bank.arms import REFERENCE
-from arborsim.bank.results import FIGURES, MARGIN, Paired, SearchResult, paired
+from arborsim.bank.results import MARGIN, Paired, SearchResult, paired, rows_of
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import quantity, scale_for
 from arborsim.run.results import at_budget
@@ -59,39 +58,36 @@ def summarise(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]
 def _policies(results: Sequence[SearchResult], leader: Row) -> list[str]:
     """What other policies make of the search that the answer is about, on the same problems."""
     cells: dict[tuple[str, str], dict[int, SearchResult]] = {}
-    for r in results:
-        if (r.label, r.width) == (leader.label, leader.width):
-            cells.setdefault((r.policy, r.budget), {})[r.episode] = r
+    for r in _of(results, leader):
+        cells.setdefault((r.policy, r.budget), {})[r.episode] = r
     base = cells.pop((leader.policy, leader.budget))
-    shared = [(cell, base.keys() & own.keys(), own) for cell, own in cells.items()]
     return [
-        _under(leader, cell, [(own[n], base[n]) for n in sorted(both)])
-        for cell, both, own in shared[:_MOST_NAMED]
-        if both
+        _under(leader, [own[n] for n in shared], [base[n] for n in shared])
+        for own in list(cells.values())[:_MOST_NAMED]
+        if (shared := sorted(base.keys() & own.keys()))
     ]
 
 
-def _under(
-    leader: Row, cell: tuple[str, str], pairs: Sequence[tuple[SearchResult, SearchResult]]
-) -> str:
-    mine, base = (_means([pair[side] for pair in pairs]) for side in (0, 1))
-    peak, before = mine["peak_hbm_kv_bytes"], base["peak_hbm_kv_bytes"]
-    kept = mine["attention_kept"]
+def _of(results: Sequence[SearchResult], row: Row) -> list[SearchResult]:
+    """The results of a row's search, under any policy."""
+    return [r for r in results if (r.label, r.width) == (row.label, row.width)]
+
+
+def _under(leader: Row, results: Sequence[SearchResult], reference: Sequence[SearchResult]) -> str:
+    """Results under another policy, and under the leader's on the same problems."""
+    (mine,), (base,) = rows_of(results), rows_of(reference)
+    peaks = [row.figures["peak_hbm_kv_bytes"] for row in (mine, base)]
+    times = [row.figures["total_s"] for row in (mine, base)]
+    kept = mine.figures["attention_kept"]
     attention = "" if math.isnan(kept) else f", and keeps {_percent(kept)} of the attention"
-    some = (
-        f" On {len(pairs)} of {leader.searches} problems." if len(pairs) < leader.searches else ""
-    )
+    fewer = len(results) < leader.searches
+    some = f" On {len(results)} of {leader.searches} problems." if fewer else ""
     return (
-        f"Under {at_budget(*cell)}, {leader.label} at width {leader.width} peaks at "
-        f"{_ratio(peak, before)} times the HBM that it needs under "
-        f"{at_budget(leader.policy, leader.budget)} ({quantity('bytes', peak)} against "
-        f"{quantity('bytes', before)}), in {_ratio(mine['total_s'], base['total_s'])} times the "
-        f"time{attention}.{some}"
+        f"Under {at_budget(mine.policy, mine.budget)}, {leader.label} at width {leader.width} "
+        f"peaks at {_ratio(*peaks)} times the HBM that it needs under "
+        f"{at_budget(leader.policy, leader.budget)} ({quantity('bytes', peaks[0])} against "
+        f"{quantity('bytes', peaks[1])}), in {_ratio(*times)} times the time{attention}.{some}"
     )
-
-
-def _means(results: Sequence[SearchResult]) -> dict[str, float]:
-    return {name: fmean(map(of, results)) for name, of in FIGURES.items()}
 
 
 def _ratio(value: float, base: float) -> str:
@@ -106,16 +102,15 @@ def _at_width(
     results: Sequence[SearchResult], rows: Sequence[Row], width: int
 ) -> tuple[Row, str, str] | None:
     """The comparison with REBASE at one width, in full and in short; None if there is none."""
-    theirs = [r for r in results if (r.label, r.width) == (REFERENCE, width)]
     base = next(row for row in rows if (row.label, row.width) == (REFERENCE, width))
     found: list[tuple[Row, Paired]] = []
     for row in rows:
-        own = [r for r in results if (r.label, r.width) == (row.label, width)]
-        rival = row.width == width and row.label != REFERENCE
+        if row.width != width or row.label == REFERENCE or not by_levels(row.label):
+            continue
         # A search that was denied thoughts is a smaller one than its width says.
-        rival = rival and (row.missed <= _MOST_MISSED or base.missed > _MOST_MISSED)
-        pair = paired(own, theirs) if rival else None
-        if pair and by_levels(row.label):
+        if row.missed > _MOST_MISSED >= base.missed:
+            continue
+        if pair := paired(_of(results, row), _of(results, base)):
             found.append((row, pair))
     if not found:
         return None
@@ -126,23 +121,19 @@ def _at_width(
     else:
         row, pair = max(found, key=lambda each: (each[1].difference, -each[0].times("kv_tokens")))
         lead = f"no search reaches REBASE's accuracy; {row.label} comes closest, {_size(row)}"
-    said = f"At width {width}, {lead}:"
-    return (
-        row,
-        f"{said} it solves {_score(row)}, REBASE {_score(base)}. {_told_apart(row, base, pair)}"
-        f"{_lacking(row, base)}",
-        f"{said} {row.right}/{row.judged} against {base.right}/{base.judged}, "
-        f"{_difference(pair)}.{_lacking(row, base)}",
-    )
-
-
-def _lacking(row: Row, base: Row) -> str:
-    """A reminder with each comparison that rests on too few thoughts."""
+    lead = f"At width {width}, {lead}:"
     most = max(row.missed, base.missed)
-    return (
-        f" Up to {_share(most)} of the thoughts that one of the two asked for were not recorded."
+    lacking = (
+        f" Up to {_percent(most)} of the thoughts that one of the two asked for were not recorded."
         if most
         else ""
+    )
+    return (
+        row,
+        f"{lead} it solves {_score(row)}, REBASE {_score(base)}. {_evidence(row, base, pair)}"
+        f"{lacking}",
+        f"{lead} {row.right}/{row.judged} against {base.right}/{base.judged}, "
+        f"{_difference(pair)}.{lacking}",
     )
 
 
@@ -167,22 +158,21 @@ def _size(row: Row) -> str:
     return "with its KV size" if abs(share - 1) < 0.005 else f"with {share:.2f} times its KV size"
 
 
-def _told_apart(row: Row, base: Row, pair: Paired) -> str:
-    """What this number of problems can tell."""
+def _evidence(row: Row, base: Row, pair: Paired) -> str:
+    """What this number of problems shows."""
     low, high = pair.interval()
-    overlap = row.low <= base.high and base.low <= row.high
-    intervals = "The intervals overlap" if overlap else "The intervals do not overlap"
+    overlap = "overlap" if row.low <= base.high and base.low <= row.high else "do not overlap"
     problems = counted(pair.judged, "problem")
-    if pair.gained or pair.lost:
-        same = (
-            f"of the same {problems}, only {row.label} solves {pair.gained} and only REBASE "
-            f"{pair.lost}"
-        )
-    else:
-        same = f"of the same {problems}, both solve the same ones"
-    alone = "does not" if pair.judged == 1 else "do not"
-    told = f"{problems} {alone} tell the two apart" if low <= 0 <= high else "more than chance"
-    return f"{intervals}; {same}, {_difference(pair)}: {told}."
+    solved = (
+        f"only {row.label} solves {pair.gained} and only REBASE {pair.lost}"
+        if pair.gained or pair.lost
+        else "both solve the same ones"
+    )
+    few = f"{problems} {'is' if pair.judged == 1 else 'are'} too few to show a difference"
+    return (
+        f"The intervals {overlap}; of the same {problems}, {solved}, {_difference(pair)}: "
+        f"{few if low <= 0 <= high else 'more than chance'}."
+    )
 
 
 def _difference(pair: Paired) -> str:
@@ -202,20 +192,25 @@ def _best(rows: Sequence[Row]) -> str:
     judged = [row for row in rows if row.judged]
     best = min(judged, key=lambda row: (-row.accuracy, row.figures["kv_tokens"]))
     compared = best.label != REFERENCE and by_levels(best.label)
-    size = _size(best).replace("its", "REBASE's") if compared else ""
-    at = f", {size}" if size else ""
     equals = sum(row.accuracy == best.accuracy for row in judged) - 1
     most = f"as many as any ({equals} more do)" if equals else "most"
-    return f"{best.label} at width {best.width} solves {most}: {_score(best)}{at}."
+    return (
+        f"{best.label} at width {best.width} solves {most}: {_score(best)}"
+        f"{_than_rebase(best) if compared else ''}."
+    )
 
 
 def _unjudged(rows: Sequence[Row]) -> str:
     small = min(rows, key=lambda row: row.figures["kv_tokens"])
-    size = _size(small).replace("its", "REBASE's")
     return (
         "The bank does not judge answers, so it is not known which searches were right. "
-        f"{small.label} at width {small.width} needs the least KV{', ' if size else ''}{size}."
+        f"{small.label} at width {small.width} needs the least KV{_than_rebase(small)}."
     )
+
+
+def _than_rebase(row: Row) -> str:
+    size = _size(row).replace("its", "REBASE's")
+    return f", {size}" if size else ""
 
 
 def _score(row: Row) -> str:
@@ -232,7 +227,7 @@ def missing(rows: Sequence[Row]) -> str:
     if not short:
         return ""
     named = "; ".join(
-        f"{label} at width {width}: {_share(missed)}"
+        f"{label} at width {width}: {_percent(missed)}"
         for missed, label, width in short[:_MOST_NAMED]
     )
     more = len(short) - _MOST_NAMED
@@ -242,10 +237,6 @@ def missing(rows: Sequence[Row]) -> str:
         "than its width says, and so are its accuracy, its KV size and its time; record a "
         "wider bank to serve it."
     )
-
-
-def _share(value: float) -> str:
-    return "<0.1 %" if value < 0.001 else f"{100 * value:.1f} %"
 
 
 def cautions(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:

@@ -15,7 +15,7 @@ from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
 from arborsim.search import make_search
-from arborsim.show.search_film import NEVER, SearchFilm, moments_of
+from arborsim.show.search_trees import NEVER, SearchFilm, moments_of
 from tests.bank.banks import made_bank, random_bank
 
 MACHINE = Machine(load_profile("h200"), load_geometry("llama-3.1-8b"))

@@ -43,7 +43,8 @@ def test_the_least_kv_that_reaches_rebase() -> None:
         "At width 16, ets reaches REBASE's accuracy with 0.60 times its KV size: it solves 50/100 "
         "(50.0 %, 95% interval 39.8 to 60.2), REBASE 50/100 (50.0 %, 95% interval 39.8 to 60.2). "
         "The intervals overlap; of the same 100 problems, both solve the same ones, a difference "
-        "of 0 points (95% interval \u22124.3 to +4.3): 100 problems do not tell the two apart."
+        "of 0 points (95% interval \u22124.3 to +4.3): 100 problems are too few to show a "
+        "difference."
     )
     assert best == (
         "beam-4 at width 16 solves most: 60/100 (60.0 %, 95% interval 49.7 to 69.7), with 0.90 "
@@ -166,7 +167,7 @@ def test_a_width_that_the_bank_could_not_serve_does_not_lead() -> None:
     found = [*several("rebase", 5, 10), *several("ets", 5, 10, kv=90), *wide]
     lead, other, _ = summarise(found, rows_of(found))
     assert lead.startswith("At width 16, ets reaches REBASE's accuracy with 0.90 times")
-    assert lead.endswith("tell the two apart.")
+    assert lead.endswith("too few to show a difference.")
     assert other.startswith("At width 64, ets reaches REBASE's accuracy with 0.10 times")
     assert other.endswith(
         " Up to 20.0 % of the thoughts that one of the two asked for were not recorded."
