@@ -66,8 +66,8 @@ class AttentionKept(Meter):
         if old < len(gone):  # else the path is all there is
             gone = gone[path[:old]]
         step, at = _evicted_on(path, moves)
-        if isinstance(rows, SparseRows) and (gone.dtype == bool or not _fractional(gone)):
-            self._lost += _lost_of_sparse(rows, gone > 0, at, step)
+        if isinstance(rows, SparseRows) and not ((gone > 0) & (gone < 1)).any():
+            self._lost += _lost_of_sparse(rows, gone > 0, at, step)  # all groups have the same
             return
         lost_at = np.concatenate([gone, np.zeros(len(rows))])
         steps, targets = step.tolist(), at.tolist()
@@ -82,11 +82,6 @@ class AttentionKept(Meter):
         self._lost += lost
 
 
-def _fractional(gone: np.ndarray) -> bool:
-    """Whether tokens are gone in some groups and not in others."""
-    return bool(((gone > 0) & (gone < 1)).any())
-
-
 def _evicted_on(path: np.ndarray, moves: Moves) -> tuple[np.ndarray, np.ndarray]:
     """Steps and positions of the evictions on a path, token ids that rise."""
     evicts = moves.target == Tier.EVICTED
@@ -99,12 +94,8 @@ def _evicted_on(path: np.ndarray, moves: Moves) -> tuple[np.ndarray, np.ndarray]
 def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np.ndarray) -> float:
     """Attention of a run's rows to evicted positions, many rows at once.
 
-    Parameters
-    ----------
-    rows : SparseRows
-    gone : bool ``[positions before the run]``
-    at, step : int64 ``[evictions]``
-        Positions evicted during the run, and the iterations after which they are.
+    `gone` is bool ``[positions before the run]``; `at` and `step`, int64 ``[evictions]``, are the
+    positions evicted during the run, and the iterations after which they are.
     """
     count = len(rows)
     listed = np.diff(rows.offsets)
@@ -166,17 +157,15 @@ class OutputError(Meter):
         assert rows is not None, "the reader was not asked for the attention of heads"
         fresh = np.zeros((len(tier), run.num_tokens), dtype=np.int8)
         tier = np.concatenate([tier, fresh], axis=1)
-        vectors = self._vectors(bool(np.isin([*np.unique(tier), *moves.target], _QUANTISED).any()))
+        self._keys = [np.concatenate(self._keys)]
+        self._values = [np.concatenate(self._values)]
+        with_quantised = bool(np.isin([*np.unique(tier), *moves.target], _QUANTISED).any())
+        vectors = _Vectors(self._keys[0], self._values[0], with_quantised)
         paths = [tree.path(leaf) for leaf in run.leaves]
         for step in range(run.steps):
             for w, path in enumerate(paths):
                 self._sum += _token_error(rows, step * len(paths) + w, path, tier, vectors)
             moves.between_steps(step, step + 1).carry_out(tier)
-
-    def _vectors(self, with_quantised: bool) -> _Vectors:
-        self._keys = [np.concatenate(self._keys)]
-        self._values = [np.concatenate(self._values)]
-        return _Vectors(self._keys[0], self._values[0], with_quantised)
 
 
 class _Vectors:
@@ -250,16 +239,10 @@ class MoveLog(Meter):
 
 @dataclass(frozen=True)
 class Quality:
-    """Which quality figures to take while a search is played.
+    """Which quality figures to take while a search is played."""
 
-    Attributes
-    ----------
-    attention_kept, output_error : bool
-        See `AttentionKept` and `OutputError`.
-    """
-
-    attention_kept: bool = False
-    output_error: bool = False
+    attention_kept: bool = False  # `AttentionKept`
+    output_error: bool = False  # `OutputError`
 
     @classmethod
     def of(cls, reader: TraceReader) -> Quality:

@@ -21,38 +21,25 @@ NOT_BORN = NUM_TIERS
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """A thought block as it was at the end of the search.
+    """A thought block as it was at the end of the search."""
 
-    `parent` is an index (-1 for the root), `depth` the distance from the root; `reward` is NaN if
-    the search gave none.
-    """
-
-    parent: int
-    depth: int
+    parent: int  # an index; -1 for the root
+    depth: int  # distance from the root
     tokens: int
-    reward: float
+    reward: float  # NaN if the search gave none
     pruned: bool
     closed: bool
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """A moment of the search.
-
-    Attributes
-    ----------
-    time_s : float
-    label : str
-        What happened, e.g. ``"block 7 complete"``.
-    active : tuple of int
-        Leaves that decode next.
-    tokens_by_tier : integer array ``[nodes, 5]``
-        Columns in the order of `arborsim.core.tiers.Tier`; zero rows for nodes not opened yet.
-    """
+    """A moment of the search."""
 
     time_s: float
-    label: str
-    active: tuple[int, ...]
+    label: str  # what happened, e.g. ``"block 7 complete"``
+    active: tuple[int, ...]  # leaves that decode next
+    #: Integers [nodes, 5]: columns in the order of `arborsim.core.tiers.Tier`; zero rows for nodes
+    #: not opened yet
     tokens_by_tier: np.ndarray
 
 
@@ -99,8 +86,14 @@ class TreeFilm:
         self._frames.append(Frame(time_s, label, controller.view().leaves, table))
 
     def frames(self, nodes: int) -> tuple[Frame, ...]:
-        """At most `MAX_FRAMES` of them, each with a row for every one of `nodes`."""
-        return tuple(_padded(frame, nodes) for frame in _thinned(self._frames))
+        """At most `MAX_FRAMES`, evenly spread, first and last included; a row for each node."""
+        last, count = len(self._frames) - 1, min(len(self._frames), MAX_FRAMES)
+        frames = []
+        for i in np.linspace(0, last, count).round().astype(int):
+            table = self._frames[i].tokens_by_tier
+            table = np.pad(table, ((0, nodes - len(table)), (0, 0)))
+            frames.append(replace(self._frames[i], tokens_by_tier=table))
+        return tuple(frames)
 
 
 def tokens_by_tier(controller: Controller) -> np.ndarray:
@@ -118,54 +111,27 @@ def node_records(tree: ThoughtTree) -> tuple[NodeRecord, ...]:
     )
 
 
-def _thinned(frames: list[Frame]) -> Iterator[Frame]:
-    """At most `MAX_FRAMES`, evenly spread, first and last included."""
-    if len(frames) <= MAX_FRAMES:
-        return iter(frames)
-    return (frames[i] for i in np.linspace(0, len(frames) - 1, MAX_FRAMES).round().astype(int))
-
-
-def _padded(frame: Frame, nodes: int) -> Frame:
-    """The same frame with a (zero) row for nodes that were opened later."""
-    table = np.zeros((nodes, NUM_TIERS), dtype=np.int64)
-    table[: len(frame.tokens_by_tier)] = frame.tokens_by_tier
-    return replace(frame, tokens_by_tier=table)
-
-
 @dataclass(frozen=True, eq=False)
 class TokenMap:
-    """A search under a policy, as a picture.
-
-    Attributes
-    ----------
-    policy, budget, trace : str
-    episode : int
-    first_tokens : int64 ``[columns]``
-        First token of each column; tokens are numbered in the order of their birth.
-    iterations : int64 ``[rows]``
-        The decode iteration after whose decisions a row was taken.
-    cells : uint8 ``[rows, columns]``
-        The tier of most of a column's tokens, or `NOT_BORN`.
-    """
+    """A search under a policy, as a picture."""
 
     policy: str
     budget: str
     trace: str
     episode: int
+    #: Int64 [columns]: first token of each; tokens are numbered in the order of their birth
     first_tokens: np.ndarray
+    #: Int64 [rows]: the decode iteration after whose decisions a row was taken
     iterations: np.ndarray
+    #: Uint8 [rows, columns]: the tier of most of a column's tokens, or `NOT_BORN`
     cells: np.ndarray
 
 
 class TokenMapper(Meter):
     """A meter that takes the rows of a `TokenMap` while a search runs.
 
-    With several cache groups a token counts as being where the median group has it.
-
-    Parameters
-    ----------
-    tokens, iterations : int
-        Of the whole search.
+    `tokens` and `iterations` are those of the whole search.  With several cache groups a token
+    counts as being where the median group has it.
     """
 
     def __init__(self, tokens: int, iterations: int) -> None:

@@ -23,7 +23,7 @@ from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
-from arborsim.run.episode import Cell, Played, cells_of, play_episode
+from arborsim.run.episode import Cell, cells_of, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture, node_records
 from arborsim.run.results import (
@@ -40,50 +40,30 @@ from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind, recording_options
 
 if TYPE_CHECKING:
-    from arborsim.machine.terms import Term
-
-__all__ = ["Cell", "Machine", "Replay"]
+    pass
 
 
 @dataclass
 class Replay:
-    """What to replay, and how.
-
-    Attributes
-    ----------
-    traces : sequence of path
-    policies, budgets : sequences
-    machine : Machine
-    quality : bool
-        Measure the attention kept where the trace holds attention (reads its largest column), and
-        the output error where it holds vectors.
-    first, count : int, int or None
-        Which episodes of each trace.
-    pictures : bool
-        Take pictures of each trace's first episode, for the report.
-    optional : set of str
-        Policies that are left out, with a note in the result, on traces that lack what they read
-        and under budgets that they cannot keep, instead of raising.
-    skip_infeasible : bool
-        The same for all policies, but for budgets only.
-    workers : int
-        Processes that share the episodes.
-    settings : dict
-        Shown in the report's appendix.
-    """
+    """What to replay, and how."""
 
     traces: Sequence[Path]
     policies: Sequence[Policy]
     budgets: Sequence[Budget]
     machine: Machine
+    #: Measure the attention kept where the trace holds attention (reads its largest column), and
+    #: the output error where it holds vectors
     quality: bool = True
+    #: Which episodes of each trace; None for all that follow
     first: int = 0
     count: int | None = None
-    pictures: bool = False
+    pictures: bool = False  # take pictures of each trace's first episode, for the report
+    #: Policies that are left out, with a note in the result, on traces that lack what they read and
+    #: under budgets that they cannot keep, instead of raising
     optional: frozenset[str] = frozenset()
-    skip_infeasible: bool = False
-    workers: int = 1
-    settings: dict[str, str] = field(default_factory=dict)
+    skip_infeasible: bool = False  # the same for all policies, but for budgets only
+    workers: int = 1  # processes that share the episodes
+    settings: dict[str, str] = field(default_factory=dict)  # shown in the report's appendix
 
     def open(self) -> list[TraceReader]:
         """Open every trace and check that it serves every policy, before any work is done."""
@@ -121,12 +101,16 @@ class Replay:
         return unsuited(policy, self.machine.geometry or reader.info.geometry)
 
     def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
-        """A note for every policy that the trace cannot serve, or that makes no sense here."""
+        """A note for every policy that the trace cannot serve, then for those unsuited here."""
         name = self._name(reader)
-        yield from _lacking(self.policies, reader, name)
+        served = []
         for policy in self.policies:
-            why = self._unsuited(policy, reader)
-            if why and not _missing(policy, reader):
+            if missing := _missing(policy, reader):
+                yield _lacking(policy, missing, reader, name)
+            else:
+                served.append(policy)
+        for policy in served:
+            if why := self._unsuited(policy, reader):
                 yield LeftOut(name, policy.name, detail=why, unsuited=True)
 
     def _cautions(
@@ -137,8 +121,21 @@ class Replay:
             (r.policy for r in results if r.measured.time.policy_s and r.policy != ORACLE),
             self.machine.profile,
         )
-        yield from _approximate(results, self.machine.recall)
-        yield from _cautions(self.policies, readers)
+        in_ddr = any(result.measured.peak_ddr_bytes for result in results)
+        if self.machine.recall == "ondemand" and in_ddr:
+            yield (
+                "recall ondemand reads only some pages of what is in DDR: attention kept and "
+                "output error count all of it as read."
+            )
+        if not any(reader.info.attention == "sparse" for reader in readers):
+            return
+        for policy in self.policies:
+            if any(score.blurred for score in policy.scores().values()):
+                yield (
+                    f"{policy.name}: where attention was recorded sparsely, all tokens but the "
+                    "strongest of a row share one value, which is often its median; nearly every "
+                    "token then counts as used."
+                )
 
     def work(self, readers: Iterable[TraceReader]) -> int:
         """Rows to replay, for a progress bar."""
@@ -165,23 +162,17 @@ class Replay:
                     advance(outcome.trace, outcome.rows)
         kept = [o for o in outcomes if _key(o.trace, o.cell) not in infeasible]
         results = tuple(o.result for o in kept if o.result)
+        profile = self.machine.profile
+        ran = ((r.trace, at_budget(r.policy, r.budget), r.measured) for r in results)
         return ReplayResult(
             results,
             tuple(o.picture for o in kept if o.picture),
             self.settings,
-            tuple(
-                f"{name} {getattr(self.machine.profile, name)}"
-                for name in self.machine.profile.assumed()
-            ),
+            tuple(f"{name} {getattr(profile, name)}" for name in profile.assumed()),
             (*left_out, *infeasible.values()),
             tuple(o.token_map for o in kept if o.token_map),
             tuple(dict.fromkeys(self._cautions(results, readers))),
-            tuple(
-                does_not_fit(
-                    ((r.trace, at_budget(r.policy, r.budget), r.measured) for r in results),
-                    self.machine.profile.name,
-                )
-            ),
+            tuple(does_not_fit(ran, profile.name)),
         )
 
     def _units(
@@ -220,42 +211,25 @@ class Replay:
 
 @dataclass(frozen=True)
 class Unit:
-    """One episode of a trace, and what to replay it under.
+    """One episode of a trace, and what to replay it under."""
 
-    Attributes
-    ----------
-    name : str
-        What the trace is called in results.
-    trace : Path
-    episode : int
-    cells : tuple of Cell
-    needs : tuple of Signal
-        What to read from the trace: for policies, and for quality.
-    machine : Machine
-    quality : Quality
-    pictures : bool
-        Take pictures for the report.
-    """
-
-    name: str
+    name: str  # what the trace is called in results
     trace: Path
     episode: int
     cells: tuple[Cell, ...]
-    needs: tuple[Signal, ...]
+    needs: tuple[Signal, ...]  # what to read from the trace: for policies, and for quality
     machine: Machine
     quality: Quality
-    pictures: bool
+    pictures: bool  # take pictures for the report
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one cell: a result (with pictures if asked for), or an infeasible budget.
-
-    `rows` and `tokens` are those of the episode.
-    """
+    """What came of one cell: a result (with pictures if asked for), or an infeasible budget."""
 
     trace: str
     episode: int
+    #: Of the episode
     rows: int
     tokens: int
     cell: Cell
@@ -268,11 +242,7 @@ class Outcome:
 def play_unit(unit: Unit, advance: Callable[[str, int], None] | None = None) -> list[Outcome]:
     """Replay the unit's episode under each of its cells, in their order.
 
-    Parameters
-    ----------
-    unit : Unit
-    advance : callable, optional
-        Called with what was done and its number of rows, after each cell.
+    `advance` is called with what was done and its number of rows, after each cell.
     """
     reader = TraceReader(unit.trace)
     (episode,) = reader.episodes(unit.needs, start=unit.episode, stop=unit.episode + 1)
@@ -292,30 +262,11 @@ def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
     """Fill in the outcome of its cell."""
     cell = outcome.cell
     executor = unit.machine.executor(cell.policy, episode.info)
-    if not unit.pictures:
-        played = play_episode(episode, cell, executor, quality=unit.quality)
-        return replace(outcome, result=_result(unit, episode, cell, played, executor.terms()))
     iterations = len(np.unique(episode.iteration[episode.kind == Kind.TOKEN]))
     mapper, film = TokenMapper(episode.num_tokens, iterations), TreeFilm()
-    played = play_episode(
-        episode, cell, executor, quality=unit.quality, meters=[mapper], watch=film.watch
-    )
-    nodes = node_records(played.controller.tree)
-    where = (cell.policy.name, cell.budget.text, unit.name, episode.index)
-    return replace(
-        outcome,
-        result=_result(unit, episode, cell, played, executor.terms()),
-        picture=TreePicture(*where, nodes, film.frames(len(nodes))),
-        token_map=TokenMap(
-            *where, mapper.first_tokens, mapper.iterations, mapper.finish(executor.tier)
-        ),
-    )
-
-
-def _result(
-    unit: Unit, episode: Episode, cell: Cell, played: Played, terms: tuple[Term, ...]
-) -> EpisodeResult:
-    return EpisodeResult(
+    pictured: dict[str, Any] = {"meters": [mapper], "watch": film.watch} if unit.pictures else {}
+    played = play_episode(episode, cell, executor, quality=unit.quality, **pictured)
+    result = EpisodeResult(
         unit.name,
         episode.index,
         cell.policy.name,
@@ -326,7 +277,18 @@ def _result(
         unit.machine.charged(episode.info).kv_bytes_per_token,
         played.output_error,
         cell.policy.bounded,
-        terms,
+        executor.terms(),
+    )
+    if not unit.pictures:
+        return replace(outcome, result=result)
+    nodes = node_records(played.controller.tree)
+    where = (cell.policy.name, cell.budget.text, unit.name, episode.index)
+    cells = mapper.finish(executor.tier)
+    return replace(
+        outcome,
+        result=result,
+        picture=TreePicture(*where, nodes, film.frames(len(nodes))),
+        token_map=TokenMap(*where, mapper.first_tokens, mapper.iterations, cells),
     )
 
 
@@ -338,21 +300,16 @@ def _missing(policy: Policy, reader: TraceReader) -> list[Signal]:
     return [signal for signal in sorted(policy.reads()) if not reader.has(signal)]
 
 
-def _lacking(policies: Iterable[Policy], reader: TraceReader, trace: str) -> Iterator[LeftOut]:
-    """A note for every policy that the trace cannot serve."""
-    for policy in policies:
-        if missing := _missing(policy, reader):
-            options = " ".join(recording_options(missing, reader.info))
-            unrecorded = reader.info.unrecorded
-            detail = f"reads {' and '.join(missing)}: "
-            detail += unrecorded or f"record the trace with {options}"
-            instead = _instead(policy, reader)
-            if instead:
-                detail += f", or --set {instead}"
-            yield LeftOut(
-                trace, policy.name, remedy=options, detail=detail, instead=instead,
-                unrecorded=unrecorded,
-            )  # fmt: skip
+def _lacking(policy: Policy, missing: Sequence[Signal], reader: TraceReader, trace: str) -> LeftOut:
+    """A note on a policy that reads what the trace has not."""
+    options = " ".join(recording_options(missing, reader.info))
+    unrecorded, instead = reader.info.unrecorded, _instead(policy, reader)
+    detail = f"reads {' and '.join(missing)}: {unrecorded or f'record the trace with {options}'}"
+    if instead:
+        detail += f", or --set {instead}"
+    return LeftOut(
+        trace, policy.name, remedy=options, detail=detail, instead=instead, unrecorded=unrecorded
+    )
 
 
 def _instead(policy: Policy, reader: TraceReader) -> str:
@@ -362,28 +319,6 @@ def _instead(policy: Policy, reader: TraceReader) -> str:
         return ""
     changed: dict[str, Any] = {"per": "shared"}
     return "" if _missing(replace(policy, **changed), reader) else "per=shared"
-
-
-def _approximate(results: Iterable[EpisodeResult], recall: str) -> Iterator[str]:
-    """What `ondemand` leaves unread counts as kept: say so where there was any."""
-    if recall == "ondemand" and any(result.measured.peak_ddr_bytes for result in results):
-        yield (
-            "recall ondemand reads only some pages of what is in DDR: attention kept and output "
-            "error count all of it as read."
-        )
-
-
-def _cautions(policies: Iterable[Policy], readers: Iterable[TraceReader]) -> Iterator[str]:
-    """Policies that a sparse recording keeps from telling tokens apart."""
-    if not any(reader.info.attention == "sparse" for reader in readers):
-        return
-    for policy in policies:
-        if any(score.blurred for score in policy.scores().values()):
-            yield (
-                f"{policy.name}: where attention was recorded sparsely, all tokens but the "
-                "strongest of a row share one value, which is often its median; nearly every token "
-                "then counts as used."
-            )
 
 
 def _remedy(outcome: Outcome) -> tuple[str, str]:
