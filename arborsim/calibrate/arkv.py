@@ -10,11 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from arborsim.calibrate.backend import OnProgress
-from arborsim.calibrate.documents import Calibration, recording, rounded, software
+from arborsim.calibrate.documents import (
+    MAIN,
+    MUTED,
+    Calibration,
+    figure,
+    recording,
+    rounded,
+    software,
+)
 from arborsim.core.errors import UsageError
 from arborsim.core.settings import default_of, settings_of
 from arborsim.core.tiers import Budget
@@ -64,16 +73,7 @@ def tune(
     seed: int,
     on_progress: OnProgress,
 ) -> Tuning:
-    """Minimise the mean of `objective`; the published values are the first trial.
-
-    Parameters
-    ----------
-    objective, held_out : callable
-        Errors on the episodes to tune on, and on others.
-    trials : int
-        The published values included.
-    seed : int
-        Of the sampler.
+    """Minimise the mean of `objective`; the published values are the first of the `trials`.
 
     Raises
     ------
@@ -127,14 +127,7 @@ def episodes_of(paths: Sequence[Path], odd: bool) -> list[tuple[Path, int]]:
 
 
 def replay_error(episodes: Sequence[tuple[Path, int]], budgets: Sequence[str]) -> Objective:
-    """Mean output error over the budgets, for every episode.
-
-    Parameters
-    ----------
-    episodes : sequence of (path, episode)
-    budgets : sequence of str
-        As for `arborsim replay`.
-    """
+    """Mean output error over the budgets, for every episode."""
     machine = Machine(load_profile("h100"))  # bytes and seconds are not looked at
     parsed = [Budget.parse(text) for text in budgets]
 
@@ -189,3 +182,19 @@ def arkv_calibration(
             "errors": rounded(tuning.errors),
         },
     )
+
+
+def arkv_figure(tuning: Tuning, title: str) -> dict[str, Any]:
+    """Error of every trial, and the least so far."""
+    errors = list(tuning.errors)
+    trials = list(range(1, len(errors) + 1))
+    every = {
+        "type": "scatter", "x": trials, "y": errors, "mode": "markers",
+        "marker": {"color": MUTED}, "name": "trial",
+    }  # fmt: skip
+    least = {
+        "type": "scatter", "x": trials, "y": np.minimum.accumulate(errors), "mode": "lines",
+        "line": {"color": MAIN}, "name": "least so far",
+    }  # fmt: skip
+    x = {"title": "trial (1: published values)"}
+    return figure(title, [every, least], x, {"title": "relative error of the attention output"})

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from arborsim.calibrate.backend import OccludedTrace, OcclusionRequest, Occlusions
-from arborsim.calibrate.documents import Calibration, rounded, software
+from arborsim.calibrate.documents import (
+    MAIN,
+    MUTED,
+    SECOND,
+    Calibration,
+    figure,
+    interval,
+    rounded,
+    software,
+)
 from arborsim.core.errors import UsageError
 from arborsim.core.statistics import bootstrap, spearman
 from arborsim.signals.rolling import rolling_mean_std, rolling_z
@@ -227,10 +237,8 @@ def bands_calibration(
             "effective_n": bands.traces,
             "held_out_contrast": rounded(bands.contrast),
             "layer": {
-                "mean": [rounded(item.mean) for item in bands.layers],
-                "low": [rounded(item.low) for item in bands.layers],
-                "high": [rounded(item.high) for item in bands.layers],
-                "pooled": [rounded(item.pooled) for item in bands.layers],
+                name: rounded([getattr(item, name) for item in bands.layers])
+                for name in ("mean", "low", "high", "pooled")
             },
         },
     )
@@ -238,3 +246,37 @@ def bands_calibration(
 
 def _signed(mean: float, low: float, high: float) -> str:
     return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def bands_figure(bands: Bands, title: str) -> dict[str, Any]:
+    """Correlation with importance per layer: mean with interval, pooled, and single traces."""
+    layers = [item.layer for item in bands.layers]
+    colours = [MUTED] * len(layers)
+    for (first, last), colour in ((bands.band_a, MAIN), (bands.band_b, SECOND)):
+        colours[first : last + 1] = [colour] * (last + 1 - first)
+    means = {
+        "type": "bar",
+        "x": layers,
+        "y": [item.mean for item in bands.layers],
+        "marker": {"color": colours},
+        "name": "mean over traces, 95% interval",
+        "error_y": interval((item.low, item.mean, item.high) for item in bands.layers),
+    }
+    single = {
+        "type": "scatter",
+        "x": np.repeat(layers, len(bands.layers[0].per_trace)),
+        "y": [rho for item in bands.layers for rho in item.per_trace],
+        "mode": "markers",
+        "marker": {"color": "rgba(120, 120, 120, 0.35)", "size": 6},
+        "name": "single traces",
+    }
+    pooled = {
+        "type": "scatter",
+        "x": layers,
+        "y": [item.pooled for item in bands.layers],
+        "mode": "markers",
+        "marker": {"color": "#111", "symbol": "line-ew-open", "size": 14},
+        "name": "all tokens pooled",
+    }
+    x = {"title": "layer (A and B coloured)", "dtick": 1}
+    return figure(title, [means, single, pooled], x, {"title": "Spearman rho with importance"})

@@ -1,4 +1,4 @@
-"""The file a calibration is kept in, and the settings of policies that are made of it.
+"""The file a calibration is kept in, its figure, and the settings of policies made of it.
 
 Small, readable TOML that says how it was made::
 
@@ -11,12 +11,14 @@ Small, readable TOML that says how it was made::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 import arborsim
 from arborsim.core.documents import plain, to_toml, write_text
@@ -26,6 +28,8 @@ from arborsim.policies.registry import build
 from arborsim.trace.reader import TraceReader
 
 Settings = dict[str, dict[str, str]]
+#: Colours of a calibration's figure.
+MAIN, SECOND, MUTED = "#0b7a75", "#b8432f", "#5b6770"
 _MADE_BY = "make one with `arborsim calibrate`"
 _DIGITS = 6
 
@@ -134,20 +138,10 @@ def apply(
     calibrations: Sequence[Calibration],
     recorded: Mapping[str, int],
 ) -> Settings:
-    """Settings of the chosen policies, calibrated.
+    """Settings of the chosen policies, calibrated: what `registry.build` takes.
 
-    Parameters
-    ----------
-    settings : mapping of policy to mapping of name to text
-        All chosen policies with what the user set; that wins over calibrations.
-    calibrations : sequence of Calibration
-    recorded : mapping of str to int
-        Layers of the model that each trace was recorded on, by the trace's name.
-
-    Returns
-    -------
-    dict
-        New; in the form that `arborsim.policies.registry.build` takes.
+    `settings` holds all chosen policies with what the user set, which wins over calibrations;
+    `recorded` is the layers of the model that each trace was recorded on, by the trace's name.
 
     Raises
     ------
@@ -158,7 +152,13 @@ def apply(
     given: Settings = {policy: {} for policy in settings}
     origin: dict[tuple[str, str], Calibration] = {}
     for calibration in calibrations:
-        _check_depth(calibration, recorded)
+        for trace, layers in recorded.items():
+            if layers != calibration.layers:
+                raise UsageError(
+                    f"{calibration.source} was made for {calibration.layers} layers "
+                    f"({calibration.model}), {trace} was recorded on {layers}: "
+                    "calibrate on the recorded model"
+                )
         if not set(calibration.policies) & set(settings):
             raise UsageError(
                 f"{calibration.source} is for {', '.join(calibration.policies)}: none of them is "
@@ -177,17 +177,40 @@ def apply(
     return {policy: given[policy] | dict(own) for policy, own in settings.items()}
 
 
-def _check_depth(calibration: Calibration, recorded: Mapping[str, int]) -> None:
-    for trace, layers in recorded.items():
-        if layers != calibration.layers:
-            raise UsageError(
-                f"{calibration.source} was made for {calibration.layers} layers "
-                f"({calibration.model}), {trace} was recorded on {layers}: "
-                "calibrate on the recorded model"
-            )
-
-
 def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
     """TOML values in the form that ``--set`` has."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in values.items()}  # fmt: skip
+
+
+def interval(points: Iterable[tuple[float, float, float]]) -> dict[str, Any]:
+    """Plotly's error bars of (low, value, high)."""
+    low, value, high = np.array(list(points)).T
+    return {"symmetric": False, "array": high - value, "arrayminus": value - low}
+
+
+def figure(
+    title: str, data: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], **layout: Any
+) -> dict[str, Any]:
+    """A plotly figure in the style of calibrations; `x` and `y` are its axes."""
+    style = {
+        "title": {"text": title.replace("; ", "<br>"), "font": {"size": 14}},
+        "template": "plotly_white",
+        "legend": {"orientation": "h", "y": -0.2},
+        "margin": {"t": 60, "r": 20},
+    }
+    return {"data": data, "layout": {"xaxis": x, "yaxis": y, **style, **layout}}
+
+
+def write_figure(figure: dict[str, Any], path: Path) -> None:
+    """Write a page that needs no network; the same figure gives the same bytes.
+
+    Raises
+    ------
+    UsageError
+        It cannot be written.
+    """
+    from plotly.graph_objects import Figure
+
+    page = Figure(figure).to_html(include_plotlyjs=True, full_html=True, div_id="calibration")
+    write_text(path, page)

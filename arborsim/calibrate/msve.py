@@ -7,7 +7,7 @@ A logistic fit of the targets on the features of MSVE (Eq. 1) gives theta.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,16 @@ from arborsim.calibrate.backend import (
     ModelChoice,
     OnProgress,
 )
-from arborsim.calibrate.documents import Calibration, recording, rounded, software
+from arborsim.calibrate.documents import (
+    MAIN,
+    MUTED,
+    Calibration,
+    figure,
+    interval,
+    recording,
+    rounded,
+    software,
+)
 from arborsim.core.errors import UsageError
 from arborsim.core.events import Boundary, Decode, Prefill, Transition
 from arborsim.core.observations import Signal
@@ -79,12 +88,8 @@ def mask_searches(
 ) -> Searches:
     """Hide every block on the right path of every search in the traces, one at a time.
 
-    Parameters
-    ----------
-    paths : sequence of Path
-        Searches recorded with their whole cache, and with attention.
-    choice : ModelChoice
-        The model they were recorded on; the options of its task come from the traces.
+    The searches were recorded with their whole cache, and with attention; `choice` is the model
+    they were recorded on, whose task's options come from the traces.
 
     Raises
     ------
@@ -107,12 +112,21 @@ def mask_searches(
     right = 0
     for reader in readers:
         parameters = reader.info.search_parameters
-        own = list(_blocks_of_trace(reader, right))
-        right = 1 + max((block.trace for block in own), default=right - 1)
+        first = int(parameters.get("first", 0))
+        own: list[HiddenBlock] = []
+        for episode in reader.episodes((Signal.ATTENTION,), who="calibrating MSVE"):
+            found_here = blocks_of(episode, right, first + episode.index)
+            own += found_here
+            right += bool(found_here)
         if not own:
             continue
+        options = {
+            name.removeprefix(_TASK_OPTION): value
+            for name, value in parameters.items()
+            if name.startswith(_TASK_OPTION)
+        }
         request = MaskingRequest(
-            replace(choice, task_options=_task_options(parameters)),
+            replace(choice, task_options=options),
             str(parameters.get("split", "test")),
             reader.info.model,
             [block.masking for block in own],
@@ -137,31 +151,10 @@ def mask_searches(
     )
 
 
-def _task_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name.removeprefix(_TASK_OPTION): value
-        for name, value in parameters.items()
-        if name.startswith(_TASK_OPTION)
-    }
-
-
-def _blocks_of_trace(reader: TraceReader, number: int) -> Iterator[HiddenBlock]:
-    first = int(reader.info.search_parameters.get("first", 0))
-    for episode in reader.episodes((Signal.ATTENTION,), who="calibrating MSVE"):
-        own = blocks_of(episode, number, first + episode.index)
-        yield from own
-        number += bool(own)
-
-
 def blocks_of(episode: Episode, number: int, problem: int) -> list[HiddenBlock]:
     """Blocks on the path to the answer but for the last; none if the answer was wrong.
 
-    Parameters
-    ----------
-    episode : Episode
-        With attention.
-    number, problem : int
-        Of the trace among all that are used, and of the problem in its split.
+    `number` is that of the trace among all that are used, `problem` that in its split.
     """
     answer = int(np.flatnonzero(episode.kind == Kind.ANSWER)[0])
     if episode.correct[answer] != 1:
@@ -290,3 +283,23 @@ def msve_calibration(
         versions=software("numpy", "scipy", "torch", "transformers"),
         evidence={name: rounded(value) for name, value in asdict(msve).items() if name != "theta"},
     )
+
+
+def msve_figure(msve: Msve, title: str) -> dict[str, Any]:
+    """Theta with its intervals, each coefficient in units of its own interval's scale."""
+    rows = np.array([msve.low, msve.theta, msve.high])
+    rows /= np.maximum(np.abs(rows[[0, 2]]).max(axis=0), 1e-12)
+    points = {
+        "type": "scatter",
+        "x": rows[1],
+        "y": [f"{name} ({value:.3g})" for name, value in zip(FEATURES, msve.theta, strict=True)],
+        "mode": "markers",
+        "marker": {"color": MAIN, "size": 12},
+        "error_x": interval(rows.T.tolist()),
+    }
+    zero = {
+        "type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "y domain",
+        "line": {"color": MUTED},
+    }  # fmt: skip
+    x = {"title": "theta, as a share of the far end of its 95% interval"}
+    return figure(title, [points], x, {}, shapes=[zero])

@@ -17,12 +17,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
-from arborsim.calibrate.backend import OnProgress
+from arborsim.calibrate.backend import OnProgress, PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.core.events import Decode, Event, Prefill, TokenRun
 from arborsim.core.observations import DenseRows, Observations, Signal
@@ -82,11 +82,7 @@ def measure_decisions(
 
 def chain_view(policy: Policy, tokens: int, over: int = 1) -> CacheView:
     """All tokens of one chain in HBM, `over` more than the budget allows; random scores."""
-    tree = ThoughtTree()
-    tree.open(0, -1)
-    tree.append((0,), _PROMPT)
-    tree.open(1, 0)
-    tree.append((1,), tokens - _PROMPT)
+    tree = _chain(_PROMPT, tokens - _PROMPT)
     tree.activate((1,))
     return CacheView(
         tier=np.zeros((GROUPS[policy.grouping], tokens), dtype=np.int8),
@@ -98,6 +94,15 @@ def chain_view(policy: Policy, tokens: int, over: int = 1) -> CacheView:
         iterations=tokens - tokens % _INTERVAL,
         vocabulary=128_256,
     )
+
+
+def _chain(*tokens: int) -> ThoughtTree:
+    """Blocks of so many tokens, one below the other."""
+    tree = ThoughtTree()
+    for node, count in enumerate(tokens):
+        tree.open(node, node - 1)
+        tree.append((node,), count)
+    return tree
 
 
 class _FewRows:
@@ -137,12 +142,9 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
         },
         few, few, vectors, vectors,
     )  # fmt: skip
-    tree = ThoughtTree()
-    tree.open(0, -1)
-    tree.append((0,), _FEW)
     run = TokenRun((0,), _FEW, np.zeros(_FEW, dtype=np.int32), observed)
     book = ScoreBook(policy.scores(), _LAYERS)
-    book.begin(run, tree, generated=False)
+    book.begin(run, _chain(_FEW), generated=False)
     book.skip(_FEW)
     return {
         name: rng.random([tokens if n == _FEW else n for n in seen.shape]).astype(seen.dtype)
@@ -198,46 +200,6 @@ def _relative_line(tokens: tuple[int, ...], seconds: tuple[float, ...]) -> tuple
     return float(x[0] / scale[0]), float(x[1] / scale[1])
 
 
-class Quiet(NamedTuple):
-    """A policy in a search whose budget holds everything: nothing is decided."""
-
-    lanes: int  # sequences that decode together
-    thought: int  # iterations between two turns
-    per_iteration_s: float  # the policy's seconds, turns included, per iteration
-
-
-@dataclass(frozen=True)
-class PolicyTime:
-    """One search under one policy, and the same search under full retention."""
-
-    name: str
-    #: Whether the policy reads attention rows, and whether it rounds tokens
-    rows: bool
-    quantises: bool
-    layers: int
-    tokens: float  # tokens on the path where decisions are made, mean
-    iterations: int
-    decisions: int
-    #: Of all iterations
-    decode_s: float
-    policy_s: float
-    #: The same under full retention
-    full_decode_s: float
-    full_policy_s: float
-    quiet: tuple[Quiet, ...] = ()  # searches whose budget holds everything
-    turns: int = 0  # from one thought to the next
-
-    @property
-    def decides_often(self) -> bool:
-        """Whether the search says something about what a decision takes."""
-        return self.decisions * 4 >= self.iterations
-
-    @property
-    def decision_s(self) -> float:
-        """Seconds per decision beyond what full retention handles."""
-        return max(0.0, self.policy_s - self.full_policy_s) / self.decisions
-
-
 @dataclass(frozen=True)
 class PolicyCost:
     """The cost model's numbers; medians over policies."""
@@ -275,12 +237,8 @@ def seconds_of(
 ) -> dict[str, PolicySeconds]:
     """What each policy takes that was also timed without decisions, in order of the timing.
 
-    Parameters
-    ----------
-    times : sequence of PolicyTime
-    decisions : mapping of str to tuple of float
-        Base and seconds per token of `Policy.decide` alone: for policies that hardly ever decided,
-        whose searches say little about a decision.
+    `decisions` holds base and seconds per token of `Policy.decide` alone: for policies that hardly
+    ever decided, whose searches say little about a decision.
     """
     by_name: dict[str, list[PolicyTime]] = {}
     for one in times:
@@ -293,11 +251,12 @@ def seconds_of(
 
 def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> PolicySeconds:
     quiet = _quiet_seconds(times[0].quiet)
-    taken = sorted(
-        (one.tokens, max(0.0, one.policy_s - _without_decisions_s(one, quiet)) / one.decisions)
-        for one in times
-        if one.decides_often
-    )
+
+    def decision_s(one: PolicyTime) -> float:
+        without_s = one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1)
+        return max(0.0, one.policy_s - float(without_s)) / one.decisions
+
+    taken = sorted((one.tokens, decision_s(one)) for one in times if one.decides_often)
     if not taken:
         return replace(quiet, decision_base_s=alone[0], decision_per_token_s=alone[1])
     (fewer, less_s), (more, more_s) = taken[0], taken[-1]
@@ -334,10 +293,6 @@ def _base_and_slope(seconds: Mapping[int, float]) -> tuple[float, float]:
     few, many = min(seconds), max(seconds)
     slope = max(0.0, (seconds[many] - seconds[few]) / (many - few)) if many > few else 0.0
     return max(0.0, seconds[few] - few * slope), slope
-
-
-def _without_decisions_s(one: PolicyTime, quiet: PolicySeconds) -> float:
-    return float(one.iterations * quiet.observing_s(1) + one.turns * quiet.turning_s(1))
 
 
 def _line(times: Sequence[PolicyTime]) -> tuple[float, float]:

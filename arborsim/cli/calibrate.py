@@ -84,7 +84,7 @@ class CalibrationOutput:
 
     def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
         """Both files; then say what was found."""
-        from arborsim.calibrate.plots import write_figure
+        from arborsim.calibrate.documents import write_figure
 
         made.write(self.out)
         write_figure(figure, self.page)
@@ -109,9 +109,9 @@ def hardware(
     """
     from datetime import UTC, datetime
 
-    from arborsim.calibrate.hardware import HardwareRequest, get_measuring_backend
+    from arborsim.calibrate.backend import HardwareRequest, get_measuring_backend
+    from arborsim.calibrate.hardware import make_profile, write_profile
     from arborsim.calibrate.policy_cost import measure_decisions
-    from arborsim.calibrate.profile import make_profile, write_profile
     from arborsim.policies.registry import available
 
     _check_profile(out, overwrite)
@@ -159,8 +159,7 @@ def bands(
     Sets layers of epikv and hs-variance and bands of band-adaptive.
     """
     from arborsim.calibrate.backend import OcclusionRequest, get_calibrating_backend
-    from arborsim.calibrate.bands import bands_calibration, find_bands
-    from arborsim.calibrate.plots import bands_figure
+    from arborsim.calibrate.bands import bands_calibration, bands_figure, find_bands
 
     output.check()
     if stride > window:
@@ -195,8 +194,13 @@ def msve(
     a logistic fit tells from the features which blocks the answer needs.
     """
     from arborsim.calibrate.backend import get_calibrating_backend
-    from arborsim.calibrate.msve import FEATURES, fit_msve, mask_searches, msve_calibration
-    from arborsim.calibrate.plots import msve_figure
+    from arborsim.calibrate.msve import (
+        FEATURES,
+        fit_msve,
+        mask_searches,
+        msve_calibration,
+        msve_figure,
+    )
 
     output.check()
     with interruptible(), Stages() as stages:
@@ -235,8 +239,14 @@ def arkv(
     Tunes on every second episode of traces of --capture qkv, by Optuna, and checks on the others.
     Needs no model.
     """
-    from arborsim.calibrate.arkv import RANGES, arkv_calibration, episodes_of, replay_error, tune
-    from arborsim.calibrate.plots import arkv_figure
+    from arborsim.calibrate.arkv import (
+        RANGES,
+        arkv_calibration,
+        arkv_figure,
+        episodes_of,
+        replay_error,
+        tune,
+    )
 
     output.check()
     own, others = episodes_of(traces, odd=False), episodes_of(traces, odd=True)
@@ -294,7 +304,7 @@ def _check_profile(out: Path, overwrite: bool) -> None:
 
 def _show_agreements(agreements: Mapping[str, PassAgreement]) -> list[str]:
     """The table of predictions of passes; returns which of them are in doubt."""
-    from arborsim.calibrate.profile import GOOD_ERROR
+    from arborsim.calibrate.hardware import GOOD_ERROR
 
     rows = [
         (name, str(each.passes), f"{each.r2:.3f}", f"{each.median:.1%}", f"{each.largest:.1%}")

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 from arborsim.calibrate.backend import (
+    HardwareMeasurements,
+    HardwareRequest,
     MaskingRequest,
     Maskings,
     OcclusionRequest,
     Occlusions,
     OnProgress,
 )
-from arborsim.calibrate.hardware import HardwareMeasurements, HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
 from arborsim.live.request import LiveObserver, LiveRequest, ValidationObserver

@@ -6,9 +6,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from arborsim.calibrate.hardware import HardwareRequest
+from arborsim.calibrate.backend import HardwareRequest
+from arborsim.calibrate.hardware import make_profile, write_profile
 from arborsim.calibrate.policy_cost import measure_decisions
-from arborsim.calibrate.profile import make_profile, write_profile
 from arborsim_torch.hardware.measure import measure
 from benchmarks.gpu.journal import Facts
 

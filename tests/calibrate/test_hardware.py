@@ -15,25 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.calibrate import hardware
-from arborsim.calibrate.hardware import (
-    Fitted,
+from arborsim.calibrate.backend import (
     HardwareMeasurements,
     Kernels,
     LinkRates,
     Pass,
-    agreement,
-    fit_passes,
-    predicted_s,
-)
-from arborsim.calibrate.policy_cost import (
-    DecisionCost,
     PolicyTime,
     Quiet,
-    fit_policies,
-    measure_decisions,
-    seconds_of,
 )
-from arborsim.calibrate.profile import make_profile, profile_toml, write_profile
+from arborsim.calibrate.hardware import (
+    Fitted,
+    agreement,
+    fit_passes,
+    make_profile,
+    predicted_s,
+    profile_toml,
+    write_profile,
+)
+from arborsim.calibrate.policy_cost import DecisionCost, fit_policies, measure_decisions, seconds_of
 from arborsim.cli.app import main
 from arborsim.core.errors import UsageError
 from arborsim.machine.cost import CostModel
@@ -406,7 +405,7 @@ class TestMeasuring:
     def test_what_does_not_fit_is_cut_to_its_first_layers(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from arborsim.calibrate.hardware import HardwareRequest
+        from arborsim.calibrate.backend import HardwareRequest
         from arborsim_torch.hardware import model as loading
 
         request = HardwareRequest("config:chain")

@@ -89,7 +89,7 @@ def test_interruption_is_one_line_and_leaves_the_old_file(
             on_progress("measuring", 1, 2)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("arborsim.calibrate.hardware.get_measuring_backend", lambda: Impatient())
+    monkeypatch.setattr("arborsim.calibrate.backend.get_measuring_backend", lambda: Impatient())
     (here / "m.toml").write_text("before")
     assert main([*COMMAND.split(), "--overwrite"]) == 130
     assert capsys.readouterr().err == "arborsim: interrupted; nothing was written\n"

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import torch
 
-from arborsim.calibrate.backend import OnProgress
+from arborsim.calibrate.backend import (
+    HardwareMeasurements,
+    HardwareRequest,
+    Kernels,
+    OnProgress,
+    Pass,
+    PolicyTime,
+)
 from arborsim.calibrate.documents import software
-from arborsim.calibrate.hardware import HardwareMeasurements, HardwareRequest, Kernels, Pass
-from arborsim.calibrate.policy_cost import PolicyTime
 from arborsim.core.errors import UsageError
 from arborsim.trace.schema import Geometry
 from arborsim_torch.hardware import kernels

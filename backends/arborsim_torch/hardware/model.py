@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from arborsim.calibrate.hardware import HardwareRequest
+from arborsim.calibrate.backend import HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import config_of, load_geometry
 from arborsim_torch.hardware.memory import usable_bytes

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.calibrate.policy_cost import PolicyTime, Quiet
+from arborsim.calibrate.backend import PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.policies.methods.full import Full
 from arborsim.policies.registry import available, build
