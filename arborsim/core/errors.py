@@ -28,17 +28,7 @@ class UsageError(ArborsimError):
 
 
 class UnknownName(UsageError):
-    """There is no such policy, GPU, model, task or search.
-
-    Parameters
-    ----------
-    what : str
-        The kind of thing that was looked up, e.g. ``"policy"``.
-    name : str
-        The name that was not found.
-    known : iterable of str
-        All names that would have worked; the nearest are put into the message.
-    """
+    """There is no `what`, e.g. ``"policy"``, called `name`; the message has the nearest known."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         self.what = what
@@ -49,11 +39,8 @@ class UnknownName(UsageError):
             super().__init__(f"unknown {what} '{name}': there are none")
             return
         self.nearest = difflib.get_close_matches(name, self.known, n=3, cutoff=0.5)
-        hint = (
-            f"did you mean {' or '.join(self.nearest)}?"
-            if self.nearest
-            else f"known: {', '.join(self.known)}"
-        )
+        meant = f"did you mean {' or '.join(self.nearest)}?"
+        hint = meant if self.nearest else f"known: {', '.join(self.known)}"
         super().__init__(f"unknown {what} '{name}': {hint}")
 
     def __reduce__(self) -> tuple[type[UnknownName], tuple[str, str, list[str]]]:
@@ -75,14 +62,7 @@ class PlanError(ArborsimError):
 class BudgetInfeasible(ArborsimError):
     """Protected tokens and floors alone exceed the budget.
 
-    Parameters
-    ----------
-    policy : str
-        Name of the policy.
-    needed_tokens, budget_tokens : int
-        What the policy cannot go below, and what it was given.
-    made_of : str
-        How ``needed_tokens`` comes about, e.g. ``"prompt 440 + recent 128"``.
+    `made_of` says how `needed_tokens` comes about, e.g. ``"prompt 440 + recent 128"``.
     """
 
     def __init__(self, policy: str, needed_tokens: int, budget_tokens: int, made_of: str) -> None:

@@ -37,14 +37,7 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def read_toml(kind: type[Record], path: Path) -> Record:
-    """The record in a TOML file.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be read, is not TOML, or breaks a rule of `kind`; the message begins with
-        the path.
-    """
+    """The record in a TOML file, whose path begins the message of every `UsageError`."""
     return from_toml(kind, read_text(path), str(path))
 
 
@@ -74,34 +67,23 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
 
 
 def convert(kind: type[Record], value: object, place: str = "", *, finite: bool = True) -> Record:
-    """A record, or anything else that can be annotated, from plain values.
+    """A record, or anything else that can be annotated, from what `tomllib` or `json` gives.
 
-    Parameters
-    ----------
-    kind : type
-        A dataclass.  Fields without a default must be given.
-    value : object
-        As `tomllib` or `json` gives it.
-    place : str
-        Its name in messages, e.g. ``"[target]"``; empty for the file itself.
-    finite : bool
-        Refuse NaN and infinite numbers.
+    `place` names the value in messages, e.g. ``"[target]"``; empty for the file itself.  `finite`
+    refuses NaN and infinite numbers.
 
     Raises
     ------
     UsageError
-        A key is unknown (the nearest known ones are named) or missing, or a value is of another
-        type or out of range.
+        A key is unknown (the nearest known ones are named) or missing (it has no default), or a
+        value is of another type or out of range.
     """
     made: Record = _Reader(finite).build(_rules(kind), value, place)
     return made
 
 
 def given_values(kind: type[Any], value: object, place: str = "") -> dict[str, Any]:
-    """The fields that a table gives, checked like those of `convert`; any may be missing.
-
-    For records that replace some numbers of another one.
-    """
+    """The fields that a table gives, checked as `convert` does; any may be missing."""
     rules = _rules(kind)
     assert isinstance(rules, inspect.DataclassType)
     return _Reader(True).given(rules, value, place)
@@ -197,13 +179,7 @@ def is_number(value: object) -> bool:
         return False
 
 
-def _rules(kind: Any) -> inspect.Type:
-    return _cached_rules(kind)
-
-
-@cache
-def _cached_rules(kind: Any) -> inspect.Type:
-    return inspect.type_info(kind)
+_rules: Callable[[Any], inspect.Type] = cache(inspect.type_info)
 
 
 class _Reader:
@@ -297,7 +273,7 @@ class _Reader:
             if len(value) < (rule.min_length or 0):
                 raise UsageError(f"{at} is empty: name at least one")
         found = [
-            self.build(kind, each, _item(kind, at, number))
+            self.build(kind, each, f"{at} {number}" if _is_table(kind) else f"{at} item {number}")
             for number, (kind, each) in enumerate(zip(kinds, value, strict=True), 1)
         ]
         return found if isinstance(rule, inspect.ListType) else tuple(found)
@@ -332,10 +308,6 @@ def _inside(rule: inspect.Type, place: str, key: str) -> str:
         return f"{place} {key}"
     name = f"{place[1:-1]}.{key}" if place else key
     return f"[[{name}]]" if listed else f"[{name}]"
-
-
-def _item(rule: inspect.Type, at: str, number: int) -> str:
-    return f"{at} {number}" if _is_table(rule) else f"{at} item {number}"
 
 
 def _is_table(rule: inspect.Type) -> bool:

@@ -30,10 +30,8 @@ class Setting:
         """The range for people, e.g. ``"in [0, 1]"``; empty if anything goes."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        if self.low == -math.inf and self.high == math.inf:
-            return ""
         if self.high == math.inf:
-            return f"at least {self.low:g}"
+            return f"at least {self.low:g}" if self.low > -math.inf else ""
         if self.low == -math.inf:
             return f"at most {self.high:g}"
         return f"in [{self.low:g}, {self.high:g}]"
@@ -53,8 +51,7 @@ def setting(
     Values outside ``low .. high`` or not among `choices` raise `UsageError` when the policy is
     made (`check_settings`).
     """
-    made = Setting(about, unit, low, high, choices)
-    return field(default=default, metadata={_KEY: made})
+    return field(default=default, metadata={_KEY: Setting(about, unit, low, high, choices)})
 
 
 def settings_of(kind: type) -> Iterator[tuple[Field[Any], Setting]]:
@@ -74,12 +71,8 @@ def check_settings(item: Any, who: str) -> None:
     """Raise `UsageError` if a value of the dataclass `item` is out of range."""
     for each, made in settings_of(type(item)):
         value = getattr(item, each.name)
-        if made.choices:
-            if value not in made.choices:
-                raise UsageError(
-                    f"{who}: {each.name} must be one of {', '.join(made.choices)}, not '{value}'"
-                )
-            continue
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
-        if numeric and not made.low <= value <= made.high:  # also refuses NaN
+        if made.choices and value not in made.choices:
+            raise UsageError(f"{who}: {each.name} must be {made.bounds}, not '{value}'")
+        if numeric and not made.choices and not made.low <= value <= made.high:  # NaN, too
             raise UsageError(f"{who}: {each.name} must be {made.bounds}, not {value}")

@@ -40,12 +40,11 @@ def bootstrap(
     seed: int,
     resamples: int = RESAMPLES,
 ) -> np.ndarray:
-    """Percentile interval of a statistic under resampling of traces.
+    """Percentile interval of a statistic under resampling of traces: both ends, ``[2, ...]``.
 
-    Tokens of one trace depend on each other, so the unit of every interval is the trace.
-
-    `statistic` gets the numbers of the resampled traces, int64 ``[traces]``, and may return an
-    array, and NaN where a resample says nothing.  Returns both ends, float64 ``[2, ...]``.
+    Tokens of one trace depend on each other, so the unit is the trace.  `statistic` gets the
+    numbers of the resampled traces, int64 ``[traces]``, and may return an array, and NaN where a
+    resample says nothing.
     """
     rng = np.random.default_rng(seed)
     drawn = [statistic(rng.integers(0, traces, traces)) for _ in range(resamples)]
@@ -54,13 +53,11 @@ def bootstrap(
 
 
 def fit_logistic(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
-    """Coefficients of ``P(y) = sigmoid(theta . x)``, without an intercept.
+    """Coefficients ``[k]`` of ``P(y) = sigmoid(theta . x)``, without an intercept.
 
-    The penalty ``ridge / 2 * sum(theta'^2)`` is on the coefficients of features that are divided by
-    their root mean square, so that it does not depend on their units.
-
-    `x` is float64 ``[n, k]``, `y` bool ``[n]``, the result float64 ``[k]``; with `ridge` above 0
-    the solution is finite and unique.
+    `x` is float64 ``[n, k]``, `y` bool ``[n]``.  The penalty ``ridge / 2 * sum(theta'^2)`` is on
+    the coefficients of features that are divided by their root mean square, so that it does not
+    depend on their units; above 0 the solution is finite and unique.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
@@ -80,10 +77,7 @@ def fit_logistic(x: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
 
 
 def auc(score: np.ndarray, positive: np.ndarray) -> float:
-    """Probability that a positive scores above a negative (ties count half); NaN without both.
-
-    `score` is float64 ``[n]``, `positive` bool ``[n]``.
-    """
+    """Probability that a positive scores above a negative (ties count half); NaN without both."""
     from scipy.stats import rankdata
 
     good = int(positive.sum())
@@ -97,10 +91,7 @@ def auc(score: np.ndarray, positive: np.ndarray) -> float:
 def leave_one_out_scores(
     x: np.ndarray, y: np.ndarray, trace: np.ndarray, ridge: float
 ) -> np.ndarray:
-    """Score ``theta . x``, float64 ``[n]``, of each row, fitted without the row's own trace.
-
-    `x` is float64 ``[n, k]``, `y` bool ``[n]``, `trace` int ``[n]``: the trace of each row.
-    """
+    """`fit_logistic`'s score ``theta . x`` of each row, fitted without the row's own trace."""
     scores = np.zeros(len(y))
     for left_out in np.unique(trace):
         rest = trace != left_out
@@ -109,9 +100,6 @@ def leave_one_out_scores(
 
 
 def rows_of(trace: np.ndarray, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Row numbers of the chosen traces, repeated as often as they were chosen.
-
-    `trace` is the trace of each row, int ``[n]``: 0, 1, 2, ...
-    """
+    """Row numbers of the chosen traces, as often as chosen; `trace` is that of each row, from 0."""
     members = [np.flatnonzero(trace == number) for number in range(int(trace.max(initial=-1)) + 1)]
     return np.concatenate([members[number] for number in chosen])

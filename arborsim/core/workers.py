@@ -29,12 +29,8 @@ def in_order(
 ) -> Iterator[Result]:
     """Like ``map(function, items)``, in `workers` processes if more than one.
 
-    Items are taken as results are handed out, a few ahead, so that `items` can look at them.
-
-    Raises
-    ------
-    UsageError
-        A process died.
+    Items are taken as results are handed out, a few ahead, so that `items` can look at them.  It is
+    a `UsageError` if a process dies.
     """
     if workers <= 1:
         yield from map(function, items)
@@ -52,22 +48,10 @@ def in_order(
 def unfold(
     function: Callable[[Item], Result], next_item: Callable[[], Item], workers: int
 ) -> Iterator[tuple[Item, Result]]:
-    """Items with their results until there are none, and none under way can bring forth more.
+    """Items with their results, as they are done, until there are none and none is under way.
 
-    Results come in the order in which they are done; a caller that needs another one must make it.
-
-    Parameters
-    ----------
-    function : callable
-    next_item : callable
-        The next item; raises `LookupError` if there is none now.  A result that was handed out may
-        make it give more.
-    workers : int
-
-    Raises
-    ------
-    UsageError
-        A process died.
+    `next_item` raises `LookupError` if there is none now; a result that was handed out may make it
+    give more.  It is a `UsageError` if a process dies.
     """
     if workers <= 1:
         while more := _taken(next_item, 1):

@@ -52,19 +52,9 @@ def eviction_times(
 ) -> np.ndarray:
     """After which iteration to evict each token so that the least attention is lost.
 
-    Parameters
-    ----------
-    episode : Episode
-        With attention.
-    budget_tokens : int
-        Tokens that stay after every iteration, of the whole tree.
-    head, recent : int
-        Protected tokens at the beginning, and newest ones.
-
-    Returns
-    -------
-    float64 ``[tokens]``
-        Iteration (0 is the prefill); infinite for tokens that stay.
+    `budget_tokens` of the whole tree stay after every iteration; the first `head` and the newest
+    `recent` tokens are protected.  Float64 ``[tokens]``: iterations (0 is the prefill), infinite
+    for tokens that stay.
 
     Notes
     -----

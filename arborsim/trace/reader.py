@@ -27,7 +27,7 @@ from arborsim.trace.schema import (
     arrow_schema,
     columns_for,
     recording_options,
-    signal_column,
+    signal_columns,
 )
 
 _MAGIC = b"PAR1"
@@ -75,7 +75,7 @@ class TraceReader:
     def has(self, signal: Signal) -> bool:
         """Whether any episode holds this observation."""
         if signal not in self._held:
-            column = signal_column(signal, self.info)
+            column = signal_columns(signal, self.info)[0]
             self._held[signal] = column in self.columns and any(
                 name == column and _holds_values(chunk)
                 for episode in range(self.num_episodes)

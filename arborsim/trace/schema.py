@@ -254,34 +254,25 @@ def arrow_schema(info: TraceInfo) -> pa.Schema:
 
 
 def columns_for(
-    needs: frozenset[Signal],
-    info: TraceInfo,
-    text: bool = False,
-    embedding: bool = False,
+    needs: Iterable[Signal], info: TraceInfo, text: bool = False, embedding: bool = False
 ) -> list[str]:
     """The columns to read for these observations; traces made before may lack some of `LATER`."""
     names = list(ROW_COLUMNS)
-    names += [signal.value for signal in (*PER_LAYER, Signal.KEY_SKETCH) if signal in needs]
-    if Signal.HEAD_ATTENTION in needs:
-        names += ["queries"]
-    if needs & {Signal.HEAD_ATTENTION, Signal.KEYS}:
-        names += ["keys"]
-    if Signal.VALUES in needs:
-        names += ["values"]
-    if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
-        sparse = ("attention_index", "attention_value", "attention_rest")
-        names += sparse if info.attention == "sparse" else ("attention",)
-    if Signal.LAYER_ATTENTION in needs:
-        names += ["attention_layers"]
+    for signal in sorted(needs):
+        names += signal_columns(signal, info)
     names += ["text", "answer"] if text else []
-    return names + (["embedding"] if embedding else [])
+    names += ["embedding"] if embedding else []
+    return list(dict.fromkeys(names))
 
 
-def signal_column(signal: Signal, info: TraceInfo) -> str:
-    """The column that tells whether a trace holds `signal`."""
+def signal_columns(signal: Signal, info: TraceInfo) -> tuple[str, ...]:
+    """The columns that hold `signal`; a trace with values in the first one has it."""
     if signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
-        return "attention_value" if info.attention == "sparse" else "attention"
-    return signal.value
+        sparse = ("attention_value", "attention_index", "attention_rest")
+        return sparse if info.attention == "sparse" else ("attention",)
+    if signal is Signal.HEAD_ATTENTION:
+        return "queries", "keys"
+    return (signal.value,)
 
 
 def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
@@ -294,11 +285,10 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
             options.append("--capture qkv --qkv-layers all")
         elif signal is Signal.LAYER_ATTENTION:
             options.append("--attention-layers all")
+        elif info.capture is Capture.TREE:
+            options.append("--capture signals")
+        elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
+            options.append("--attention dense or --attention sparse")
         else:
-            if info.capture is Capture.TREE:
-                options.append("--capture signals")
-            elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
-                options.append("--attention dense or --attention sparse")
-            else:
-                options.append("--capture signals by this version of arborsim")
+            options.append("--capture signals by this version of arborsim")
     return list(dict.fromkeys(options))

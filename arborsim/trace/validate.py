@@ -116,9 +116,8 @@ def _check_nodes(episode: Episode, where: Where) -> np.ndarray:
 def _check_order(episode: Episode, where: Where) -> None:
     """The prefill comes first and the answer last; time and iterations never run backwards."""
     kind, node, iteration, time = episode.kind, episode.node, episode.iteration, episode.time_s
-    prefill = kind == Kind.PREFILL
-    late = prefill.copy()
-    late[: int(np.argmin(prefill)) if not prefill.all() else len(kind)] = False
+    prefill, is_token = kind == Kind.PREFILL, kind == Kind.TOKEN
+    late = prefill & (np.cumsum(~prefill) > 0)
     where.check(late, lambda r: "prefill row after other rows")
     where.check(prefill & (node != 0), lambda r: f"prefill row of node {node[r]} instead of 0")
     early = (kind == Kind.ANSWER) & (np.arange(len(kind)) < len(kind) - 1)
@@ -130,16 +129,12 @@ def _check_order(episode: Episode, where: Where) -> None:
     where.check(
         prefill & (iteration != 0), lambda r: f"prefill row in iteration {iteration[r]}, not 0"
     )
-    is_token = kind == Kind.TOKEN
     where.check(
         is_token & (iteration < 1), lambda r: "token row in iteration 0, which is the prefill"
     )
     rows = np.flatnonzero(is_token)
-    batch = np.lexsort((node[rows], iteration[rows]))  # stable: equal pairs stay in row order
-    again = np.zeros(len(rows), dtype=bool)
-    again[batch[1:]] = (np.diff(node[rows][batch]) == 0) & (np.diff(iteration[rows][batch]) == 0)
     where.check(
-        again,
+        _repeats(iteration[rows].astype(np.int64) * (int(node.max()) + 1) + node[rows]),
         lambda t: f"second token of node {node[rows[t]]} in iteration {iteration[rows[t]]}",
         rows,
     )
@@ -150,6 +145,14 @@ def _check_order(episode: Episode, where: Where) -> None:
     )
 
 
+def _repeats(key: np.ndarray) -> np.ndarray:
+    """Which entries equal an earlier one; bool, same shape."""
+    order = np.argsort(key, kind="stable")
+    found = np.zeros(len(key), dtype=bool)
+    found[order[1:]] = np.diff(key[order]) == 0
+    return found
+
+
 def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) -> None:
     """Tokens belong to leaves the search has turned to and not given up."""
     kind, node = episode.kind, episode.node
@@ -158,13 +161,11 @@ def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) ->
     group = np.cumsum(begins)  # 0 before the first transition, when the prompt is the leaf
     count = len(first_row)
     key = group.astype(np.int64) * count + node
-    leaves = key[turns]
-    order = np.argsort(leaves, kind="stable")
-    twice = np.zeros(len(leaves), dtype=bool)
-    twice[order[1:]] = np.diff(leaves[order]) == 0
-    turn_rows = np.flatnonzero(turns)
+    leaves, turn_rows = key[turns], np.flatnonzero(turns)
     where.check(
-        twice, lambda t: f"transition names node {node[turn_rows[t]]} twice in one batch", turn_rows
+        _repeats(leaves),
+        lambda t: f"transition names node {node[turn_rows[t]]} twice in one batch",
+        turn_rows,
     )
     active = np.isin(key, leaves) | ((group == 0) & (node == 0))
     where.check(
@@ -187,23 +188,20 @@ def _check_positions(episode: Episode, where: Where) -> None:
     node = episode.node[episode.token_rows]
     count = int(episode.node.max()) + 1
     lengths = np.bincount(node, minlength=count)
-    order = np.argsort(node, kind="stable")
+    order, number = np.argsort(node, kind="stable"), np.arange(len(node))
     starts = np.cumsum(lengths) - lengths
     rank = np.empty(len(node), dtype=np.int64)
-    rank[order] = np.arange(len(node)) - starts[node[order]]
+    rank[order] = number - starts[node[order]]
 
-    has = lengths > 0
-    last_token = np.full(count, -1)
-    last_token[has] = order[(starts + lengths - 1)[has]]
-    first_token = np.full(count, len(node))
-    first_token[has] = order[starts[has]]
+    last_token, first_token = np.full(count, -1), np.full(count, len(node))
+    last_token[node] = number  # of a node's tokens, the last one is assigned
+    first_token[node[::-1]] = number[::-1]
     parent = np.full(count, -1)
     parent[episode.node] = episode.parent
 
     # Parents have smaller numbers than children, so one pass over the nodes is enough.
-    before, path_last, parents = [0] * count, last_token.tolist(), parent.tolist()
-    sizes = lengths.tolist()
-    ancestor_last = [-1] * count
+    path_last, parents, sizes = last_token.tolist(), parent.tolist(), lengths.tolist()
+    before, ancestor_last = [0] * count, [-1] * count
     for n in range(1, count):
         up = parents[n]
         before[n] = before[up] + sizes[up]
@@ -269,15 +267,9 @@ def _check_ends(episode: Episode, where: Where, first_row: np.ndarray) -> None:
 
 
 def check_attention(
-    attention: AttentionRows,
-    position: np.ndarray,
-    token_rows: np.ndarray,
-    where: Where,
+    attention: AttentionRows, position: np.ndarray, token_rows: np.ndarray, where: Where
 ) -> None:
-    """A row per token has the right length, holds finite weights, and sums to about 1.
-
-    `position` and `token_rows` are int ``[tokens]``.
-    """
+    """A row per token has the right length, holds finite weights, and sums to about 1."""
     if isinstance(attention, SparseRows):
         _check_sparse(attention, token_rows, where)
         values, offsets, rest = attention.value, attention.offsets, attention.rest
