@@ -28,7 +28,8 @@ from arborsim.plan.results import (
 from arborsim.plan.runs import TIME
 from arborsim.plan.statistics import mean_interval
 
-_RESOURCES = {
+#: Names of `LoadPoint.saturated`.
+RESOURCES = {
     "hbm": "HBM space", "host": "host memory", "searches": "allowed searches",
     "compute": "compute", "memory": "HBM bandwidth", "pcie_down": "PCIe to the host",
     "pcie_up": "PCIe from the host",
@@ -71,24 +72,26 @@ def cost_at(cost: tuple[float, float] | None, load: float, plan: PlanResult) -> 
 
 
 def resource(point: LoadPoint, limited_by: str) -> str:
-    """What runs out, with its share; a share of space is none of time, so each is named.
-
-    Where only the length of the runs is in the way of more load, time has not run out.
-    """
-    name, used = point.saturated, point.used
-    busiest = max(TIME, key=lambda other: float(getattr(used, other)))
-    time = f"{_RESOURCES[busiest]} is busy {getattr(used, busiest):.0%} of the time"
+    """What runs out; where only the runs' length prevents more load, time has not run out."""
+    name = point.saturated
     if name in TIME and limited_by == "run length":
-        return f"busiest is {_RESOURCES[name]} ({getattr(used, name):.0%} of the time)"
-    first = f"what runs out first is {_RESOURCES[name]}"
+        return f"busiest is {RESOURCES[name]} ({getattr(point.used, name):.0%} of the time)"
+    return f"what runs out first is {first_out(point)}"
+
+
+def first_out(point: LoadPoint) -> str:
+    """What runs out first, with its share; a share of space is none of time, so each is named."""
+    name, used = point.saturated, point.used
     if name in TIME:
-        return f"{first} (busy {getattr(used, name):.0%} of the time)"
+        return f"{RESOURCES[name]} (busy {getattr(used, name):.0%} of the time)"
     held = ""
     if name != "searches":
         held = f" (on average {getattr(used, name):.0%} held, but full at peaks)"
+    busiest = max(TIME, key=lambda other: float(getattr(used, other)))
     return (
-        f"{first}{held}, which limits how many searches have a place; {time}, which "
-        "limits how fast these go on"
+        f"{RESOURCES[name]}{held}, which limits how many searches have a place; "
+        f"{RESOURCES[busiest]} is busy {getattr(used, busiest):.0%} of the time, which limits how "
+        "fast these go on"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.units import Scale, quantity, scale_for
+from arborsim.plan.recommend import RESOURCES
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, Slice, Timeline
 from arborsim.show.page import (
     MOST_BARS,
@@ -29,11 +30,11 @@ from arborsim.show.page import (
     stacked_bars,
     upright,
 )
-from arborsim.show.plan_words import SATURATED, cost, load_axis, numbered, saturates, short_names
+from arborsim.show.plan_words import cost, load_axis, numbered, saturates, short_names
 
 #: Of the limit: times beyond it say only that the machine is overloaded.
 _ABOVE_LIMIT = 2.0
-_MOST_LINES = 6
+MOST_LINES = 6
 #: Shares that are drawn: attribute of `Utilisation`, colour, and whether it is drawn if it is zero.
 _SHARES = (
     ("hbm", "hbm", True),
@@ -80,7 +81,7 @@ def _rank(row: CandidateResult) -> tuple[float, int]:
 
 def against_load(result: PlanResult) -> list[dict[str, Any]]:
     """Times against load, one line per candidate; a plot per kind of time, with its limit."""
-    rows = with_curves(result)[:_MOST_LINES]
+    rows = with_curves(result)[:MOST_LINES]
     if not rows:
         return []
     names = short_names(rows)
@@ -101,17 +102,6 @@ def against_load(result: PlanResult) -> list[dict[str, Any]]:
         drawn = over_load(result, lines + marks(rows), times, values, limit)
         plots.append({"title": title, "figure": drawn})
     return plots
-
-
-def load_note(result: PlanResult) -> str:
-    """Which of the lines are shown."""
-    left = len(with_curves(result)) - _MOST_LINES
-    return (
-        f"Shown are the recommended candidate, its alternative, and the cheapest others; {left} "
-        "more are in the table."
-        if left > 0
-        else ""
-    )
 
 
 def _verdict(row: CandidateResult, point: LoadPoint) -> str:
@@ -193,7 +183,7 @@ def _used(row: CandidateResult, result: PlanResult) -> Figure:
         values = [100 * getattr(point.used, name) for point in row.curve]
         if not always and not any(values):
             continue
-        title = SATURATED[name][0].upper() + SATURATED[name][1:]
+        title = RESOURCES[name][0].upper() + RESOURCES[name][1:]
         data.append({
             "type": "scatter", "mode": "lines+markers", "name": title,
             "x": [rounded(point.load) for point in row.curve],
@@ -235,12 +225,6 @@ def time_split(result: PlanResult) -> Figure | None:
         [row.name for row, _ in rows], [part for part in parts if any(part[1])],
         axis("share of the time (%)", range=[0, 100]), "%", [short[row.number] for row, _ in rows],
     )  # fmt: skip
-
-
-def time_note(result: PlanResult) -> str:
-    """What of the bars is shown."""
-    left = len(result.met()) - MOST_BARS
-    return f"{left} more candidates are in the table." if left > 0 else ""
 
 
 #: Kinds of `Slice`: title, colour, unit of its amount.

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arborsim.core.errors import UsageError
-from arborsim.plan.results import PlanResult
+from arborsim.plan.results import MET, PlanResult
 from arborsim.plan.sensitivity import Sensitivity, break_even
 from arborsim.show import page, plan_figures, plan_pareto, plan_sensitivity, plan_tables
 from arborsim.show.plan_words import (
     at_load,
-    failures,
     headline,
     is_least,
     key_figures,
@@ -90,9 +89,9 @@ def render(report: PlanReport) -> str:
         table=main,
         usage=use,
         cost_head=f"Cost per 1,000{at_load(result)}",
-        failures=failures(result),
-        time_note=plan_figures.time_note(result),
-        load_note=plan_figures.load_note(result),
+        failures=[row for row in result.candidates if row.status != MET],
+        more_lines=len(curves) - plan_figures.MOST_LINES,
+        more_bars=len(main.rows) - page.MOST_BARS,
         watched=_watched(result),
         timeline_note=line_note,
         overview_note=plan_sensitivity.overview_note(result, found),

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from arborsim.core.units import Scale, scale_for
@@ -205,6 +205,7 @@ ABOUT = {
     "..._low, ..._high": "Ends of the 95 % interval, or of the range of prices.",
 }
 _NAMES = ("number", "hardware", "policy", "budget", "recall", "gpus", "status", "reason")
+_UNKNOWN = Estimate(math.nan, math.nan, math.nan, 0)
 #: Spreadsheets take a text that begins so for a formula.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -267,61 +268,53 @@ def _who(row: CandidateResult) -> dict[str, Any]:
 
 
 def _known(row: CandidateResult) -> dict[str, Any]:
-    def fields_of(record: Any, prefix: str, *names: str) -> dict[str, Any]:
-        return {f"{prefix}{name}": getattr(record, name, None) for name in names}
-
-    quality = row.quality
-    return {
-        **_range("price_per_hour", row.price_per_hour),
+    quality, alone, fleet = row.quality, row.alone, row.fleet
+    return _flat({
+        "price_per_hour": row.price_per_hour or (None, None),
         "largest_load": row.largest,
         "refuted_load": row.refuted,
         "limited_by": row.limited_by,
-        **_estimate("largest_mean", row.spread),
-        **fields_of(quality, "", "attention_kept"),
-        **_estimate("accuracy", quality.accuracy if quality else None),
-        **fields_of(quality, "", "evicted", "quantised", "offloaded"),
-        "alone_s": row.alone.seconds if row.alone else None,
-        **fields_of(row.alone, "alone_", "at_percentile_s", "peak_hbm_bytes"),
-        **fields_of(row.fleet, "fleet_", "machines", "gpus"),
-    }
+        "largest_mean": row.spread or _UNKNOWN,
+        "attention_kept": quality and quality.attention_kept,
+        "accuracy": (quality and quality.accuracy) or _UNKNOWN,
+        **{name: getattr(quality, name, None) for name in ("evicted", "quantised", "offloaded")},
+        "alone_s": alone and alone.seconds,
+        "alone_at_percentile_s": alone and alone.at_percentile_s,
+        "alone_peak_hbm_bytes": alone and alone.peak_hbm_bytes,
+        "fleet_machines": fleet and fleet.machines,
+        "fleet_gpus": fleet and fleet.gpus,
+    })  # fmt: skip
 
 
 def _point(point: LoadPoint | None) -> dict[str, Any]:
     if point is None:
         return {}
-    times = ("search_s", "first_token_s", "token_s", "waiting_s")
-    counts = ("concurrency", "queue", "peak_concurrency", "total_s", "saturated",
-              "preemptions_per_1000", "refused_per_1000")  # fmt: skip
-    groups = {name: getattr(point, name) for name in times}
-    sums = {"used": point.used, "busy": point.busy, "prefix_tokens": point.prefixes}
-    lowest, highest = point.cost_per_solved or (None, None)
-    return {
+    lowest, highest = point.cost_per_solved or (_UNKNOWN, _UNKNOWN)
+    same = ("served_per_s", "search_s", "first_token_s", "token_s", "waiting_s", "concurrency",
+            "queue", "peak_concurrency", "total_s", "saturated", "preemptions_per_1000",
+            "refused_per_1000", "used", "busy")  # fmt: skip
+    return _flat({
         "load": point.load,
-        **_estimate("at_percentile_s", point.at_percentile),
-        **_estimate("served_per_s", point.served_per_s),
-        **_grouped(groups),
-        **{name: getattr(point, name) for name in counts},
-        **_grouped(sums),
-        **_range("cost_per_1000", point.cost_per_1000),
-        **_estimate("cost_per_solved_at_lowest_price", lowest),
-        **_estimate("cost_per_solved_at_highest_price", highest),
-    }
+        "at_percentile_s": point.at_percentile,
+        **{name: getattr(point, name) for name in same},
+        "prefix_tokens": point.prefixes,
+        "cost_per_1000": point.cost_per_1000 or (None, None),
+        "cost_per_solved_at_lowest_price": lowest,
+        "cost_per_solved_at_highest_price": highest,
+    })  # fmt: skip
 
 
-def _grouped(records: dict[str, Any]) -> dict[str, Any]:
-    """Fields of records by ``record_field``."""
-    return {
-        f"{name}_{each.name}": getattr(record, each.name)
-        for name, record in records.items()
-        for each in fields(record)
-    }
-
-
-def _range(name: str, bounds: tuple[float, float] | None) -> dict[str, float | None]:
-    low, high = bounds or (None, None)
-    return {f"{name}_low": low, f"{name}_high": high}
-
-
-def _estimate(name: str, value: Estimate | None) -> dict[str, float | None]:
-    ends = (value.low, value.high) if value else None
-    return {name: value.value if value else None, **_range(name, ends)}
+def _flat(figures: dict[str, Any]) -> dict[str, Any]:
+    """With a name for each end of a range, and for each field of a record."""
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, Estimate):
+            ends = {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+        elif isinstance(value, tuple):
+            ends = {f"{name}_low": value[0], f"{name}_high": value[1]}
+        elif is_dataclass(value):
+            ends = {f"{name}_{each.name}": getattr(value, each.name) for each in fields(value)}
+        else:
+            ends = {name: value}
+        found |= ends
+    return found

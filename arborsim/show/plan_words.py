@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterable
 
 from arborsim.core.units import quantity
-from arborsim.plan.recommend import load_of
+from arborsim.plan.recommend import RESOURCES, first_out, load_of, resource
 from arborsim.plan.results import (
-    MET,
-    MISSED,
     CandidateResult,
     LoadPoint,
     PlanResult,
@@ -20,16 +18,6 @@ from arborsim.show.words import digits, money
 
 RUNS_OUT = "Runs out first"
 STOPPED_BY = "More load is stopped by"
-#: Names of `LoadPoint.saturated`.
-SATURATED = {
-    "hbm": "HBM space",
-    "host": "host memory",
-    "searches": "allowed searches",
-    "compute": "compute",
-    "memory": "HBM bandwidth",
-    "pcie_down": "PCIe to host",
-    "pcie_up": "PCIe from host",
-}
 #: Names of `CandidateResult.limited_by`.
 STOPPED = {
     "target": "the latency target",
@@ -66,7 +54,7 @@ def stopped_by(row: CandidateResult) -> str:
 
 def saturates(point: LoadPoint | None) -> str:
     """What runs out first."""
-    return "" if point is None else SATURATED.get(point.saturated, point.saturated)
+    return "" if point is None else RESOURCES.get(point.saturated, point.saturated)
 
 
 def is_least(row: CandidateResult) -> bool:
@@ -177,16 +165,6 @@ def short_names(candidates: Iterable[CandidateResult]) -> dict[int, str]:
     return names
 
 
-def failures(result: PlanResult) -> list[str]:
-    """Why the other candidates are not in the tables, one line each."""
-    return [
-        f"{row.name}: {'misses the target' if row.status == MISSED else row.status}"
-        + (f" ({row.reason})" if row.reason else "")
-        for row in result.candidates
-        if row.status != MET
-    ]
-
-
 def key_figures(result: PlanResult) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
     """The recommended candidate and its alternative.
 
@@ -250,19 +228,9 @@ def _seconds(*values: float) -> str:
 
 
 def _first(row: CandidateResult, point: LoadPoint) -> str:
-    """What runs out first, and what is busiest if that is something else."""
-    shares = {name: f"{100 * getattr(point.used, name):.0f} %" for name in (*TIME, "hbm", "host")}
-    share = shares.get(point.saturated)
-    if point.saturated in TIME:
-        if is_least(row):  # nothing runs out where more load may be carried
-            return f"not seen in so short runs; busiest is {saturates(point)} ({share} of the time)"
-        return f"{saturates(point)} (busy {share} of the time)"
-    held = f" ({share} held on average)" if share else ""
-    busiest = max(TIME, key=lambda name: float(getattr(point.used, name)))
-    return (
-        f"{saturates(point)}{held}: searches wait for a place; {SATURATED[busiest]} is busy "
-        f"{shares[busiest]} of the time"
-    )
+    if is_least(row) and point.saturated in TIME:
+        return f"not seen in runs of this length; {resource(point, row.limited_by)}"
+    return first_out(point)
 
 
 def _largest(row: CandidateResult, result: PlanResult) -> str:

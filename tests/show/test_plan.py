@@ -459,8 +459,8 @@ def test_space_and_time_stand_together_with_what_each_means() -> None:
     used = chosen.at_largest.used
     assert chosen.at_largest.saturated == "hbm"
     assert (
-        f"HBM space ({100 * used.hbm:.0f} % held on average): searches wait for a place; "
-        f"HBM bandwidth is busy {100 * used.memory:.0f} % of the time"
+        f"HBM space (on average {used.hbm:.0%} held, but full at peaks), which limits how many "
+        f"searches have a place; HBM bandwidth is busy {used.memory:.0%} of the time"
     ) in page
 
 
@@ -469,16 +469,16 @@ def test_nothing_is_said_to_run_out_where_runs_are_too_short() -> None:
     chosen = base.candidates[9]
     assert chosen.at_largest is not None
     busy = replace(chosen, at_largest=replace(chosen.at_largest, saturated="memory"))
-    share = f"HBM bandwidth (busy {100 * chosen.at_largest.used.memory:.0f} % of the time)"
+    share = f"HBM bandwidth (busy {chosen.at_largest.used.memory:.0%} of the time)"
     for limit, words in (
         ("target", share),
-        ("run length", "not seen in so short runs; busiest is HBM bandwidth ("),
+        ("run length", "not seen in runs of this length; busiest is HBM bandwidth ("),
     ):
         row = replace(busy, limited_by=limit)
         result = replace(base, candidates=(*base.candidates[:9], row, *base.candidates[10:]))
         page = render(PlanReport(result))
         assert words in page
-        assert ("not seen in so short runs" in page) == (limit == "run length")
+        assert ("not seen in runs of this length" in page) == (limit == "run length")
 
 
 def test_changed_assumptions_have_units() -> None:
