@@ -176,7 +176,8 @@ def _run(request: LiveRequest, keeper: Keeper) -> int:
 
 
 def _show(keeper: Keeper) -> None:
-    from arborsim.show.validation import print_validation, write_page
+    from arborsim.show.validation import print_validation
+    from arborsim.show.validation_page import write_page
 
     print_validation(keeper.result)
     page = keeper.path.with_name(PAGE)
