@@ -16,7 +16,6 @@ from arborsim.run.results import (
     BASELINE,
     MACHINE,
     EpisodeResult,
-    LeftOut,
     ReplayResult,
     Row,
     aggregate,
@@ -34,7 +33,7 @@ from arborsim.show.replay_figures import (
     pareto,
     time_splits,
 )
-from arborsim.show.replay_words import assumed, cautions, headline, summarise
+from arborsim.show.replay_words import cautions, headline, summarise
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted
 
@@ -68,52 +67,40 @@ def render(result: ReplayResult) -> str:
     traces = list(dict.fromkeys(row.trace for row in rows))
     data, note = page_data(result, rows)
     answers = {t: summarise([row for row in rows if row.trace == t]) for t in traces}
+    notes = ["Bytes and seconds are simulated.", *result.does_not_fit]
+    if any(not math.isnan(row.attention_kept) for row in rows):
+        notes.append("Attention kept is not accuracy: it says how much of what the recorded model "
+                     "looked at was still readable.")  # fmt: skip
+    searches = "; ".join(
+        f"{row.trace} ({counted(row.searches, 'search')}, {row.generated_tokens:,} generated "
+        "tokens)"
+        for row in {row.trace: row for row in rows}.values()
+    )
+    on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
+    leading = [COLUMNS[key] for key in _LEADING]
+    # Speed relative to full is the inverse of time relative to full.
+    others = [c for c in (*MEMORY, *TIME) if c not in leading and c.key != "speed_vs_full"]
     return page.render(
         "replay",
         ("tree.js", "replay.js"),
         data,
         title="KV-cache policies compared",
-        subtitle=_subtitle(result, rows),
+        subtitle=f"Recorded searches: {searches}.{on}",
         answers=[(trace, sentences) for trace, sentences in answers.items() if sentences],
-        caution=_caution(result, rows),
-        table=_table(rows, len(traces) > 1),
+        caution=" ".join([*notes, *cautions(result, rows, "see below")]),
+        table=Table(
+            rows, shown((*NAMES, *leading, *others), rows), lambda row: row.trace, len(traces) > 1,
+            look=lambda row: "baseline" if row.is_baseline else "",
+        ),
         memory_note=note,
         settings=result.settings,
         assumed=result.assumed,
-        left_out=[_left_out(each) for each in result.left_out],
-    )
-
-
-def _subtitle(result: ReplayResult, rows: Sequence[Row]) -> str:
-    firsts = {row.trace: row for row in rows}
-    parts = [
-        f"{trace} ({counted(row.searches, 'search')}, {row.generated_tokens:,} generated tokens)"
-        for trace, row in firsts.items()
-    ]
-    on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
-    return f"Recorded searches: {'; '.join(parts)}.{on}"
-
-
-def _caution(result: ReplayResult, rows: Sequence[Row]) -> str:
-    notes = ["Bytes and seconds are simulated.", *result.does_not_fit]
-    if any(not math.isnan(row.attention_kept) for row in rows):
-        notes.append("Attention kept is not accuracy: it says how much of what the recorded model "
-                     "looked at was still readable.")  # fmt: skip
-    return " ".join([*notes, *cautions(result, rows), *assumed(result, "see below")])
-
-
-def _left_out(each: LeftOut) -> str:
-    at = f" at budget {each.budget}" if each.budget else ""
-    return f"{each.policy}{at} on {each.trace}: {each.detail}"
-
-
-def _table(rows: Sequence[Row], several: bool) -> Table[Row]:
-    """What decides first.  Speed relative to full is the inverse of time relative to full."""
-    leading = [COLUMNS[key] for key in _LEADING]
-    others = [c for c in (*MEMORY, *TIME) if c not in leading and c.key != "speed_vs_full"]
-    columns = shown((*NAMES, *leading, *others), rows)
-    return Table(rows, columns, lambda row: row.trace, several,
-                 look=lambda row: "baseline" if row.is_baseline else "")  # fmt: skip
+        left_out=[
+            f"{each.policy}{f' at budget {each.budget}' if each.budget else ''} on {each.trace}: "
+            f"{each.detail}"
+            for each in result.left_out
+        ],
+    )  # fmt: skip
 
 
 def page_data(result: ReplayResult, rows: Sequence[Row]) -> tuple[dict[str, Any], str]:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from arborsim.core.units import quantity
 from arborsim.run.results import ANY, MARK, LeftOut, ReplayResult, Row
-from arborsim.show.words import listed
+from arborsim.show.words import counted, listed
 
 #: Shares of attention kept that settings are grouped by, strictest first.
 LEVELS = (0.99, 0.95, 0.9, 0.8)
-MODEL = "model computation"
+_MODEL = "model computation"
 
 
 def summarise(rows: Sequence[Row]) -> list[str]:
@@ -20,129 +20,105 @@ def summarise(rows: Sequence[Row]) -> list[str]:
     Which setting needs the least HBM at which share of attention kept, what that costs in time,
     what loses nothing, what is smallest, and what the slowest one spends its time on.
     """
-    full = _baseline(rows)
-    others = _real(rows)
+    full, others, able = _choices(rows)
     if not others:
-        return [] if full is None else [_alone(full)]
-    able = _recommendable(others, full)
+        return [] if full is None else [
+            f"Only full retention was replayed: its KV cache peaks at "
+            f"{quantity('bytes', full.peak_hbm_kv_bytes)} and it generates "
+            f"{quantity('rate', full.tokens_per_s)}."
+        ]  # fmt: skip
     if not able:
         fits = ", fits the machine" if any(not row.fits for row in others) else ""
         none = f"No setting keeps to its budget{fits} and needs less HBM than full retention."
         return [none, *_slowest(others, full, None)]
-    found: list[tuple[Row, str]] = []
     known = [row for row in able if not math.isnan(row.attention_kept)]
-    if known:
-        found.append(_best(known, full))
-        found += _lossless(known, full, found[0][0])
-        found += _smallest(known, full, [row for row, _ in found])
-    else:
+    if not known:
         best = min(able, key=_rank)
-        claim = f"{_name(best)} needs the least HBM: {_memory(best, full)}; {_time(best, full)}."
-        found.append((best, f"{claim} How much attention it keeps was not measured."))
-    best, first = found[0]
-    rest = [sentence for _, sentence in found[1:]]
-    return [first, *_against_oracle(best), *rest, *_slowest(others, full, best)]
+        claim = f"{_name(best)} needs the least HBM: {_costs(best, full)}."
+        return [f"{claim} How much attention it keeps was not measured.",
+                *_slowest(others, full, best)]  # fmt: skip
+    best, claim = _best(known, full)
+    said = [best]
+    sentences = [claim, *_against_oracle(best)]
+    lossless = [row for row in known if row.attention_kept >= 1]
+    if lossless and best not in lossless:
+        said.append(min(lossless, key=_rank))
+        sentences.append(
+            f"Without losing any attention, the least is {_name(said[-1])}: "
+            f"{_costs(said[-1], full)}."
+        )
+    least = min(row.peak_hbm_kv_bytes for row in known)
+    if all(row.peak_hbm_kv_bytes > 1.05 * least for row in said):
+        near = [row for row in known if row.peak_hbm_kv_bytes <= 1.01 * least]
+        small = max(near, key=lambda row: row.attention_kept)
+        but = f", but only {_kept(small)} of the attention is kept"
+        sentences.append(f"Smallest of all is {_name(small)}: {_costs(small, full, but)}.")
+    return [*sentences, *_slowest(others, full, best)]
 
 
 def headline(rows: Sequence[Row]) -> Row | None:
     """The row that the first sentence is about, else the smallest; None if there is only full."""
-    others, full = _real(rows), _baseline(rows)
-    able = _recommendable(others, full)
+    full, others, able = _choices(rows)
     known = [row for row in able if not math.isnan(row.attention_kept)]
     if known:
         return _best(known, full)[0]
     return min(able or others, key=_rank, default=None)
 
 
-def _baseline(rows: Sequence[Row]) -> Row | None:
-    return next((row for row in rows if row.is_baseline), None)
+def _choices(rows: Sequence[Row]) -> tuple[Row | None, list[Row], list[Row]]:
+    """Full retention; what one could choose; what of it could be recommended.
 
-
-def _recommendable(others: Sequence[Row], full: Row | None) -> list[Row]:
-    """Settings that hold what they were given, save memory at all and fit, if anything does."""
+    Full retention is there to compare with, the oracle to bound.  Recommended are settings that
+    hold what they were given, save memory at all and fit, if anything does.
+    """
+    full = next((row for row in rows if row.is_baseline), None)
+    others = [row for row in rows if not (row.is_baseline or row.is_oracle)]
     anything = any(row.fits for row in others)
-    return [
+    able = [
         row
         for row in others
         if row.bounded
         and (row.fits or not anything)
         and (full is None or row.peak_hbm_kv_bytes < full.peak_hbm_kv_bytes)
     ]
+    return full, others, able
 
 
-def _real(rows: Sequence[Row]) -> list[Row]:
-    """What one could choose: full retention is there to compare with, the oracle to bound."""
-    return [row for row in rows if not (row.is_baseline or row.is_oracle)]
+def _best(known: Sequence[Row], full: Row | None) -> tuple[Row, str]:
+    """Of the settings whose attention is known, the recommended one, and why."""
+    for level in LEVELS:
+        pool = [row for row in known if row.attention_kept >= level]
+        if pool:
+            best = min(pool, key=_rank)
+            costs = _costs(best, full, f", with {_kept(best)} of the attention kept")
+            return best, (
+                f"Of the settings that keep at least {level:.0%} of the attention, {_name(best)} "
+                f"needs the least HBM: {costs}."
+            )
+    most = max(row.attention_kept for row in known)
+    equal = [row for row in known if most - row.attention_kept < 1e-12]
+    best = min(equal, key=_rank)
+    alike = f", like {len(equal) - 1} more," if len(equal) > 1 else ""
+    return best, (
+        f"No setting keeps {LEVELS[-1]:.0%} of the attention. {_name(best)}{alike} comes "
+        f"nearest with {best.attention_kept:.1%}: {_costs(best, full)}."
+    )
 
 
 def _against_oracle(row: Row) -> list[str]:
     gap = row.oracle_gap
     if math.isnan(gap):
         return []
-    kept = f"{gap + row.attention_kept:.2%}"
-    bound = (
-        f"At budget {row.budget_label}, the oracle, which knows the future and only evicts, "
-        f"keeps {kept}"
-    )
-    if abs(gap) < 5e-5:
-        return [f"{bound}: as much as {row.policy}."]
     more = "more" if gap > 0 else "less"
-    return [f"{bound}: {abs(100 * gap):.2f} percentage points {more} than {row.policy}."]
-
-
-def _alone(full: Row) -> str:
-    return (
-        f"Only full retention was replayed: its KV cache peaks at "
-        f"{quantity('bytes', full.peak_hbm_kv_bytes)} and it generates "
-        f"{quantity('rate', full.tokens_per_s)}."
+    against = (
+        f"as much as {row.policy}"
+        if abs(gap) < 5e-5
+        else f"{abs(100 * gap):.2f} percentage points {more} than {row.policy}"
     )
-
-
-def _best(known: Sequence[Row], full: Row | None) -> tuple[Row, str]:
-    for level in LEVELS:
-        pool = [row for row in known if row.attention_kept >= level]
-        if pool:
-            best = min(pool, key=_rank)
-            claim = (
-                f"Of the settings that keep at least {level:.0%} of the attention, {_name(best)} "
-                f"needs the least HBM: {_memory(best, full)}, "
-                f"with {_kept(best)} of the attention kept; {_time(best, full)}."
-            )
-            return best, claim
-    most = max(row.attention_kept for row in known)
-    equal = [row for row in known if most - row.attention_kept < 1e-12]
-    best = min(equal, key=_rank)
-    alike = f", like {len(equal) - 1} more," if len(equal) > 1 else ""
-    claim = (
-        f"No setting keeps {LEVELS[-1]:.0%} of the attention. {_name(best)}{alike} comes "
-        f"nearest with {best.attention_kept:.1%}: {_memory(best, full)}; {_time(best, full)}."
-    )
-    return best, claim
-
-
-def _lossless(known: Sequence[Row], full: Row | None, said: Row) -> list[tuple[Row, str]]:
-    pool = [row for row in known if row.attention_kept >= 1]
-    if not pool or said in pool:
-        return []
-    best = min(pool, key=_rank)
-    claim = (
-        f"Without losing any attention, the least is {_name(best)}: "
-        f"{_memory(best, full)}; {_time(best, full)}."
-    )
-    return [(best, claim)]
-
-
-def _smallest(known: Sequence[Row], full: Row | None, said: Sequence[Row]) -> list[tuple[Row, str]]:
-    least = min(row.peak_hbm_kv_bytes for row in known)
-    if any(row.peak_hbm_kv_bytes <= 1.05 * least for row in said):
-        return []
-    near = [row for row in known if row.peak_hbm_kv_bytes <= 1.01 * least]
-    best = max(near, key=lambda row: row.attention_kept)
-    claim = (
-        f"Smallest of all is {_name(best)}: {_memory(best, full)}, but only "
-        f"{_kept(best)} of the attention is kept; {_time(best, full)}."
-    )
-    return [(best, claim)]
+    return [
+        f"At budget {row.budget_label}, the oracle, which knows the future and only evicts, "
+        f"keeps {gap + row.attention_kept:.2%}: {against}."
+    ]
 
 
 def _slowest(others: Sequence[Row], full: Row | None, said: Row | None) -> list[str]:
@@ -155,8 +131,8 @@ def _slowest(others: Sequence[Row], full: Row | None, said: Row | None) -> list[
     parts = sorted(_parts(slowest).items(), key=lambda part: -part[1])
     shares = [f"{seconds / total:.0%} {what}" for what, seconds in parts if seconds >= 0.01 * total]
     if full is not None and slowest.model_s > 1.01 * full.model_s:
-        more = f"{MODEL} ({slowest.model_s / full.model_s:.2f} times that of full retention)"
-        shares = [share.replace(MODEL, more) for share in shares]
+        more = f"{_MODEL} ({slowest.model_s / full.model_s:.2f} times that of full retention)"
+        shares = [share.replace(_MODEL, more) for share in shares]
     against = "" if full is None else f" ({slowest.relative.time:.2f} times full retention)"
     return [
         f"Slowest is {_name(slowest)}: {quantity('seconds', total)}{against}, "
@@ -182,49 +158,44 @@ def _name(row: Row) -> str:
     return f"{row.policy} at budget {row.budget_label}"
 
 
-def _memory(row: Row, full: Row | None) -> str:
-    peak = quantity("bytes", row.peak_hbm_kv_bytes)
-    if full is None or math.isnan(row.relative.peak_hbm):
-        return f"{peak} of KV cache at the peak"
+def _costs(row: Row, full: Row | None, remark: str = "") -> str:
+    """Memory, a remark, and time; against full retention if it is known."""
+    memory = f"{quantity('bytes', row.peak_hbm_kv_bytes)} of KV cache at the peak"
     saved = 1 - row.relative.peak_hbm
-    change = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
-    base = quantity("bytes", full.peak_hbm_kv_bytes)
-    return f"{peak} of KV cache at the peak instead of {base} ({change})"
+    if full is not None and not math.isnan(saved):
+        change = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
+        memory += f" instead of {quantity('bytes', full.peak_hbm_kv_bytes)} ({change})"
+    ratio = row.relative.time
+    if full is None or math.isnan(ratio):
+        time = quantity("seconds", row.time.total_s)
+    elif abs(ratio - 1) < 0.005:
+        time = "as long as full retention"
+    elif ratio < 1:
+        time = f"{1 - ratio:.1%} less time than full retention"
+    else:
+        base = _parts(full)
+        extra = {what: seconds - base[what] for what, seconds in _parts(row).items()}
+        cause = max(extra, key=extra.__getitem__)
+        time = f"{ratio - 1:.1%} more time than full retention, mostly for {cause}"
+    return f"{memory}{remark}; it takes {time}"
 
 
 def _parts(row: Row) -> dict[str, float]:
     return {
-        MODEL: row.model_s,
+        _MODEL: row.model_s,
         "rehydration": row.time.rehydration_s,
         "waiting for transfers": row.time.exposed_transfer_s,
         "policy and scoring": row.time.policy_s,
     }
 
 
-def _time(row: Row, full: Row | None) -> str:
-    ratio = row.relative.time
-    if full is None or math.isnan(ratio):
-        return f"it takes {quantity('seconds', row.time.total_s)}"
-    if abs(ratio - 1) < 0.005:
-        return "it takes as long as full retention"
-    if ratio < 1:
-        return f"it takes {1 - ratio:.1%} less time than full retention"
-    base = _parts(full)
-    extra = {what: seconds - base[what] for what, seconds in _parts(row).items()}
-    cause = max(extra, key=lambda what: extra[what])
-    return f"it takes {ratio - 1:.1%} more time than full retention, mostly for {cause}"
-
-
-_MORE_THAN_ANY = "more than any"
-
-
 def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     """The notes below the tables of a terminal."""
-    found = []
-    if any(not math.isnan(row.attention_kept) for row in rows):
-        found.append("attn. kept: recorded attention that fell on readable tokens; not accuracy.")
-    else:
-        found.append("attn. kept is n/a: not measured, or the trace holds no attention.")
+    found = [
+        "attn. kept is n/a: not measured, or the trace holds no attention."
+        if all(math.isnan(row.attention_kept) for row in rows)
+        else "attn. kept: recorded attention that fell on readable tokens; not accuracy."
+    ]
     if any(not math.isnan(row.oracle_gap) for row in rows):
         found.append(
             "gap: what the oracle keeps at the same budget, less the policy's, in percentage "
@@ -236,26 +207,22 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
         "Peaks are the largest of any search, taken before decisions and with the prefill: they "
         "can exceed the budget; tokens moved and times are sums."
     )
-    return [*found, *cautions(result, rows), *assumed(result, "see --report")]
+    return [*found, *cautions(result, rows, "see --report")]
 
 
-def cautions(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
-    """What does not hold for every row: broken budgets, ties, and notes on single policies."""
+def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]:
+    """What does not hold for every row, and how many numbers of the hardware are not measured.
+
+    Broken budgets, ties, and notes on single policies; `where` tells where the numbers are listed.
+    """
     found = []
     if any(row.label != row.policy for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
-    return [*found, *_ties(rows), *result.notes]
-
-
-def assumed(result: ReplayResult, where: str) -> list[str]:
-    """How many numbers of the hardware are not measured; `where` tells where they are listed."""
-    count = len(result.assumed)
-    if not count:
-        return []
-    return [
-        f"{count} number{'s' if count > 1 else ''} of the hardware profile "
-        f"{'are' if count > 1 else 'is'} assumed, not measured ({where})."
-    ]
+    found += [*_ties(rows), *result.notes]
+    if count := len(result.assumed):
+        numbers = f"{counted(count, 'number')} of the hardware profile"
+        found.append(f"{numbers} {'are' if count > 1 else 'is'} assumed, not measured ({where}).")
+    return found
 
 
 def _ties(rows: Sequence[Row]) -> list[str]:
@@ -264,29 +231,24 @@ def _ties(rows: Sequence[Row]) -> list[str]:
     What is protected can fill a budget alone, and policies that take whole blocks can take the
     same ones; the order of such rows says nothing about their scores.
     """
-    found = []
-    traces = list(dict.fromkeys(row.trace for row in rows))
-    for trace in traces:
-        on = f" on {trace}" if len(traces) > 1 else ""
-        groups = [
-            f"{len(policies)} policies{on} ({', '.join(policies)}; budget {', '.join(budgets)})"
-            for policies, budgets in _alike([row for row in rows if row.trace == trace]).items()
-        ]
-        if groups:
-            found.append(f"Same attention kept, so in no order: {'; '.join(groups)}.")
-    return found
-
-
-def _alike(rows: Sequence[Row]) -> dict[tuple[str, ...], list[str]]:
-    """Policies that keep the same, less than everything, with the budgets at which they do."""
-    cells: dict[tuple[str, float], list[str]] = {}
+    cells: dict[tuple[str, str, float], list[str]] = {}
     for row in rows:
         if row.attention_kept < 1 and row.budget != ANY and not row.is_oracle:
-            cells.setdefault((row.budget, round(row.attention_kept, 12)), []).append(row.label)
-    found: dict[tuple[str, ...], list[str]] = {}
-    for (budget, _), policies in cells.items():
+            kept = round(row.attention_kept, 12)
+            cells.setdefault((row.trace, row.budget, kept), []).append(row.label)
+    alike: dict[str, dict[tuple[str, ...], list[str]]] = {}  # trace -> policies -> budgets
+    for (trace, budget, _), policies in cells.items():
         if len(policies) > 1:
-            found.setdefault(tuple(policies), []).append(budget)
+            alike.setdefault(trace, {}).setdefault(tuple(policies), []).append(budget)
+    several = len({row.trace for row in rows}) > 1
+    found = []
+    for trace, groups in alike.items():
+        on = f" on {trace}" if several else ""
+        same = [
+            f"{len(policies)} policies{on} ({', '.join(policies)}; budget {', '.join(budgets)})"
+            for policies, budgets in groups.items()
+        ]
+        found.append(f"Same attention kept, so in no order: {'; '.join(same)}.")
     return found
 
 
@@ -296,20 +258,26 @@ def left_out(found: Iterable[LeftOut]) -> list[str]:
     The same on several traces is said once.
     """
     items = list(found)
+    traces: dict[tuple[str, str], list[str]] = {}  # policy and remedy -> traces
+    for each in items:
+        if each.remedy:
+            remedy = each.unrecorded or f"record with {each.remedy}"
+            traces.setdefault((each.policy, remedy), []).append(each.trace)
+    lacking: dict[tuple[tuple[str, ...], str], list[str]] = {}  # traces and remedy -> policies
+    for (policy, remedy), where in traces.items():
+        lacking.setdefault((tuple(where), remedy), []).append(policy)
     lines = [
-        f"Left out: {', '.join(policies)}. {listed(traces)} "
-        f"{'do' if len(traces) > 1 else 'does'} not hold what they read; {remedy}."
-        f"{_instead(policies, items)}"
-        for (traces, remedy), policies in _lacking(items).items()
+        f"Left out: {', '.join(policies)}. {listed(where)} {'do' if len(where) > 1 else 'does'} "
+        f"not hold what they read; {remedy}.{_instead(policies, items)}"
+        for (where, remedy), policies in lacking.items()
     ]
-    small = _too_small(items)
-    if small:
+    if small := _too_small(items):
         lines.append(f"Left out where the budget is below what is needed: {'; '.join(small)}.")
     lines += dict.fromkeys(f"Left out: {each.detail}." for each in items if each.unsuited)
     return lines
 
 
-def _instead(policies: Iterable[str], items: Iterable[LeftOut]) -> str:
+def _instead(policies: Sequence[str], items: Iterable[LeftOut]) -> str:
     """Which of the policies run without a new recording under another setting."""
     ways: dict[str, dict[str, None]] = {}
     for each in items:
@@ -318,37 +286,21 @@ def _instead(policies: Iterable[str], items: Iterable[LeftOut]) -> str:
     return "".join(f" Without that, --set {way} runs {listed(own)}." for way, own in ways.items())
 
 
-def _lacking(items: Iterable[LeftOut]) -> dict[tuple[tuple[str, ...], str], list[str]]:
-    """Policies by the traces that do not serve them and by how to come by what they read."""
-    traces: dict[tuple[str, str], list[str]] = {}
-    for each in items:
-        if each.remedy:
-            remedy = each.unrecorded or f"record with {each.remedy}"
-            traces.setdefault((each.policy, remedy), []).append(each.trace)
-    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
-    for (policy, remedy), where in traces.items():
-        found.setdefault((tuple(where), remedy), []).append(policy)
-    return found
-
-
 def _too_small(items: Iterable[LeftOut]) -> list[str]:
-    """``"on x.parquet: at least 0.15 for h2o, epikv and at least 0.26 for arborkv"``."""
-    needs: dict[str, dict[str, str]] = {}  # trace -> policy -> least
+    """``"on x.parquet: at least 0.15 for h2o, epikv and more than any for arborkv"``."""
+    needs: dict[str, dict[str, float]] = {}  # trace -> policy -> least budget
+    texts = {math.inf: "more than any"}
     for each in items:
         if not each.remedy and not each.unsuited:
+            least = float(each.least or "inf")
+            texts.setdefault(least, f"at least {each.least}")
             policies = needs.setdefault(each.trace, {})
-            known = policies.get(each.policy, "0")
-            policies[each.policy] = max(known, each.least or _MORE_THAN_ANY, key=_size)
+            policies[each.policy] = max(policies.get(each.policy, 0.0), least)
     return [
         f"on {trace}: "
         + listed(
-            f"{least if least == _MORE_THAN_ANY else f'at least {least}'} for "
-            f"{', '.join(policy for policy, one in policies.items() if one == least)}"
-            for least in sorted(set(policies.values()), key=_size)
+            f"{texts[least]} for {', '.join(p for p, one in policies.items() if one == least)}"
+            for least in sorted(set(policies.values()))
         )
         for trace, policies in needs.items()
     ]
-
-
-def _size(least: str) -> float:
-    return math.inf if least == _MORE_THAN_ANY else float(least)
