@@ -38,7 +38,7 @@ class Tier(IntEnum):
 
 NUM_TIERS = len(Tier)
 
-#: How tokens in DDR take part in attention: `arborsim.machine.recall` says what each means.
+#: How tokens in DDR take part in attention: `arborsim.machine.reading` says what each means.
 RECALLS = ("stage", "stream", "near", "ondemand")
 
 

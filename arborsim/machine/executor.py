@@ -22,9 +22,8 @@ from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import SCALE_BYTES, CostModel
 from arborsim.machine.machine import Machine
-from arborsim.machine.paths import ActivePaths, Windows
 from arborsim.machine.program import ATTENDED_UNITS, DemandInfo, Op, SearchDemand
-from arborsim.machine.recall import Recall
+from arborsim.machine.reading import ActivePaths, Recall, Windows
 from arborsim.machine.terms import Term
 from arborsim.machine.transfers import Transfers, cut
 from arborsim.machine.writing import OpenProgram
@@ -313,7 +312,7 @@ class SimulatedExecutor:
     def _recompute(self, recovered: np.ndarray) -> None:
         """One prefill over these tokens, with the rest of the active paths present."""
         if len(recovered):
-            present = self._paths.readable_besides(recovered)
+            present = self._paths.readable_without(recovered)
             self._program.put(Op.RECOMPUTE, len(recovered), present)
             self._measured.rehydrations += 1
             self._workspace(self._cost.workspace_bytes(len(recovered)))

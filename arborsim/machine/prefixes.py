@@ -356,7 +356,10 @@ class Reuse:
         present = min(prefix.filled, wanted, most)
         if search.prefix_found >= 0:
             found = min(search.prefix_found, present)
-            self._state.tally.prefix(found, present - found, wanted - present)
+            counted = self._state.tally.prefixes
+            counted.hbm += found
+            counted.ddr += present - found
+            counted.computed += wanted - present
             search.prefix_found = -2
         return present
 

@@ -11,7 +11,7 @@ from arborsim.machine.program import Op
 
 if TYPE_CHECKING:
     from arborsim.machine.server import Server
-    from arborsim.machine.state import Search, State
+    from arborsim.machine.state import State
 
 
 _CAUSE = {
@@ -22,25 +22,13 @@ _CAUSE = {
 
 @dataclass
 class BusySeconds:
-    """Where the engine's time went; what is left of the run, it waited.
+    """Where the engine's time went; what is left of the run, it waited."""
 
-    Attributes
-    ----------
-    prefill_s, recompute_s : float
-        Passes over prompts; over evicted or dropped tokens.
-    decode_s : float
-        Iterations, without what follows.
-    policy_s : float
-        Policies, and what they write or read besides the model.
-    exposed_s : float
-        Iterations that waited for streamed tokens, or for attention on the CPU.
-    """
-
-    prefill_s: float = 0.0
-    recompute_s: float = 0.0
-    decode_s: float = 0.0
-    policy_s: float = 0.0
-    exposed_s: float = 0.0
+    prefill_s: float = 0.0  # passes over prompts
+    recompute_s: float = 0.0  # passes over evicted or dropped tokens
+    decode_s: float = 0.0  # iterations, without what follows
+    policy_s: float = 0.0  # policies, and what they write or read that the model does not
+    exposed_s: float = 0.0  # iterations that waited for streamed tokens, or attention on the CPU
 
     @property
     def total_s(self) -> float:
@@ -49,19 +37,11 @@ class BusySeconds:
 
 @dataclass
 class PrefixTokens:
-    """Where searches that got a place found the tokens of their shared prefixes.
+    """Where searches that got a place found the tokens of their shared prefixes."""
 
-    Attributes
-    ----------
-    hbm, ddr : int
-        Still there; copied back.
-    computed : int
-        Nowhere, so computed, by the first search or again.
-    """
-
-    hbm: int = 0
-    ddr: int = 0
-    computed: int = 0
+    hbm: int = 0  # still there
+    ddr: int = 0  # copied back
+    computed: int = 0  # nowhere, so computed, by the first search or again
 
 
 @dataclass
@@ -75,34 +55,22 @@ class ServingSeries:
 
 
 class Tally:
-    """Counts while the engine runs.
-
-    Attributes
-    ----------
-    flops_s, memory_s : float
-        What computing and reading memory would take by themselves, in decode iterations.
-    decoding_byte_s : float
-        Bytes held by the pages of searches that decode, times seconds.
-    idle_s, link_wait_s : float
-        Without anything to do; iterations that waited for the link before they streamed.
-    first_s : dict of str to float
-        When memory, or the number of searches, first kept a search waiting.
-    """
+    """Counts while the engine runs."""
 
     def __init__(self, state: State, points: int) -> None:
         self.busy = BusySeconds()
         self.prefixes = PrefixTokens()
-        self.flops_s = 0.0
-        self.memory_s = 0.0
-        self.decoding_byte_s = 0.0
-        self.idle_s = 0.0
-        self.link_wait_s = 0.0
+        #: What computing and reading memory would take by themselves, in decode iterations.
+        self.flops_s, self.memory_s = 0.0, 0.0
+        self.decoding_byte_s = 0.0  # bytes held by the pages of searches that decode, x seconds
+        self.idle_s = 0.0  # without anything to do
+        self.link_wait_s = 0.0  # iterations that waited for the link before they streamed
         self.peak_hbm_bytes = 0
         self.num_iterations = 0
         self.tokens = 0
         self.events = 0
         self.preemptions = 0
-        self.first_s: dict[str, float] = {}
+        self.first_s: dict[str, float] = {}  # as in `ServingReport`
         self._clock = state.clock
         self._points = points
         self._samples: list[tuple[float, int, int, int]] = []
@@ -124,22 +92,10 @@ class Tally:
         cause = _CAUSE[Op(op)]
         setattr(self.busy, cause, getattr(self.busy, cause) + seconds)
 
-    def held(self, byte_s: float) -> None:
-        self.decoding_byte_s += byte_s
-
     def hbm(self, used_bytes: int, decoding: bool = False) -> None:
         """So much is in use, or will be in iterations that are about to pass."""
         if used_bytes > self.peak_hbm_bytes:
             self.peak_hbm_bytes = used_bytes
-
-    def prefix(self, found: int, loaded: int, computed: int) -> None:
-        """What became of the shared prefix of a search, in tokens."""
-        self.prefixes.hbm += found
-        self.prefixes.ddr += loaded
-        self.prefixes.computed += computed
-
-    def preempted(self) -> None:
-        self.preemptions += 1
 
     def first(self, what: str) -> None:
         """Something keeps a search waiting now."""
@@ -166,30 +122,17 @@ class Tally:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What became of one search; times in seconds since the run began.
+    """What became of one search; times in seconds since the run began, -1 if it never happened."""
 
-    Attributes
-    ----------
-    demand : int
-        Which of the demands it was.
-    arrival_s, admitted_s, first_token_s, finish_s : float
-        -1 if that never happened.
-    preemptions : int
-        How often it lost its place.
-    generated_tokens : int
-    refused : str
-        Why it could never be served; "" if it was.
-    """
-
-    demand: int
+    demand: int  # which of the demands it was
     arrival_s: float
     admitted_s: float
     first_token_s: float
     finish_s: float
-    preemptions: int
+    preemptions: int  # how often it lost its place
     generated_tokens: int
     iterations: int
-    refused: str
+    refused: str  # why it could never be served; "" if it was
 
     @property
     def waiting_s(self) -> float:
@@ -215,48 +158,23 @@ class SearchOutcome:
 
 @dataclass(frozen=True)
 class Utilisation:
-    """Shares of the run's time (of its capacity, for memory).
+    """Shares of the run's time (of its capacity, for memory)."""
 
-    Attributes
-    ----------
-    engine : float
-        Time in which the engine did anything but wait.
-    compute, memory : float
-        Of decode iterations, as if each were bound by it alone.
-    hbm : float
-        Bytes of the KV pool, times seconds.
-    host : float
-        The same for what DDR and NVMe offer together.
-    pcie_down, pcie_up : float
-    """
-
-    engine: float
-    compute: float
-    memory: float
-    hbm: float
-    host: float
+    engine: float  # time in which the engine did anything but wait
+    compute: float  # decode iterations, as if each were bound by it alone ...
+    memory: float  # ... or by reading memory
+    hbm: float  # bytes of the KV pool, times seconds
+    host: float  # the same for what DDR and NVMe offer together
     pcie_down: float
     pcie_up: float
 
 
 @dataclass(frozen=True)
 class ServingReport:
-    """One run.
+    """One run."""
 
-    Attributes
-    ----------
-    searches : tuple of SearchOutcome
-        In order of arrival.
-    total_s : float
-        When the last search ended.
-    to_host_bytes, from_host_bytes : int
-        PCIe traffic.
-    first_s : dict of str to float
-        When "hbm", "host" or the allowed number of "searches" first kept a search waiting.
-    """
-
-    searches: tuple[SearchOutcome, ...]
-    total_s: float
+    searches: tuple[SearchOutcome, ...]  # in order of arrival
+    total_s: float  # when the last search ended
     tokens: int
     iterations: int
     events: int
@@ -264,10 +182,11 @@ class ServingReport:
     pool: KvPool
     peak_hbm_bytes: int
     peak_host_bytes: int
-    to_host_bytes: int
+    to_host_bytes: int  # PCIe traffic
     from_host_bytes: int
     busy: BusySeconds
     used: Utilisation
+    #: When "hbm", "host" or the allowed number of "searches" first kept a search waiting.
     first_s: dict[str, float]
     prefixes: PrefixTokens
     series: ServingSeries
@@ -306,8 +225,15 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         pcie_down=share(clock.down.busy_s),
         pcie_up=share(clock.up.busy_s),
     )
+    outcomes = tuple(
+        SearchOutcome(
+            each.demand, each.arrival_s, each.admitted_s, each.first_token_s, each.finish_s,
+            each.preemptions, each.generated, each.priced.demand.iterations, each.refused,
+        )
+        for each in state.searches
+    )  # fmt: skip
     return ServingReport(
-        tuple(_outcome(search) for search in state.searches),
+        outcomes,
         total_s,
         tally.tokens,
         tally.num_iterations,
@@ -324,10 +250,3 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         tally.prefixes,
         tally.series(),
     )
-
-
-def _outcome(search: Search) -> SearchOutcome:
-    return SearchOutcome(
-        search.demand, search.arrival_s, search.admitted_s, search.first_token_s, search.finish_s,
-        search.preemptions, search.generated, search.priced.demand.iterations, search.refused,
-    )  # fmt: skip

@@ -245,5 +245,5 @@ class State:
 
     def spent(self, seconds: float) -> None:
         """The driver has let time pass without an iteration."""
-        self.tally.held(self.decoding_bytes * seconds)
+        self.tally.decoding_byte_s += self.decoding_bytes * seconds
         self.tally.sample(self.used_bytes, self.host.level.value, len(self.batch))

@@ -15,8 +15,8 @@ import numpy as np
 
 from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import GrowingTable
-from arborsim.machine.paths import ActivePaths, PathProfile
 from arborsim.machine.program import Leg
+from arborsim.machine.reading import ActivePaths, PathProfile
 from arborsim.machine.writing import Next, OpenProgram
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Changes, kinds

@@ -20,9 +20,8 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import SCALE_BYTES, CostModel
-from arborsim.machine.paths import ActivePaths, Windows
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.recall import Reading, Recall
+from arborsim.machine.reading import ActivePaths, Reading, Recall, Windows
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Changes, Moves, kinds
 from arborsim.trace.schema import Geometry
@@ -300,7 +299,7 @@ class LiteralExecutor:
 
     def _recompute(self, recovered: np.ndarray) -> None:
         if len(recovered):
-            present = self.paths.readable_besides(recovered)
+            present = self.paths.readable_without(recovered)
             self._spend("rehydration_s", self.cost.prefill_s(len(recovered), present))
             self.measured.rehydrations += 1
 

@@ -16,7 +16,7 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.price import Price
 from arborsim.machine.program import DemandInfo, Op
-from arborsim.machine.recall import PAGE_TOKENS, PAGES_TOP
+from arborsim.machine.reading import PAGE_TOKENS, PAGES_TOP
 from arborsim.machine.terms import Term, names, total
 from arborsim.policies.registry import build
 from arborsim.run.replay import Replay

@@ -1,4 +1,12 @@
-"""What the active paths hold: how many tokens of which tier each decode iteration attends to.
+"""What decode iterations read: the tokens on the active paths, by tier, in each recall mode.
+
+Tokens in DDR take part in attention; the *recall mode* says how.
+
+- ``stage``: they were copied into staging buffers in HBM before, and are read from there.
+- ``stream``: they cross PCIe in every iteration, layer by layer, through a double buffer.
+- ``near``: the CPU attends to them where they are and its partial results are merged exactly.
+- ``ondemand``: the pages whose keys could matter most to a query are fetched, as in Quest (Tang et
+  al. 2024, arXiv:2406.10774); the others are not read, which is an approximation.
 
 Layers with a sliding window manage themselves: of each path they keep the newest `window` tokens,
 whatever a policy decides about the layers that keep everything.  On a tree, the paths are those to
@@ -11,42 +19,38 @@ tokens alone, which is a lower bound: their own windows may be incomplete, too).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.cost import Array, CostModel
 from arborsim.memory.ledger import Census, Ledger, RunProfile
 from arborsim.memory.moves import Changes
 from arborsim.trace.schema import Geometry
 
+PAGE_TOKENS = 16  #: tokens that the bounds of ``ondemand`` speak of together, as live
+PAGES_TOP = 16  #: pages that each KV head chooses in a step, as live
+
+_QUANTISED = np.array([tier.quantised for tier in Tier])
+_IN_DDR = np.array([tier.in_ddr for tier in Tier])
+_READABLE = np.array([int(tier != Tier.EVICTED) for tier in Tier])
+
 
 @dataclass(frozen=True)
 class WindowProfile:
-    """The window layers at every iteration of a run, its tokens included; int64 ``[steps]``.
+    """Tokens in window layers at every iteration of a run, its own included; int64 ``[steps]``."""
 
-    Attributes
-    ----------
-    held : array
-        Tokens in any window.
-    shared, branches : array
-        Tokens in the windows of the paths that are read: each once, or once per path.
-    """
-
-    held: np.ndarray
-    shared: np.ndarray
-    branches: np.ndarray
+    held: np.ndarray  # in any window
+    shared: np.ndarray  # in the windows of the paths that are read, each once ...
+    branches: np.ndarray  # ... or once per path
 
 
 class Windows:
     """Follows the windows of all leaves.
 
-    Parameters
-    ----------
-    tree : ThoughtTree
-        The controller's; it may be ahead of the ledger by the tokens of the current run.
-    ledger : Ledger
-    geometry : Geometry
+    The tree is the controller's; it may be ahead of the ledger by the tokens of the current run.
     """
 
     def __init__(self, tree: ThoughtTree, ledger: Ledger, geometry: Geometry) -> None:
@@ -118,24 +122,13 @@ def _count_at_least(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 class PathProfile:
     """The paths read in every iteration of a run, its tokens included, before its moves.
 
-    Counts are summed over the cache groups.
-
-    Attributes
-    ----------
-    shared : int64 ``[tiers, steps]``
-        Every token on any such path once.
-    branches : int64 ``[tiers, steps]``
-        Every token once per path that holds it.
-    length : int64 ``[steps]``
-        Tokens on any such path, readable or not (not summed over groups).
-    windows : WindowProfile or None
-        The layers with a sliding window, which the counts leave out; None without such layers.
+    Counts are summed over the cache groups, and leave out layers with a sliding window.
     """
 
-    shared: np.ndarray
-    branches: np.ndarray
-    length: np.ndarray
-    windows: WindowProfile | None = None
+    shared: np.ndarray  # every token on any such path once; int64 [tiers, steps]
+    branches: np.ndarray  # every token once per path that holds it; int64 [tiers, steps]
+    length: np.ndarray  # tokens on any path, readable or not, not summed over groups; int64 [steps]
+    windows: WindowProfile | None = None  # None without layers with a window
 
     def minus(self, part: PathProfile) -> PathProfile:
         """The same paths without the tokens of `part`."""
@@ -154,13 +147,8 @@ class ActivePaths:
     """Follows the tokens on the paths from the root to the leaves that decode now.
 
     The *active* paths are those the search turned to last.  Of their leaves some may pause: the
-    paths of the others are *read*.
-
-    Parameters
-    ----------
-    tree : ThoughtTree
-        The controller's; it is only read, and already holds tokens when the ledger gets them.
-    ledger : Ledger
+    paths of the others are *read*.  The tree is the controller's; it is only read, and already
+    holds tokens when the ledger gets them.
     """
 
     def __init__(self, tree: ThoughtTree, ledger: Ledger) -> None:
@@ -217,7 +205,7 @@ class ActivePaths:
         """Bool: which of `tokens` lie on a path that is being read."""
         return self._weight(tokens) > 0
 
-    def readable_besides(self, tokens: np.ndarray) -> int:
+    def readable_without(self, tokens: np.ndarray) -> int:
         """Readable tokens on the paths being read, other than `tokens`."""
         held = self._ledger.held if self._whole else self.shared.now[0].tolist()
         readable = sum(held[: Tier.EVICTED]) // self._ledger.groups
@@ -243,8 +231,15 @@ class ActivePaths:
         self.length += width * steps
         if self._whole:
             return PathProfile(run.counts_before, run.counts_before, length)
+        changes, weight = run.changes, self._weight(run.changes.token)
+        row = np.zeros(len(changes), dtype=np.int64)
+        (shared,), _ = self.shared.advance(
+            steps, width * groups, row, changes, np.minimum(weight, 1)
+        )
+        if self.branches is self.shared:
+            return PathProfile(shared, shared, length)
         newest = int(self._per_node[list(self.leaves)].sum())
-        shared, branches = self._follow(run.changes, steps, width * groups, newest * groups)
+        (branches,), _ = self.branches.advance(steps, newest * groups, row, changes, weight)
         return PathProfile(shared, branches, length)
 
     def change(self, changes: Changes) -> None:
@@ -256,13 +251,139 @@ class ActivePaths:
         if self.branches is not self.shared:
             self.branches.change(row, changes, weight)
 
-    def _follow(
-        self, changes: Changes, steps: int, shared_born: int, branches_born: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        row = np.zeros(len(changes), dtype=np.int64)
-        weight = self._weight(changes.token)
-        shared, _ = self.shared.advance(steps, shared_born, row, changes, np.minimum(weight, 1))
-        if self.branches is self.shared:
-            return shared[0], shared[0]
-        branches, _ = self.branches.advance(steps, branches_born, row, changes, weight)
-        return shared[0], branches[0]
+
+@dataclass(frozen=True)
+class Reading:
+    """What each iteration of a run asks for; arrays ``[steps]`` or single numbers.
+
+    Attributes
+    ----------
+    read_bytes, quantised_bytes : array
+        Keys and values that the GPU reads: a shared node once with a tree-attention kernel, once
+        per branch without; the part of them that must be dequantised.
+    attended, rows : array
+        Tokens attended to, summed over the sequences, and those of them whose probabilities are
+        written out; where layers differ, their mean.
+    streamed_bytes, remote_bytes : array
+        Fetched from DDR, and read there by the CPU.
+    window_bytes : array
+        The part of `read_bytes` in layers with a sliding window, where the CPU works during the
+        others; 0 where it does not.
+    buffer_bytes : array or None
+        HBM for what is fetched; None in modes that fetch nothing.
+    """
+
+    read_bytes: Array
+    quantised_bytes: Array
+    attended: Array
+    rows: Array = 0.0
+    streamed_bytes: Array = 0.0
+    remote_bytes: Array = 0.0
+    window_bytes: Array = 0.0
+    buffer_bytes: np.ndarray | None = None
+
+
+class Recall:
+    """Knows what iterations read in a recall mode.
+
+    Parameters
+    ----------
+    bytes_by_tier : int64 ``[tiers]``
+        Of one token in one cache group.
+    fused : bool
+        Whether attention runs without writing out probabilities.
+    tree_attention : bool
+        Whether a batch reads a shared token once, or once per branch.
+    """
+
+    def __init__(
+        self,
+        cost: CostModel,
+        bytes_by_tier: np.ndarray,
+        groups: int,
+        mode: str,
+        fused: bool,
+        tree_attention: bool,
+    ) -> None:
+        self.mode = mode
+        self.fused = fused
+        self._cost = cost
+        self._groups = groups
+        self._tree_attention = tree_attention
+        self._sizes = bytes_by_tier
+        self._quantised_sizes = np.where(_QUANTISED, bytes_by_tier, 0)
+
+    def reading(self, path: PathProfile, sequences: int, landing: PathProfile | None) -> Reading:
+        """What a run of iterations asks for, in which `sequences` leaves decode together.
+
+        `landing` is the part of `path` that counts as being in DDR but is still read from its old
+        place in HBM, because the copy has not finished.
+        """
+        rows: Array = 0.0 if self.fused else self._attended(path)
+        if self.mode == "stage":
+            return self._reading(path, rows)
+        away = (path if landing is None else path.minus(landing)).of_tiers(_IN_DDR)
+        if self.mode == "stream":  # once per iteration; the GPU reads them from the buffer
+            fetched_bytes = self._sizes @ away.shared
+            buffers = np.asarray(self._cost.double_buffer_bytes(fetched_bytes))
+            return self._reading(path, rows, streamed_bytes=fetched_bytes, buffer_bytes=buffers)
+        local = path.minus(away)
+        if self.mode == "near":
+            return self._reading(
+                local, rows, remote_bytes=self._sizes @ self._read(away),
+                window_bytes=self._window_bytes(local),
+            )  # fmt: skip
+        return self._ondemand(local, away, sequences, rows)
+
+    def _reading(self, path: PathProfile, rows: Array, **more: Any) -> Reading:
+        count = self._read(path)
+        read_bytes = self._sizes @ count + self._window_bytes(path)
+        return Reading(
+            read_bytes, self._quantised_sizes @ count, self._attended(path), rows, **more
+        )
+
+    def _ondemand(
+        self, local: PathProfile, away: PathProfile, sequences: int, rows: Array
+    ) -> Reading:
+        """The pages of `away` with the largest bounds are fetched; the others are not read.
+
+        Bounds are those of the live backend: the smallest and largest key of each page.  All
+        sequences share a choice.  What is fetched has full precision.
+        """
+        cost, geometry = self._cost, self._cost.geometry
+        held = away.shared.sum(axis=0) / self._groups
+        per_head, fetched = cost.ondemand_tokens(held, PAGE_TOKENS, PAGES_TOP)
+        fetched_bytes = np.ceil(fetched * geometry.full_bytes_per_token).astype(np.int64)
+        # Attended to per head; at most what a path holds of it.
+        attended = np.minimum(per_head, away.branches.sum(axis=0) / (self._groups * sequences))
+        share = geometry.full_layers / geometry.layers
+        count = self._read(local)
+        window_bytes = self._window_bytes(local)
+        return Reading(
+            self._sizes @ count + window_bytes + fetched_bytes,
+            self._quantised_sizes @ count,
+            self._attended(local) + sequences * attended * share,
+            rows,
+            fetched_bytes,
+            cost.ondemand_bounds_bytes(held, PAGE_TOKENS),
+            window_bytes,
+            -(-fetched_bytes // max(1, geometry.full_layers)),
+        )
+
+    def _attended(self, path: PathProfile) -> np.ndarray:
+        """Readable tokens, summed over the branches; the mean over the layers."""
+        readable = (_READABLE @ path.branches) / self._groups
+        if path.windows is None:
+            return np.asarray(readable)
+        return np.asarray(self._cost.mean_over_layers(readable, path.windows.branches))
+
+    def _read(self, path: PathProfile) -> np.ndarray:
+        """Tokens read in attention; int64 ``[tiers, steps]``."""
+        return path.shared if self._tree_attention else path.branches
+
+    def _window_bytes(self, path: PathProfile) -> np.ndarray | int:
+        """Read in layers with a sliding window."""
+        if path.windows is None:
+            return 0
+        tokens = path.windows.shared if self._tree_attention else path.windows.branches
+        return np.asarray(self._cost.geometry.window_bytes_per_token * tokens)
