@@ -19,30 +19,19 @@ _REBUILD = 4096  # changes of the sums after which they are added up afresh: rou
 
 @dataclass(slots=True)
 class Span:
-    """A run of iterations.
-
-    Attributes
-    ----------
-    seconds : float
-    hbm_byte_s : float
-        Bytes held by the batch's pieces, times seconds.
-    flops_s, memory_s : float
-        Seconds that computing and reading memory take by themselves.
-    exposed_s, policy_s : float
-        Seconds that iterations waited for streaming or CPU attention, and for policies.
-    """
+    """A run of iterations."""
 
     seconds: float = 0.0
-    hbm_byte_s: float = 0.0
-    flops_s: float = 0.0
+    hbm_byte_s: float = 0.0  # bytes held by the batch's pieces, times seconds
+    flops_s: float = 0.0  # what computing, and reading memory, take by themselves
     memory_s: float = 0.0
-    exposed_s: float = 0.0
-    policy_s: float = 0.0
+    exposed_s: float = 0.0  # waited for streaming or attention on the CPU ...
+    policy_s: float = 0.0  # ... and for policies
 
 
 @dataclass(slots=True)
 class Sums:
-    """Sums over the batch by lane, for its next iteration, and their growth per iteration."""
+    """Sums over the batch by part, for its next iteration, and their growth per iteration."""
 
     compute: float = 0.0
     compute_g: float = 0.0
@@ -117,19 +106,10 @@ class Sums:
 
 
 class IterationTime:
-    """What iterations of a batch take, given its sums.
-
-    Parameters
-    ----------
-    price : Price
-
-    Attributes
-    ----------
-    stream_floor_s : float
-        What streaming takes at least, if it does anything: the NVMe may be slower than the link.
-    """
+    """What iterations of a batch take, given its sums."""
 
     def __init__(self, price: Price) -> None:
+        #: What streaming takes at least, if it does anything: the NVMe may be slower than the link.
         self.stream_floor_s = 0.0
         self._weights_s = price.weights_s  # of n tokens
         self._fixed_s = price.fixed_s
@@ -233,18 +213,11 @@ class IterationTime:
 
 
 class Batch:
-    """Members of the batch, by a key, with a heap of the ends of their pieces.
-
-    Attributes
-    ----------
-    sums : Sums
-    iteration : int
-        Iterations since the engine started.
-    """
+    """Members of the batch, by a key, with a heap of the ends of their pieces."""
 
     def __init__(self) -> None:
         self.sums = Sums()
-        self.iteration = 0
+        self.iteration = 0  # since the engine started
         self._members: dict[int, tuple[Piece, int, int]] = {}  # piece, its start, its ticket
         self._ends: list[tuple[int, int, int]] = []  # iteration, ticket, key
         self._ticket = 0

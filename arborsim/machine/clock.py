@@ -28,14 +28,7 @@ TOGETHER = 1e-12
 
 
 class Clock:
-    """Time, and what happens in it.
-
-    Attributes
-    ----------
-    env : simpy.Environment
-    down, up : Link
-        PCIe to the host, and from it.
-    """
+    """Time, and what happens in it; `down` and `up` are PCIe to the host, and from it."""
 
     def __init__(self) -> None:
         self.env = simpy.Environment()
@@ -75,22 +68,13 @@ class Clock:
 
 
 class Link:
-    """One direction of PCIe: one transfer at a time, first come, first served.
-
-    Attributes
-    ----------
-    moving_s, streamed_s : float
-        Time spent on transfers, and on what iterations stream.
-    carried_bytes : int
-    free_s : float
-        When all that was asked for so far has been carried.
-    """
+    """One direction of PCIe: one transfer at a time, first come, first served."""
 
     def __init__(self, clock: Clock) -> None:
-        self.moving_s = 0.0
-        self.streamed_s = 0.0
+        self.moving_s = 0.0  # time spent on transfers ...
+        self.streamed_s = 0.0  # ... and on what iterations stream
         self.carried_bytes = 0
-        self.free_s = 0.0
+        self.free_s = 0.0  # when all that was asked for so far has been carried
         self._clock = clock
 
     @property
@@ -106,20 +90,11 @@ class Link:
 
 
 class Level:
-    """A number of bytes over time.
-
-    Attributes
-    ----------
-    value, peak : int
-    entered, left : int
-        All that was ever added and taken.
-    """
+    """A number of bytes over time."""
 
     def __init__(self, clock: Clock) -> None:
         self.value = 0
         self.peak = 0
-        self.entered = 0
-        self.left = 0
         self._clock = clock
         self._since = 0.0
         self._byte_s = 0.0
@@ -131,11 +106,7 @@ class Level:
         self._byte_s += self.value * (now - self._since)
         self._since = now
         self.value += delta
-        if delta > 0:
-            self.entered += delta
-            self.peak = max(self.peak, self.value)
-        else:
-            self.left -= delta
+        self.peak = max(self.peak, self.value)
 
     def byte_s(self) -> float:
         """The integral up to now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,15 +33,8 @@ class ServingEngine:
         What may arrive, all recorded for `geometry`; arrivals name them by number.
     profile, geometry
         The machine (one GPU of it) and the model.
-    options : ServingOptions, optional
     kv_bytes : int, optional
         HBM for keys and values, in place of what the machine leaves for them.
-
-    Attributes
-    ----------
-    pool : KvPool
-    alone : tuple of Alone
-        What each demand takes by itself.
 
     Raises
     ------
@@ -172,16 +166,9 @@ def _decode(server: Server, time: IterationTime, command: Decode) -> Steps:
 
 
 def _iterations_until(time: IterationTime, sums: Sums, most: int, seconds: float) -> int:
-    """The fewest iterations that take at least so long, up to `most`."""
+    """The fewest iterations that take at least `seconds`, up to `most`."""
     if time.terms(sums, 0)[0] >= seconds:
         return 1
     if time.seconds(sums, most) < seconds:
         return most
-    low, high = 1, most  # fewer than `low` do not suffice, `high` do
-    while low < high:
-        middle = (low + high) // 2
-        if time.seconds(sums, middle) < seconds:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return 1 + bisect_left(range(1, most), seconds, key=lambda k: time.seconds(sums, k))

@@ -131,7 +131,7 @@ class SimulatedExecutor:
         if not self._recall.fused:
             layers = self._cost.geometry.layers if self._machine.keep_matrices else 1
             workspace += layers * self._cost.eager_prefill_bytes(tokens)
-        self._workspace(workspace)
+        self._measured.workspace_bytes = workspace
         self._measured.prompt_tokens = tokens
         self._prefix_tokens = min(self._prefix_tokens, tokens)
         self._count_prefix()
@@ -139,7 +139,7 @@ class SimulatedExecutor:
 
     def activate(self, leaves: tuple[int, ...]) -> None:
         """The next tokens belong to `leaves`; waits for what their paths hold in DDR."""
-        self._settle()
+        self._program.settle()
         self._program.wait_for_returned()
         self._paths.turn(leaves)
         forgotten = self._windows.turn(leaves)
@@ -150,7 +150,7 @@ class SimulatedExecutor:
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         """Decode the run; after iteration ``t`` carry out the moves of step ``t``."""
-        self._settle()
+        self._program.settle()
         if not self._paths.are_active(run.leaves):
             self.activate(run.leaves)
         elif run.leaves != self._paths.leaves:  # some branches pause or have ended
@@ -201,7 +201,7 @@ class SimulatedExecutor:
     @property
     def staging_bytes(self) -> int:
         """HBM buffers that hold recalled tokens now."""
-        self._settle()
+        self._program.settle()
         return self._transfers.staging_bytes + self._buffer_bytes
 
     def clock(self) -> float:
@@ -243,10 +243,6 @@ class SimulatedExecutor:
         return self._program.kept(info)
 
     # Writing.
-
-    def _settle(self) -> None:
-        """Before anything changes that the end of a transfer looks at."""
-        self._program.settle()
 
     def _one_by_one(self, moves: bool) -> bool:
         """Whether iterations must be written one at a time now.
@@ -293,19 +289,19 @@ class SimulatedExecutor:
         """Change tiers, recompute what was evicted, and wait for what decoding needs."""
         if not len(changes):
             return
-        self._settle()
+        self._program.settle()
         if self._transfers.needs_link(changes):
             self._program.wait()
-            self._settle()
+            self._program.settle()
         self._count(changes)
-        self._settle()
+        self._program.settle()
         self._transfers.carry_out(changes)
         self._look()
         self._recompute(np.unique(changes.of(_RECOMPUTED).token))
         self._transfers.wait_for_returning()
         if not self._machine.overlap:
             self._program.wait()
-            self._settle()
+            self._program.settle()
         self._count_prefix()
         self._program.settle_levels()
 
@@ -314,8 +310,9 @@ class SimulatedExecutor:
         if len(recovered):
             present = self._paths.readable_without(recovered)
             self._program.put(Op.RECOMPUTE, len(recovered), present)
-            self._measured.rehydrations += 1
-            self._workspace(self._cost.workspace_bytes(len(recovered)))
+            m = self._measured
+            m.rehydrations += 1
+            m.workspace_bytes = max(m.workspace_bytes, self._cost.workspace_bytes(len(recovered)))
 
     def _count(self, changes: Changes) -> None:
         """Count moves by kind, and let the GPU quantise."""
@@ -350,10 +347,6 @@ class SimulatedExecutor:
         m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, tokens)
         m.peak_ddr_bytes = max(m.peak_ddr_bytes, ddr_bytes)
         m.peak_quantised_bytes = max(m.peak_quantised_bytes, quantised_bytes)
-
-    def _workspace(self, needed_bytes: int) -> None:
-        """A forward pass needs this much HBM besides weights and cache."""
-        self._measured.workspace_bytes = max(self._measured.workspace_bytes, needed_bytes)
 
     def _levels(self) -> tuple[int, int, int]:
         """Pages and streaming buffers, what of them is the shared prefix, and DDR; bytes."""

@@ -27,46 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Load:
-    """A copy from DDR to HBM under way.
+    """A copy from DDR to HBM under way."""
 
-    Attributes
-    ----------
-    tokens : int
-        How much of the prefix is in HBM once it has ended.
-    waiting : list of Search
-    """
-
-    tokens: int
+    tokens: int  # how much of the prefix is in HBM once it has ended
     waiting: list[Search] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Prefix:
-    """The keys and values of a prefix in one memory.
+    """The keys and values of a prefix in one memory."""
 
-    Attributes
-    ----------
-    tokens, bytes : int
-        Of the longest prefix that a search of this key has; every token takes an equal part.
-    held : int
-        Tokens, from the first on, that memory is taken for.
-    filled : int
-        Of those, how many can be read.
-    references : int
-        Searches with a place that use it.
-    load : Load or None
-        What is being copied into it from DDR.
-    writes : int
-        Copies into it from HBM that have not ended.
-    """
-
-    tokens: int
-    bytes: int
-    held: int = 0
-    filled: int = 0
-    references: int = 0
-    load: Load | None = None
-    writes: int = 0
+    tokens: int  # of the longest prefix that a search of this key has ...
+    bytes: int  # ... every token of which takes an equal part
+    held: int = 0  # tokens, from the first on, that memory is taken for
+    filled: int = 0  # of those, how many can be read
+    references: int = 0  # searches with a place that use it
+    load: Load | None = None  # what is being copied into it from DDR
+    writes: int = 0  # copies into it from HBM that have not ended
 
     def bytes_of(self, tokens: int) -> int:
         """What the first `tokens` take."""
@@ -86,15 +63,7 @@ class Prefix:
 class Shelf:
     """Prefixes in one memory, the one unused for longest first.
 
-    Parameters
-    ----------
-    block_tokens : int
-        How many tokens are given up at a time.
-
-    Attributes
-    ----------
-    bytes : int
-        Taken by all.
+    They give up `block_tokens` tokens at a time; `bytes` is what all take.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -175,14 +144,7 @@ class Shelf:
 
 
 class Prefixes(Shelf):
-    """Shared prefixes in HBM.
-
-    Parameters
-    ----------
-    block_tokens : int
-    host : Host
-        Where their copies are.
-    """
+    """Shared prefixes in HBM, whose copies are on `host`."""
 
     def __init__(self, block_tokens: int, host: Host) -> None:
         super().__init__(block_tokens)
@@ -214,17 +176,8 @@ class Host:
     """DDR, and NVMe below it for what DDR cannot hold.
 
     What lies on NVMe is taken to be spread evenly over all that the host holds: that share of every
-    transfer passes the NVMe, too.  Copies of shared prefixes lie in DDR only, and give way whenever
-    a search wants their place.
-
-    Parameters
-    ----------
-    clock : Clock
-    ddr_bytes, nvme_bytes : int
-    copies_bytes : int
-        DDR for copies of prefixes, at most.
-    block_tokens : int
-        Tokens by which they give way.
+    transfer passes the NVMe, too.  Copies of shared prefixes lie in DDR only, in at most
+    `copies_bytes`, and give way by `block_tokens` whenever a search wants their place.
 
     Attributes
     ----------
@@ -306,12 +259,7 @@ class Host:
 
 
 class Reuse:
-    """Moves shared prefixes between HBM and DDR.
-
-    Parameters
-    ----------
-    state : State
-    """
+    """Moves shared prefixes between HBM and DDR."""
 
     def __init__(self, state: State) -> None:
         self._state = state

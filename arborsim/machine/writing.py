@@ -58,8 +58,6 @@ class OpenProgram(PricedProgram):
 
     Parameters
     ----------
-    info : DemandInfo
-    cost : CostModel
     levels : callable
         Tells bytes of HBM in pages and streaming buffers, of those the shared prefix, and of DDR.
     keep : bool
@@ -72,7 +70,9 @@ class OpenProgram(PricedProgram):
         self, info: DemandInfo, cost: CostModel, levels: Callable[[], Levels], keep: bool
     ) -> None:
         super().__init__(None, info, [], [], [], [])
-        self.price = Price(_with_endless_ddr(cost))
+        # DDR has no end: what a search by itself lacks is only reported.
+        profile = replace(cost.profile, ddr_bytes=UNLIMITED)
+        self.price = Price(CostModel(profile, cost.geometry))
         self.clock = Clock()
         self.side_s = 0.0  # streaming, attention on the CPU and fetching, hidden or not
         self._keep = keep
@@ -136,7 +136,7 @@ class OpenProgram(PricedProgram):
             self._shown = levels
 
     def hold(self, delta_bytes: int, staging: bool) -> None:
-        """HBM besides the pages changes."""
+        """HBM other than the pages changes."""
         if not delta_bytes:
             return
         if delta_bytes < 0:
@@ -299,17 +299,11 @@ class OpenProgram(PricedProgram):
 
 
 class MemoryTally(Tally):
-    """Counts of a server with one search, and what its memory holds over time.
-
-    Attributes
-    ----------
-    peak_staging_bytes : int
-        Of buffers that hold recalled tokens.
-    """
+    """Counts of a server with one search, and what its memory holds over time."""
 
     def __init__(self, state: State, points: int) -> None:
         super().__init__(state, points)
-        self.peak_staging_bytes = 0
+        self.peak_staging_bytes = 0  # of buffers that hold recalled tokens
         self._state = state
         self._time = IterationTime(state.price)
         self._seen: list[_Sample] = []
@@ -384,9 +378,3 @@ def _pieces(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     fixed = 1 + len(FIXED)
     table = cut(every[:, :fixed], every[:, fixed:])
     return np.delete(table, 1, axis=1), table[:, 1]
-
-
-def _with_endless_ddr(cost: CostModel) -> CostModel:
-    """The same machine with DDR without end: what a search by itself lacks is only reported."""
-    profile = replace(cost.profile, ddr_bytes=UNLIMITED)
-    return CostModel(profile, cost.geometry, pinned=cost.pinned)

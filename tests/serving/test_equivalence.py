@@ -166,8 +166,6 @@ class CheckedServer:
             assert shelf.bytes == sum(prefix.held_bytes for prefix in shelf.values())
             assert all(0 <= prefix.filled <= prefix.held for prefix in shelf.values())
             assert all(0 < prefix.held <= prefix.tokens for prefix in shelf.values())
-        for level in (server.hbm, server.host.level):
-            assert level.value == level.entered - level.left
         assert 0 <= server.host.level.value <= server.host.ddr_bytes + server.host.nvme_bytes
 
 
@@ -184,7 +182,7 @@ def test_nothing_is_lost(seed: int) -> None:
         source = engine.demands[search.demand].source
         assert search.generated_tokens == source.generated_tokens
         assert search.arrival_s <= search.admitted_s <= search.first_token_s <= search.finish_s
-    aborted = any("outgrown" in s.refused or "beside" in s.refused or "part" in s.refused
+    aborted = any("outgrown" in s.refused or "next to" in s.refused or "part" in s.refused
                   for s in report.searches)  # fmt: skip
     if not aborted:
         assert report.tokens == sum(search.generated_tokens for search in served)
