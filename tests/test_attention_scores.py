@@ -20,9 +20,9 @@ from arborsim.signals.attention import (
     NewestAttention,
     PromptAttention,
     fresh_pages,
+    median,
 )
 from arborsim.signals.scores import Score, ScoreBook
-from arborsim.signals.sparse import median
 from arborsim.signals.vectors import ValueWeightedAttention
 
 PROMPT, TOKENS, LAYERS = 3, 9, 2

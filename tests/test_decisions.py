@@ -9,7 +9,7 @@ import pytest
 
 from arborsim.core.observations import Signal
 from arborsim.policies.methods.oracle import Oracle
-from arborsim.signals.sparse import median
+from arborsim.signals.attention import median
 from arborsim.trace import offline
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, Observations, SparseRows
 from arborsim.core.tree import ThoughtTree
-from arborsim.signals import sparse
+from arborsim.signals import rows as attention_rows
 from arborsim.signals.attention import CumulativeAttention, LastAttended, NewestAttention
+from arborsim.signals.rows import SparseSums
 from arborsim.signals.scores import Score, ScoreBook
-from arborsim.signals.sparse import SparseSums
 
 PROMPT = 3
 SCORES: dict[str, tuple[Score, Score]] = {
@@ -116,13 +116,13 @@ def test_sums_do_not_depend_on_how_many_rows_are_widened_at_once(
     rows = sparse_rows(rng, np.arange(1, 41))
     found = []
     for at_once in (1, 7, 100, 1 << 16):
-        monkeypatch.setattr(sparse, "_AT_ONCE", at_once)
+        monkeypatch.setattr(attention_rows, "_AT_ONCE", at_once)
         for cut in (0, 13, 40):  # rows added one by one, then all others together
             sums, adder = np.zeros(40), SparseSums()
             adder.begin(rows, sums)
             for step in range(cut):
-                adder.add(step)
-            adder.add_many(cut, 40)
+                adder.take(step)
+            adder.take_many(cut, 40)
             adder.settle(sums)
             found.append(sums)
     assert all(np.array_equal(sums, found[0]) for sums in found)

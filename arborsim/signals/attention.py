@@ -5,7 +5,6 @@ Every score keeps one live table, brought up to date in place with every decode 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,25 +15,21 @@ from arborsim.core.observations import Signal, SparseRows
 from arborsim.core.settings import setting
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.rows import (
+    ExactSums,
     GroupRows,
     LastLayers,
     Places,
     Row,
     RowState,
-    add_at,
+    SparseNewest,
+    SparseSums,
+    SparseUpdater,
     group_rows,
     is_number,
+    lists_numbers,
     row_signal,
 )
 from arborsim.signals.scores import Changes, Score, ScoreState, grouping_setting
-from arborsim.signals.sparse import (
-    Listed,
-    SparseNewest,
-    SparseStamps,
-    SparseSums,
-    lists_numbers,
-    median,
-)
 
 
 @dataclass(frozen=True)
@@ -63,66 +58,24 @@ class CumulativeAttention(Score):
         return "attention from later blocks" if self.from_later_blocks else "cumulative attention"
 
     def start(self, layers: int) -> ScoreState:
-        return _CumulativeState(self)
+        if self.from_later_blocks:
+            return _LaterState(self.grouping)
+        return RowState(self.grouping, SparseSums() if self.up_to_constant else ExactSums())
 
 
-class _CumulativeState(RowState):
-    def __init__(self, spec: CumulativeAttention) -> None:
-        super().__init__(spec.grouping)
-        self._later_only = spec.from_later_blocks
-        self._up_to_constant = spec.up_to_constant and not spec.from_later_blocks
-        self._sparse = SparseSums()
-        self._only_listed = False
-        self._listed: Iterator[Listed] | None = None  # sparse rows of one straight path
-        self._own: list[int] = []  # tokens of each leaf before the run
+class _LaterState(RowState):
+    _own: list[int]  # tokens of each leaf before the run
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
         self._own = [tree.num_node_tokens(leaf) - run.steps for leaf in run.leaves]
-        rows = run.observed.attention if self._grouping == "shared" else None
-        direct = isinstance(rows, SparseRows) and self._paths.straight and not self._later_only
-        self._only_listed, self._listed = direct and self._up_to_constant, None
-        if self._only_listed:
-            assert isinstance(rows, SparseRows)
-            self._sparse.begin(rows, self._now[0])
-            return
-        self._sparse.settle(self.values[:, : self.values.shape[1] - run.num_tokens])
-        if direct:
-            assert isinstance(rows, SparseRows)
-            self._listed = rows.listed()
 
     def observe(self, step: int) -> None:
-        if self._only_listed:
-            self._sparse.add(step)
-        elif self._listed is not None:
-            self._add(next(self._listed))
-        elif self._later_only:
-            for leaf, own in enumerate(self._own):
-                for now, row in zip(self._now, next(self._next), strict=True):
-                    if is_number(row):
-                        later = row[: len(row) - (own + step + 1)]
-                        add_at(now, self._paths.places(leaf, len(later)), later)
-        else:
-            super().observe(step)
-
-    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
-        add_at(now, at, row)
-
-    def _add(self, row: Listed) -> None:
-        """Add a sparse row, with the bits that adding it as a dense one gives."""
-        if not lists_numbers(row):
-            return
-        length, index, value, share = row
-        received = self._now[0][:length]
-        listed = received[index] + value
-        received += share
-        received[index] = listed
-
-    def observe_all(self, first: int, last: int) -> None:
-        if self._only_listed:
-            self._sparse.add_many(first, last)
-        else:
-            super().observe_all(first, last)
+        for leaf, own in enumerate(self._own):
+            for now, row in zip(self._now, next(self._next), strict=True):
+                if is_number(row):
+                    later = row[: len(row) - (own + step + 1)]
+                    self._take(now, self._paths.places(leaf, len(later)), later)
 
 
 @dataclass(frozen=True)
@@ -158,9 +111,8 @@ class NewestState(RowState):
     """Follows the newest query of every path."""
 
     def __init__(self, grouping: str, layers: int = 0, up_to_constant: bool = False) -> None:
-        super().__init__(grouping)
-        self._layers, self._up_to_constant = layers, up_to_constant
-        self._sparse, self._only_listed = SparseNewest(), False
+        super().__init__(grouping, SparseNewest() if up_to_constant else None)
+        self._layers = layers
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         if self._layers:
@@ -168,19 +120,10 @@ class NewestState(RowState):
         else:
             rows = group_rows(run.observed, self._grouping)
         self._follow(rows, run, tree)
-        if self._grouping != "shared" or self._layers:
-            return
-        sparse = run.observed.attention
-        self._only_listed = False
-        if self._up_to_constant and self._paths.straight and isinstance(sparse, SparseRows):
-            self._only_listed = True
-            self._sparse.begin(sparse, self._now[0])
-        else:
-            self._sparse.settle(self._now[0])
 
     def observe(self, step: int) -> None:
-        if self._only_listed:
-            self._sparse.take()
+        if self._updater:
+            super().observe(step)
             return
         batch = self._batch(step)
         for group, now in enumerate(self._now):
@@ -194,13 +137,10 @@ class NewestState(RowState):
             elif found:
                 _write_mean(now, found)
 
-    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
-        now[at] = row
-
     def observe_all(self, first: int, last: int) -> None:
         """A later row replaces an earlier one."""
-        if self._only_listed:
-            self._sparse.take_many(first, last)
+        if self._updater:
+            super().observe_all(first, last)
             return
         enough = last - 1
         while enough > first and not all(
@@ -261,9 +201,6 @@ class _PromptState(RowState):
         if step >= self._first:
             super().observe(step)
 
-    def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
-        add_at(now, at, row)
-
 
 @dataclass(frozen=True)
 class LastAttended(Score):
@@ -302,8 +239,7 @@ class _LastAttendedState(RowState):
         self._iteration = 0
         self._prompt_tokens = 0
         self._generated = False
-        self._sparse = SparseStamps()
-        self._only_listed = False
+        self._stamps = _SparseStamps()
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
@@ -316,21 +252,20 @@ class _LastAttendedState(RowState):
         stamps[len(stamps) - run.num_tokens :] = np.repeat(born, len(run.leaves))
         rows = run.observed.attention
         follows = self._spec.up_to_constant and self._spec.page is None and self._paths.straight
-        self._only_listed = follows and isinstance(rows, SparseRows)
-        if self._only_listed:
-            assert isinstance(rows, SparseRows)
-            self._sparse.begin(rows, stamps, self._iteration)
+        if follows and isinstance(rows, SparseRows):
+            self._updater = self._stamps
+            self._stamps.begin(rows, stamps, self._iteration)
         else:
-            self._sparse.settle(stamps[: len(stamps) - run.num_tokens], self._iteration)
+            self._updater = None
+            self._stamps.settle(stamps[: len(stamps) - run.num_tokens], self._iteration)
 
     def observe(self, step: int) -> None:
-        if not self._generated:
-            return
-        self._iteration += 1
-        if self._only_listed:
-            self._sparse.take()
-        else:
+        if self._generated:
+            self._iteration += 1
             super().observe(step)
+
+    def observe_all(self, first: int, last: int) -> None:
+        ScoreState.observe_all(self, first, last)  # iterations count, whatever takes the rows
 
     def _take(self, now: np.ndarray, at: Places, row: np.ndarray) -> None:
         paid = row[self._prompt_tokens :]
@@ -352,3 +287,85 @@ def fresh_pages(paid: np.ndarray, page: int, threshold: float) -> np.ndarray:
     fresh = np.maximum.reduceat(paid, np.arange(0, len(paid), page)) > threshold
     fresh[-1] = True
     return np.repeat(fresh, page)[: len(paid)]
+
+
+def median(values: np.ndarray) -> float:
+    """The median; mean of the two middle values of an even number (`numpy.median` is slower)."""
+    middle = len(values) // 2
+    parts = values.copy()
+    parts.partition(middle)
+    if len(values) % 2:
+        return float(parts[middle])
+    return float((parts[:middle].max() + parts[middle]) / 2)
+
+
+class _SparseStamps(SparseUpdater):
+    """Timestamps of generated tokens, less the newest iteration.
+
+    A token refreshed now has 0, others are negative.  Where the share of the positions that a row
+    does not list is its median, everything is refreshed but the few that it lists with less: only
+    these change, and those that were not refreshed the last time.
+    """
+
+    def __init__(self) -> None:
+        self._prompt_tokens = 0
+        self._stale: np.ndarray | None = None  # which are negative; None: not known
+        self._shifted = False
+
+    def begin(self, rows: SparseRows, values: np.ndarray, iteration: int = 0) -> None:
+        """Take the rows of a run after so many iterations.
+
+        Values, float64 ``[generated tokens]``, are true if the last run was not taken here.
+        """
+        super().begin(rows, values)
+        old = len(values) - len(rows)
+        if not self._shifted:
+            values[:old] -= iteration
+            self._stale, self._shifted = None, True
+        values[old:] = 0.0  # birth counts as use, whenever it comes
+        self._prompt_tokens = int(rows.lengths[0]) - old - 1
+
+    def settle(self, values: np.ndarray, iteration: int = 0) -> None:
+        if self._shifted:
+            values += iteration
+            self._shifted = False
+
+    def take(self, step: int) -> None:
+        row = next(self._next)
+        length, index, value, share = row
+        count = length - self._prompt_tokens
+        if not lists_numbers(row):
+            self._age(count)
+        elif count - len(value) > count // 2 and not (value < share).any():
+            self._refresh(count, index[:0])
+        else:
+            first = int(np.searchsorted(index, self._prompt_tokens))
+            self._compare(count, index[first:] - self._prompt_tokens, value[first:], share)
+
+    def _compare(self, count: int, token: np.ndarray, paid: np.ndarray, share: float) -> None:
+        """Take in what a row pays the first `count` tokens: `paid` those listed, others `share`."""
+        low, others = paid < share, count - len(token)
+        at_most = others + int(np.count_nonzero(paid <= share))
+        if int(np.count_nonzero(low)) <= (count - 1) // 2 and count // 2 < at_most and others:
+            stale = token[low]
+            self._refresh(count, stale[stale < count - 1])
+            return
+        row = np.full(count, share)
+        row[token] = paid
+        self._age(count)
+        self._values[:count][row >= median(row)] = 0.0
+
+    def _age(self, count: int) -> None:
+        """An iteration passes: of the first `count` tokens only the newest is fresh."""
+        self._values[: count - 1] -= 1.0
+        self._stale = None
+
+    def _refresh(self, count: int, stale: np.ndarray) -> None:
+        """An iteration passes, and refreshes all of the first `count` tokens but `stale`."""
+        kept = self._values[stale] - 1.0
+        if self._stale is None:
+            self._values[:count] = 0.0
+        elif len(self._stale):
+            self._values[self._stale] = 0.0
+        self._values[stale] = kept
+        self._stale = stale

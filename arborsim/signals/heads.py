@@ -16,7 +16,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.attention import NewestState
 from arborsim.signals.rows import head_rows, num_row_groups
-from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState
+from arborsim.signals.scores import Changes, FixedScore, Score, ScoreState, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ class _HeavyHitterState(NewestState):
         elif step >= self._first:
             for leaf in range(self._width):
                 row = self._heads.row(step * self._width + leaf)
-                tokens = self._paths.tokens(leaf, row.shape[2])
+                at = self._paths.places(leaf, row.shape[2])
+                tokens = np.arange(self.values.shape[1])[at]
                 self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
                 self.values[:, tokens] = self._spread.heaviness(
                     tokens, len(self.values), self._spec.gamma
@@ -195,14 +196,11 @@ class Spread:
         variance = squares / np.maximum(queries - 1, 1)
         heavy = (mean + gamma * variance).reshape(groups, -1, len(tokens))
         heads = np.count_nonzero(queries.reshape(heavy.shape), axis=1)
-        total = np.zeros((groups, len(tokens)))
-        for i in range(heavy.shape[1]):  # one after the other: the same bits everywhere
-            total += heavy[:, i]
-        return np.asarray(total / np.maximum(heads, 1))
+        return np.asarray(sum_in_order(heavy, axis=1) / np.maximum(heads, 1))
 
 
 @dataclass(frozen=True)
-class AttentionSparsity(Score):
+class AttentionSparsity(FixedScore):
     """Share of a row's entries under a part of its maximum, mean over captured layers and heads.
 
     ThinKV (Ramachandran et al. 2025, arXiv:2510.01290), where the part is 1 %.  Heads whose softmax
@@ -213,10 +211,7 @@ class AttentionSparsity(Score):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
     about: ClassVar[str] = "sparsity of the attention"
 
-    def start(self, layers: int) -> ScoreState:
-        return AtBirth(self._sparsity)
-
-    def _sparsity(self, run: TokenRun) -> np.ndarray:
+    def compute(self, run: TokenRun) -> np.ndarray:
         rows = head_rows(run.observed)
         return np.array([[row_sparsity(rows.row(i), self.part) for i in range(run.num_tokens)]])
 
@@ -230,7 +225,7 @@ def row_sparsity(row: np.ndarray, part: float) -> float:
 
 
 @dataclass(frozen=True)
-class Queries(Score):
+class Queries(FixedScore):
     """Scaled queries of the captured layers; float32 ``[layers x heads, tokens, head_dim]``.
 
     The product with a post-RoPE key is the logit.  Heads are in order, so the query heads that read
@@ -240,11 +235,7 @@ class Queries(Score):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
     about: ClassVar[str] = "queries"
 
-    def start(self, layers: int) -> ScoreState:
-        return AtBirth(_queries)
-
-
-def _queries(run: TokenRun) -> np.ndarray:
-    rows = head_rows(run.observed)
-    queries = np.stack([rows.query(i) for i in range(run.num_tokens)])
-    return queries.reshape(len(queries), -1, queries.shape[-1]).swapaxes(0, 1)
+    def compute(self, run: TokenRun) -> np.ndarray:
+        rows = head_rows(run.observed)
+        queries = np.stack([rows.query(i) for i in range(run.num_tokens)])
+        return queries.reshape(len(queries), -1, queries.shape[-1]).swapaxes(0, 1)

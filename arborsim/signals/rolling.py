@@ -23,7 +23,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState
+from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, sum_in_order
 from arborsim.signals.vectors import layer_mean
 
 _SHORT = 4  # runs of fewer windows than this are computed in whole tables
@@ -49,11 +49,11 @@ def rolling_mean_std(
         For each new value; `count` is the number of values in its window, itself included.
     """
     by_lag, count, known = _windows(history, new, window)
-    mean = _mean(by_lag, count)
-    if _is_short(by_lag):
+    mean = sum_in_order(by_lag, axis=0) / count
+    if len(new) < _SHORT * window:  # few calls matter more than memory
         full = np.arange(window)[:, None] < count  # else the window reaches back too far
         squares = np.where(full, by_lag - mean, 0.0) ** 2
-        return mean, np.sqrt(_sum_in_order(squares) / count), count
+        return mean, np.sqrt(sum_in_order(squares, axis=0) / count), count
     total = np.zeros(len(new))
     for lag, values in enumerate(by_lag):
         square = (values - mean) ** 2
@@ -65,7 +65,7 @@ def rolling_mean_std(
 def rolling_mean(history: np.ndarray, new: np.ndarray, window: int) -> np.ndarray:
     """The mean alone, float64 ``[n]``; parameters as in `rolling_mean_std`."""
     by_lag, count, _ = _windows(history, new, window)
-    return _mean(by_lag, count)
+    return np.asarray(sum_in_order(by_lag, axis=0) / count)
 
 
 def _windows(
@@ -84,26 +84,6 @@ def _windows(
         (window, len(new)), padded.dtype, padded, (window - 1) * size, (-size, size)
     )
     return by_lag, count, len(history)
-
-
-def _is_short(by_lag: np.ndarray) -> bool:
-    """Whether few calls matter more than memory."""
-    return bool(by_lag.shape[1] < _SHORT * len(by_lag))
-
-
-def _mean(by_lag: np.ndarray, count: np.ndarray) -> np.ndarray:
-    if _is_short(by_lag):
-        return np.asarray(_sum_in_order(by_lag) / count)
-    mean = np.zeros(by_lag.shape[1])
-    for values in by_lag:
-        mean += values
-    mean /= count
-    return mean
-
-
-def _sum_in_order(by_lag: np.ndarray) -> np.ndarray:
-    """Sum over the first axis, added strictly in order (`numpy.sum` may add in pairs)."""
-    return np.asarray(np.add.accumulate(by_lag, axis=0)[-1])
 
 
 def rolling_z(history: np.ndarray, new: np.ndarray, window: int, epsilon: float) -> np.ndarray:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -24,6 +25,8 @@ from arborsim.core.tree import GrowingTable, ThoughtTree
 GROUPINGS = ("shared", "layer", "head")
 Changes = Literal["never", "rises", "freely"]
 """What becomes of a value; "rises" is up to a constant that all tokens share."""
+# From so many sums on, adding them side by side is faster than one after the other.
+_MANY_SUMS = 256
 
 
 def grouping_setting(default: str = "shared") -> str:
@@ -64,6 +67,17 @@ class Score(ABC):
         """State for a new search on a model with this many layers."""
 
 
+class FixedScore(Score):
+    """A score that is fixed when a token is born."""
+
+    def start(self, layers: int) -> ScoreState:
+        return AtBirth(self.compute)
+
+    @abstractmethod
+    def compute(self, run: TokenRun) -> np.ndarray:
+        """Values of a run's tokens: ``[groups, tokens]`` or ``[groups, tokens, size]``."""
+
+
 class ScoreState(ABC):
     """The score of every token of one search, in a table that is kept up to date in place."""
 
@@ -88,28 +102,23 @@ class ScoreState(ABC):
         for step in range(first, last):
             self.observe(step)
 
-    def _grow(self, groups: int, count: int) -> np.ndarray:
-        """Append a column of zeros for each of `count` tokens; returns all values."""
+    def _grow(self, groups: int, tokens: int) -> np.ndarray:
+        """Append a column of zeros for each of so many tokens; returns all values."""
         if self._table is None:
             self._table = GrowingTable(groups, np.float64)
-        self._table.extend(count, 0)
+        self._table.extend(tokens, 0)
         return self._table.values
 
 
 class AtBirth(ScoreState):
-    """Values that never change once the token is born.
-
-    `compute` makes those of a run's tokens: ``[groups, tokens]`` or ``[groups, tokens, size]``.
-    """
+    """Values that never change; `compute` makes those of a run's tokens (`FixedScore.compute`)."""
 
     def __init__(self, compute: Callable[[TokenRun], np.ndarray]) -> None:
         super().__init__()
         self._compute = compute
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._append(self._compute(run))
-
-    def _append(self, fresh: np.ndarray) -> None:
+        fresh = self._compute(run)
         if self._table is None:
             self._table = GrowingTable(len(fresh), fresh.dtype, cell=fresh.shape[2:])
         self._table.extend(fresh.shape[1], fresh)
@@ -119,6 +128,17 @@ class AtBirth(ScoreState):
 
     def observe_all(self, first: int, last: int) -> None:
         pass
+
+
+def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Sum over an axis, added strictly one after the other (`numpy.sum` may add in pairs)."""
+    if values.size < _MANY_SUMS * values.shape[axis] or not values.size:
+        return np.asarray(np.take(np.add.accumulate(values, axis=axis), -1, axis=axis))
+    parts = np.moveaxis(values, axis, 0)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return np.asarray(total)
 
 
 @dataclass(frozen=True)
@@ -142,20 +162,12 @@ class Position(Score):
     about: ClassVar[str] = "position"
 
     def start(self, layers: int) -> ScoreState:
-        return _PositionState()
-
-
-class _PositionState(AtBirth):
-    def __init__(self) -> None:
-        super().__init__(self._arrivals)
-
-    def _arrivals(self, run: TokenRun) -> np.ndarray:
-        first = self.values.shape[1]
-        return np.arange(first, first + run.num_tokens, dtype=np.float64)[None]
+        arrivals = count()
+        return AtBirth(lambda run: np.fromiter(arrivals, np.float64, run.num_tokens)[None])
 
 
 @dataclass(frozen=True)
-class LagVariance(Score):
+class LagVariance(FixedScore):
     """Lag-KV as the EpiKV paper streams it: spread of lag-normalised key plus value.
 
     Keys and values are normalised per channel by the previous chunk's minimum and maximum where
@@ -165,21 +177,14 @@ class LagVariance(Score):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.LAG_KEY, Signal.LAG_VALUE})
     about: ClassVar[str] = "lag-normalised spread of key and value"
 
-    def start(self, layers: int) -> ScoreState:
-        return AtBirth(_lag_spread)
-
-
-def _lag_spread(run: TokenRun) -> np.ndarray:
-    key = run.observed.per_layer[Signal.LAG_KEY].astype(np.float64)
-    value = run.observed.per_layer[Signal.LAG_VALUE].astype(np.float64)
-    total = np.zeros((1, run.num_tokens))
-    for layer in range(key.shape[1]):  # a fixed order of summation, whatever the run's length
-        total += key[:, layer] + value[:, layer]
-    return np.asarray(total / key.shape[1])
+    def compute(self, run: TokenRun) -> np.ndarray:
+        key = run.observed.per_layer[Signal.LAG_KEY].astype(np.float64)
+        value = run.observed.per_layer[Signal.LAG_VALUE].astype(np.float64)
+        return np.asarray(sum_in_order(key + value)[None] / key.shape[1])
 
 
 @dataclass(frozen=True)
-class EvictionTime(Score):
+class EvictionTime(FixedScore):
     """Iteration after which the offline optimum evicts a token; infinite for those that stay.
 
     Replays alone can know it: the optimum is that of the recorded attention.
@@ -188,10 +193,8 @@ class EvictionTime(Score):
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.EVICTION_TIME})
     about: ClassVar[str] = "time of eviction in the optimal schedule"
 
-    def start(self, layers: int) -> ScoreState:
-        return AtBirth(
-            lambda run: np.asarray(run.observed.per_layer[Signal.EVICTION_TIME], np.float64)[None]
-        )
+    def compute(self, run: TokenRun) -> np.ndarray:
+        return np.asarray(run.observed.per_layer[Signal.EVICTION_TIME], np.float64)[None]
 
 
 class ScoreBook:

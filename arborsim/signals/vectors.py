@@ -8,7 +8,6 @@ so that the same vector has the same score everywhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,21 +17,14 @@ from arborsim.core.observations import Observations, Signal
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.rows import row_signal
-from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, grouping_setting
-
-# From so many sums on, adding them side by side is faster than one after the other.
-_MANY_SUMS = 256
-
-
-def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Sum over an axis, added strictly one after the other (`numpy.sum` may add in pairs)."""
-    if values.size < _MANY_SUMS * values.shape[axis] or not values.size:
-        return np.asarray(np.take(np.add.accumulate(values, axis=axis), -1, axis=axis))
-    parts = np.moveaxis(values, axis, 0)
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return np.asarray(total)
+from arborsim.signals.scores import (
+    Changes,
+    FixedScore,
+    Score,
+    ScoreState,
+    grouping_setting,
+    sum_in_order,
+)
 
 
 def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -46,8 +38,7 @@ def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:
     if not finite.all():
         chosen = np.where(finite, chosen, 0.0)
         count = np.maximum(finite.sum(axis=1), 1)
-    # `accumulate` adds strictly in order (`numpy.sum` may add in pairs).
-    return np.asarray(np.add.accumulate(chosen, axis=1)[:, -1] / count)
+    return np.asarray(sum_in_order(chosen) / count)
 
 
 def norms(vectors: np.ndarray) -> np.ndarray:
@@ -71,7 +62,7 @@ def vectors_per_group(observed: Observations, signal: Signal, grouping: str) -> 
 
 
 @dataclass(frozen=True)
-class ValueSize(Score):
+class ValueSize(FixedScore):
     """L1 norm of a token's value, mean over the layers and KV heads of a group."""
 
     grouping: str = grouping_setting("head")
@@ -81,21 +72,16 @@ class ValueSize(Score):
     def needs(self) -> frozenset[Signal]:
         return frozenset({Signal.VALUE_NORM if self.grouping == "shared" else Signal.VALUES})
 
-    def start(self, layers: int) -> ScoreState:
-        return AtBirth(partial(_value_sizes, grouping=self.grouping))
-
-
-def _value_sizes(run: TokenRun, grouping: str) -> np.ndarray:
-    if grouping == "shared":
-        recorded = run.observed.per_layer[Signal.VALUE_NORM].astype(np.float64)
-        total = np.zeros((1, run.num_tokens))
-        for layer in range(recorded.shape[1]):  # a fixed order, whatever the run's length
-            total += recorded[:, layer]
-        return np.asarray(total / recorded.shape[1])
-    assert run.observed.values is not None, "the reader was not asked for values"
-    # Sums of float16 values are exact in float64, in any order.
-    sizes = np.abs(run.observed.values.astype(np.float64)).sum(axis=-1)
-    return np.asarray((sizes.mean(-1) if grouping == "layer" else sizes.reshape(len(sizes), -1)).T)
+    def compute(self, run: TokenRun) -> np.ndarray:
+        if self.grouping == "shared":
+            recorded = run.observed.per_layer[Signal.VALUE_NORM].astype(np.float64)
+            return np.asarray(sum_in_order(recorded)[None] / recorded.shape[1])
+        assert run.observed.values is not None, "the reader was not asked for values"
+        # Sums of float16 values are exact in float64, in any order.
+        size = np.abs(run.observed.values.astype(np.float64)).sum(axis=-1)
+        return np.asarray(
+            (size.mean(-1) if self.grouping == "layer" else size.reshape(len(size), -1)).T
+        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +125,7 @@ class _ProductState(ScoreState):
 
 
 @dataclass(frozen=True)
-class KeyLength(Score):
+class KeyLength(FixedScore):
     """L2 norm of a token's key, mean over the layers and KV heads of a group.
 
     Devoto et al. 2024, arXiv:2406.11430.
@@ -152,19 +138,15 @@ class KeyLength(Score):
     def needs(self) -> frozenset[Signal]:
         return frozenset({Signal.KEY_NORM if self.grouping == "shared" else Signal.KEYS})
 
-    def start(self, layers: int) -> ScoreState:
-        return AtBirth(partial(_key_lengths, grouping=self.grouping))
-
-
-def _key_lengths(run: TokenRun, grouping: str) -> np.ndarray:
-    if grouping == "shared":
-        recorded = run.observed.per_layer[Signal.KEY_NORM]
-        return layer_mean(recorded, 0, recorded.shape[1] - 1)[None]
-    assert run.observed.keys is not None, "the reader was not asked for keys"
-    by_head = norms(run.observed.keys.astype(np.float64))  # [tokens, layers, heads]
-    if grouping == "head":
-        return np.asarray(by_head.reshape(len(by_head), -1).T)
-    return np.asarray((sum_in_order(by_head) / by_head.shape[-1]).T)
+    def compute(self, run: TokenRun) -> np.ndarray:
+        if self.grouping == "shared":
+            recorded = run.observed.per_layer[Signal.KEY_NORM]
+            return layer_mean(recorded, 0, recorded.shape[1] - 1)[None]
+        assert run.observed.keys is not None, "the reader was not asked for keys"
+        length = norms(run.observed.keys.astype(np.float64))  # [tokens, layers, heads]
+        if self.grouping == "head":
+            return np.asarray(length.reshape(len(length), -1).T)
+        return np.asarray((sum_in_order(length) / length.shape[-1]).T)
 
 
 _LENGTH = 2.0**16
@@ -173,7 +155,7 @@ sum of up to 2**20 directions are whole numbers of at most 2**53: exact, in any 
 
 
 @dataclass(frozen=True)
-class KeyDirections(Score):
+class KeyDirections(FixedScore):
     """Keys scaled to the same length; float64 ``[groups, tokens, size]``.
 
     Scalar products are cosines, up to a factor.  A zero key stays zero.  "shared" takes the sketch
@@ -193,11 +175,8 @@ class KeyDirections(Score):
     def needs(self) -> frozenset[Signal]:
         return frozenset({Signal.KEY_SKETCH if self.grouping == "shared" else Signal.KEYS})
 
-    def start(self, layers: int) -> ScoreState:
+    def compute(self, run: TokenRun) -> np.ndarray:
         (signal,) = self.needs
-        return AtBirth(lambda run: self._directions(run, signal))
-
-    def _directions(self, run: TokenRun, signal: Signal) -> np.ndarray:
         keys = vectors_per_group(run.observed, signal, self.grouping).astype(np.float64)
         length = norms(keys)[..., None]
         unit = keys / np.where(length > 0, length, 1.0)
@@ -205,7 +184,7 @@ class KeyDirections(Score):
 
 
 @dataclass(frozen=True)
-class Vectors(Score):
+class Vectors(FixedScore):
     """Keys or values of every KV head as recorded; float16 ``[groups, tokens, head_dim]``."""
 
     signal: Signal
@@ -222,5 +201,5 @@ class Vectors(Score):
     def about(self) -> str:
         return self.signal.value
 
-    def start(self, layers: int) -> ScoreState:
-        return AtBirth(lambda run: vectors_per_group(run.observed, self.signal, "head"))
+    def compute(self, run: TokenRun) -> np.ndarray:
+        return vectors_per_group(run.observed, self.signal, "head")

@@ -19,8 +19,8 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
 from arborsim.policies.selection import lowest
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.scores import LagVariance, Score
-from arborsim.signals.vectors import Vectors, sum_in_order
+from arborsim.signals.scores import LagVariance, Score, sum_in_order
+from arborsim.signals.vectors import Vectors
 
 
 @dataclass(frozen=True)
