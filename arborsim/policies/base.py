@@ -189,10 +189,10 @@ class Policy:
 
     @property
     def grouping(self) -> str:
-        """What plans tell apart: "shared" (one plan for the whole model), "layer" or "head".
+        """What has rows of its own in a plan: the model ("shared"), layers, or KV heads.
 
-        With "layer" and "head" a plan has a row per captured layer, or per captured layer and KV
-        head (layer by layer); each row stands for an equal share of the cache.
+        With "layer" and "head" there is a row per captured layer, or per captured layer and KV
+        head (layer by layer); each stands for an equal share of the cache.
         """
         groupings = (score.grouping for score in self.scores().values())
         return next((grouping for grouping in groupings if grouping != "shared"), "shared")
@@ -210,10 +210,7 @@ class Policy:
         return self.protection(budget_tokens).floor(prompt_tokens)
 
     def next_decision(self, view: CacheView) -> int:
-        """Decode iterations until `decide` wants to be called; `NEVER` for tree events only.
-
-        1 means after the very next iteration.
-        """
+        """Decode iterations until `decide` is to be called; `NEVER` for tree events only."""
         return NEVER
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
@@ -231,14 +228,8 @@ class Policy:
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
         """Decide for every iteration of `run` at once; equals `decide` after each one, exactly.
 
-        Parameters
-        ----------
-        view : CacheView
-            The cache at the end of the run, but for the decisions still to be taken.
-        run : TokenRun
-            The tokens, already part of the view.
-        steps : iterator of int
-            Yields the iterations 0, 1, ... in order, bringing accumulating scores (arrays in
-            ``view.scores``) up to date with each.
+        `view` is the cache at the end of the run, but for the decisions still to be taken.
+        `steps` yields the iterations 0, 1, ... in order, bringing accumulating scores (arrays in
+        ``view.scores``) up to date with each.
         """
         raise TypeError(f"{self.name} decides one iteration at a time")

@@ -56,7 +56,7 @@ class Allocation(ABC):
         return "token"
 
     def scores(self) -> Mapping[str, Score]:
-        """Scores needed besides the tokens' own."""
+        """Scores needed in addition to the tokens' own."""
         return {}
 
     @abstractmethod
@@ -109,10 +109,6 @@ class Decision:
             on_path[path] = True
             mask = mask & on_path
         return mask
-
-    def room(self, group: int) -> Room:
-        """How full HBM may be after the decision."""
-        return self.policy.schedule.room(self, group)
 
     def pinned(self, group: int) -> int:
         """Protected tokens that HBM holds or that can come back."""
@@ -188,7 +184,7 @@ class EveryStep:
 
 @dataclass(frozen=True)
 class Interval(EveryStep):
-    """Decide every so many iterations, or when over budget; leave room for what comes until then.
+    """Decide at intervals, or when over budget; leave room for what comes until then.
 
     The room is at most half of what is not protected: a budget too small for all of it only makes
     decisions more frequent.
@@ -216,7 +212,7 @@ class Interval(EveryStep):
 
 @dataclass(frozen=True)
 class OnlyEvery(EveryStep):
-    """Decide every so many iterations; in between the cache grows beyond the budget."""
+    """Decide at intervals only; in between the cache grows beyond the budget."""
 
     iterations: int = setting(128, "between decisions", unit="iterations", low=1)
 

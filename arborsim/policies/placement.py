@@ -18,17 +18,6 @@ from arborsim.policies.blocks import Allocation, Decision
 from arborsim.policies.selection import lowest, lowest_of
 
 ADAPTATIONS = ("path", "flat")
-# By the tier before and, of each, outside and inside HBM from now on.
-_PLACED = np.array(
-    [
-        tier
-        for before in Tier
-        for tier in (
-            (Tier.DDR_QUANTISED, Tier.HBM_QUANTISED) if before.quantised else (Tier.DDR, Tier.HBM)
-        )
-    ],
-    dtype=np.int8,
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ class Pool(Allocation):
                 back = at.in_stream(away)
                 tier[back] = Tier.HBM
                 held += int(np.count_nonzero(back))
-            room = at.room(group)
+            room = at.policy.schedule.room(at, group)
             over = held - room.goal if held > room.limit else 0
             for block in blocks:
                 if over <= 0:
@@ -172,7 +161,8 @@ class Ladder:
             # What is evicted and stays so, the most on a long path, is not looked at again.
             held = (tier != Tier.EVICTED) | in_hbm
             live = slice(None) if held.all() else np.flatnonzero(held)  # a slice copies nothing
-            placed = _PLACED[2 * tier[live] + in_hbm[live]]
+            placed = np.where(in_hbm[live], np.int8(Tier.HBM), np.int8(Tier.DDR))
+            placed += tier[live] & 1  # quantised tiers have odd numbers
             protected, rank = at.protected[live], at.rank[group, live]
             self._quantise(placed, Tier.HBM, self.hbm_quantised, protected, rank)
             self._overflow(placed, self.ddr * at.view.budget_tokens, protected, rank)

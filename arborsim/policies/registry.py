@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -142,22 +141,18 @@ class Parameter:
     setting: Setting
 
 
-def parameters(kind: type[Policy]) -> dict[str, Parameter]:
+def parameters(kind: type) -> dict[str, Parameter]:
     """What can be set on a policy, by name; the fields of a composition's blocks are dotted."""
-    return {each.name: each for each in _parameters(kind, "")}
-
-
-def _parameters(kind: type, prefix: str) -> Iterator[Parameter]:
-    types = get_type_hints(kind)
+    types, found = get_type_hints(kind), {}
     for field, made in settings_of(kind):
         default = default_of(field)
         if is_dataclass(default):
-            assert not isinstance(default, type)
-            for each in _parameters(type(default), f"{field.name}."):
-                value = getattr(default, each.name.removeprefix(f"{field.name}."))
-                yield replace(each, default=value)
+            for inner, each in parameters(type(default)).items():
+                name = f"{field.name}.{inner}"
+                found[name] = replace(each, name=name, default=getattr(default, inner))
         else:
-            yield Parameter(prefix + field.name, types[field.name], default, made)
+            found[field.name] = Parameter(field.name, types[field.name], default, made)
+    return found
 
 
 def values_of(policy: Policy) -> dict[str, Any]:

@@ -7,7 +7,7 @@ rise with age, so in an array ordered by id the earlier entry is evicted first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -65,18 +65,11 @@ def highest(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Which entries are among the highest of their block; the newer of equals.
+    """Which entries are among the highest of their block, bool ``[tokens]``; the newer of equals.
 
-    Parameters
-    ----------
-    key : float64 ``[tokens]``
-        Block after block, each from its oldest token to its newest.
-    lengths, keep : int64 ``[blocks]``
-        Tokens of each block, and how many are wanted of it: at most as many.
-
-    Returns
-    -------
-    bool ``[tokens]``
+    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest;
+    `lengths` and `keep`, int64 ``[blocks]``, say how many tokens a block has and how many are
+    wanted of it, at most as many.
     """
     width = int(lengths.max())
     inside = np.arange(width) < lengths[:, None]
@@ -116,6 +109,10 @@ class Candidates(Protocol):
     def pop(self) -> int | None:
         """Position of the candidate to evict, removed; None if there is none."""
         ...
+
+
+MakeCandidates = Callable[[np.ndarray, np.ndarray, int, int], Candidates]
+"""Makes them of `ids`, `alive`, `start` and `stop`, as `HeapPool` takes them."""
 
 
 class HeapPool:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +38,7 @@ from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import Allocation, Decision, EveryStep, Never, Protect
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
-from arborsim.policies.selection import Candidates, ChangingPool, HeapPool
+from arborsim.policies.selection import ChangingPool, HeapPool, MakeCandidates
 from arborsim.signals.scores import Score
 
 
@@ -171,22 +171,13 @@ class Composed(Policy):
         one_stream = self.allocate.adaptation == "path" or len(view.path) == view.num_tokens
         return one_stream and self.place.evicts_only
 
-    def candidates(
-        self,
-        view: CacheView,
-        run: TokenRun,
-        ids: np.ndarray,
-        alive: np.ndarray,
-        start: int,
-        stop: int,
-    ) -> Candidates:
-        """What `run` may evict, ranked; the other parameters are those of `ChangingPool`."""
+    def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
+        """What makes the ranked tokens that `run` may evict."""
         (rank,) = np.broadcast_to(self.rank(view), view.tier.shape)
         changes = {score.changes for score in self.scores().values()}
         few = isinstance(run.observed.attention, SparseRows)  # of those that can rise do
-        if changes <= {"never"} or ("freely" not in changes and few):
-            return HeapPool(rank, ids, alive, start, stop)
-        return ChangingPool(rank, ids, alive, start, stop)
+        rarely = changes <= {"never"} or ("freely" not in changes and few)
+        return partial(HeapPool if rarely else ChangingPool, rank)
 
     def decide_run(self, view: CacheView, run: TokenRun, steps: Iterator[int]) -> Moves:
         protection = self.protection(view.budget_tokens)
@@ -194,7 +185,8 @@ class Composed(Policy):
         first_length = len(ids) - run.steps + 1
         alive = view.tier[0, ids] <= Tier.HBM_QUANTISED
         head = protection.head(view.prompt_tokens)
-        pool = self.candidates(view, run, ids, alive, head, first_length - protection.recent)
+        make = self.candidates(view, run)
+        pool = make(ids, alive, head, first_length - protection.recent)
         blocks = iter(off_path_blocks(view))
         at_step: list[int] = []
         evicted: list[int] = []

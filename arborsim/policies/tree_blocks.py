@@ -63,8 +63,8 @@ class Tree(TreeRule, Allocation):
         blocks = self._blocks(at, tier)
         attention = view.scores["block-attention"][0] if self.reads_attention else None
         keep = self.numbers(
-            at.policy.name, view, at.event, blocks, at.room(0), attention=attention,
-            recover=at.policy.recover.fetches, trim_path=self.trims_path,
+            at.policy.name, view, at.event, blocks, at.policy.schedule.room(at, 0),
+            attention=attention, recover=at.policy.recover.fetches, trim_path=self.trims_path,
         )  # fmt: skip
         for node in np.flatnonzero(keep > blocks.held).tolist():
             tokens = tree.tokens(node)
@@ -94,16 +94,10 @@ class Tree(TreeRule, Allocation):
             held=held,
             reachable=reachable,
             pinned=np.bincount(owner[at.protected], minlength=count),
-            pruned=given_up(at.view, on_path),
+            pruned=np.array([node.pruned for node in tree.nodes], dtype=bool) & ~on_path,
             fixed=fixed,
             on_path=on_path,
         )
-
-
-def given_up(view: CacheView, on_path: np.ndarray) -> np.ndarray:
-    """Bool ``[blocks]``: pruned by the search, and not on an active path."""
-    pruned = np.array([node.pruned for node in view.tree.nodes], dtype=bool)
-    return np.asarray(pruned & ~on_path)
 
 
 def tokens_that_leave(
@@ -119,22 +113,13 @@ def tokens_that_leave(
     A block keeps protected tokens first, then its tail, then its highest-scored tokens; of equals
     the newest.  Blocks of similar size are sorted together, as the rows of one table.
 
-    Parameters
-    ----------
-    nodes, keep : int64 ``[blocks]``
-        Blocks, and how many tokens to keep of each: at most what it has in HBM.
-    score : float64 ``[tokens]``
-    protected : bool ``[tokens]``
-
-    Returns
-    -------
-    int64 ``[tokens that leave]``
-        In no order to rely on.
+    Of the blocks `nodes`, int64 ``[blocks]``, each keeps at most what it has in HBM; `score` is
+    float64 ``[tokens]``, `protected` bool ``[tokens]``.  Int64 ``[tokens that leave]``, in no
+    order to rely on.
     """
     leaving = [np.empty(0, dtype=np.int64)]
     lengths = view.tree.sizes[nodes]
-    # One look tells both: 0 for a token that may leave, above for a protected one, below for one
-    # that is not in HBM.
+    # 0 for a token that may leave, above for a protected one, below for one that is not in HBM.
     state = protected.astype(np.int8)
     state[view.tier[0] > Tier.HBM_QUANTISED] = -1
     for rows in _similar(lengths):

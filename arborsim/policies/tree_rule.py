@@ -17,8 +17,6 @@ from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Room
 
-RELIEFS = ("alpha", "lambda")
-
 
 @dataclass(frozen=True)
 class Blocks:
@@ -76,18 +74,9 @@ def trim_by_weight(
     tokens, where blocks tie, are taken one at a time.  The result is the same, in
     ``O(blocks log(precision))`` instead of ``O(excess log(blocks))``.
 
-    Parameters
-    ----------
-    keep, least : int64 ``[blocks]``
-        What each block holds, and what it cannot go below.
-    scale : float64 ``[blocks]``
-        Weight of each block times its size; 0 gives its tokens first.
-    excess : int
-        Tokens to take; fewer are taken if every block is at its least.
-
-    Returns
-    -------
-    int64 ``[blocks]``
+    Int64 ``[blocks]`` of `keep` and `least`, int64 ``[blocks]``: what each block holds, and what it
+    cannot go below; fewer than `excess` are taken if all are at their least.  `scale`, float64
+    ``[blocks]``, is the weight of each block times its size; 0 gives its tokens first.
     """
     least = np.minimum(least, keep)
     goal = int(keep.sum()) - excess
@@ -197,7 +186,7 @@ class TreeRule:
         "alpha",
         "what tightens under pressure: the scale alpha, or lambda (the decay with distance) first "
         "and then alpha",
-        choices=RELIEFS,
+        choices=("alpha", "lambda"),
     )
     only_under_pressure: bool = setting(
         False,

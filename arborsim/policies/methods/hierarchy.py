@@ -80,10 +80,7 @@ class Hierarchy(Composed):
         "on a tree, blocks off the active paths move to DDR first",
         "8-bit tokens are ranked anew at each decision and may return at full precision",
     )
-
-    @cached_property
-    def score(self) -> Score:
-        return CumulativeAttention(up_to_constant=True)
+    score: ClassVar[Score] = CumulativeAttention(up_to_constant=True)
 
     @cached_property
     def schedule(self) -> EveryStep:
@@ -178,10 +175,7 @@ class Redundancy(Hierarchy):
         "cosines come from a random projection of the keys of all layers and heads",
         *Hierarchy.deviations,
     )
-
-    @cached_property
-    def score(self) -> Score:
-        return CumulativeAttention()
+    score: ClassVar[Score] = CumulativeAttention()
 
     def scores(self) -> Mapping[str, Score]:
         return {"score": self.score, "direction": KeyDirections("shared", whole=False)}
@@ -207,10 +201,7 @@ class AttnValRedundancy(Redundancy):
     words: ClassVar[Mapping[str, Any]] = {
         **Hierarchy.words, "score": "cumulative attention x value norm - redundancy of the key",
     }  # fmt: skip
-
-    @cached_property
-    def score(self) -> Score:
-        return ValueWeightedAttention()
+    score: ClassVar[Score] = ValueWeightedAttention()
 
 
 # Columns that are compared together: few enough for the CPU cache.

@@ -1,10 +1,10 @@
-"""What keys alone tell: their norm and their direction."""
+"""Policies that read keys alone: their norm, or their direction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome
-from arborsim.policies.selection import Candidates
+from arborsim.policies.selection import MakeCandidates
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.scores import GROUPINGS, Score
 from arborsim.signals.vectors import KeyDirections, KeyLength
@@ -73,9 +73,7 @@ class KeyDiff(KeyPolicy):
     formula: ClassVar[str] = (
         "s(t) = -cos(k_t, m), m = mean over the tokens i in the cache of k_i / ||k_i||"
     )
-    words: ClassVar[Mapping[str, Any]] = {
-        "score": "cosine to the mean key",
-    }
+    words: ClassVar[Mapping[str, Any]] = {"score": "cosine to the mean key"}
     deviations: ClassVar[tuple[str, ...]] = (
         "the newest tokens are protected",
         "per=shared takes cosines of a 16-dimensional random projection of all keys, an "
@@ -105,30 +103,23 @@ class KeyDiff(KeyPolicy):
             rank[group, held] = -(keys @ keys.sum(axis=0))
         return rank
 
-    def candidates(
-        self,
-        view: CacheView,
-        run: TokenRun,
-        ids: np.ndarray,
-        alive: np.ndarray,
-        start: int,
-        stop: int,
-    ) -> Candidates:
+    def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
         recent = self.protection(view.budget_tokens).recent
-        return LikenessPool(view.scores["score"][0][ids], alive, start, stop, recent)
+        return partial(LikenessPool, view.scores["score"][0], recent)
 
 
 class LikenessPool:
     """Candidates of one group, of which the one most like the sum of all held directions goes.
 
-    The sum is carried along: directions, float64 ``[positions, size]``, are whole numbers, so that
+    The sum is carried along: directions, float64 ``[tokens, size]``, are whole numbers, so that
     nothing is lost by it.  The `recent` positions behind `stop` are held, too, but no candidates.
     """
 
     def __init__(
-        self, directions: np.ndarray, alive: np.ndarray, start: int, stop: int, recent: int
-    ) -> None:
-        self._directions = directions
+        self, directions: np.ndarray, recent: int, ids: np.ndarray, alive: np.ndarray, start: int,
+        stop: int,
+    ) -> None:  # fmt: skip
+        self._directions = directions = directions[ids]
         self._alive: list[bool] = alive.tolist()
         self._recent = recent
         self._stop = max(start, stop)
@@ -144,7 +135,6 @@ class LikenessPool:
         self._key[: self._count] = directions[at]
 
     def admit(self, stop: int) -> None:
-        """Positions before `stop` are candidates now."""
         while self._arrived < stop + self._recent:
             self._total += self._directions[self._arrived]
             self._arrived += 1
@@ -156,7 +146,6 @@ class LikenessPool:
             self._stop += 1
 
     def pop(self) -> int | None:
-        """Position of the candidate to evict, removed; None if there is none."""
         count = self._count
         if not count:
             return None

@@ -44,10 +44,7 @@ class LagKV(RecentPolicy):
         "paper prints no formula",
         "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
     )
-
-    @cached_property
-    def score(self) -> Score:
-        return LagVariance()
+    score: ClassVar[Score] = LagVariance()
 
 
 @dataclass(frozen=True)
@@ -86,10 +83,7 @@ class LagKVOfficial(StreamPolicy):
     )
     bounded: ClassVar[bool] = False
     uses_budget: ClassVar[bool] = False
-
-    @cached_property
-    def score(self) -> Score:
-        return Vectors(Signal.KEYS)
+    score: ClassVar[Score] = Vectors(Signal.KEYS)
 
     def scores(self) -> Mapping[str, Score]:
         return {"keys": self.score, "values": Vectors(Signal.VALUES)}

@@ -46,10 +46,7 @@ class Oracle(StreamPolicy):
         "sparse recordings spread the attention they do not list evenly, also in the future",
     )
     fused: ClassVar[bool] = True  # the attention it reads was recorded before
-
-    @cached_property
-    def score(self) -> Score:
-        return EvictionTime()
+    score: ClassVar[Score] = EvictionTime()
 
     @cached_property
     def protect(self) -> Protect:

@@ -44,12 +44,9 @@ class Raas(StreamPolicy):
         "pages: the highest attention of a page stands for the attention to its representative "
         "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
     )
+    protect: ClassVar[Protect] = Protect(recent=1, recent_share=ANY)
 
     @cached_property
     def score(self) -> Score:
         page = self.page if self.variant == "pages" else None
         return LastAttended(page, self.threshold, up_to_constant=True)
-
-    @cached_property
-    def protect(self) -> Protect:
-        return Protect(recent=1, recent_share=ANY)

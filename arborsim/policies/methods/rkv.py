@@ -58,15 +58,12 @@ class RKV(StreamPolicy):
         "sets; as in the public code none follows the prefill itself",
         "with several leaves W is shared, and a query rates only keys on its own path",
     )
+    score: ClassVar[Score] = Queries()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel % 2 == 0:
             raise UsageError(f"{self.name}: kernel must be odd, not {self.kernel}")
-
-    @cached_property
-    def score(self) -> Score:
-        return Queries()
 
     def scores(self) -> Mapping[str, Score]:
         return {"queries": self.score, "keys": Vectors(Signal.KEYS)}

@@ -45,6 +45,7 @@ class SnapKV(Composed):
         "probabilities are averaged over the query heads that share a KV head",
         "a budget below the window keeps the newest tokens of the window",
     )
+    schedule: ClassVar[EveryStep] = AfterPrefill()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,10 +55,6 @@ class SnapKV(Composed):
     @cached_property
     def score(self) -> Score:
         return PromptAttention(self.window, self.per)
-
-    @cached_property
-    def schedule(self) -> EveryStep:
-        return AfterPrefill()
 
     @cached_property
     def protect(self) -> Protect:

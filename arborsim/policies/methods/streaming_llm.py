@@ -26,10 +26,7 @@ class StreamingLLM(StreamPolicy):
         "kept tokens keep their true positions; the published method numbers them anew, by "
         "their place in the cache",
     )
-
-    @cached_property
-    def score(self) -> Score:
-        return Position()
+    score: ClassVar[Score] = Position()
 
     @cached_property
     def protect(self) -> Protect:

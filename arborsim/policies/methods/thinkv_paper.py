@@ -77,6 +77,7 @@ class ThinKVPaper(RecentPolicy):
         "budget, segments go a rung further, transitions first, then execution, then "
         "reasoning, the oldest first among each; below the last rung the oldest tokens go",
     )
+    score: ClassVar[Score] = Vectors(Signal.KEYS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,10 +88,6 @@ class ThinKVPaper(RecentPolicy):
                     f"{self.name}: {low} ({below:g}) is above {high} ({above:g}); swap them or "
                     "set both"
                 )
-
-    @cached_property
-    def score(self) -> Score:
-        return Vectors(Signal.KEYS)
 
     def scores(self) -> Mapping[str, Score]:
         return {"sparsity": AttentionSparsity(), "keys": self.score}

@@ -32,11 +32,8 @@ class Tova(StreamPolicy):
         "see gets the mean",
         "per=head and per=shared are not in the paper, which ranks per layer",
     )
+    protect: ClassVar[Protect] = Protect(prompt=False, recent=0)
 
     @cached_property
     def score(self) -> Score:
         return NewestAttention(up_to_constant=True, grouping=self.per)
-
-    @cached_property
-    def protect(self) -> Protect:
-        return Protect(prompt=False, recent=0)
