@@ -29,11 +29,8 @@ class Tree(TreeRule, Allocation):
     about: ClassVar[str] = "per block of the tree, by value and distance (ArborKV's TAE)"
     granularity: ClassVar[str] = "thought block, then token"
     adaptation: ClassVar[str] = "flat"
-
-    @property
-    def trims_path(self) -> bool:
-        """Whether `Boundary` trims the closed block on the active path too."""
-        return False
+    trims_path: ClassVar[bool] = False
+    """Whether `Boundary` trims the closed block on the active path too."""
 
     def scores(self) -> Mapping[str, Score]:
         if not self.reads_attention:
@@ -61,11 +58,7 @@ class Tree(TreeRule, Allocation):
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         view, tree, tier = at.view, at.view.tree, tiers[0]
         blocks = self._blocks(at, tier)
-        attention = view.scores["block-attention"][0] if self.reads_attention else None
-        keep = self.numbers(
-            at.policy.name, view, at.event, blocks, at.policy.schedule.room(at, 0),
-            attention=attention, recover=at.policy.recover.fetches, trim_path=self.trims_path,
-        )  # fmt: skip
+        keep = self.numbers(at, blocks, self.trims_path)
         for node in np.flatnonzero(keep > blocks.held).tolist():
             tokens = tree.tokens(node)
             away = (tier[tokens] > Tier.HBM_QUANTISED) & (tier[tokens] <= at.lowest_reachable)

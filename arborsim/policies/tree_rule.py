@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible
-from arborsim.core.events import Boundary, Event, Transition
+from arborsim.core.events import Boundary, Transition
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import Room
+from arborsim.policies.blocks import Decision, Room
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,6 @@ class Blocks:
     pruned: np.ndarray
     fixed: np.ndarray
     on_path: np.ndarray
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
 
 def certainty(entropy: np.ndarray, vocabulary: int) -> np.ndarray:
@@ -227,19 +223,7 @@ class TreeRule:
             closed = np.array([node.closed for node in nodes])
             share = attention_share(attention, view.tree.node_of_token.values, closed)
             logit += self.theta_attention * share
-        return sigmoid(logit)
-
-    def weights(
-        self, view: CacheView, on_path: np.ndarray, distance: np.ndarray,
-        attention: np.ndarray | None,
-    ) -> np.ndarray:  # fmt: skip
-        """Eq. 2 without alpha and clipping, per node."""
-        return np.asarray(
-            np.where(on_path, 1.0, self.eta)
-            * self.block_scores(view, attention) ** self.gamma
-            * np.exp(-self.lambda_depth * view.tree.depths)
-            * np.exp(-self.lambda_distance * distance)
-        )
+        return np.asarray(1.0 / (1.0 + np.exp(-logit)))
 
     def floors(self, blocks: Blocks) -> np.ndarray:
         """Least tokens of each block: K_min, L_tail, and what is protected in it."""
@@ -251,32 +235,32 @@ class TreeRule:
         floors = self.floors(blocks)
         return floors if self.keep_pruned else np.where(blocks.pruned, blocks.pinned, floors)
 
-    def targets(self, blocks: Blocks, weights: np.ndarray) -> np.ndarray:
-        """Eq. 3: tokens to keep of each block; int64 ``[blocks]``."""
-        ratio = np.clip(self.alpha * weights, self.r_min, 1.0)
-        return np.asarray(np.maximum(self.floors(blocks), (ratio * blocks.sizes).astype(np.int64)))
-
-    def numbers(
-        self, who: str, view: CacheView, event: Event, blocks: Blocks, room: Room, *,
-        attention: np.ndarray | None = None, recover: bool = True, trim_path: bool = False,
-    ) -> np.ndarray:  # fmt: skip
-        """Tokens of each block that are in HBM after `event`; int64 ``[blocks]``.
+    def numbers(self, at: Decision, blocks: Blocks, trim_path: bool) -> np.ndarray:
+        """Tokens of each block that are in HBM after the decision; int64 ``[blocks]``.
 
         A block ends with fewer than it holds (it shrinks), as many (it stays as it is), or with
         all that can be reached (it is brought back).
 
         `Boundary` shrinks the closed block (with `trim_path` even while it is on the active path),
         any other event shrinks all off-path blocks; `Transition` brings back the active path if
-        `recover` is set.  For `attention` see `block_scores`; `who` is the policy's name.
+        the policy recovers.
 
         Raises
         ------
         BudgetInfeasible
             Path and floors alone exceed the budget.
         """
+        view, event, room = at.view, at.event, at.policy.schedule.room(at, 0)
+        attention = view.scores["block-attention"][0] if self.reads_attention else None
         distance = view.tree.distance(view.leaves)
-        weights = self.weights(view, blocks.on_path, distance, attention)
-        target = self.targets(blocks, weights)
+        weights = np.asarray(  # Eq. 2 without alpha and clipping
+            np.where(blocks.on_path, 1.0, self.eta)
+            * self.block_scores(view, attention) ** self.gamma
+            * np.exp(-self.lambda_depth * view.tree.depths)
+            * np.exp(-self.lambda_distance * distance)
+        )
+        ratio = np.clip(self.alpha * weights, self.r_min, 1.0)
+        target = np.maximum(self.floors(blocks), (ratio * blocks.sizes).astype(np.int64))  # Eq. 3
         shrinks = ~blocks.on_path
         if isinstance(event, Boundary):
             shrinks = np.zeros(len(shrinks), dtype=bool)
@@ -284,15 +268,14 @@ class TreeRule:
         if self.only_under_pressure and blocks.held.sum() <= room.limit:
             shrinks[:] = False
         keep = np.where(shrinks, np.minimum(blocks.held, target), blocks.held)
-        if isinstance(event, Transition) and recover:
+        if isinstance(event, Transition) and at.policy.recover.fetches:
             keep = self._bring_back(blocks, keep, room)
         if keep.sum() > room.limit:
             keep = self._relieve(blocks, keep, weights, distance, room)
         if keep.sum() > room.budget:
             path, off = int(keep[blocks.on_path].sum()), int(keep[~blocks.on_path].sum())
-            raise BudgetInfeasible(
-                who, path + off, room.budget, f"active path {path} + floors of other blocks {off}"
-            )
+            made_of = f"active path {path} + floors of other blocks {off}"
+            raise BudgetInfeasible(at.policy.name, path + off, room.budget, made_of)
         return keep
 
     def _bring_back(self, blocks: Blocks, keep: np.ndarray, room: Room) -> np.ndarray:

@@ -133,11 +133,9 @@ class _HeavyHitterState(NewestState):
         self._spread = Spread()
         self._first = 0  # iteration of the run from which queries count
         self._by_spread = True
-        self._width = 1
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
-        self._width = len(run.leaves)
         self._first = 0 if generated else run.steps - self._spec.window
         self._by_spread = self._spec.cumulative or not generated
         if self._by_spread:
@@ -149,8 +147,9 @@ class _HeavyHitterState(NewestState):
         if not self._by_spread:
             super().observe(step)
         elif step >= self._first:
-            for leaf in range(self._width):
-                row = self._heads.row(step * self._width + leaf)
+            width = len(self._paths)
+            for leaf in range(width):
+                row = self._heads.row(step * width + leaf)
                 at = self._paths.places(leaf, row.shape[2])
                 tokens = np.arange(self.values.shape[1])[at]
                 self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))

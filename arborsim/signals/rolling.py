@@ -28,7 +28,6 @@ from arborsim.signals.vectors import layer_mean
 
 _SHORT = 4  # runs of fewer windows than this are computed in whole tables
 EPSILON = 1e-6
-STATISTICS = ("z", "mean")
 
 
 def rolling_mean_std(
@@ -200,7 +199,7 @@ class HiddenChangeContrast(Score):
     window: int = setting(64, "trailing window", unit="tokens", low=2, high=65536)
     epsilon: float = setting(EPSILON, "added to the standard deviation", low=1e-12, high=1)
     statistic: str = setting(
-        "z", "z-score of the newest value, or mean of the window", choices=STATISTICS
+        "z", "z-score of the newest value, or mean of the window", choices=("z", "mean")
     )
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HIDDEN_CHANGE})
 

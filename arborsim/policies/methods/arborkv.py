@@ -37,8 +37,6 @@ class _Printed(Tree):
     trims_path: ClassVar[bool] = True
 
 
-RETAIN = ("tail", "sinks+tail", "sinks+tail+heavy")
-
 ABLATIONS: dict[str, dict[str, Any]] = {
     "no v": {"use_value": False},
     "no u": {"use_certainty": False},
@@ -79,7 +77,7 @@ class ArborKV(TreeRule, Composed):
         "what stays inside a block (Table 7): its newest tokens, the prompt's global sinks too, or "
         "also the most attended tokens; without heavy hitters a block's earliest tokens leave "
         "first (invariant iii, head-only eviction)",
-        choices=RETAIN,
+        choices=("tail", "sinks+tail", "sinks+tail+heavy"),
     )
     keep_prompt: bool = setting(
         True, "protect the prompt whole; false: only its sinks, the rest is a block like others"

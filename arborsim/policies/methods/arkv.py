@@ -48,11 +48,6 @@ class Cut(Pool):
 
     about: ClassVar[str] = "cut to a share of the budget"
 
-    def keeps(self, view: CacheView) -> int:
-        """Tokens outside the window that a cut leaves."""
-        slack = 1.0 if self.whole_prompt and only_prompt(view) else self.slack
-        return int(slack * (view.budget_tokens - self.window))
-
     def thin(
         self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int, excess: int
     ) -> None:
@@ -60,8 +55,10 @@ class Cut(Pool):
         candidates = np.flatnonzero(free)
         if len(candidates) < excess:
             raise at.policy.infeasible(at.view, len(candidates), excess)
+        slack = 1.0 if self.whole_prompt and only_prompt(at.view) else self.slack
+        keeps = int(slack * (at.view.budget_tokens - self.window))
         # Several leaves can protect more than the window: then the budget limits what is kept.
-        keeps = min(self.keeps(at.view), len(candidates) - over)
+        keeps = min(keeps, len(candidates) - over)
         score = neighbour_mean(at.view.scores["score"][group, candidates], _KERNEL)
         kept = candidates[highest(score, keeps)]
         were, tier[candidates] = tier[kept], Tier.EVICTED

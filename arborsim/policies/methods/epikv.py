@@ -80,7 +80,6 @@ class HSVariance(EpiKV):
     formula: ClassVar[str] = (
         "s(t) = mean_w g_A(t) - mean_w g_B(t); g_l(t) = ||h_l(t) - h_l(t-1)||_2 (Eqs. 1-2)"
     )
-    deviations: ClassVar[tuple[str, ...]] = (SCALED, POSITIONS, WINDOW)
 
     @cached_property
     def score(self) -> Score:

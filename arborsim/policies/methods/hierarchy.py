@@ -27,7 +27,6 @@ from arborsim.signals.scores import Score
 from arborsim.signals.vectors import KeyDirections, ValueWeightedAttention
 
 _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
-EVICTION_BASES = ("of-candidates", "of-total")
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Hierarchy(Composed):
         "of-candidates",
         "what r is a share of: the current candidates (as the pseudocode accumulates), or all "
         "candidates there ever were; the paper's tables do not tell which was run",
-        choices=EVICTION_BASES,
+        choices=("of-candidates", "of-total"),
     )
     quantised_ratio: float = setting(
         0.0, "lowest share of the DDR tokens kept as 8 bit (tier T2)", low=0, high=1

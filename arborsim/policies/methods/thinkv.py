@@ -26,8 +26,6 @@ from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import Score
 
-ROWS = ("mean", "layers")
-
 
 @dataclass(frozen=True)
 class Segments(Pool):
@@ -78,7 +76,7 @@ class SegmentPolicy(RecentPolicy):
         "mean",
         "attention the entropy is taken of: one row (mean over layers and heads), or the rows of "
         "the last captured layers, whose entropies are averaged",
-        choices=ROWS,
+        choices=("mean", "layers"),
     )
     layers: int = setting(4, "last captured layers, if rows=layers", low=1)
 
