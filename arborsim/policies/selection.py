@@ -121,15 +121,9 @@ class HeapPool:
     A heap holds what each score was when it was last looked at, which is never above what it is
     now; the lowest entry is brought up to date until the lowest is.
 
-    Parameters
-    ----------
-    scores : float64 ``[tokens]``
-        A live array.
-    ids : int64 ``[positions]``
-        The token at each position of the stream.
-    alive : bool ``[positions]``
-    start, stop : int
-        Positions that are candidates at first.
+    `scores`, float64 ``[tokens]``, is a live array; `ids`, int64 ``[positions]``, has the token at
+    each position of the stream, and bool `alive` whether it is there.  Positions from `start` to
+    `stop` are candidates at first.
     """
 
     def __init__(

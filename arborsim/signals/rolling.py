@@ -35,17 +35,9 @@ def rolling_mean_std(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mean and population standard deviation over the trailing `window` values.
 
-    Parameters
-    ----------
-    history : float64 ``[h]``
-        Values before the first new one, oldest first; with fewer than `window` - 1 the window is
-        not yet full.
-    new : float64 ``[n]``
-
-    Returns
-    -------
-    mean, std, count : float64 ``[n]``
-        For each new value; `count` is the number of values in its window, itself included.
+    `history`, float64 ``[h]``, holds values before the first of `new`, float64 ``[n]``, oldest
+    first; with fewer than `window` - 1 the window is not yet full.  Mean, standard deviation and
+    number of values in the window, itself included, of each new value; float64 ``[n]``.
     """
     by_lag, count, known = _windows(history, new, window)
     mean = sum_in_order(by_lag, axis=0) / count

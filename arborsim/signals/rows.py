@@ -1,8 +1,8 @@
 """Attention rows by group: of the whole model, of its captured layers, or of their KV heads.
 
 The row of a group is the mean over its query heads: those that read the KV head, all of the layer,
-or (as recorded) all of the model.  A row that is not a number (a softmax that overflowed) tells
-nothing and is left out.
+or (as recorded) all of the model.  A row that is not a number (a softmax that overflowed)
+is left out.
 
 A sparse row gives every position that it does not list the same share.  On a straight path, which
 holds all tokens, a `SparseUpdater` takes such rows at the cost of what they list.  Kept less that
@@ -48,19 +48,10 @@ def row_signal(grouping: str) -> frozenset[Signal]:
 def grouped_row(row: np.ndarray, kv_heads: int, grouping: str) -> np.ndarray:
     """Attention of one query to each position, mean over the query heads of each group.
 
-    Parameters
-    ----------
-    row : float32 ``[layers, heads, positions]``
-        NaN where a softmax overflowed.
-    kv_heads : int
-        Query head ``h`` reads KV head ``h // (heads // kv_heads)``.
-    grouping : {"layer", "head"}
-
-    Returns
-    -------
-    float64 ``[groups, positions]``
-        Heads are summed one after the other, so that the bits depend on nothing else.  Heads with
-        a NaN are left out; a group without any other counts as zeros.
+    Of a row, float32 ``[layers, heads, positions]``, grouped by "layer" or "head": query head ``h``
+    reads KV head ``h // (heads // kv_heads)``.  Float64 ``[groups, positions]``; heads are summed
+    one after the other, so that the bits depend on nothing else.  Heads with a NaN (a softmax
+    overflowed) are left out; a group without any other counts as zeros.
     """
     groups = num_row_groups(row, kv_heads, grouping)
     by_group = row.reshape(groups, -1, row.shape[2])
@@ -146,7 +137,7 @@ class LeafPaths:
 
     def __init__(self, run: TokenRun, tree: ThoughtTree) -> None:
         paths = (tree.path(leaf) for leaf in run.leaves)
-        # ids rise, so the last one tells whether they are 0, 1, 2, ...
+        # ids rise: the last one shows whether they are 0, 1, 2, ...
         self._paths = [None if int(path[-1]) == len(path) - 1 else path for path in paths]
 
     def __len__(self) -> int:
@@ -330,7 +321,7 @@ class SparseSums(SparseUpdater):
         super().begin(rows, values)
         listed = np.diff(rows.offsets)
         others = rows.lengths - listed
-        # A row that is not a number tells nothing: neither its share nor what it lists counts.
+        # Of a row that is not a number neither the share nor what it lists counts.
         rest = np.where(np.isnan(rows.rest), 0.0, rows.rest)
         self._share = np.where(others > 0, rest / np.maximum(others, 1), 0.0)
         constant = np.cumsum(np.concatenate([[self.constant], self._share]))
@@ -353,7 +344,7 @@ class SparseSums(SparseUpdater):
         else:
             self._extra -= np.repeat(share, listed)
         # What is listed has the larger weights; rounding to float16 may say less.  Not so here: a
-        # sum never falls below that of a token that nobody lists.
+        # sum never falls below that of a token that is never listed.
         np.fmax(self._extra, 0.0, out=self._extra)
         self._bounds = (offsets[first : last + 1] - a).tolist()
         self._first, self._last = first, last

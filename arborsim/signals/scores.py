@@ -25,7 +25,7 @@ from arborsim.core.tree import GrowingTable, ThoughtTree
 GROUPINGS = ("shared", "layer", "head")
 Changes = Literal["never", "rises", "freely"]
 """What becomes of a value; "rises" is up to a constant that all tokens share."""
-# From so many sums on, adding them side by side is faster than one after the other.
+# From this many sums on, adding them side by side is faster than one after the other.
 _MANY_SUMS = 256
 
 
@@ -82,7 +82,7 @@ class ScoreState(ABC):
     """The score of every token of one search, in a table that is kept up to date in place."""
 
     def __init__(self) -> None:
-        self._table: GrowingTable | None = None  # the first observation tells how many groups
+        self._table: GrowingTable | None = None  # made with the first observation
 
     @property
     def values(self) -> np.ndarray:
@@ -103,7 +103,7 @@ class ScoreState(ABC):
             self.observe(step)
 
     def _grow(self, groups: int, tokens: int) -> np.ndarray:
-        """Append a column of zeros for each of so many tokens; returns all values."""
+        """Append columns of zeros for new tokens; returns all values."""
         if self._table is None:
             self._table = GrowingTable(groups, np.float64)
         self._table.extend(tokens, 0)

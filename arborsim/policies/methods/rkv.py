@@ -47,9 +47,7 @@ class RKV(StreamPolicy):
         "of the column means of the cosines of keys, the diagonal and each row's most recent "
         "cosine > `threshold` set to 0"
     )
-    words: ClassVar[Mapping[str, Any]] = {
-        "score": "windowed attention minus key redundancy",
-    }
+    words: ClassVar[Mapping[str, Any]] = {"score": "windowed attention minus key redundancy"}
     deviations: ClassVar[tuple[str, ...]] = (
         "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
         "a row without a cosine > `threshold` loses nothing (the code then sets the row's "

@@ -38,9 +38,7 @@ class SnapKV(Composed):
         "s(i) = avgpool over `kernel` tokens i of the sum over the last W prompt queries of a(i) "
         "(Eqs. 1-3)"
     )
-    words: ClassVar[Mapping[str, Any]] = {
-        "score": "attention from the end of the prompt, pooled",
-    }
+    words: ClassVar[Mapping[str, Any]] = {"score": "attention from the end of the prompt, pooled"}
     deviations: ClassVar[tuple[str, ...]] = (
         "probabilities are averaged over the query heads that share a KV head",
         "a budget below the window keeps the newest tokens of the window",

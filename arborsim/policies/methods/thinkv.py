@@ -170,19 +170,11 @@ def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:
 
 
 def segment_entropy(rows: Sequence[np.ndarray], sizes: np.ndarray) -> np.ndarray:
-    """Entropy of attention inside each segment, normalised there, mean over rows.
+    """Entropy of attention inside each segment, normalised there, mean over rows; in nats.
 
-    Parameters
-    ----------
-    rows : sequence of float64 ``[tokens]``
-        Attention of one query, one row per layer, segment after segment; not negative.
-    sizes : int64 ``[segments]``
-        Tokens of each segment, at least 1.
-
-    Returns
-    -------
-    float64 ``[segments]``
-        Nats.  Attention that is 0 throughout a segment counts as evenly spread.
+    Rows, float64 ``[tokens]`` each, are the attention of one query, one per layer, segment after
+    segment.  `sizes`, int64 ``[segments]``, are at least 1.  Attention that is 0 throughout a
+    segment counts as evenly spread.  Float64 ``[segments]``.
     """
     starts = np.cumsum(sizes) - sizes
     total = np.zeros(len(sizes))
@@ -210,16 +202,9 @@ def tertiles(entropy: np.ndarray) -> np.ndarray:
 def fill_segments(sizes: np.ndarray, keeps: np.ndarray, rank: np.ndarray, room: int) -> np.ndarray:
     """Keep the best tokens of each segment, oldest segment first, while there is room.
 
-    Parameters
-    ----------
-    sizes, keeps : int64 ``[segments]``
-        Tokens of each segment, and how many it may keep at most; `room` in all.
-    rank : float64 ``[tokens]``
-        Segment after segment; the highest stay, the newer among equals.
-
-    Returns
-    -------
-    bool ``[tokens]``
+    Segments have `sizes` and keep at most `keeps`, int64 ``[segments]``, and `room` in all.  Of
+    `rank`, float64 ``[tokens]``, segment after segment, the highest stay, the newer among equals.
+    Bool ``[tokens]``.
     """
     filled = np.minimum(np.cumsum(np.minimum(sizes, keeps)), max(0, room))
     most = filled.copy()
