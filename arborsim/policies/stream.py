@@ -39,7 +39,7 @@ from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import Allocation, Decision, EveryStep, Never, Protect
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.policies.selection import ChangingPool, HeapPool, MakeCandidates
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import Score, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,7 @@ class Composed(Policy):
         Rows of a score that are not those of groups (single layers) are added up.
         """
         values = view.scores["score"]
-        if len(values) == len(view.tier):
-            return values
-        total: np.ndarray = values[0].copy()
-        for row in values[1:]:  # in a fixed order: ties must not depend on the way of summing
-            total += row
-        return total
+        return values if len(values) == len(view.tier) else sum_in_order(values, axis=0)
 
     def protection(self, budget_tokens: int) -> Protection:
         return self.protect.protection(budget_tokens)

@@ -7,6 +7,7 @@ block ``[allocate] use = "tree"``.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,14 @@ def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray)
     return np.asarray(total / max(float(total.sum()), 1e-12))
 
 
+def _least(fits: Callable[[float], bool], low: float, high: float, rounds: int) -> float:
+    """The least number in a range that fits, as all above it do, by so many bisections."""
+    for _ in range(rounds):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
 def trim_by_weight(
     keep: np.ndarray, scale: np.ndarray, least: np.ndarray, excess: int
 ) -> np.ndarray:
@@ -86,14 +95,9 @@ def trim_by_weight(
         ideal = np.minimum(np.floor(alpha * scale), keep)
         return np.asarray(np.maximum(ideal.astype(np.int64), least))
 
-    low, high = 0.0, float((keep / scale).max()) * 2.0
-    for _ in range(128):
-        middle = 0.5 * (low + high)
-        if kept(middle).sum() >= goal:
-            high = middle
-        else:
-            low = middle
-    result = kept(high * (1 + 1e-9))
+    most = float((keep / scale).max()) * 2.0
+    alpha = _least(lambda alpha: bool(kept(alpha).sum() >= goal), 0.0, most, rounds=128)
+    result = kept(alpha * (1 + 1e-9))
     left = int(result.sum()) - goal
     heap = [(-result[i] / scale[i], i) for i in np.flatnonzero(result > least).tolist()]
     heapq.heapify(heap)
@@ -127,14 +131,9 @@ def tighten_distance(
 
     if keep.sum() <= goal:
         return keep.copy()
-    low, high = 0.0, max(1.0, float(np.log(np.maximum(scale, 1.0)).max()) + 1.0)
-    for _ in range(64):
-        middle = 0.5 * (low + high)
-        if kept(middle).sum() > goal:
-            low = middle
-        else:
-            high = middle
-    return kept(high + 1e-9)  # blocks that tie give their tokens together, whatever the rounding
+    most = max(1.0, float(np.log(np.maximum(scale, 1.0)).max()) + 1.0)
+    x = _least(lambda x: bool(kept(x).sum() <= goal), 0.0, most, rounds=64)
+    return kept(x + 1e-9)  # blocks that tie give their tokens together, whatever the rounding
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.heads import AttentionSparsity
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import Score, sum_in_order
 from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
+# Distances and means are rounded, so that ties do not depend on the order of summation.
+_DECIMALS = 9
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,7 @@ class ThinKVPaper(RecentPolicy):
 
     def _kinds(self, sparsity: np.ndarray) -> np.ndarray:
         """Kind of each segment, from the sparsity ``[segments, tokens]`` of its tokens; int64."""
-        total = np.zeros(len(sparsity))
-        for of_token in sparsity.T:  # one after the other: the same bits everywhere
-            total += of_token
-        mean = np.round(total / self.segment, 9)
+        mean = np.round(sum_in_order(sparsity) / self.segment, _DECIMALS)
         return np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
 
 
@@ -195,10 +194,6 @@ def thin_further(
                 left += thin(tier, segment, keys, below[0])
                 lowered = True
     return left
-
-
-# Distances and means are rounded, so that ties do not depend on the order of summation.
-_DECIMALS = 9
 
 
 def representatives(vectors: np.ndarray, count: int, iterations: int = 10) -> np.ndarray:
