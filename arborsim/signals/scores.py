@@ -133,7 +133,7 @@ class AtBirth(ScoreState):
 def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:
     """Sum over an axis, added strictly one after the other (`numpy.sum` may add in pairs)."""
     if values.size < _MANY_SUMS * values.shape[axis] or not values.size:
-        return np.asarray(np.take(np.add.accumulate(values, axis=axis), -1, axis=axis))
+        return np.asarray(np.add.accumulate(values, axis=axis).take(-1, axis))
     parts = np.moveaxis(values, axis, 0)
     total = parts[0].copy()
     for part in parts[1:]:
