@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,14 +60,8 @@ class Draws:
 def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed: int) -> Draws:
     """Draw `count` searches, each independently: a trace by weight, then any of its episodes.
 
-    Fewer draws are the beginning of more: a longer run goes on where a shorter one ended.
-
-    Parameters
-    ----------
-    weights : sequence of float
-        One per trace, above 0; only their ratios count.
-    episodes : sequence of int
-        Episodes of each trace, at least 1.
+    Of the weights, one per trace and above 0, only ratios count.  Fewer draws are the beginning of
+    more: a longer run goes on where a shorter one ended.
     """
     draws = stream(seed, Stream.MIX).random((count, 2))
     edges = np.cumsum(np.asarray(weights, dtype=np.float64))
@@ -78,24 +72,11 @@ def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed
     return Draws(entry, episode)
 
 
-TRACE = "trace"  #: The format of a trace's column `arrival_s`, besides those of `FORMATS`.
+TRACE = "trace"  #: The format of a trace's column `arrival_s`, in addition to those of `FORMATS`.
 
-
-class Arrivals(Protocol):
-    """A process of arrivals."""
-
-    #: What its load counts.
-    unit: ClassVar[str]
-
-    @property
-    def stated(self) -> float | None:
-        """The load that the workload states; None if only the largest one is sought."""
-
-    def with_load(self, load: float) -> Arrivals:
-        """The same process with another stated load; refuses one that is not above 0."""
-
-    def at(self, load: float, count: int, seed: int) -> np.ndarray | ClientLoop:
-        """When `count` searches arrive at a load above 0: seconds, never falling; or a loop."""
+# Every process of arrivals has the `unit` of its load; the load that the workload has `stated`, or
+# None if only the largest one is sought; the same process ``with_load``; and ``at(load, count,
+# seed)``: when `count` searches arrive at a load above 0, in seconds, never falling (or a loop).
 
 
 @dataclass(frozen=True)
@@ -175,6 +156,9 @@ class ClientLoop:
         return ClientLoop(max(1, round(load)), self.think_s)
 
 
+Arrivals = Poisson | Recorded | ClientLoop
+
+
 def _positive(load: float) -> float:
     if not 0 < load < math.inf:
         raise UsageError(f"a load must be above 0 and finite, not {load:g}")
@@ -184,12 +168,8 @@ def _positive(load: float) -> float:
 def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     """The arrivals of a log of requests, or of a trace made from one.
 
-    Parameters
-    ----------
-    format : str
-        ``"mooncake"``, ``"bailian"``, ``"azure"`` or ``"trace"``; by the file's ending if empty.
-    scale : float
-        See `Recorded`.
+    The format is ``"mooncake"``, ``"bailian"``, ``"azure"`` or ``"trace"``, or empty: then the
+    file's ending tells.
 
     Raises
     ------

@@ -34,7 +34,7 @@ _ALL = Budget("-", share=1.0)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedSearch:
     """One search under one candidate: its demand, and what the replay measured."""
 
     demand: SearchDemand
@@ -47,7 +47,7 @@ class MixDemands:
 
     #: Entry of the mix and episode of each recorded search, sorted.
     places: tuple[tuple[int, int], ...]
-    recorded: tuple[Recorded, ...]  #: in the order of `places`; shorter if `infeasible`
+    recorded: tuple[RecordedSearch, ...]  #: in the order of `places`; shorter if `infeasible`
     infeasible: str = ""  #: why the policy cannot keep some search; "" if it can keep all
 
     @property
@@ -79,9 +79,7 @@ class MixDemands:
 
 def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
     """Every (entry, episode) that some run serves, once, sorted."""
-    found: set[tuple[int, int]] = set()
-    for seed in workload.seeds():
-        found.update(workload.draws(seed).distinct())
+    found = {place for seed in workload.seeds() for place in workload.draws(seed).distinct()}
     return tuple(sorted(found))
 
 
@@ -121,7 +119,7 @@ class Unit:
     machine: Machine
 
 
-def record_unit(unit: Unit) -> list[Recorded] | str:
+def record_unit(unit: Unit) -> list[RecordedSearch] | str:
     """Record the unit's searches, or say why the policy cannot keep one of them."""
     policy = unit.how.policy.policy
     assert unit.machine.geometry is not None
@@ -140,7 +138,7 @@ def record_unit(unit: Unit) -> list[Recorded] | str:
     return found
 
 
-def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
+def _record(unit: Unit, episode: Episode, attention: bool) -> RecordedSearch:
     policy, shared = unit.how.policy.policy, unit.shared_tokens
     meter = AttentionKept() if attention else None
     demand, measured = record_demand(
@@ -160,24 +158,20 @@ def _record(unit: Unit, episode: Episode, attention: bool) -> Recorded:
         measured.offloaded_tokens / tokens,
         measured.rehydrated_tokens / tokens,
     )
-    return Recorded(demand, quality)
+    return RecordedSearch(demand, quality)
 
 
 class Recording:
     """What must be recorded for a candidate, handed out in units, and put together again.
 
-    Parameters
-    ----------
-    traces : sequence of Path
-        One per entry of the mix (`Workload.write_traces`).
+    There is one trace for each entry of the mix (`Workload.write_traces`).
     """
 
     def __init__(self, workload: Workload, how: Candidate, traces: Sequence[Path]) -> None:
         self._places = drawn(workload)
         self._left: deque[Unit] = deque()
         self._under_way = 0
-        self._found: dict[int, list[Recorded]] = {}
-        self._infeasible: dict[int, str] = {}
+        self._found: dict[int, list[RecordedSearch] | str] = {}  # by `Unit.order`
         layout = workload.page_tokens, workload.tree_attention
         machine = Machine(how.hardware.profile, workload.geometry, how.recall, *layout)
         for entry, kind in enumerate(workload.mix):
@@ -192,19 +186,16 @@ class Recording:
     @property
     def exhausted(self) -> bool:
         """Whether there is nothing more to record: nothing is left, or a search is infeasible."""
-        return not self._left or bool(self._infeasible)
+        return not self._left or any(isinstance(found, str) for found in self._found.values())
 
     def next_unit(self) -> Unit:
         """Another one to record."""
         self._under_way += 1
         return self._left.popleft()
 
-    def add(self, unit: Unit, result: list[Recorded] | str) -> None:
+    def add(self, unit: Unit, result: list[RecordedSearch] | str) -> None:
         self._under_way -= 1
-        if isinstance(result, str):
-            self._infeasible[unit.order] = result
-        else:
-            self._found[unit.order] = result
+        self._found[unit.order] = result
 
     @property
     def complete(self) -> bool:
@@ -212,10 +203,11 @@ class Recording:
 
     def together(self) -> MixDemands:
         """All of it; the reason is that of the first unit that has one, in their own order."""
-        if self._infeasible:
-            reason = self._infeasible[min(self._infeasible)]
-            return MixDemands(self._places, (), reason)
-        ordered = [each for order in sorted(self._found) for each in self._found[order]]
+        ordered: list[RecordedSearch] = []
+        for _, found in sorted(self._found.items()):
+            if isinstance(found, str):
+                return MixDemands(self._places, (), found)
+            ordered += found
         return MixDemands(self._places, tuple(ordered))
 
 
@@ -243,11 +235,6 @@ def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
     iteration adds stays.  Branches, prunings and everything moved or dropped keep their place and
     their share of the search, which is what a budget that is a share of the search asks for.  Not
     exact for a policy that keeps a fixed number of tokens, or a model with sliding windows.
-
-    Parameters
-    ----------
-    factor : float
-        Above 0.
     """
     if factor == 1:
         return demand

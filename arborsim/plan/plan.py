@@ -13,7 +13,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.workers import unfold
 from arborsim.plan.demands import (
     MixDemands,
-    Recorded,
+    RecordedSearch,
     Recording,
     Unit,
     drawn,
@@ -43,7 +43,7 @@ class Task:
     found: MixDemands
 
 
-def work_on(item: Unit | Task) -> list[Recorded] | str | CandidateResult:
+def work_on(item: Unit | Task) -> list[RecordedSearch] | str | CandidateResult:
     """Record some searches, or evaluate a candidate."""
     if isinstance(item, Unit):
         return record_unit(item)
@@ -54,18 +54,6 @@ def work_on(item: Unit | Task) -> list[Recorded] | str | CandidateResult:
 class Planner:
     """Evaluates candidates one by one, so that what is done survives an interruption.
 
-    Attributes
-    ----------
-    workload : Workload
-    demanded : Demanded
-        Quality that a recommendation needs.
-    accuracies : dict
-        Share of correct answers by policy and budget, from live runs.
-    jobs : int
-        Processes; results do not depend on it.
-    finished : dict of int to CandidateResult
-        Candidates that are done, by number; may be filled before `run`, which then goes on.
-
     Raises
     ------
     UsageError
@@ -73,9 +61,11 @@ class Planner:
     """
 
     workload: Workload
-    demanded: Demanded = field(default_factory=Demanded)
+    demanded: Demanded = field(default_factory=Demanded)  #: quality that a recommendation needs
+    #: Share of correct answers by policy and budget, from live runs.
     accuracies: dict[tuple[str, str], Estimate] = field(default_factory=dict)
-    jobs: int = 1
+    jobs: int = 1  #: processes; results do not depend on it
+    #: Candidates that are done, by number; may be filled before `run`, which then goes on.
     finished: dict[int, CandidateResult] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,10 +78,7 @@ class Planner:
         self._kept_bytes = 0
         self._solved: Estimate | None = None
         self._short: tuple[str, ...] = ()
-        self._sort_out()
-
-    def _sort_out(self) -> None:
-        """Finish what cannot hold the model's weights: that is known before anything is served."""
+        # What cannot hold the model's weights is known before anything is served.
         found = [unfit(self.workload, each) for each in self.candidates]
         if found and all(found):
             largest = max(
@@ -119,12 +106,8 @@ class Planner:
     ) -> PlanResult:
         """Evaluate what is missing, and recommend.
 
-        Parameters
-        ----------
-        advance : callable
-            Called with what was worked on, and units of `work`.
-        done : callable
-            Called with each candidate as soon as it is finished, in any order.
+        `advance` is called with what was worked on, and units of `work`; `done` with each candidate
+        as soon as it is finished, in any order.
 
         Raises
         ------
@@ -172,15 +155,12 @@ class Planner:
             recordings[key].add(item, result)
             if recordings[key].complete:
                 found = recordings.pop(key).together()
-                self._keep(key, found)
+                size = sum(demand.nbytes for demand in found.demands)
+                if self._kept_bytes + size <= _KEPT_BYTES:
+                    self._kept_bytes += size
+                    self._kept[key] = found
                 served = (each for each in self.missing if each.recorded_as == key)
                 tasks.extend(Task(self.workload, each, found) for each in served)
-
-    def _keep(self, key: object, found: MixDemands) -> None:
-        size = sum(demand.nbytes for demand in found.demands)
-        if self._kept_bytes + size <= _KEPT_BYTES:
-            self._kept_bytes += size
-            self._kept[key] = found
 
     def demands_of(self, number: int) -> MixDemands:
         """What a candidate's machine is asked for; recorded again if it was not kept."""

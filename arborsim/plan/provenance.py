@@ -46,11 +46,10 @@ def settings_of(workload: Workload) -> dict[str, str]:
     }
     for entry in workload.mix:
         found[f"mix: {entry.name}"] = f"weight {entry.weight:g}; {_source(entry)}"
-    for calibration in workload.calibrations:
-        found[f"calibration {Path(calibration.source).name}"] = (
-            f"{calibration.kind} of {', '.join(calibration.policies)}, measured on "
-            f"{calibration.model} ({calibration.layers} layers, seed {calibration.seed}), sha256 "
-            f"{_digest(Path(calibration.source))}"
+    for made in workload.calibrations:
+        found[f"calibration {Path(made.source).name}"] = (
+            f"{made.kind} of {', '.join(made.policies)}, measured on {made.model} ({made.layers} "
+            f"layers, seed {made.seed}), sha256 {_digest(Path(made.source))}"
         )
     for choice in workload.policies:
         values = ", ".join(
@@ -138,10 +137,7 @@ def cautions(
 ) -> tuple[str, ...]:
     """Notes on the figures, each one sentence.
 
-    Parameters
-    ----------
-    solved : Estimate or None
-        Share of the mix's searches with a correct answer, as recorded.
+    `solved` is the share of the mix's searches with a correct answer, as recorded.
     """
     found = []
     infeasible = [each for each in results if each.status == INFEASIBLE]

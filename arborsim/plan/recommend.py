@@ -18,6 +18,7 @@ from arborsim.plan.results import (
     MET,
     MISSED,
     UNFIT,
+    Alone,
     CandidateResult,
     LoadPoint,
     PlanResult,
@@ -58,12 +59,9 @@ def load_of(load: float, plan: PlanResult) -> str:
 
 def limits_of(plan: PlanResult) -> str:
     """The target's limits: ``"60 s and 100 ms per token"``."""
-    limits = []
-    if plan.search_limit_s is not None:
-        limits.append(f"{plan.search_limit_s:.4g} s")
-    if plan.token_limit_s is not None:
-        limits.append(f"{1e3 * plan.token_limit_s:.4g} ms per token")
-    return " and ".join(limits)
+    search, token = plan.search_limit_s, plan.token_limit_s
+    limits = [] if search is None else [f"{search:.4g} s"]
+    return " and ".join(limits if token is None else [*limits, f"{1e3 * token:.4g} ms per token"])
 
 
 def cost_at(cost: tuple[float, float] | None, load: float, plan: PlanResult) -> str:
@@ -97,24 +95,22 @@ def first_out(point: LoadPoint) -> str:
 
 def none_met(plan: PlanResult) -> str:
     """By how much the best one misses the target, and what would help: three short lines."""
-    missed = [each for each in plan.candidates if each.status == MISSED and each.alone]
+    missed = [(each, each.alone) for each in plan.candidates if each.status == MISSED if each.alone]
     if missed:
-        best = min(missed, key=lambda each: (_excess(each, plan), each.number))
+        best, alone = min(missed, key=lambda pair: (_excess(pair[1], plan), pair[0].number))
         return (
             f"No candidate meets {limits_of(plan)} for {plan.percentile:g}% of the searches. "
-            f"Nearest: {best.name}, {_missed_by(best, plan)}."
+            f"Nearest: {best.name}, {_missed_by(alone, plan)}."
         )
-    unfit = [each for each in plan.candidates if each.status == UNFIT]
-    first = unfit[0] if unfit else plan.candidates[0] if plan.candidates else None
-    if first is None:
+    if not plan.candidates:
         return "No candidate was finished."
+    unfit = [each for each in plan.candidates if each.status == UNFIT]
+    first = (unfit or plan.candidates)[0]
     return f"No candidate can serve these searches; {first.name}: {first.reason}"
 
 
-def _missed_by(best: CandidateResult, plan: PlanResult) -> str:
+def _missed_by(alone: Alone, plan: PlanResult) -> str:
     """How many times the limits even a search alone takes, and which limits it would meet."""
-    alone = best.alone
-    assert alone is not None
     over, enough = [], []
     for value, limit, unit, key in (
         (alone.at_percentile_s, plan.search_limit_s, "s", "search"),
@@ -130,11 +126,10 @@ def _missed_by(best: CandidateResult, plan: PlanResult) -> str:
     return f"alone {', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
 
 
-def _excess(candidate: CandidateResult, plan: PlanResult) -> float:
-    assert candidate.alone is not None
+def _excess(alone: Alone, plan: PlanResult) -> float:
     return max(
-        candidate.alone.at_percentile_s / (plan.search_limit_s or math.inf),
-        candidate.alone.token_at_percentile_s / (plan.token_limit_s or math.inf),
+        alone.at_percentile_s / (plan.search_limit_s or math.inf),
+        alone.token_at_percentile_s / (plan.token_limit_s or math.inf),
     )
 
 
@@ -153,13 +148,7 @@ _MANY_PREEMPTIONS = 100  # per 1,000 searches
 
 @dataclass(frozen=True)
 class Demanded:
-    """The quality that the user asks for.
-
-    Attributes
-    ----------
-    attention_kept, accuracy : float or None
-        The least share; None asks for nothing.
-    """
+    """The quality that the user asks for: the least shares; None asks for nothing."""
 
     attention_kept: float | None = None
     accuracy: float | None = None
@@ -193,7 +182,7 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     others = [each for each in (good or met) if each is not best]
     cheaper = next((each for each in met if each not in good), None) if good else None
     alternative = others[0] if others else cheaper
-    sentences = [_what(best, plan), _why(best, good, met, demanded, plan)]
+    sentences = [_what(best, plan), _why(good, met, demanded, plan)]
     if alternative is not None and alternative is not cheaper:
         sentences.append(f"The nearest alternative is {_compared(alternative, best, plan)}.")
     if cheaper is not None and _rank(cheaper, plan)[0] < (1 - _SAME) * _rank(best, plan)[0]:
@@ -225,8 +214,13 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
         f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
         f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
         f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
-        f"{_limit(best, point)}{_preempted(point)}"
+        f"{_limit(best, point)}"
     )
+    if point.preemptions_per_1000 > _MANY_PREEMPTIONS:
+        text += (
+            f" Places are lost there {point.preemptions_per_1000:,.0f} times per 1,000 searches "
+            "(preemption), and those searches wait."
+        )
     if fleet is not None:
         machines = "one machine suffices" if fleet.machines == 1 else f"{fleet.machines} machines"
         text += (
@@ -261,38 +255,24 @@ def _limit(best: CandidateResult, point: LoadPoint) -> str:
     )
 
 
-def _preempted(point: LoadPoint) -> str:
-    """How often searches lose their place, if that is no exception."""
-    times = point.preemptions_per_1000
-    if times <= _MANY_PREEMPTIONS:
-        return ""
-    return (
-        f" Places are lost there {times:,.0f} times per 1,000 searches (preemption), and those "
-        "searches wait."
-    )
-
-
 def _why(
-    best: CandidateResult,
     good: Sequence[CandidateResult],
     met: Sequence[CandidateResult],
     demanded: Demanded,
     plan: PlanResult,
 ) -> str:
+    one = "reaches the quality that was asked for" if demanded.anything else "keeps every token"
     if not good:
-        kept = "reaches the quality that was asked for" if demanded.anything else (
-            "keeps every token")  # fmt: skip
         return (
             f"It is the cheapest of {len(met)} candidates that meet the target, but none of them "
-            f"is known to be good enough: none {kept}."
+            f"is known to be good enough: none {one}."
         )
-    quality = "reach the quality that was asked for" if demanded.anything else (
-        "keep every token exactly")  # fmt: skip
     if len(good) == 1:
-        one = "reaches the quality that was asked for" if demanded.anything else "keeps every token"
         return (
             f"It is the only candidate of {len(plan.candidates)} that meets the target and {one}."
         )
+    quality = "reach the quality that was asked for" if demanded.anything else (
+        "keep every token exactly")  # fmt: skip
     return (
         f"It is the cheapest of the {len(good)} candidates (of {len(plan.candidates)}) that meet "
         f"the target and {quality}."
@@ -340,8 +320,7 @@ def _left_open(a: CandidateResult, b: CandidateResult) -> str:
         return ""
     loads = np.log(a.largest_by_seed) - np.log(b.largest_by_seed)
     difference = mean_interval(math.log(prices[0] / prices[1]) - loads)
-    open_ = difference.low <= 0 <= difference.high and not np.allclose(loads, loads[0])
-    if not open_:
+    if not difference.low <= 0 <= difference.high or np.allclose(loads, loads[0]):
         return ""
     return ", which is within the spread of the runs: more of them would tell which one costs less"
 

@@ -41,13 +41,7 @@ def percentile(values: Sequence[float] | np.ndarray, rank: float, level: float =
     The number of independent observations below the true q-quantile is binomial, which gives an
     interval without any assumption about the distribution (Conover, 1999, section 3.2): the tails
     beyond each end have at most ``(1 - level) / 2``.  High percentiles of few values have no upper
-    end: the 99th needs 368 values at a level of 0.95.
-
-    Parameters
-    ----------
-    values : float ``[n]``
-    rank : float
-        In (0, 100).
+    end: the 99th needs 368 values at a level of 0.95.  `rank` lies in (0, 100).
     """
     from scipy.stats import binom  # slow to import
 
@@ -65,13 +59,10 @@ def percentile(values: Sequence[float] | np.ndarray, rank: float, level: float =
     return Estimate(float(np.quantile(ordered, q)), float(low), float(high), n)
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, level: float = LEVEL) -> Estimate:
+def mean_interval(values: Sequence[float] | np.ndarray) -> Estimate:
     """The mean over independent runs, with Student's t interval: the spread over seeds.
 
-    Parameters
-    ----------
-    values : float ``[n]``
-        One per seed; a single run says nothing about the spread.
+    A single run says nothing about the spread.
     """
     runs = np.asarray(values, dtype=np.float64)
     n = len(runs)
@@ -80,7 +71,7 @@ def mean_interval(values: Sequence[float] | np.ndarray, level: float = LEVEL) ->
         return Estimate(mean, -math.inf, math.inf, n)
     from scipy.special import stdtrit
 
-    half = float(stdtrit(n - 1, (1 + level) / 2) * runs.std(ddof=1) / math.sqrt(n))
+    half = float(stdtrit(n - 1, (1 + LEVEL) / 2) * runs.std(ddof=1) / math.sqrt(n))
     return Estimate(mean, mean - half, mean + half, n)
 
 
@@ -98,11 +89,7 @@ def relative_error(sizes: np.ndarray, seen: int) -> float:
 
     Sizes with a coefficient of variation c give ``c / sqrt(seen)``.  c counts as 1 at least, as if
     searches ended at random: the pace of a machine that is never idle depends on which are in it.
-
-    Parameters
-    ----------
-    sizes : float ``[n]``
-        Of the searches that the seen ones are drawn from, not negative.
+    `sizes` are those of the searches that the seen ones are drawn from.
     """
     if not seen:
         return math.inf
@@ -111,47 +98,24 @@ def relative_error(sizes: np.ndarray, seen: int) -> float:
 
 
 def cost_per_search(price_per_hour: float, searches_per_s: float) -> float:
-    """What a search costs, in the price's currency; infinite where none is served.
-
-    Parameters
-    ----------
-    price_per_hour : float
-        Of everything that serves them: all GPUs together.
-    searches_per_s : float
-        Finished per second of the measured time.
-    """
+    """What a search costs at the price of all GPUs that serve it; infinite where none is served."""
     return price_per_hour / 3600 / searches_per_s if searches_per_s else math.inf
 
 
 def solved_share(
-    weights: Sequence[float],
-    solved: Sequence[int],
-    judged: Sequence[int],
-    level: float = LEVEL,
+    weights: Sequence[float], solved: Sequence[int], judged: Sequence[int]
 ) -> Estimate | None:
-    """Share of the mix's searches whose answer is correct.
+    """Share of the mix's searches whose answer is correct; None if some trace has no verdict.
 
     A recorded search that is drawn many times is one observation of how often the model is right,
-    so what counts is how many *distinct* searches were judged.
-
-    Parameters
-    ----------
-    weights : sequence of float
-        One per trace of the mix, above 0; only their ratios count.
-    solved, judged : sequences of int
-        Distinct searches with a correct answer, and with any verdict, per trace.
-
-    Returns
-    -------
-    Estimate or None
-        Clopper and Pearson's interval for one trace; for k traces the weighted sums of their ends
-        at the level ``1 - (1 - level) / k``, which hold together at least as often as `level`
-        (Bonferroni).  None if some trace has no verdict.
+    so what counts is how many *distinct* searches of each trace were judged.  The interval is
+    Clopper and Pearson's for one trace; for k traces the weighted sums of their ends at the level
+    ``1 - (1 - LEVEL) / k``, which hold together at least as often as `LEVEL` (Bonferroni).
     """
     if not all(judged):
         return None
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
-    each = 1 - (1 - level) / len(shares)
+    each = 1 - (1 - LEVEL) / len(shares)
     ends = [clopper_pearson(s, n, each) for s, n in zip(solved, judged, strict=True)]
     value = shares @ (np.asarray(solved) / np.asarray(judged))
     low, high = shares @ np.asarray(ends)
@@ -159,14 +123,9 @@ def solved_share(
 
 
 def cost_per_solved(cost: float, share: Estimate) -> Estimate:
-    """What a solved search costs: unsolved ones are paid for as well.
+    """What a solved search costs, at `cost` per search: unsolved ones are paid for as well.
 
-    Parameters
-    ----------
-    cost : float
-        Per search (`cost_per_search`).
-    share : Estimate
-        `solved_share`; its interval becomes that of the cost.
+    The interval of the share of solved searches becomes that of the cost.
     """
 
     def paid(solved: float) -> float:
