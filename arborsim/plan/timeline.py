@@ -11,6 +11,7 @@ from arborsim.core.errors import UsageError
 from arborsim.machine.clock import Command, Decode, Link, Spend
 from arborsim.machine.program import Op
 from arborsim.machine.server import Server
+from arborsim.machine.state import State
 from arborsim.plan.plan import Planner
 from arborsim.plan.results import CandidateResult, Slice, Timeline
 from arborsim.plan.runs import Bench
@@ -23,15 +24,7 @@ _KINDS = {
 
 
 def timeline(planner: Planner, result: CandidateResult) -> Timeline:
-    """The first run of a candidate at its largest load.
-
-    Parameters
-    ----------
-    planner : Planner
-        Of the workload that `result` belongs to.
-    result : CandidateResult
-        With a largest load.
-    """
+    """The first run of a candidate of the planner's workload at its largest load."""
     assert result.largest is not None
     candidate = planner.candidates[result.number]
     bench = Bench(planner.workload, candidate.hardware, planner.demands_of(result.number))
@@ -50,19 +43,11 @@ def timeline(planner: Planner, result: CandidateResult) -> Timeline:
 
 
 class Recorder:
-    """Watches a run and keeps what happens as slices.
-
-    Attributes
-    ----------
-    slices : list of Slice
-        That have ended.
-    full_s : float or None
-        When there were too many, if there were.
-    """
+    """Watches a run and keeps what happens as slices."""
 
     def __init__(self) -> None:
-        self.slices: list[Slice] = []
-        self.full_s: float | None = None
+        self.slices: list[Slice] = []  #: that have ended
+        self.full_s: float | None = None  #: when there were too many, if there were
         self._decoding: dict[int, tuple[float, float, int]] = {}  # search -> start, end, sequences
         self._displaced: dict[int, float] = {}  # search -> since when it has no place
         self._batch: tuple[float, float, int] | None = None
@@ -75,7 +60,7 @@ class Recorder:
         state = server.state
         self._now = now = state.clock.now
         if isinstance(command, Decode):
-            self._decoded(server, command, began_s)
+            self._decoded(state, command, began_s)
         else:
             self._end_batch()
             if isinstance(command, Spend) and now > began_s:
@@ -83,7 +68,7 @@ class Recorder:
                 self.slices.append(Slice(began_s, now, kind, command.search))
         self._transferred("down", state.clock.down)
         self._transferred("up", state.clock.up)
-        self._placed(server)
+        self._placed(state)
         if len(self.slices) >= MOST_SLICES:
             self.full_s = now
         return False
@@ -97,9 +82,9 @@ class Recorder:
             self._end_displaced(search)
         return self.slices
 
-    def _decoded(self, server: Server, command: Decode, began_s: float) -> None:
+    def _decoded(self, state: State, command: Decode, began_s: float) -> None:
         """Iterations: of the batch, of each search in it, and of the prompt that joins them."""
-        state, now = server.state, self._now
+        now = self._now
         members = {s.key: s for s in state.resident.values() if s.key in state.batch}
         for search in [key for key in self._decoding if key not in members]:
             self._end_decoding(search)
@@ -133,9 +118,8 @@ class Recorder:
             self.slices.append(Slice(end - (link.busy_s - busy_s), end, name, -1, size))
         self._links[name] = (link.carried_bytes, link.busy_s)
 
-    def _placed(self, server: Server) -> None:
+    def _placed(self, state: State) -> None:
         """Searches that lost their place, until they have one again."""
-        state = server.state
         for key in [k for k in self._displaced if state.searches[k].resident]:
             self._end_displaced(key)
         for search in state.displaced:
@@ -160,14 +144,8 @@ _TITLES = {"swap": "displaced", "down": "transfer", "up": "transfer", "recompute
 
 
 def trace_events(line: Timeline, name: str = "") -> dict[str, Any]:
-    """The whole document.
-
-    Parameters
-    ----------
-    name : str
-        Of the machine.
-    """
-    events = [*_metadata(line, name), *_slices(line), *_counters(line)]
+    """The whole document; `name` is that of the machine."""
+    events = [*_names(line, name), *_slices(line), *_counters(line)]
     events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
     return {
         "traceEvents": events,
@@ -177,13 +155,7 @@ def trace_events(line: Timeline, name: str = "") -> dict[str, Any]:
 
 
 def write_perfetto(line: Timeline, path: Path, name: str = "") -> None:
-    """Write the timeline as JSON.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
-    """
+    """Write the timeline as JSON, or a `UsageError` if the file cannot be written."""
     text = json.dumps(trace_events(line, name), separators=(",", ":"), allow_nan=False)
     try:
         path.write_text(text + "\n", encoding="utf-8")
@@ -191,16 +163,17 @@ def write_perfetto(line: Timeline, path: Path, name: str = "") -> None:
         raise UsageError(f"--perfetto {path}: cannot write: {error.strerror}") from None
 
 
-def _metadata(line: Timeline, name: str) -> Iterator[dict[str, Any]]:
-    def named(what: str, pid: int, tid: int, value: str) -> dict[str, Any]:
-        return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {"name": value}}
-
-    yield named("process_name", _MACHINE, 0, name or "machine")
-    yield named("process_name", _SEARCHES, 0, "searches")
-    for thread, title in _THREADS.items():
-        yield named("thread_name", _MACHINE, thread, title)
-    for search in sorted({each.search for each in line.slices if each.search >= 0}):
-        yield named("thread_name", _SEARCHES, search + 1, f"search {search}")
+def _names(line: Timeline, name: str) -> Iterator[dict[str, Any]]:
+    """Of processes and threads: the machine with its links, and each search."""
+    searches = sorted({each.search for each in line.slices if each.search >= 0})
+    titles = [
+        ("process_name", _MACHINE, 0, name or "machine"),
+        ("process_name", _SEARCHES, 0, "searches"),
+        *(("thread_name", _MACHINE, thread, title) for thread, title in _THREADS.items()),
+        *(("thread_name", _SEARCHES, search + 1, f"search {search}") for search in searches),
+    ]
+    for what, pid, tid, title in titles:
+        yield {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": {"name": title}}
 
 
 def _slices(line: Timeline) -> Iterator[dict[str, Any]]:
@@ -234,20 +207,20 @@ def _counters(line: Timeline) -> Iterator[dict[str, Any]]:
         "DDR and NVMe (bytes)": series.host_bytes,
         "searches decoding": series.decoding,
     }
-    for title, values in columns.items():
-        for time_s, value in zip(series.time_s, values, strict=True):
-            if time_s <= line.until_s:
-                yield _counter(title, time_s, value)
-    changes = [(each.start_s, 1) for each in line.slices if each.kind == "waiting"]
-    changes += [(each.end_s, -1) for each in line.slices if each.kind == "waiting"]
+    found = [
+        (title, time_s, value)
+        for title, values in columns.items()
+        for time_s, value in zip(series.time_s, values, strict=True)
+        if time_s <= line.until_s
+    ]
+    waiting = [each for each in line.slices if each.kind == "waiting"]
+    changes = [(each.start_s, 1) for each in waiting] + [(each.end_s, -1) for each in waiting]
     length = 0
     for time_s, change in sorted(changes):
         length += change
-        yield _counter("queue (searches)", time_s, max(0, length))
-
-
-def _counter(title: str, time_s: float, value: int) -> dict[str, Any]:
-    return {
-        "ph": "C", "name": title, "pid": _MACHINE, "tid": 0, "ts": time_s * _US,
-        "args": {"value": value},
-    }  # fmt: skip
+        found.append(("queue (searches)", time_s, max(0, length)))
+    for title, time_s, value in found:
+        yield {
+            "ph": "C", "name": title, "pid": _MACHINE, "tid": 0, "ts": time_s * _US,
+            "args": {"value": value},
+        }  # fmt: skip
