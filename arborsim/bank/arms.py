@@ -88,12 +88,7 @@ def arms_of(
     a search by levels.  ToT-BFS keeps its b states and gives each N // b children.  Searches that
     spend a number of thoughts one after the other (``steps``: DPTS, MCTS, ToT-DFS) are as large as
     that number, whatever runs at once: they run once, as published, and so does ``linear``.
-    Options in `given` win.
-
-    Raises
-    ------
-    UsageError
-        The algorithm cannot use a width.
+    Options in `given` win.  Refuses a width that the algorithm cannot use.
     """
     found: dict[tuple[tuple[str, Any], ...], Arm] = {}
     for width in widths:
@@ -160,13 +155,7 @@ class Recipe:
     batch: int = BATCH  #: thoughts that are drawn at once
 
     def make(self) -> Search:
-        """What grows one problem's tree.
-
-        Raises
-        ------
-        UsageError
-            The tree would be too large, or a number is out of range.
-        """
+        """What grows one problem's tree; refuses a tree that would be too large."""
         if self.arms:
             return SharedTree([arm.make() for arm in self.arms], self.batch, self.dedupe)
         return Dense(self.children, self.depth, self.batch)

@@ -30,13 +30,11 @@ def visited(walk: Walk, episode: Episode) -> Episode:
     kind, node, iteration, source = rows.columns()
     parents = np.asarray(walk.parent, dtype=np.int32)
     depths = np.asarray(walk.depth, dtype=np.int32)
-    recorded = source != _NO_ROW
     token_rows = np.flatnonzero((kind == Kind.PREFILL) | (kind == Kind.TOKEN))
     is_token = np.isin(episode.kind, (Kind.PREFILL, Kind.TOKEN))
     token = np.cumsum(is_token)[source[token_rows]] - 1  # its number in the bank
-    correct = np.where(recorded, episode.correct[source], -1).astype(np.int8)
+    correct = _picked(episode.correct, source, -1)
     correct[-1] = -1 if walk.correct is None else walk.correct
-    text = _texts(walk, episode, source)
     new = Episode(
         index=episode.index,
         info=replace(episode.info, search=walk.search, search_parameters={}),
@@ -46,19 +44,19 @@ def visited(walk: Walk, episode: Episode) -> Episode:
         parent=parents[node],
         depth=depths[node],
         time_s=np.zeros(len(kind)),
-        entropy=_floats(episode.entropy, source, recorded),
-        reward=_floats(episode.reward, source, recorded),
+        entropy=_picked(episode.entropy, source, np.nan),
+        reward=_picked(episode.reward, source, np.nan),
         correct=correct,
         token_rows=token_rows,
         token=episode.token[token],
         position=episode.position[token],
         attention=_attention(episode.attention, token),
         per_layer={signal: values[token] for signal, values in episode.per_layer.items()},
-        text=text,
+        text=_texts(walk, episode, source),
         attention_layers=_layer_rows(episode.attention_layers, token),
         keys=None if episode.keys is None else episode.keys[token],
         values=None if episode.values is None else episode.values[token],
-        end=_integers(episode.end, source, recorded),
+        end=None if episode.end is None else _picked(episode.end, source, 0),
         answer=_strings(episode.answer, source),
         **_embeddings(episode, source),
     )
@@ -142,14 +140,9 @@ class _Rows:
         )  # fmt: skip
 
 
-def _floats(values: np.ndarray, source: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    return np.where(recorded, values[source], np.nan).astype(values.dtype)
-
-
-def _integers(
-    values: np.ndarray | None, source: np.ndarray, recorded: np.ndarray
-) -> np.ndarray | None:
-    return None if values is None else np.where(recorded, values[source], 0).astype(values.dtype)
+def _picked(values: np.ndarray, source: np.ndarray, missing: float) -> np.ndarray:
+    """The values of the bank's rows; `missing` for rows that it does not hold."""
+    return np.where(source == _NO_ROW, missing, values[source]).astype(values.dtype)
 
 
 def _strings(

@@ -33,11 +33,14 @@ _GROUPS = ("quality", "alone", "pool", "at_largest", "fleet")  # their fields be
 _LEFT_OUT = ("curve", "largest_by_seed", "at_stated")
 
 
-def rows(plan: PlanResult) -> list[dict[str, Any]]:
-    """One flat record per candidate, all with the same keys; what is not known is None."""
+def to_frame(plan: PlanResult) -> pd.DataFrame:
+    """One row per candidate; what is not known is missing."""
+    import pandas as pd
+
     found = [_flat(candidate, plan) for candidate in plan.candidates]
-    names = list(dict.fromkeys(name for row in found for name in row))
-    return [{name: row.get(name) for name in names} for row in found]
+    names = dict.fromkeys(name for row in found for name in row)
+    # All rows have all names: pandas would make NaN of what is missing, whatever its type.
+    return pd.DataFrame([{name: row.get(name) for name in names} for row in found])
 
 
 def _flat(candidate: CandidateResult, plan: PlanResult) -> dict[str, Any]:
@@ -63,13 +66,6 @@ def _spread(row: dict[str, Any], prefix: str, values: dict[str, Any]) -> None:
             _spread(row, f"{prefix}{name}_", dict(zip(map(str, ends), value, strict=True)))
         else:
             row[f"{prefix}{name}"] = value
-
-
-def to_frame(plan: PlanResult) -> pd.DataFrame:
-    """One row per candidate (`rows`)."""
-    import pandas as pd
-
-    return pd.DataFrame(rows(plan))
 
 
 def to_json(plan: PlanResult) -> str:

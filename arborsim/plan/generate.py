@@ -41,9 +41,14 @@ from arborsim.trace.schema import Capture, Geometry, TraceInfo
 
 #: Most thoughts of one level: more is a tree that nothing prunes.
 MOST_THOUGHTS = 1 << 16
-#: Longer than any model of `arborsim models` takes; every token becomes a row.
-MOST_PROMPT = 1 << 20
-_MOST_LEVELS = 1 << 12
+#: The distributions of a `TreeSpec`, and the largest number that each may give.
+MOST = {
+    "prompt_tokens": 1 << 20,  # longer than any model takes; every token becomes a row
+    "thought_tokens": MOST_TOKENS,
+    "depth": 1 << 12,
+    "branching": MOST_THOUGHTS,
+    "first": MOST_THOUGHTS,
+}
 # A distribution has a `text`, as a workload file states it, a `range` (the least and the largest
 # number that can be drawn), and ``draw(rng, count)``: `count` independent numbers, int64 [count].
 
@@ -221,16 +226,8 @@ _ONE = Fixed(1)
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """What searches are drawn from.
+    """What searches are drawn from; refuses what no trace can hold.
 
-    Raises
-    ------
-    UsageError
-        A share is outside [0, 1] or missing, `parallel` is negative, or a distribution can give
-        a length, depth or number of children below 1 or beyond what a trace can hold.
-
-    Notes
-    -----
     Best-of-N is ``first=N`` with ``branching=1``; a beam of width k out of N is ``first=N,
     branching=N/k, pruned=1-k/N``; a chain has ``branching=1``.
     """
@@ -253,11 +250,8 @@ class TreeSpec:
     solved: float | None = None  #: share of searches whose answer is correct; None if unknown
 
     def __post_init__(self) -> None:
-        check_range(self.prompt_tokens, "prompt_tokens", 1, MOST_PROMPT)
-        check_range(self.thought_tokens, "thought_tokens", 1, MOST_TOKENS)
-        check_range(self.depth, "depth", 1, _MOST_LEVELS)
-        check_range(self.branching, "branching", 1, MOST_THOUGHTS)
-        check_range(self.first or self.branching, "first", 1, MOST_THOUGHTS)
+        for name, counts in self._counts().items():
+            check_range(counts, name, 1, MOST[name])
         for name in ("pruned", "finished"):
             shares = getattr(self, name)
             if not shares or not all(0 <= share <= 1 for share in shares):
@@ -267,14 +261,13 @@ class TreeSpec:
         if self.solved is not None and not 0 <= self.solved <= 1:
             raise UsageError(f"solved must be a share in [0, 1], not {self.solved:g}")
 
+    def _counts(self) -> dict[str, Counts]:
+        return {name: getattr(self, name) or self.branching for name in MOST}
+
     def parameters(self) -> dict[str, object]:
         """Everything that was stated, for the trace's metadata."""
         return {
-            "prompt_tokens": self.prompt_tokens.text,
-            "thought_tokens": self.thought_tokens.text,
-            "depth": self.depth.text,
-            "branching": self.branching.text,
-            "first": (self.first or self.branching).text,
+            **{name: counts.text for name, counts in self._counts().items()},
             "pruned": list(self.pruned),
             "finished": list(self.finished),
             "parallel": self.parallel,
@@ -286,10 +279,7 @@ class TreeSpec:
 def generate_search(spec: TreeSpec, seed: int, number: int) -> WrittenSearch:
     """Search `number` of a seed: the same however many are drawn.
 
-    Raises
-    ------
-    UsageError
-        The tree grows beyond `MOST_THOUGHTS` on a level or `MOST_TOKENS` in all.
+    Refuses a tree that grows beyond `MOST_THOUGHTS` on a level or `MOST_TOKENS` in all.
     """
     rng = stream(seed, Stream.SEARCHES, number)
     prompt = int(spec.prompt_tokens.draw(rng, 1)[0])
@@ -304,9 +294,8 @@ class _Tree:
         self._spec, self._rng = spec, rng
         self._batches: list[ThoughtBatch] = []
         self._tokens = prompt_tokens
-        self._count = 1  # blocks so far, the prompt included
         self._finished: list[int] = []
-        self._rewards: dict[int, float] = {}
+        self._rewards = [float("nan")]  # of each block so far, the prompt included
 
     def grow(self) -> tuple[list[ThoughtBatch], FinalAnswer]:
         depth = int(self._spec.depth.draw(self._rng, 1)[0])
@@ -336,10 +325,9 @@ class _Tree:
         self._tokens += int(tokens.sum())
         if self._tokens > MOST_TOKENS:
             raise _too_large(level, f"{self._tokens} tokens down to it, more than {MOST_TOKENS}")
-        nodes = np.arange(self._count, self._count + len(parents))
-        self._count += len(parents)
+        nodes = np.arange(len(parents)) + len(self._rewards)
         rewards = rng.random(len(nodes)) if spec.rewards else np.full(len(nodes), np.nan)
-        self._rewards |= dict(zip(nodes.tolist(), rewards.tolist(), strict=True))
+        self._rewards += rewards.tolist()
         pruned = nodes[:0] if last else self._pruned(nodes, rewards, level)
         columns = (parents.tolist(), tokens.tolist(), rewards.tolist())
         thoughts = [Thought(*of) for of in zip(*columns, strict=True)]
@@ -408,12 +396,8 @@ def write_generated(
 ) -> int:
     """Draw searches and write them as a trace, whole or not at all; returns their tokens.
 
-    Parameters
-    ----------
-    geometry : Geometry
-        Of the model that replays charge for unless they are told another.
-    advance : callable
-        Called with what was written and its number of tokens.
+    Replays charge for a model of this geometry unless they are given another.  `advance` is called
+    with what was written and its number of tokens.
 
     Raises
     ------

@@ -145,6 +145,15 @@ class Workload:
     runs: int = 3  #: repetitions with other draws; run i has the seed ``seed + i``
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.warm_up < self.searches:
+            raise UsageError(
+                f"warm_up = {self.warm_up} leaves none of the {self.searches} searches per run to "
+                "measure"
+            )
+        if self.runs < 1:
+            raise UsageError(f"runs must be at least 1, not {self.runs}")
+
     def candidates(self) -> list[Candidate]:
         """All combinations, in the order of the file."""
         kept = [
@@ -164,12 +173,7 @@ class Workload:
     def write_traces(self, folder: Path) -> list[Path]:
         """The trace of each entry of the mix; generated ones are written into `folder`.
 
-        The folder may hold what an earlier call wrote, which is replaced.
-
-        Raises
-        ------
-        UsageError
-            A drawn tree is too large, or the folder cannot be written.
+        What an earlier call wrote there is replaced.
         """
         paths = []
         for number, entry in enumerate(self.mix):
@@ -201,18 +205,7 @@ class Workload:
 
     def with_run_length(self, searches: int, warm_up: int, runs: int) -> Workload:
         """The same with shorter or longer runs, unless nothing would be left to measure."""
-        check_run_length(searches, warm_up, runs)
         return replace(self, searches=searches, warm_up=warm_up, runs=runs)
-
-
-def check_run_length(searches: int, warm_up: int, runs: int) -> None:
-    """Refuse runs that leave nothing to measure."""
-    if not 0 <= warm_up < searches:
-        raise UsageError(
-            f"warm_up = {warm_up} leaves none of the {searches} searches per run to measure"
-        )
-    if runs < 1:
-        raise UsageError(f"runs must be at least 1, not {runs}")
 
 
 # ---------------------------------------------------------------- the tables of a file
@@ -243,7 +236,7 @@ class ModelTable:
 
 @dataclass(frozen=True)
 class GeneratedTable:
-    """The keys of `_COUNTS` are distributions (`parse_counts`)."""
+    """The keys of `arborsim.plan.generate.MOST` are distributions (`parse_counts`)."""
 
     prompt_tokens: Any
     thought_tokens: Any
@@ -361,9 +354,6 @@ class WorkloadTable:
     searches: Count = Workload.searches
     warm_up: Annotated[int, Meta(ge=0, le=10_000_000)] = Workload.warm_up
     runs: Count = Workload.runs
-
-    def __post_init__(self) -> None:
-        check_run_length(self.searches, self.warm_up, self.runs)
 
 
 #: Options that ``[serving]`` sets; the others belong to a candidate, or to how runs are shown.

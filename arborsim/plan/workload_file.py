@@ -22,7 +22,7 @@ from arborsim.machine.lookup import Prices, load_geometry, load_prices, load_pro
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
-from arborsim.plan.generate import TreeSpec, generated_info, parse_counts
+from arborsim.plan.generate import MOST, TreeSpec, generated_info, parse_counts
 from arborsim.plan.workload import (
     SERVING,
     ArrivalsTable,
@@ -45,7 +45,6 @@ from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Geometry, recording_options
 
 _NEEDED = ("model", "mix", "arrivals", "candidates", "target")
-_COUNTS = ("prompt_tokens", "thought_tokens", "depth", "branching", "first")
 
 
 def example_workload() -> str:
@@ -194,7 +193,7 @@ def _generated(table: GeneratedTable, place: str, base: Path, seed: int) -> Gene
 
     counts: dict[str, Any] = {
         key: parse_counts(getattr(table, key), f"{place} {key}", base)
-        for key in _COUNTS
+        for key in MOST
         if getattr(table, key) is not None
     }
     with located(place):
