@@ -16,11 +16,11 @@ else is kept shows in peak bytes and byte-seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from arborsim.bank.bank import Bank
-from arborsim.search import ROOT, Expansion, Leaf, Search
+from arborsim.search import ROOT, Leaf, Search
 from arborsim.trace.schema import End
 
 
@@ -111,31 +111,34 @@ def walk(search: Search, bank: Bank, dedupe: bool = True) -> Walk:
     return _Driver(search, bank, dedupe).run()
 
 
+@dataclass
+class _Node:
+    recorded: int  # its number in the bank
+    parent: int
+    depth: int
+    tokens: int  # own, as far as decoded once the walk is over
+    path_tokens: int
+    began: int  # decode iterations done when it was opened
+    leaf: Leaf | None = None  # once it is complete
+    visits: int = 0  # children handed out
+
+
 class _Driver:
     def __init__(self, search: Search, bank: Bank, dedupe: bool) -> None:
         self.search, self.bank = search, bank
         self._dedupe = dedupe and not getattr(search, "keeps_duplicates", False)
-        self._bank_node, self._parent, self._depth = [ROOT], [-1], [0]
-        self._tokens = [bank.prompt_tokens]  # own, as far as decoded once the walk is over
-        self._path_tokens = [0]
-        self._visits = [0]
-        self._leaf: list[Leaf | None] = [Leaf(ROOT, -1, 0, float("nan"))]
-        self._frontier: dict[int, Leaf] = {ROOT: self._root()}
+        root = Leaf(ROOT, -1, 0, float("nan"))
+        self._nodes = [_Node(ROOT, -1, 0, bank.prompt_tokens, 0, 0, root)]
+        self._frontier = {ROOT: root}
         self._said: dict[tuple[int, int], int] = {}  # content -> complete in the frontier
         self._first: dict[tuple[int, int], int] = {}  # content -> first complete node
         self._active: list[int] = []
         self._ends: dict[int, int] = {}  # running node -> iteration of its last recorded token
-        self._began: list[int] = [0]
         self._iteration = 0
         self._late_misses = 0
         self._steps: list[Step] = []
         self._completed: list[int] = []
         self._runs: list[DecodeRun] = []
-
-    def _root(self) -> Leaf:
-        leaf = self._leaf[ROOT]
-        assert leaf is not None
-        return leaf
 
     def run(self) -> Walk:
         while True:
@@ -160,9 +163,11 @@ class _Driver:
         completed = tuple(self._completed)
         candidates = tuple(n for n in completed if self._frontier[n].expandable)
         self._completed.clear()
-        self._give_up(wish)
+        for node in wish.dropped:
+            del self._frontier[node]
+            self._said[self._content(node)] -= 1
         opened, misses, ran_out = ((), 0, False) if wish.done else self._open(wish.children)
-        kv_tokens = unique_path_tokens(self._parent, self._tokens, candidates)
+        kv_tokens = self._unique_tokens(candidates)
         self._steps.append(
             Step(self._iteration, completed, candidates, wish.dropped, opened, misses, kv_tokens)
         )
@@ -173,41 +178,40 @@ class _Driver:
             self._steps[-1] = replace(self._steps[-1], runs=tuple(self._runs))
             self._runs.clear()
 
-    def _give_up(self, wish: Expansion) -> None:
-        for node in wish.dropped:
-            del self._frontier[node]
-            self._said[self._content(node)] -= 1
+    def _unique_tokens(self, nodes: Iterable[int]) -> int:
+        """Tokens on the paths from below the prompt to `nodes`, each counted once."""
+        seen = {ROOT}
+        total = 0
+        for node in nodes:
+            while node not in seen:
+                seen.add(node)
+                total += self._nodes[node].tokens
+                node = self._nodes[node].parent
+        return total
 
     def _open(self, wanted: Mapping[int, int]) -> tuple[tuple[int, ...], int, bool]:
         """Hand out children; returns the new nodes, the misses, and whether a node ran out."""
         opened, misses, ran_out = [], 0, False
-        for node, count in wanted.items():
-            recorded = self.bank.children[self._bank_node[node]]
-            given = recorded[self._visits[node] :][:count]
-            self._visits[node] += len(given)
-            opened += [self._new(node, child) for child in given]
-            leaf = replace(self._frontier[node], visits=self._visits[node])
+        for number, count in wanted.items():
+            node = self._nodes[number]
+            given = self.bank.children[node.recorded][node.visits :][:count]
+            node.visits += len(given)
+            for recorded in given:
+                child, own = len(self._nodes), self.bank.tokens[recorded]
+                path_tokens = node.path_tokens + own
+                self._nodes.append(
+                    _Node(recorded, number, node.depth + 1, own, path_tokens, self._iteration)
+                )
+                self._ends[child] = self._iteration + own
+                opened.append(child)
+            leaf = replace(self._frontier[number], visits=node.visits)
             if len(given) < count:
                 misses += count - len(given)
                 ran_out = ran_out or not leaf.dead
                 leaf = replace(leaf, dead=True)
-            self._frontier[node] = leaf
+            self._frontier[number] = leaf
         self._active += opened
         return tuple(opened), misses, ran_out
-
-    def _new(self, parent: int, recorded: int) -> int:
-        node = len(self._bank_node)
-        own = self.bank.tokens[recorded]
-        self._bank_node.append(recorded)
-        self._parent.append(parent)
-        self._depth.append(self._depth[parent] + 1)
-        self._tokens.append(own)
-        self._path_tokens.append(self._path_tokens[parent] + own)
-        self._visits.append(0)
-        self._leaf.append(None)
-        self._began.append(self._iteration)
-        self._ends[node] = self._iteration + own
-        return node
 
     def _decode(self) -> bool:
         """Decode until a thought's last recorded token; returns whether any is complete."""
@@ -221,7 +225,9 @@ class _Driver:
         until = min(self._ends[n] for n in leaves)
         taken, self._iteration = until - self._iteration, until
         complete = self.bank.complete
-        ended = tuple(n for n in leaves if self._ends[n] == until and complete[self._bank_node[n]])
+        ended = tuple(
+            n for n in leaves if self._ends[n] == until and complete[self._nodes[n].recorded]
+        )
         self._runs.append(DecodeRun(leaves, taken, ended))
         self._leave(ended)
         return bool(ended)
@@ -234,43 +240,44 @@ class _Driver:
         self._active = [n for n in self._active if n not in gone]
         self._completed += nodes
 
-    def _close(self, node: int) -> None:
-        bank, recorded, parent = self.bank, self._bank_node[node], self._parent[node]
-        end = bank.end[recorded]
+    def _close(self, number: int) -> None:
+        bank, node = self.bank, self._nodes[number]
+        end = bank.end[node.recorded]
         finished = end == End.FINISHED
-        dead = end == End.DEAD or not bank.complete[recorded]
-        content = self._content(node)
+        dead = end == End.DEAD or not bank.complete[node.recorded]
+        content = self._content(number)
         same = self._said.get(content, 0)
         if same and self._dedupe:
             finished, dead = False, True
         self._said[content] = same + 1
-        leaf = Leaf(
-            node, parent, self._depth[node], bank.score[recorded], finished, dead, 0,
-            self._path_tokens[node], bank.embedding.get(recorded), bank.answer[recorded],
-            self._first.setdefault(content, node),
+        node.leaf = self._frontier[number] = Leaf(
+            number, node.parent, node.depth, bank.score[node.recorded], finished, dead, 0,
+            node.path_tokens, bank.embedding.get(node.recorded), bank.answer[node.recorded],
+            self._first.setdefault(content, number),
         )  # fmt: skip
-        self._leaf[node] = self._frontier[node] = leaf
 
-    def _content(self, node: int) -> tuple[int, int]:
+    def _content(self, number: int) -> tuple[int, int]:
         """The same for siblings that say the same."""
-        return self._parent[node], self.bank.twin[self._bank_node[node]]
+        node = self._nodes[number]
+        return node.parent, self.bank.twin[node.recorded]
 
     def _result(self) -> Walk:
         self._end_step()
-        for node in self._ends:  # still running: only what was decoded counts
-            self._tokens[node] = self._iteration - self._began[node]
+        nodes = self._nodes
+        for number in self._ends:  # still running: only what was decoded counts
+            nodes[number].tokens = self._iteration - nodes[number].began
         candidates = self.search.answer(list(self._frontier.values()))
-        verdicts = [self._verdict(node) for node in candidates]
-        right = [node for node, verdict in zip(candidates, verdicts, strict=True) if verdict]
+        verdicts = [self._verdict(nodes[number].recorded) for number in candidates]
+        right = [number for number, verdict in zip(candidates, verdicts, strict=True) if verdict]
         unknown = None in verdicts and not right
         # The frontier has the last word on a leaf: a state that has run out of children is dead.
-        leaves = [self._frontier.get(n, leaf) for n, leaf in enumerate(self._leaf)]
+        leaves = [self._frontier.get(number, node.leaf) for number, node in enumerate(nodes)]
         return Walk(
             search=self.search.name,
-            bank_node=tuple(self._bank_node),
-            parent=tuple(self._parent),
-            depth=tuple(self._depth),
-            tokens=tuple(self._tokens),
+            bank_node=tuple(node.recorded for node in nodes),
+            parent=tuple(node.parent for node in nodes),
+            depth=tuple(node.depth for node in nodes),
+            tokens=tuple(node.tokens for node in nodes),
             score=tuple(float("nan") if leaf is None else leaf.score for leaf in leaves),
             finished=tuple(leaf is not None and leaf.finished for leaf in leaves),
             dead=tuple(leaf is not None and leaf.dead for leaf in leaves),
@@ -282,25 +289,9 @@ class _Driver:
             prompt_tokens=self.bank.prompt_tokens,
         )
 
-    def _verdict(self, node: int) -> bool | None:
+    def _verdict(self, recorded: int) -> bool | None:
         """Whether a candidate answer is right; one that holds no answer is wrong."""
-        recorded = self._bank_node[node]
         verdict = self.bank.verdict[recorded]
         if verdict is None and self.bank.judged and self.bank.end[recorded] != End.FINISHED:
             return False
         return verdict
-
-
-def unique_path_tokens(parent: Sequence[int], tokens: Sequence[int], nodes: Iterable[int]) -> int:
-    """Tokens on the paths from below the prompt to `nodes`, each counted once.
-
-    `parent` and `tokens` hold the parent and the own tokens of each node.
-    """
-    seen = {ROOT}
-    total = 0
-    for node in nodes:
-        while node not in seen:
-            seen.add(node)
-            total += tokens[node]
-            node = parent[node]
-    return total

@@ -262,7 +262,6 @@ def _occupation(report: ServingReport, begin: float, end: float) -> tuple[float,
     )  # fmt: skip
 
 
-SPACE = ("hbm", "host", "searches")
 TIME = ("compute", "memory", "pcie_down", "pcie_up")
 #: Space counts as having run out if searches are without a place for at least this share of their
 #: time, or lose a place at least so often per search.  A single burst in a long run does not.
@@ -270,10 +269,10 @@ WAITING = 0.01
 
 
 def runs_out(runs: Sequence[Run]) -> str:
-    """What there is too little of first, over all runs of a load: a name of `SPACE` or `TIME`.
+    """What there is too little of first, over all runs of a load.
 
-    It is the space that kept a search waiting first, if waiting matters (`WAITING`); else what is
-    in use for the largest share of the time (`mean_shares`).
+    It is the space (hbm, host or searches) that kept a search waiting first, if waiting matters
+    (`WAITING`); else what of `TIME` is in use for the largest share of it (`mean_shares`).
     """
     lacking = {name for run in runs for name in run.report.first_s}
     if lacking and _wait(runs):

@@ -30,10 +30,6 @@ class Estimate:
     high: float
     n: int  #: observations
 
-    def scaled(self, factor: float) -> Estimate:
-        """The same in another unit; `factor` is above 0."""
-        return Estimate(self.value * factor, self.low * factor, self.high * factor, self.n)
-
 
 def percentile(values: Sequence[float] | np.ndarray, rank: float, level: float = LEVEL) -> Estimate:
     """A percentile, with the interval between two order statistics.
