@@ -13,8 +13,8 @@ from arborsim.core.units import quantity
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import numbers_of
 from arborsim.plan.demands import Facts
+from arborsim.plan.evaluate import STEP
 from arborsim.plan.generate import TreeSpec
-from arborsim.plan.largest import STEP
 from arborsim.plan.results import INFEASIBLE, CandidateResult
 from arborsim.plan.statistics import Estimate
 from arborsim.plan.workload import MixEntry, Workload

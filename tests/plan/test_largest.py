@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.plan.largest import ClientGrid, RateGrid, largest
+from arborsim.plan.evaluate import ClientGrid, RateGrid, largest
 
 
 @given(st.integers(-500, 500), st.integers(1, 400), st.data())
