@@ -36,7 +36,7 @@ import scipy
 
 from arborsim.search import ROOT, Leaf, make_search
 from arborsim.search.base import best_first
-from arborsim.search.ets import Cost, CostTree, cost_tree, keep_best, similar
+from arborsim.search.ets import CostTree, cost_tree, keep_best, similar
 from arborsim.search.levels import rebase_weights
 from tests.search.ets_program import keep_by_program, objective
 
@@ -126,7 +126,7 @@ def problems(seeds: int) -> Iterator[Problem]:
                 leaves = best_first(x for x in frontier if x.visits == 0 and x.expandable)
                 left = WIDTH - sum(leaf.finished for leaf in frontier)
                 weights = rebase_weights(leaves, left, 0.2)
-                tree = cost_tree(frontier, leaves, weights, Cost.NODE)
+                tree = cost_tree(frontier, leaves, weights, "node")
                 embeddings = np.array([x.embedding for x in leaves], dtype=np.float64)
                 yield Problem(frontier, leaves, tree, embeddings, lambda_b, lambda_d)
 

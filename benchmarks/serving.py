@@ -25,6 +25,7 @@ from pathlib import Path
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from arborsim.core.tiers import Budget
 from arborsim.machine.engine import ServingEngine
@@ -33,7 +34,7 @@ from arborsim.machine.machine import Machine, ServingOptions
 from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
 from arborsim.policies.registry import build
-from arborsim.run.episode import record_demands
+from tests.helpers.demands import record_demands
 
 TRACES = Path(__file__).parents[1] / "traces"
 CASES = (

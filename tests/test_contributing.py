@@ -15,7 +15,7 @@ from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.plan.evaluate import cost_terms
 from arborsim.policies.registry import build
-from arborsim.run.episode import record_demands
+from tests.helpers.demands import record_demands
 from tests.helpers.traces import make_trace
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()

@@ -1,4 +1,4 @@
-"""EpiKV's bands: at which depth hidden-state change tells important tokens (arXiv:2606.26472).
+"""EpiKV's bands: the depths at which hidden-state change marks important tokens (arXiv:2606.26472).
 
 A token is important if the answer changes when it is occluded (section 3.4, appendix C).  For every
 layer, the rolling mean of the hidden-state change is correlated with that label.  The layer with
@@ -95,7 +95,7 @@ def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
     Raises
     ------
     UsageError
-        Nearly all tokens have the same label, so that nothing can be told from them.
+        Nearly all tokens have the same label.
     """
     labels = [token_labels(trace) for trace in traces]
     everything = np.concatenate(labels)
@@ -104,7 +104,7 @@ def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
     if mixed < 2 or not LEAST_SHARE <= share <= 1 - LEAST_SHARE:
         raise UsageError(
             f"{share:.1%} of {len(everything)} reasoning tokens are important, and {mixed} of "
-            f"{len(traces)} traces hold both kinds: bands cannot be told from such labels"
+            f"{len(traces)} traces hold both kinds: bands cannot be chosen from such labels"
         )
     smooth = [_rolling_mean(trace.hidden_change) for trace in traces]
     rho = np.array([

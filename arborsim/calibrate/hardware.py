@@ -163,7 +163,17 @@ def _alternate(
     bound = np.full(len(seconds), compute_bound)
     best = (np.inf, least)
     for _ in range(_ROUNDS):
-        x = _solve(work, weights_s, seconds, least, overlap, bound)
+        of_memory = np.where(bound, 1 - overlap, 1.0)
+        rows = work.copy()
+        rows[:, _COMPUTE] *= np.where(bound, 1.0, 1 - overlap)
+        rows[:, _MEMORY] *= of_memory
+        rows /= seconds[:, None]
+        target = 1 - of_memory * weights_s / seconds
+        # Units of which one explains a pass: the unknowns differ by twelve orders of magnitude.
+        unit = 1 / np.maximum(rows.max(axis=0), 1e-300)
+        unit = np.where(rows.max(axis=0) > 0, unit, 1.0)
+        found = lsq_linear(rows * unit, target, bounds=(least / unit, np.inf), method="bvls")
+        x = np.maximum(found.x * unit, least)
         compute = work[:, _COMPUTE] * x[_COMPUTE]
         memory = weights_s + work[:, _MEMORY] * x[_MEMORY]
         hidden = overlap * np.minimum(compute, memory)
@@ -175,25 +185,6 @@ def _alternate(
             break
         bound = compute >= memory
     return best
-
-
-def _solve(
-    work: np.ndarray, weights_s: np.ndarray, seconds: np.ndarray, least: np.ndarray,
-    overlap: float, bound: np.ndarray,
-) -> np.ndarray:  # fmt: skip
-    """Bounded least squares of the relative errors, `bound` saying what is compute-bound."""
-    of_compute = np.where(bound, 1.0, 1 - overlap)
-    of_memory = np.where(bound, 1 - overlap, 1.0)
-    rows = work.copy()
-    rows[:, _COMPUTE] *= of_compute
-    rows[:, _MEMORY] *= of_memory
-    rows /= seconds[:, None]
-    target = 1 - of_memory * weights_s / seconds
-    # Units of which one explains a pass: the unknowns differ by twelve orders of magnitude.
-    unit = 1 / np.maximum(rows.max(axis=0), 1e-300)
-    unit = np.where(rows.max(axis=0) > 0, unit, 1.0)
-    found = lsq_linear(rows * unit, target, bounds=(least / unit, np.inf), method="bvls")
-    return np.asarray(np.maximum(found.x * unit, least))
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ def fit_msve(blocks: Sequence[HiddenBlock], ridge: float, seed: int) -> Msve:
     Raises
     ------
     UsageError
-        Nearly all blocks matter, or nearly none: theta cannot be told from them.
+        Nearly all blocks matter, or nearly none.
     """
     judged = [block for block in blocks if block.whole]
     lost = np.array([not block.masked for block in judged], dtype=bool)
@@ -231,7 +231,7 @@ def fit_msve(blocks: Sequence[HiddenBlock], ridge: float, seed: int) -> Msve:
     if len(names) < 2 or not LEAST_SHARE <= share <= 1 - LEAST_SHARE:
         raise UsageError(
             f"{share:.1%} of {len(lost)} blocks of {len(names)} traces are needed for the answer: "
-            "theta cannot be told from such targets"
+            "theta cannot be fitted to such targets"
         )
     x = np.array([block.features for block in judged])
 

@@ -8,7 +8,7 @@ views hold one chain, all of it in HBM, with more tokens than the budget allows;
 make a plan and moves tensors.  For a policy that was timed, the profile says what an iteration, a
 turn to other thoughts, a sequence of either, and a decision take (`seconds_of`).  For one that was
 not, all of it is charged per decision, as a median over the others; what attention takes longer
-where its rows are wanted is told per layer of an iteration (`fit_policies`).
+where its rows are wanted is found per layer of an iteration (`fit_policies`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def measure_decisions(
         policy = build(name)
         taken = list(_decisions(policy, sizes))
         if len(taken) < 2:
-            continue  # it decides at other events, or is far too slow to say per token
+            continue  # it decides at other events, or is far too slow for a slope
         found[name] = _relative_line(*zip(*taken, strict=True))
         if policy.plans_runs(chain_view(policy, sizes[-1])):
             runs.append(_run_s(policy, sizes[-1]))
@@ -97,7 +97,7 @@ def chain_view(policy: Policy, tokens: int, over: int = 1) -> CacheView:
 
 
 def _chain(*tokens: int) -> ThoughtTree:
-    """Blocks of so many tokens, one below the other."""
+    """A chain of blocks with these numbers of tokens."""
     tree = ThoughtTree()
     for node, count in enumerate(tokens):
         tree.open(node, node - 1)
@@ -240,13 +240,18 @@ def seconds_of(
     `decisions` holds base and seconds per token of `Policy.decide` alone: for policies that hardly
     ever decided, whose searches say little about a decision.
     """
-    by_name: dict[str, list[PolicyTime]] = {}
-    for one in times:
-        if one.quiet:
-            by_name.setdefault(one.name, []).append(one)
+    by_name = _grouped((one for one in times if one.quiet), "name")
     return {
         name: _own_seconds(each, decisions.get(name, (0.0, 0.0))) for name, each in by_name.items()
     }
+
+
+def _grouped(records: Iterable[Any], name: str) -> dict[Any, list[Any]]:
+    """By the value of a field, in order of first appearance."""
+    found: dict[Any, list[Any]] = {}
+    for record in records:
+        found.setdefault(getattr(record, name), []).append(record)
+    return found
 
 
 def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> PolicySeconds:
@@ -266,11 +271,8 @@ def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> Pol
 
 
 def _quiet_seconds(quiet: Sequence[Quiet]) -> PolicySeconds:
-    """What iterations and turns take: over lengths of thoughts, then over lanes."""
-    by_lanes: dict[int, list[Quiet]] = {}
-    for one in quiet:
-        by_lanes.setdefault(one.lanes, []).append(one)
-    pairs = {lanes: _iteration_and_turn(each) for lanes, each in by_lanes.items()}
+    """What iterations and turns take: over lengths of thoughts, then over sequences."""
+    pairs = {lanes: _iteration_and_turn(each) for lanes, each in _grouped(quiet, "lanes").items()}
     (iteration_s, lane_s), (turn_s, turn_lane_s) = (
         _base_and_slope({lanes: pair[i] for lanes, pair in pairs.items()}) for i in (0, 1)
     )
@@ -297,10 +299,7 @@ def _base_and_slope(seconds: Mapping[int, float]) -> tuple[float, float]:
 
 def _line(times: Sequence[PolicyTime]) -> tuple[float, float]:
     """Base and slope, neither negative: medians over policies, the slope over those timed twice."""
-    by_name: dict[str, list[PolicyTime]] = {}
-    for one in times:
-        by_name.setdefault(one.name, []).append(one)
-    pairs = [sorted(each, key=lambda one: one.tokens) for each in by_name.values()]
+    pairs = [sorted(each, key=lambda one: one.tokens) for each in _grouped(times, "name").values()]
     per_token_s = _median(
         (each[-1].decision_s - each[0].decision_s) / (each[-1].tokens - each[0].tokens)
         for each in pairs

@@ -8,9 +8,8 @@ machine, for plans.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
 from arborsim.run.results import ANY
 from arborsim.trace.episode import Episode, play
-from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 
 #: Passes the events of a search on, and looks at its controller before and after each of them.
@@ -114,36 +112,6 @@ def foresee(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
     return with_eviction_times(
         episode, budget_tokens, protected.head(prompt_tokens), protected.recent
     )
-
-
-def record_demands(
-    trace: Path,
-    policy: Policy,
-    budget: Budget,
-    machine: Machine,
-    *,
-    first: int = 0,
-    count: int | None = None,
-    prefix: str = "",
-    prefix_tokens: int = 0,
-) -> Iterator[SearchDemand]:
-    """The demand of each of `count` episodes of a trace, from `first` on.
-
-    `prefix` and `prefix_tokens` are key and length of what these searches' prompts have in common
-    ("" for nothing).
-
-    Raises
-    ------
-    UsageError
-        Recall modes or compaction that a demand cannot describe.
-    BudgetInfeasible
-    """
-    reader = TraceReader(Path(trace))
-    reader.require(policy.reads(), f"policy {policy.name}")
-    stop = None if count is None else first + count
-    shared = prefix_tokens if prefix else 0
-    for episode in reader.episodes(tuple(sorted(policy.reads())), start=first, stop=stop):
-        yield record_demand(episode, policy, budget, machine, prefix, shared, reader.path.name)[0]
 
 
 def record_demand(

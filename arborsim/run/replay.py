@@ -199,13 +199,25 @@ class Replay:
     def _note(self, outcome: Outcome, infeasible: dict[tuple[str, str, str], LeftOut]) -> None:
         """Leave a cell out, or raise if it was asked for."""
         assert outcome.infeasible is not None
-        cell, remedy = outcome.cell, _remedy(outcome)
-        located = f"{outcome.trace}, episode {outcome.episode}: {outcome.infeasible}; {remedy[1]}"
+        cell, needed = outcome.cell, outcome.infeasible.needed_tokens
+        # It is known for this point of the search and for this budget: later tokens, and floors
+        # that are a share of the budget, can need more.
+        least = ""
+        if needed <= outcome.tokens:
+            share = math.ceil(100 * needed / outcome.tokens) / 100
+            least = f"{needed}" if cell.budget.share is None else f"{share:g}"
+        remedy = (
+            f"it needs at least --budget {least}, and can need more as the search or the budget "
+            "grows; --skip-infeasible leaves it out"
+            if least
+            else "no budget below full retention does; --skip-infeasible leaves it out"
+        )
+        located = f"{outcome.trace}, episode {outcome.episode}: {outcome.infeasible}; {remedy}"
         if not self.skip_infeasible and cell.policy.name not in self.optional:
             raise ArborsimError(located)
         infeasible.setdefault(
             _key(outcome.trace, cell),
-            LeftOut(outcome.trace, cell.policy.name, cell.budget.text, "", remedy[0], located),
+            LeftOut(outcome.trace, cell.policy.name, cell.budget.text, "", least, located),
         )
 
 
@@ -319,21 +331,3 @@ def _instead(policy: Policy, reader: TraceReader) -> str:
         return ""
     changed: dict[str, Any] = {"per": "shared"}
     return "" if _missing(replace(policy, **changed), reader) else "per=shared"
-
-
-def _remedy(outcome: Outcome) -> tuple[str, str]:
-    """The least that is known to be needed, and what to say about it.
-
-    It is known for this point of the search and for this budget: later tokens, and floors that are
-    a share of the budget, can need more.
-    """
-    assert outcome.infeasible is not None
-    needed, whole = outcome.infeasible.needed_tokens, outcome.tokens
-    if needed > whole:
-        return "", "no budget below full retention does; --skip-infeasible leaves it out"
-    share = math.ceil(100 * needed / whole) / 100
-    least = f"{needed}" if outcome.cell.budget.share is None else f"{share:g}"
-    return least, (
-        f"it needs at least --budget {least}, and can need more as the search or the budget grows; "
-        "--skip-infeasible leaves it out"
-    )

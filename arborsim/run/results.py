@@ -4,7 +4,7 @@ budget, and notes on times that are assumed and on what does not fit the machine
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -212,14 +212,13 @@ def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
 def _row(results: list[EpisodeResult]) -> Row:
     first = results[0]
     measured = [result.measured for result in results]
-    parts = {
-        part.name: math.fsum(getattr(m.time, part.name) for m in measured)
-        for part in fields(TimeSplit)
-    }
 
     def over_searches(combine: Callable[[Iterable[Any]], Any], *names: str) -> dict[str, Any]:
         return {name: combine(getattr(m, name) for m in measured) for name in names}
 
+    parts = {
+        p.name: math.fsum(getattr(m.time, p.name) for m in measured) for p in fields(TimeSplit)
+    }
     return Row(
         trace=first.trace,
         policy=first.policy,
@@ -288,28 +287,25 @@ def does_not_fit(searches: Iterable[tuple[str, str, Measurements]], machine: str
     Of each search: its trace, what ran (``"h2o at budget 0.5"``), and what it took.  `machine` is a
     name.
     """
-    traces: dict[str, list[tuple[str, Measurements]]] = {}
+    traces: dict[str, dict[str, list[Measurements]]] = {}
     for trace, what, measured in searches:
         if not measured.fits:
-            traces.setdefault(trace, []).append((what, measured))
-    return [_line(trace, unfit, machine) for trace, unfit in traces.items()]
+            traces.setdefault(trace, {}).setdefault(what, []).append(measured)
+    return [_unfit(trace, runs, machine) for trace, runs in traces.items()]
 
 
-def _line(trace: str, unfit: Sequence[tuple[str, Measurements]], machine: str) -> str:
-    first = unfit[0][1]
+def _unfit(trace: str, runs: Mapping[str, list[Measurements]], machine: str) -> str:
+    """What does not fit, by what ran."""
+    first = next(iter(runs.values()))[0]
     weights, hbm, ddr = (
         quantity("bytes", size)
         for size in (first.weight_bytes, first.usable_hbm_bytes, first.usable_ddr_bytes)
     )
-    if beyond := _over(first.weight_bytes, first.usable_hbm_bytes):
-        over = quantity("bytes", beyond)
+    if over := _over(first.weight_bytes, first.usable_hbm_bytes):
         return (
             f"Nothing fits on {trace}: the weights alone are {weights}, and {machine} has {hbm} of "
-            f"HBM to use, which is {over} too little. {_AS_IF}"
+            f"HBM to use, which is {quantity('bytes', over)} too little. {_AS_IF}"
         )
-    runs: dict[str, list[Measurements]] = {}
-    for what, measured in unfit:
-        runs.setdefault(what, []).append(measured)
     lacking = "; ".join(f"{what} lacks {_lacking(own)}" for what, own in runs.items())
     return (
         f"Does not fit on {trace}: {lacking}. {machine} has {hbm} of HBM and {ddr} of DDR to use; "
@@ -318,11 +314,12 @@ def _line(trace: str, unfit: Sequence[tuple[str, Measurements]], machine: str) -
 
 
 def _lacking(unfit: Sequence[Measurements]) -> str:
-    """``"1.2 GB of HBM"``: what the search lacks that lacks most."""
-    hbm = max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit)
-    ddr = max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit)
-    lacks = (("HBM", hbm), ("DDR", ddr))
-    return " and ".join(f"{quantity('bytes', over)} of {tier}" for tier, over in lacks if over)
+    """``"1.2 GB of HBM"``: the most that any of the searches lacks."""
+    lacks = {
+        "HBM": max(_over(m.needed_hbm_bytes, m.usable_hbm_bytes) for m in unfit),
+        "DDR": max(_over(m.peak_ddr_bytes, m.usable_ddr_bytes) for m in unfit),
+    }
+    return " and ".join(f"{quantity('bytes', n)} of {tier}" for tier, n in lacks.items() if n)
 
 
 def _over(needed: int, usable: int) -> int:

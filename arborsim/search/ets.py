@@ -40,7 +40,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import ClassVar
 
 import numpy as np
@@ -67,7 +66,7 @@ class EtsKv(Rebase):
         super().__post_init__()
         if not (self.lambda_b >= 0 and math.isfinite(self.lambda_b)):
             raise UsageError(f"{self.name}: lambda_b must be 0 or more")
-        if self.cost not in {c.value for c in Cost}:
+        if self.cost not in ("node", "token"):
             raise UsageError(f"{self.name}: cost must be node or token, not {self.cost!r}")
 
     def share(
@@ -76,7 +75,7 @@ class EtsKv(Rebase):
         if self.lambda_b == 0:  # nothing costs: all leaves are a best set, and that is REBASE
             return super().share(frontier, candidates, width)
         weights = rebase_weights(candidates, width, self.temperature)
-        tree = cost_tree(frontier, candidates, weights, Cost(self.cost))
+        tree = cost_tree(frontier, candidates, weights, self.cost)
         survivors = [candidates[number] for number in self.keep(tree, candidates)]
         return super().share(frontier, survivors, width)
 
@@ -138,13 +137,6 @@ def similar(embeddings: np.ndarray, cut: float) -> np.ndarray:
     return labels
 
 
-class Cost(Enum):
-    """What keeping a node costs: one, or its own tokens."""
-
-    NODE = "node"
-    TOKEN = "token"
-
-
 @dataclass(frozen=True)
 class CostTree:
     """The leaves to choose from, and all their ancestors."""
@@ -157,9 +149,12 @@ class CostTree:
 
 
 def cost_tree(
-    frontier: Sequence[Leaf], leaves: Sequence[Leaf], weights: Sequence[int], cost: Cost
+    frontier: Sequence[Leaf], leaves: Sequence[Leaf], weights: Sequence[int], cost: str
 ) -> CostTree:
-    """The tree above `leaves`, which weigh `weights` (more than 0 in all)."""
+    """The tree above `leaves`, which weigh `weights` (more than 0 in all).
+
+    Keeping a node costs the same for all (`cost` is ``"node"``), or its tokens (``"token"``).
+    """
     known = {leaf.node: leaf for leaf in frontier}
     nodes: dict[int, Leaf] = {}
     for leaf in leaves:
@@ -173,7 +168,7 @@ def cost_tree(
     weight = np.zeros(len(ordered))
     weight[places] = np.asarray(weights, dtype=np.float64) / sum(weights)
     costs = np.ones(len(ordered))
-    if cost is Cost.TOKEN:  # the prompt is kept whatever is chosen
+    if cost == "token":  # the prompt is kept whatever is chosen
         above = [nodes[x.parent].tokens if x.parent in nodes else x.tokens for x in ordered]
         costs = np.array([x.tokens for x in ordered], dtype=np.float64) - above
     parent = np.array([index.get(x.parent, -1) for x in ordered])

@@ -82,7 +82,25 @@ class LevelSearch(Wide, ABC):
 
 
 @dataclass
-class Beam4(LevelSearch):
+class BeamSqrt(LevelSearch):
+    """Keep as many states as the square root of the initial width, rounded up."""
+
+    name: ClassVar[str] = "beam-sqrt"
+
+    @property
+    def _kept(self) -> int:
+        return ceil_sqrt(self.width)
+
+    def share(
+        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
+    ) -> Mapping[int, int]:
+        kept = candidates[: self._kept]
+        counts = even_parts(width, len(kept))  # what does not divide goes to the first, one each
+        return {leaf.node: count for leaf, count in zip(kept, counts, strict=True) if count}
+
+
+@dataclass
+class Beam4(BeamSqrt):
     """Keep a fixed number of states."""
 
     name: ClassVar[str] = "beam-4"
@@ -93,22 +111,9 @@ class Beam4(LevelSearch):
         if self.keep < 1:
             raise UsageError(f"{self.name}: keep must be 1 or more")
 
-    def share(
-        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
-    ) -> Mapping[int, int]:
-        return share_evenly(candidates[: self.keep], width)
-
-
-@dataclass
-class BeamSqrt(LevelSearch):
-    """Keep as many states as the square root of the initial width, rounded up."""
-
-    name: ClassVar[str] = "beam-sqrt"
-
-    def share(
-        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
-    ) -> Mapping[int, int]:
-        return share_evenly(candidates[: ceil_sqrt(self.width)], width)
+    @property
+    def _kept(self) -> int:
+        return self.keep
 
 
 @dataclass
@@ -207,12 +212,6 @@ def rebase_weights(leaves: Sequence[Leaf], width: int, temperature: float) -> li
 def ceil_sqrt(number: int) -> int:
     """The least integer whose square is `number` or more."""
     return math.isqrt(number - 1) + 1
-
-
-def share_evenly(leaves: Sequence[Leaf], width: int) -> dict[int, int]:
-    """Share all of `width`; what does not divide goes to the first, one each."""
-    parts = even_parts(width, len(leaves))
-    return {leaf.node: count for leaf, count in zip(leaves, parts, strict=True) if count}
 
 
 def even_parts(total: int, parts: int) -> list[int]:

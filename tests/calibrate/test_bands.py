@@ -84,7 +84,7 @@ def test_labels_that_are_nearly_all_alike_are_refused(flips: int) -> None:
     windows = sliding_windows(800, 32, 16)
     flipped = np.arange(len(windows)) < flips
     traces = [OccludedTrace(i, np.zeros((800, 3)), windows, flipped) for i in range(3)]
-    with pytest.raises(UsageError, match="bands cannot be told"):
+    with pytest.raises(UsageError, match="bands cannot be chosen"):
         find_bands(traces, seed=0)
 
 

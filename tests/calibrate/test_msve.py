@@ -144,5 +144,5 @@ def test_targets_that_are_all_alike_are_refused(masked: bool) -> None:
     blocks = [
         HiddenBlock(n, (1.0, 1.0, 0.1), Masking(n, (1,), (2,), 1), True, masked) for n in range(30)
     ]
-    with pytest.raises(UsageError, match="theta cannot be told"):
+    with pytest.raises(UsageError, match="theta cannot be fitted"):
         fit_msve(blocks, ridge=1.0, seed=0)

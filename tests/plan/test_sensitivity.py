@@ -31,7 +31,7 @@ from arborsim.plan.sensitivity import (
     server,
 )
 from arborsim.policies.registry import build
-from arborsim.run.episode import record_demands
+from tests.helpers.demands import record_demands
 from tests.plan.make import small_plan, small_workload
 from tests.serving.make import chain, random_demand
 

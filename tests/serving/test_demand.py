@@ -29,8 +29,9 @@ from arborsim.machine.program import (
 )
 from arborsim.machine.writing import OpenProgram
 from arborsim.policies.registry import build
-from arborsim.run.episode import record_demand, record_demands
+from arborsim.run.episode import record_demand
 from arborsim.trace.reader import TraceReader
+from tests.helpers.demands import record_demands
 from tests.serving.make import chain, random_demand
 from tests.simulator.bench import GEOMETRY, Bench, executor
 from tests.simulator.test_equivalence import MACHINE, random_search
