@@ -221,19 +221,19 @@ def area(name: str, x: Any, values: np.ndarray, paint: str, unit: str) -> Figure
     }  # fmt: skip
 
 
-def level(value: float) -> Figure:
-    """A dashed line across the plot."""
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value,
-            "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"}}  # fmt: skip
+def limit_line(text: str, value: float | None) -> Figure:
+    """Of a layout: a dashed line across the plot, and what it means above its right end."""
+    if value is None:
+        return {"shapes": [], "annotations": []}
+    paint = {"color": "var(--bound)"}
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value,
+            "line": {**paint, "width": 1.5, "dash": "dash"}}  # fmt: skip
+    meaning = {"text": text, "xref": "paper", "x": 1, "y": value, "xanchor": "right",
+               "yanchor": "bottom", "showarrow": False, "font": paint}  # fmt: skip
+    return {"shapes": [line], "annotations": [meaning]}
 
 
 def upright(value: float) -> Figure:
     """A dashed line from bottom to top."""
     return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": value, "x1": value,
             "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"}}  # fmt: skip
-
-
-def said(text: str, value: float) -> Figure:
-    """What such a line means, above its right end."""
-    return {"text": text, "xref": "paper", "x": 1, "y": value, "xanchor": "right",
-            "yanchor": "bottom", "showarrow": False, "font": {"color": "var(--bound)"}}  # fmt: skip

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from arborsim.plan.recommend import limits_of, load_of
 from arborsim.plan.results import MISSED, Alone, CandidateResult, LoadPoint, PlanResult
 from arborsim.show.plan_tables import at_largest
-from arborsim.show.plan_words import headline, middle, shared_prefixes
+from arborsim.show.plan_words import headline, kept, middle, shared_prefixes
 from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown
-from arborsim.show.words import digits, plain
+from arborsim.show.words import digits, hundredths, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,21 +140,16 @@ def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
         both = row.at_largest.cost_per_solved if row.at_largest else None
         return ends(both and (1000 * both[0].value, 1000 * both[1].value))
 
-    def kept(row: CandidateResult) -> str:
+    def readable(row: CandidateResult) -> str:
         """The attention kept; all of it where no token was dropped."""
-        quality = row.quality
-        if quality is not None and quality.exact:
-            return "100"
-        if quality is None or quality.attention_kept is None:
-            return "n/a"
-        return f"{100 * quality.attention_kept:.1f}"
+        return "100" if row.quality and row.quality.exact else hundredths(kept(row))
 
     known = any(row.at_largest and row.at_largest.cost_per_solved for row in plan.candidates)
     fleet = any(row.fleet for row in plan.candidates)
     return [
         _text(f"{plan.currency}/1000\nsearches", cost),
         *([_text(f"{plan.currency}/1000\nsolved", solved)] if known else []),
-        _text("kept\n%", kept),
+        _text("kept\n%", readable),
         _figure("at\nonce", lambda p: p.concurrency),
         _figure("p50\ns", lambda p: p.search_s.p50),
         _figure("p99\ns", lambda p: p.search_s.p99),

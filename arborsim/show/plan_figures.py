@@ -7,29 +7,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from arborsim.core.units import Scale, quantity, scale_for
 from arborsim.plan.recommend import RESOURCES
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, Slice, Timeline
-from arborsim.show.page import (
-    MOST_BARS,
-    Figure,
-    area,
-    axis,
-    colour,
-    figure,
-    label,
-    level,
-    named_axis,
-    packed,
-    rounded,
-    said,
-    stacked_bars,
-    upright,
-)
+from arborsim.show import page
+from arborsim.show.page import Figure
 from arborsim.show.plan_words import cost, load_axis, numbered, saturates, short_names
 
 #: Of the limit: times beyond it say only that the machine is overloaded.
@@ -79,29 +65,37 @@ def _rank(row: CandidateResult) -> tuple[float, int]:
     return (-row.at_largest.served_per_s.value if math.isnan(price) else price), row.number
 
 
+class TimeKind(NamedTuple):
+    """A kind of time that is drawn over loads."""
+
+    title: str
+    axis: str
+    read: Callable[[LoadPoint], float]  #: in seconds
+    limit_s: float | None = None
+
+
+def time_kinds(result: PlanResult) -> list[TimeKind]:
+    """Per search first."""
+    return [
+        TimeKind("Per search", f"arrival to answer, {result.percentile:g}th percentile (s)",
+                 lambda p: p.at_percentile.value, result.search_limit_s),
+        TimeKind("Per token", "time per output token, 95th percentile (s)",
+                 lambda p: p.token_s.p95, result.token_limit_s),
+        TimeKind("First token", "arrival to first token, 95th percentile (s)",
+                 lambda p: p.first_token_s.p95),
+        TimeKind("Waiting", "arrival to admission, 95th percentile (s)",
+                 lambda p: p.waiting_s.p95),
+    ]  # fmt: skip
+
+
 def against_load(result: PlanResult) -> list[dict[str, Any]]:
     """Times against load, one line per candidate; a plot per kind of time, with its limit."""
     rows = with_curves(result)[:MOST_LINES]
-    if not rows:
-        return []
     names = short_names(rows)
-    kinds: tuple[tuple[str, str, Callable[[LoadPoint], float], float | None], ...] = (
-        ("Per search", f"arrival to answer, {result.percentile:g}th percentile (s)",
-         lambda p: p.at_percentile.value, result.search_limit_s),
-        ("Per token", "time per output token, 95th percentile (s)", lambda p: p.token_s.p95,
-         result.token_limit_s),
-        ("First token", "arrival to first token, 95th percentile (s)",
-         lambda p: p.first_token_s.p95, None),
-        ("Waiting", "arrival to admission, 95th percentile (s)", lambda p: p.waiting_s.p95, None),
-    )  # fmt: skip
-    plots = []
-    for title, times, read, limit in kinds:
-        lines = [curve(row, read, names[row.number], number, result.unit)
-                 for number, row in enumerate(rows)]  # fmt: skip
-        values = [read(point) for row in rows for point in row.curve]
-        drawn = over_load(result, lines + marks(rows), times, values, limit)
-        plots.append({"title": title, "figure": drawn})
-    return plots
+    lines = [(names[row.number], row, row) for row in rows]
+    points = [point for row in rows for point in row.curve]
+    return [{"title": kind.title, "figure": over_load(result, kind, lines, points)}
+            for kind in (time_kinds(result) if rows else ())]  # fmt: skip
 
 
 def _verdict(row: CandidateResult, point: LoadPoint) -> str:
@@ -120,14 +114,14 @@ def curve(
 ) -> Figure:  # fmt: skip
     """A line over loads; points tell what is served, whether that is in time, and what runs out."""
     points, verdicts = row.curve, [_verdict(row, point) for point in row.curve]
-    paint = colour(number + 1)
+    paint = page.colour(number + 1)
     return {
         "type": "scatter",
         "mode": "lines" if dashed else "lines+markers",
-        "name": label(name),
+        "name": page.label(name),
         "showlegend": not dashed,
-        "x": [rounded(point.load) for point in points],
-        "y": [rounded(read(point)) for point in points],
+        "x": [page.rounded(point.load) for point in points],
+        "y": [page.rounded(read(point)) for point in points],
         "customdata": [
             [_VERDICTS[each][1], saturates(point), f"{point.served_per_s.value:.3g}"]
             for point, each in zip(points, verdicts, strict=True)
@@ -136,7 +130,7 @@ def curve(
                  "dash": "dot" if dashed else "solid"},
         "marker": {"color": paint, "size": [7 if each == "met" else 10 for each in verdicts],
                    "symbol": [_VERDICTS[each][0] for each in verdicts]},
-        "hovertemplate": f"<b>{label(name)}</b><br>offered %{{x:.4g}} {unit}<br>"
+        "hovertemplate": f"<b>{page.label(name)}</b><br>offered %{{x:.4g}} {unit}<br>"
         "served %{customdata[2]} searches/s<br>%{y:.4g} s<br>%{customdata[0]}<br>"
         "runs out first: %{customdata[1]}<extra></extra>",
     }  # fmt: skip
@@ -153,22 +147,28 @@ def marks(rows: Iterable[CandidateResult]) -> list[Figure]:
 
 
 def over_load(
-    result: PlanResult, lines: list[Figure], times: str, values: Iterable[float],
-    limit: float | None, **loads: Any,
+    result: PlanResult, kind: TimeKind,
+    lines: Sequence[tuple[str, CandidateResult, CandidateResult]], points: Sequence[LoadPoint],
+    **loads: Any,
 ) -> Figure:  # fmt: skip
-    """Lines of times over loads, with the limit.
+    """Times over loads, with their limit.
 
-    The axis of times, in seconds, ends above all `values`, or where the machine is overloaded;
-    `loads` are settings of the axis of loads.
+    A line has a name, a candidate, and the candidate as it was before, dotted if it is another.
+    The axis ends above all `points`, or where the machine is overloaded; `loads` are settings of
+    the axis of loads.
     """
-    top = 1.08 * max(filter(math.isfinite, values), default=1.0) or 1.0
-    if limit is not None:
+    data = []
+    for number, (name, row, before) in enumerate(lines):
+        for one in (row,) if before is row else (before, row):
+            data.append(curve(one, kind.read, name, number, result.unit, dashed=one is not row))
+    data += marks([row for _, row, _ in lines])
+    top = 1.08 * max(filter(math.isfinite, map(kind.read, points)), default=1.0) or 1.0
+    if kind.limit_s is not None:
+        limit = kind.limit_s
         top = 1.25 * limit if top <= limit else min(top, _ABOVE_LIMIT * limit)
-    return figure(
-        lines, axis(load_axis(result), rangemode="tozero", **loads), axis(times, range=[0, top]),
-        420, shapes=[] if limit is None else [level(limit)],
-        annotations=[] if limit is None else [said("target", limit)],
-    )  # fmt: skip
+    x = page.axis(load_axis(result), rangemode="tozero", **loads)
+    y = page.axis(kind.axis, range=[0, top])
+    return page.figure(data, x, y, 420, **page.limit_line("target", kind.limit_s))
 
 
 def saturation(result: PlanResult) -> list[dict[str, Any]]:
@@ -186,16 +186,16 @@ def _used(row: CandidateResult, result: PlanResult) -> Figure:
         title = RESOURCES[name][0].upper() + RESOURCES[name][1:]
         data.append({
             "type": "scatter", "mode": "lines+markers", "name": title,
-            "x": [rounded(point.load) for point in row.curve],
-            "y": [rounded(value) for value in values],
+            "x": [page.rounded(point.load) for point in row.curve],
+            "y": [page.rounded(value) for value in values],
             "line": {"color": f"var(--{paint})", "width": 2},
             "marker": {"color": f"var(--{paint})", "size": 6},
             "hovertemplate": f"{title} %{{y:.1f}} %<extra></extra>",
         })  # fmt: skip
-    return figure(
-        data, axis(load_axis(result), rangemode="tozero"), axis("used (%)", range=[0, 103]), 380,
-        hovermode="x unified", shapes=[] if row.largest is None else [upright(row.largest)],
-    )  # fmt: skip
+    x = page.axis(load_axis(result), rangemode="tozero")
+    y = page.axis("used (%)", range=[0, 103])
+    shapes = [] if row.largest is None else [page.upright(row.largest)]
+    return page.figure(data, x, y, 380, hovermode="x unified", shapes=shapes)
 
 
 def _first(row: CandidateResult, result: PlanResult) -> str:
@@ -210,8 +210,9 @@ def _first(row: CandidateResult, result: PlanResult) -> str:
 
 def time_split(result: PlanResult) -> Figure | None:
     """Horizontal bars at the largest load: shares of the time, what is left is idle."""
-    rows = [(row, point) for row in sorted(result.met(), key=_rank)
-            if (point := row.at_largest) is not None and point.total_s > 0][:MOST_BARS]  # fmt: skip
+    met = sorted(result.met(), key=_rank)
+    known = [(row, point) for row in met if (point := row.at_largest) and point.total_s > 0]
+    rows = known[: page.MOST_BARS]
     if not rows:
         return None
     parts = [
@@ -221,9 +222,10 @@ def time_split(result: PlanResult) -> Figure | None:
     idle = [max(0.0, 100 - 100 * point.busy.total_s / point.total_s) for _, point in rows]
     parts.append(("Idle", idle, "line"))
     short = short_names(row for row, _ in rows)
-    return stacked_bars(
+    return page.stacked_bars(
         [row.name for row, _ in rows], [part for part in parts if any(part[1])],
-        axis("share of the time (%)", range=[0, 100]), "%", [short[row.number] for row, _ in rows],
+        page.axis("share of the time (%)", range=[0, 100]), "%",
+        [short[row.number] for row, _ in rows],
     )  # fmt: skip
 
 
@@ -263,19 +265,21 @@ def memory(result: PlanResult) -> Figure | None:
                   ("Workspace and reserve", np.full(len(kv), rest), "decode"), *layers]  # fmt: skip
     most = sum(values.max() for _, values, _ in layers)
     scale, time = scale_for("bytes", [whole, most, host.max()]), scale_for("seconds", seconds)
-    x, top = packed(seconds / time.size), whole / scale.size
-    data = [area(name, x, values / scale.size, paint, scale.unit) for name, values, paint in layers]
+    x, top = page.packed(seconds / time.size), whole / scale.size
+    data = [
+        page.area(name, x, values / scale.size, paint, scale.unit) for name, values, paint in layers
+    ]
     if host.any():
         data.append({
             "type": "scatter", "mode": "lines", "name": "KV in host memory", "x": x,
-            "y": packed(host / scale.size), "line": {"color": "var(--ddr)", "width": 2},
+            "y": page.packed(host / scale.size), "line": {"color": "var(--ddr)", "width": 2},
             "hovertemplate": f"%{{y:.4g}} {scale.unit}",
         })  # fmt: skip
+    time_axis = page.axis(f"simulated time ({time.unit})")
     room: Figure = {"range": [0, 1.15 * top]} if whole else {"rangemode": "tozero"}
-    return figure(
-        data, axis(f"simulated time ({time.unit})"), axis(f"memory ({scale.unit})", **room), 400,
-        hovermode="x unified", shapes=[level(top)] if whole else [],
-        annotations=[said("HBM", top)] if whole else [],
+    return page.figure(
+        data, time_axis, page.axis(f"memory ({scale.unit})", **room), 400, hovermode="x unified",
+        **page.limit_line("HBM", top if whole else None),
     )  # fmt: skip
 
 
@@ -309,9 +313,9 @@ def timeline(result: PlanResult) -> tuple[Figure | None, str]:
     if hidden := len({s.search for s in slices}) - len({s.search for _, s in placed}):
         notes.append(f"{hidden} searches that found no row are left out.")
     shown = [from_s / time.size, until_s / time.size]
-    drawn = figure(
-        data, axis(f"simulated time ({time.unit})", range=shown),
-        named_axis(list(shared), list(shared.values()), (bottom - 0.5, top - 0.5)),
+    drawn = page.figure(
+        data, page.axis(f"simulated time ({time.unit})", range=shown),
+        page.named_axis(list(shared), list(shared.values()), (bottom - 0.5, top - 0.5)),
         170 + 14 * (bottom - top), barmode="overlay",
     )  # fmt: skip
     return drawn, " ".join(notes)
@@ -361,7 +365,7 @@ def _bars(placed: Sequence[tuple[int, Slice]], kind: str, time: Scale) -> Figure
     title, paint, unit = _KINDS[kind]
     return {
         "type": "bar", "orientation": "h", "name": title, "width": 0.8,
-        "base": packed(starts), "x": packed(lengths), "y": [row for row, _ in placed],
+        "base": page.packed(starts), "x": page.packed(lengths), "y": [row for row, _ in placed],
         "customdata": [_hover(row, each, unit) for row, each in placed],
         "marker": {"color": f"var(--{paint})", "line": {"width": 0}},
         "hovertemplate": f"%{{customdata}}<extra>{title}</extra>",

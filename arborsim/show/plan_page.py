@@ -12,17 +12,7 @@ from pathlib import Path
 from arborsim.core.errors import UsageError
 from arborsim.plan.results import MET, PlanResult
 from arborsim.plan.sensitivity import Sensitivity, break_even
-from arborsim.show import page, plan_figures, plan_pareto, plan_sensitivity, plan_tables
-from arborsim.show.plan_words import (
-    at_load,
-    headline,
-    is_least,
-    key_figures,
-    load,
-    numbered,
-    shared_prefixes,
-    stated,
-)
+from arborsim.show import page, plan_figures, plan_pareto, plan_sensitivity, plan_tables, plan_words
 from arborsim.show.words import digits
 
 
@@ -54,7 +44,7 @@ def render(report: PlanReport) -> str:
     result, found = report.result, report.sensitivities
     main, use = plan_tables.tables(result)
     line, line_note = plan_figures.timeline(result)
-    heads, figures = key_figures(result)
+    heads, figures = plan_words.key_figures(result)
     pareto = plan_pareto.figures(result)
     curves = plan_figures.with_curves(result)
     data = {
@@ -79,16 +69,16 @@ def render(report: PlanReport) -> str:
         title=f"Capacity plan: {result.workload}",
         subtitle=_subtitle(result),
         complete=result.complete,
-        headline=headline(result),
+        headline=plan_words.headline(result),
         answer=result.recommendation.text,
         heads=heads,
         figures=figures,
         unknown=result.recommendation.unknown,
-        notes=[text for text in (shared_prefixes(result), *result.notes) if text],
+        notes=[text for text in (plan_words.shared_prefixes(result), *result.notes) if text],
         pareto=pareto,
         table=main,
         usage=use,
-        cost_head=f"Cost per 1,000{at_load(result)}",
+        cost_head=f"Cost per 1,000{plan_words.at_load(result)}",
         failures=[row for row in result.candidates if row.status != MET],
         more_lines=len(curves) - plan_figures.MOST_LINES,
         more_bars=len(main.rows) - page.MOST_BARS,
@@ -106,7 +96,7 @@ def _subtitle(result: PlanResult) -> str:
     limits = {"answers": result.search_limit_s, "output tokens": result.token_limit_s}
     within = [f"{what} within {f'{s:g} s' if s >= 1 else f'{1000 * s:g} ms'}"
               for what, s in limits.items() if s is not None]  # fmt: skip
-    load_text = "" if result.stated_load is None else f" Load: {stated(result)}."
+    load_text = "" if result.stated_load is None else f" Load: {plan_words.stated(result)}."
     model = f" Model: {result.settings['model']}." if "model" in result.settings else ""
     target = f"Target: {' and '.join(within)} for {result.percentile:g} % of the searches."
     return f"{target}{load_text}{model}"
@@ -116,20 +106,21 @@ def _watched(result: PlanResult) -> str:
     line = result.timeline
     if line is None:
         return "No run was watched."
-    row = numbered(result, line.candidate)
-    return f"{row.name}, at {load(line.load, result.unit)}, seed {line.seed}."
+    row = plan_words.numbered(result, line.candidate)
+    return f"{row.name}, at {plan_words.load(line.load, result.unit)}, seed {line.seed}."
 
 
 def _sensitivity_note(report: PlanReport) -> str:
     notes = [report.sensitivity_note] if report.sensitivity_note else []
-    if any(is_least(variant.result) for each in report.sensitivities for variant in each.variants):
+    served = [variant.result for each in report.sensitivities for variant in each.variants]
+    if any(map(plan_words.is_least, served)):
         notes.append(
             "Loads “or more” are what runs of this length can show: with longer ones they may be "
             "larger, so compare them with care."
         )
     chosen, rival = report.result.recommendation.candidate, break_even(report.result)
     if chosen is not None and rival is not None and rival[1] > 1:
-        row = numbered(report.result, chosen)
+        row = plan_words.numbered(report.result, chosen)
         notes.append(
             f"What is cheapest changes to {rival[0].name} once {row.hardware} costs "
             f"{digits(rival[1])} times as much (middles of the price ranges)."

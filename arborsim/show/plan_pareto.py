@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import Any
 
 from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.show.page import Figure, axis, colour, figure, label, log_axis, rounded, symbol
-from arborsim.show.plan_words import at_load, cost, load, load_axis, stated
+from arborsim.show.plan_words import accuracy, at_load, cost, kept, load, load_axis, stated
 from arborsim.show.words import listed, money
 
 #: About half a marker, in shares of the plot.
@@ -55,33 +54,24 @@ def _cost(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
 
 def _quality(rows: Sequence[CandidateResult]) -> list[Measure]:
     """At most one."""
-
-    def accuracy(row: CandidateResult) -> float:
-        known = row.quality and row.quality.accuracy
-        return 100 * known.value if known else math.nan
-
-    def kept(row: CandidateResult) -> float:
-        known = row.quality.attention_kept if row.quality else None
-        return math.nan if known is None else 100 * known
-
-    def whole(row: CandidateResult) -> float:
-        return 100 * max(0.0, 1 - row.quality.evicted) if row.quality else math.nan
-
-    for title, name, value in (
-        ("accuracy", "accuracy of live runs", accuracy),
-        ("attention kept", "attention kept", kept),
-        ("tokens never evicted", "tokens never evicted", whole),
+    for title, name, share in (
+        ("accuracy", "accuracy of live runs (%)", accuracy),
+        ("attention kept", "attention kept (%)", kept),
+        ("tokens never evicted", "tokens never evicted (%)", _whole),
     ):
-        found = {value(row) for row in rows}
-        if any(map(math.isnan, found)):
-            continue
-        show = partial(_percent, title, value)
-        return [Measure(title, f"{name} (%)", value, show, higher=True)] * (len(found) > 1)
+        found = {share(row) for row in rows}
+        if not any(map(math.isnan, found)):
+            return [_percent(title, name, share)] if len(found) > 1 else []
     return []
 
 
-def _percent(title: str, value: Callable[[CandidateResult], float], row: CandidateResult) -> str:
-    return f"{title} {value(row):.1f} %"
+def _whole(row: CandidateResult) -> float:
+    return max(0.0, 1 - row.quality.evicted) if row.quality else math.nan
+
+
+def _percent(title: str, name: str, share: Callable[[CandidateResult], float]) -> Measure:
+    return Measure(title, name, lambda row: 100 * share(row),
+                   lambda row: f"{title} {100 * share(row):.1f} %", higher=True)  # fmt: skip
 
 
 def _latency(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:

@@ -14,7 +14,7 @@ from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
 from arborsim.plan.sensitivity import LENGTH, MOST_SEARCHES, Sensitivity, elsewhere
 from arborsim.show.page import Figure, axis, colour, figure, named_axis, stacked_bars, upright
-from arborsim.show.plan_figures import curve, marks, over_load
+from arborsim.show.plan_figures import over_load, time_kinds
 from arborsim.show.plan_words import at_load, cost, is_least, load, numbered, runs_out, short_names
 from arborsim.show.words import digits, money
 
@@ -271,17 +271,10 @@ def _moved(
     result: PlanResult, own: Sequence[Sensitivity], names: dict[int, str], factor: float
 ) -> Figure:
     """Time per search against load; dotted as it was before the number was changed."""
-    data, rows = [], [at(each, factor) for each in own]
-    for number, (each, row) in enumerate(zip(own, rows, strict=True)):
-        for one in (row,) if factor == 1 else (at(each, 1.0), row):
-            data.append(curve(one, lambda p: p.at_percentile.value, names[each.candidate], number,
-                              result.unit, dashed=one is not row))  # fmt: skip
+    lines = [(names[each.candidate], at(each, factor), at(each, 1.0)) for each in own]
     points = [p for each in own for variant in each.variants for p in variant.result.curve]
     right = max((p.load for p in points), default=1.0)
-    return over_load(
-        result, data + marks(rows), f"arrival to answer, {result.percentile:g}th percentile (s)",
-        [p.at_percentile.value for p in points], result.search_limit_s, range=[0, 1.03 * right],
-    )  # fmt: skip
+    return over_load(result, time_kinds(result)[0], lines, points, range=[0, 1.03 * right])
 
 
 def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[dict[str, Any]]:

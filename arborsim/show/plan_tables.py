@@ -13,7 +13,7 @@ from arborsim.core.units import Scale, scale_for
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
 from arborsim.plan.sensitivity import Sensitivity
 from arborsim.plan.statistics import Estimate
-from arborsim.show.plan_words import RUNS_OUT, STOPPED_BY, middle, runs_out, stopped_by
+from arborsim.show import plan_words
 from arborsim.show.table import NOTHING, REMARK, UNKNOWN, Column, Table, name_column, shown
 from arborsim.show.words import plain_scale
 
@@ -60,16 +60,6 @@ def _share(key: str, title: str, read: Callable[[LoadPoint], float], about: str,
     return _largest(key, title, "percent", read, about, hide, bar=True)
 
 
-def _kept(row: CandidateResult) -> float:
-    quality = row.quality
-    return math.nan if quality is None or quality.attention_kept is None else quality.attention_kept
-
-
-def _accuracy(row: CandidateResult) -> float:
-    quality = row.quality
-    return math.nan if quality is None or quality.accuracy is None else quality.accuracy.value
-
-
 def _solved(point: LoadPoint) -> float:
     ends = point.cost_per_solved
     return math.nan if ends is None else 500 * (ends[0].value + ends[1].value)
@@ -105,22 +95,22 @@ def _main(result: PlanResult) -> tuple[Column[CandidateResult], ...]:
                lambda r: math.nan if r.largest is None else r.largest,
                "The largest load offered to one machine (what arrives there) at which every run "
                "met the target. What is in the way of the next one, about 2 % above it, differs "
-               f"by row: see {STOPPED_BY}.", scale=load, hide=UNKNOWN),
+               f"by row: see {plan_words.STOPPED_BY}.", scale=load, hide=UNKNOWN),
         Column("cost_stated", "Cost per 1,000, stated load", "count",
-               lambda r: math.nan if r.fleet is None else middle(r.fleet.cost_per_1000),
+               lambda r: math.nan if r.fleet is None else plan_words.middle(r.fleet.cost_per_1000),
                "Price of 1,000 searches at the stated load of all machines, with their idle time; "
                "the middle of its range.", scale=money, hide=UNKNOWN),
         _largest("cost", "Cost per 1,000, largest load", "count",
-                 lambda p: middle(p.cost_per_1000),
+                 lambda p: plan_words.middle(p.cost_per_1000),
                  "Price of 1,000 searches at the row's own largest load; the middle of its range.",
                  scale=money),
         _largest("cost_solved", "Cost per 1,000 solved, largest load", "count", _solved,
                  "The same for 1,000 searches with a correct answer, as recorded under full "
                  "retention; a policy that drops tokens may solve fewer.", scale=money),
-        Column("kept", "Attention kept", "percent", _kept,
+        Column("kept", "Attention kept", "percent", plan_words.kept,
                "Share of the recorded attention on tokens that stay readable. It is not accuracy.",
                hide=UNKNOWN, bar=True),
-        Column("accuracy", "Accuracy", "percent", _accuracy,
+        Column("accuracy", "Accuracy", "percent", plan_words.accuracy,
                "Share of correct answers of live runs under this policy and budget.",
                hide=UNKNOWN, bar=True),
         _largest("search", "Search p50 / p95 / p99", "seconds", lambda p: p.search_s.p95,
@@ -173,14 +163,14 @@ _USE: tuple[Column[CandidateResult], ...] = (
              scale=_plainly("")),
 )  # fmt: skip
 _REASONS: tuple[Column[CandidateResult], ...] = (
-    Column("runs_out", RUNS_OUT, REMARK, text=runs_out, about=(
+    Column("runs_out", plan_words.RUNS_OUT, REMARK, text=plan_words.runs_out, about=(
         "Space (HBM, host memory, allowed searches), if searches spend at least 1 % of their time "
         "waiting for it, or at least 1 in 100 loses its place: that which kept one waiting first. "
         "Otherwise what is busy for the largest share of the time: compute, HBM bandwidth or "
         "PCIe. Shares of space and of time are not comparable, so it need not be the largest "
         "number. Where runs are too short to tell how much more is carried, nothing was seen to "
         "run out, and only the busiest is named.")),
-    Column("stopped_by", STOPPED_BY, REMARK, text=stopped_by, about=(
+    Column("stopped_by", plan_words.STOPPED_BY, REMARK, text=plan_words.stopped_by, about=(
         "Why the largest load is not larger: some run misses the latency target at the next one; "
         "searches arrive faster than they end, so the queue would grow for ever; or runs are too "
         "short to show a steady state there, so the candidate may serve more.")),

@@ -133,6 +133,18 @@ def cost(row: CandidateResult) -> float:
     return middle(compared_cost(row))
 
 
+def kept(row: CandidateResult) -> float:
+    """Share of the attention that is kept; NaN where it was not measured."""
+    quality = row.quality
+    return math.nan if quality is None or quality.attention_kept is None else quality.attention_kept
+
+
+def accuracy(row: CandidateResult) -> float:
+    """Share of correct answers of live runs; NaN without any."""
+    quality = row.quality
+    return math.nan if quality is None or quality.accuracy is None else quality.accuracy.value
+
+
 def load(value: float | None, unit: str) -> str:
     """``"1.25 searches/s"``, ``"12 clients"``."""
     if value is None:

@@ -20,20 +20,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.units import scale_for
 from arborsim.run.results import at_budget
 from arborsim.show import page
-from arborsim.show.page import (
-    ACCURACY_AXIS,
-    COLOURS,
-    Figure,
-    axis,
-    colour,
-    figure,
-    label,
-    log_axis,
-    named_axis,
-    rounded,
-    symbol,
-    whiskers,
-)
+from arborsim.show.page import Figure
 from arborsim.show.search import ANSWERS, MEMORY, NAMES, WORK, cells_of, reference
 from arborsim.show.search_trees import MOST_TEXT, ProblemTrees, cell_name
 from arborsim.show.search_words import cautions, missing, summarise
@@ -187,8 +174,8 @@ def against_size(rows: Sequence[Row]) -> list[dict[str, Any]]:
     for button, title, name, size, unit in kinds:
         x = [row.figures[name] / size for row in judged]
         wide = min(x) > 0 and max(x) > _WIDE_RANGE * min(x)
-        scaled = log_axis(min(x), max(x)) if wide else {"rangemode": "tozero"}
-        found.append(_accuracies(button, judged, x, unit, axis(title, **scaled)))
+        scaled = page.log_axis(min(x), max(x)) if wide else {"rangemode": "tozero"}
+        found.append(_accuracies(button, judged, x, unit, page.axis(title, **scaled)))
     return found
 
 
@@ -205,7 +192,7 @@ def against_width(rows: Sequence[Row]) -> dict[str, Any] | None:
         return None
     widths = sorted({row.width for row in judged})
     ends = (-0.5, len(widths) - 0.5)
-    x = axis("width") | named_axis(range(len(widths)), list(map(str, widths)), ends)
+    x = page.axis("width") | page.named_axis(range(len(widths)), list(map(str, widths)), ends)
     found = _accuracies("", judged, [row.width for row in judged], "thoughts", x)
     lines = found["figure"]["data"]
     for number, line in enumerate(lines):
@@ -225,26 +212,26 @@ def _accuracies(
         _line(name, points, number, len(lines) <= _MOST_INTERVALS, unit)
         for number, (name, points) in enumerate(lines.items())
     ]
-    return {"title": title, "figure": figure(data, across, ACCURACY_AXIS, 460),
+    return {"title": title, "figure": page.figure(data, across, page.ACCURACY_AXIS, 460),
             "names": list(lines)}  # fmt: skip
 
 
 def _line(
     name: str, points: Sequence[tuple[Row, float]], number: int, intervals: bool, unit: str
 ) -> Figure:
-    paint = colour(number)
+    paint, dash = page.colour(number), _DASHES[number // page.COLOURS % len(_DASHES)]
     y, low, high = (
         [100 * getattr(row, part) for row, _ in points] for part in ("accuracy", "low", "high")
     )
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": label(name),
-        "x": [rounded(place, 5) for _, place in points],
+        "name": page.label(name),
+        "x": [page.rounded(place, 5) for _, place in points],
         "y": [round(each, 4) for each in y],
-        "error_y": whiskers(y, low, high, paint, visible=intervals),
-        "line": {"color": paint, "width": 2, "dash": _DASHES[number // COLOURS % len(_DASHES)]},
-        "marker": {"color": paint, "size": 9, "symbol": symbol(number)},
+        "error_y": page.whiskers(y, low, high, paint, visible=intervals),
+        "line": {"color": paint, "width": 2, "dash": dash},
+        "marker": {"color": paint, "size": 9, "symbol": page.symbol(number)},
         "customdata": [_point(row, place, unit) for row, place in points],
         "hovertemplate": "%{customdata}<extra></extra>",
     }  # fmt: skip
@@ -253,6 +240,6 @@ def _line(
 def _point(row: Row, place: float, unit: str) -> str:
     size = f"{place:.3g} {unit}".strip()
     interval = f"{100 * row.low:.1f} to {100 * row.high:.1f}"
-    return label(f"{row.label}, width {row.width}: {size}") + (
+    return page.label(f"{row.label}, width {row.width}: {size}") + (
         f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f} %, 95% interval {interval}"
     )
