@@ -10,7 +10,7 @@ import numpy as np
 
 from arborsim.core.errors import TraceError
 from arborsim.core.observations import Signal
-from arborsim.trace.columns import floats_of
+from arborsim.trace.columns import numbers_of
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
@@ -112,7 +112,7 @@ def read_bank(
     (found,) = reader.episodes(
         needs, text=True, embedding=embeddings, start=episode, stop=episode + 1
     )
-    logprob = floats_of(reader.table(episode, ["logprob"])["logprob"])
+    logprob = numbers_of(reader.table(episode, ["logprob"])["logprob"])
     return Bank.of(found, unrewarded_scores(found, logprob))
 
 

@@ -54,7 +54,7 @@ class ImportOptions:
         with PatientProgress(tokens) as progress:
             write_trace(contents, info, self.out, self.overwrite, progress.advance)
         for damaged in contents.damaged[:_MOST_SHOWN]:
-            typer.echo(f"left out {damaged.place}: {damaged.what}", err=True)
+            typer.echo(f"left out {damaged}", err=True)
         if len(contents.damaged) > _MOST_SHOWN:
             more = len(contents.damaged) - _MOST_SHOWN
             typer.echo(f"left out {more} more; the trace's metadata names them", err=True)

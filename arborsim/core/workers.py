@@ -72,7 +72,9 @@ def unfold(
 def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool; after Ctrl-C processes that it did not reach are ended, and nothing is waited for."""
     others = set(active_children())
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_die_on_interrupt)
+    # Ctrl-C reaches every process of the terminal; only the first has something to report.
+    ends_at_once = (signal.SIGINT, signal.SIG_DFL)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), signal.signal, ends_at_once)
     try:
         yield pool
     except BrokenProcessPool:
@@ -85,11 +87,6 @@ def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _die_on_interrupt() -> None:
-    """Ctrl-C reaches every process of the terminal; only the first has something to say."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _taken(next_item: Callable[[], Item], most: int) -> list[Item]:

@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.trace.columns import floats_of
+from arborsim.trace.columns import numbers_of
 from arborsim.trace.importers.requests import FORMATS, read_requests
 from arborsim.trace.importers.sources import refuse_damage
 from arborsim.trace.reader import TraceReader
@@ -215,7 +215,7 @@ def _of_trace(reader: TraceReader) -> np.ndarray:
             "bailian or azure makes do"
         )
     first = [
-        floats_of(reader.table(episode, ["arrival_s"]).column("arrival_s"))[:1]
+        numbers_of(reader.table(episode, ["arrival_s"]).column("arrival_s"))[:1]
         for episode in range(reader.num_episodes)
     ]
     moments = np.concatenate(first)

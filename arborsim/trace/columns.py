@@ -198,19 +198,12 @@ def parquet_writer(file: Any, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def integers_of(column: pa.ChunkedArray) -> np.ndarray:
-    """An integer or boolean column; null becomes -1."""
+def numbers_of(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of numbers or truth values; null becomes NaN in floats, -1 in others."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     if column.null_count:
-        column = pc.fill_null(column, -1)
-    return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
-
-
-def floats_of(column: pa.ChunkedArray) -> np.ndarray:
-    """A float column; null becomes NaN."""
-    if column.null_count:
-        column = pc.fill_null(column, float("nan"))
+        column = pc.fill_null(column, float("nan") if pa.types.is_floating(column.type) else -1)
     return np.asarray(_one_chunk(column).to_numpy(zero_copy_only=False))
 
 
@@ -264,8 +257,3 @@ def _list_chunk(chunk: pa.ListArray) -> tuple[np.ndarray, np.ndarray]:
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def strings_of(column: pa.ChunkedArray) -> tuple[str | None, ...]:
-    """A text column as Python strings (one step per row: only read when asked for)."""
-    return tuple(column.to_pylist())

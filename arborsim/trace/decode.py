@@ -19,11 +19,9 @@ from arborsim.core.observations import (
 )
 from arborsim.trace.columns import (
     ends_of,
-    floats_of,
-    integers_of,
     kinds_of,
     lists_of,
-    strings_of,
+    numbers_of,
 )
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import LATER, PER_LAYER, ROW_COLUMNS, Kind, TraceInfo
@@ -123,9 +121,9 @@ def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Ep
         position=row["position"][token_rows],
         attention=None,
         per_layer={},
-        text=strings_of(table["text"]) if text else None,
+        text=tuple(table["text"].to_pylist()) if text else None,
         end=row.get("end"),
-        answer=strings_of(table["answer"]) if text and "answer" in names else None,
+        answer=tuple(table["answer"].to_pylist()) if text and "answer" in names else None,
     )
 
 
@@ -135,7 +133,7 @@ def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
         where.check(column.is_null().to_numpy(), lambda r: f"{name} is null")
     if name in ("kind", "end"):
         return kinds_of(column) if name == "kind" else ends_of(column)
-    return floats_of(column) if pa.types.is_floating(column.type) else integers_of(column)
+    return numbers_of(column)
 
 
 def _token_lists(
@@ -175,7 +173,7 @@ def _attention(table: pa.Table, episode: Episode, where: Where) -> AttentionRows
         lambda t: "attention_index and attention_value differ in length",
         token_rows,
     )
-    rest = floats_of(table["attention_rest"])[token_rows]
+    rest = numbers_of(table["attention_rest"])[token_rows]
     return SparseRows(index, value, offsets, rest, episode.position.astype(np.int64) + 1)
 
 

@@ -232,19 +232,13 @@ Search = TypeVar("Search", bound=WrittenSearch)
 
 
 @dataclass(frozen=True)
-class Damaged:
-    """An item that is no search."""
-
-    place: str  # ``"item 3"`` (of a JSON list, from 0) or ``"line 4"`` (from 1)
-    what: str
-
-
-@dataclass(frozen=True)
 class Contents(Generic[Search]):
-    """What a source holds: its searches in order, and what is damaged."""
+    """What a source holds."""
 
     searches: tuple[Search, ...]
-    damaged: tuple[Damaged, ...]
+    #: Where and why an item is no search: ``"item 3: ..."`` of a JSON list, from 0, or ``"line 4:
+    #: ..."``, from 1
+    damaged: tuple[str, ...]
     items: int
 
 
@@ -294,12 +288,12 @@ def _contents(
     path: Path, items: Iterator[tuple[str, Any]], search_of: Callable[[Any], Search], limit: int
 ) -> Contents[Search]:
     searches: list[Search] = []
-    damaged: list[Damaged] = []
+    damaged: list[str] = []
     for place, item in islice(items, limit or None):
         try:
             searches.append(search_of(item))
         except Damage as error:
-            damaged.append(Damaged(place, str(error)))
+            damaged.append(f"{place}: {error}")
     count = len(searches) + len(damaged)
     if not count:
         raise UsageError(f"{path}: there is nothing in it")
@@ -329,11 +323,11 @@ def refuse_damage(path: Path, contents: Contents[Any]) -> None:
         return
     first, count = contents.damaged[0], len(contents.damaged)
     if not contents.searches:
-        raise UsageError(f"{path}, {first.place}: {first.what}; {_nothing(contents)}")
+        raise UsageError(f"{path}, {first}; {_nothing(contents)}")
     also = f" ({count} of {contents.items} are damaged)" if count > 1 else ""
     raise UsageError(
-        f"{path}, {first.place}: {first.what}{also}; repair the file, or leave out what is "
-        "damaged with --on-damage skip"
+        f"{path}, {first}{also}; repair the file, or leave out what is damaged with "
+        "--on-damage skip"
     )
 
 
@@ -359,7 +353,7 @@ def trace_info(
         "lengths": about.lengths,
         "token_ids": "unknown",
         "times": "unknown",
-        "left_out": [f"{damaged.place}: {damaged.what}" for damaged in contents.damaged],
+        "left_out": list(contents.damaged),
     }
     return TraceInfo(
         geometry=geometry,
