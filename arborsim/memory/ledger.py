@@ -86,10 +86,8 @@ class Census:
         before = after.copy()
         size = len(self.now) * steps
         cell = row * steps + changes.step
-        sources, targets = (
-            np.bincount(a, minlength=NUM_TIERS) for a in (changes.source, changes.target)
-        )
-        for tier in np.flatnonzero(sources + targets).tolist():  # seldom more than two
+        flow = changes.flow.reshape(NUM_TIERS, NUM_TIERS)
+        for tier in np.flatnonzero(flow.sum(axis=0) + flow.sum(axis=1)).tolist():  # seldom > 2
             net = _tally(cell, changes.target == tier, weight, size)
             net -= _tally(cell, changes.source == tier, weight, size)
             moved = net.reshape(-1, steps)

@@ -1,7 +1,7 @@
 """Between NumPy arrays, Arrow columns and Parquet, without a Python step per row.
 
-`encode` makes the table of one episode from whatever a recorder has at hand, and `parquet_writer`
-stores it; the `*_of` functions read columns back, as views of Arrow's buffers where they can.
+`encode` makes the table of one episode from what a recorder has, and `parquet_writer` stores it;
+the `*_of` functions read columns back, as views of Arrow's buffers where they can.
 """
 
 from __future__ import annotations

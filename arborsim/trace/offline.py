@@ -98,7 +98,7 @@ def _assigned(
     forced = [max(0, iteration.held - budget) for iteration in iterations]
     slot_time = np.repeat(np.arange(len(forced)), np.diff(np.maximum.accumulate(forced), prepend=0))
     loss = np.empty((len(slot_time), tokens))  # of evicting the token in the slot
-    later = np.zeros(tokens)  # attention to each token after the iteration at hand
+    later = np.zeros(tokens)  # attention to each token after this iteration
     slot = len(slot_time)
     for time in range(len(iterations) - 1, -1, -1):
         while slot and slot_time[slot - 1] == time:
@@ -130,7 +130,7 @@ def _greedy(
             free = later[head : max(head, iteration.held - recent)]
             lowest = head + int(free.argmin()) if len(free) else head
             if not len(free) or later[lowest] == np.inf:
-                return times  # protected tokens fill the budget: the policy will say so
+                return times  # protected tokens fill the budget: the policy will raise
             later[lowest] = np.inf
             times[lowest] = time
             gone += 1

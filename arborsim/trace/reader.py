@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
-from arborsim.trace.decode import decode_episode
-from arborsim.trace.episode import Episode
+from arborsim.trace.episode import Episode, decode_episode
 from arborsim.trace.schema import (
     FORMAT_VERSION,
     LATER,

@@ -35,12 +35,8 @@ class Kind(IntEnum):
     PRUNE = 4  # the search gives up `node` for good
     ANSWER = 5  # the search ends: correct, text; `node` is the chosen leaf
 
-    @property
-    def label(self) -> str:
-        return self.name.lower()
 
-
-KINDS: tuple[str, ...] = tuple(kind.label for kind in Kind)
+KINDS: tuple[str, ...] = tuple(kind.name.lower() for kind in Kind)
 
 
 class End(IntEnum):
@@ -50,13 +46,9 @@ class End(IntEnum):
     FINISHED = 1  # the reasoning ends here, it holds an answer
     DEAD = 2  # it cannot be continued although it is not finished (the cap on tokens)
 
-    @property
-    def label(self) -> str:
-        return self.name.lower()
-
 
 #: Labels of the column `end`, in the order of `End` from FINISHED on.
-ENDS: tuple[str, ...] = tuple(end.label for end in End if end is not End.NONE)
+ENDS: tuple[str, ...] = tuple(end.name.lower() for end in End if end is not End.NONE)
 
 
 class Capture(StrEnum):
@@ -98,17 +90,17 @@ class TraceInfo:
 
     @property
     def holds_requests(self) -> bool:
-        """Whether it was made from a log of requests, with the columns `REQUESTS`."""
+        """Whether it was made from a log of requests: it has the columns `REQUESTS`."""
         return "prefix_block_tokens" in self.extra
 
     @property
     def knows_token_ids(self) -> bool:
-        """Whether `token` has values; who made a trace from another's log may have lengths only."""
+        """Whether `token` has values: what is imported or generated may have lengths only."""
         return self.extra.get("token_ids") != "unknown"
 
     @property
     def knows_ends(self) -> bool:
-        """Whether `end` tells thoughts that ended from those that can be continued."""
+        """Whether `end` distinguishes thoughts that ended from those that can be continued."""
         return self.extra.get("ends") != "unknown"
 
     @property

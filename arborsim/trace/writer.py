@@ -5,7 +5,7 @@ While recording (`TraceWriter`), every episode is a complete Parquet file of its
 them.  If the process is killed, the parts stay: `TraceReader` reads the directory as it is, and
 ``resume=True`` goes on.  It also goes on from a closed file, whose row groups become parts again;
 the file itself stays until the longer one replaces it, so whenever the process is killed, no
-episode is lost.  `WholeTraceWriter` is for searches that are all at hand.
+episode is lost.  `WholeTraceWriter` is for searches that are all there from the start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from arborsim.core.errors import UsageError
 from arborsim.trace.columns import encode, parquet_writer
-from arborsim.trace.decode import decode_episode
+from arborsim.trace.episode import decode_episode
 from arborsim.trace.reader import TraceReader, is_part, parts_directory
 from arborsim.trace.schema import TraceInfo, arrow_schema
 

@@ -24,9 +24,8 @@ from arborsim.show.describe import (
     policy_fits,
 )
 from arborsim.trace.columns import encode
-from arborsim.trace.decode import decode_episode
 from arborsim.trace.draw import draw_tree, plain
-from arborsim.trace.episode import play
+from arborsim.trace.episode import decode_episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim.trace.writer import TraceWriter

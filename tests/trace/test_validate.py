@@ -13,7 +13,7 @@ from arborsim.core.errors import TraceError
 from arborsim.core.observations import DenseRows, Signal
 from arborsim.trace import validate
 from arborsim.trace.columns import encode
-from arborsim.trace.decode import decode_episode
+from arborsim.trace.episode import decode_episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim.trace.validate import Where, check_attention

@@ -20,7 +20,7 @@ from arborsim.core.observations import Signal
 from arborsim.show.describe import column_sizes
 from arborsim.trace.columns import lists
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import Kind
+from arborsim.trace.schema import KINDS, Kind
 from arborsim.trace.writer import TraceWriter, WholeTraceWriter
 from tests.helpers.traces import make_info, make_trace, random_trace_columns
 
@@ -283,7 +283,7 @@ def test_columns_may_come_per_row_per_token_as_labels_or_as_arrow(tmp_path):
     lengths[is_token] = [len(row) for row in given["attention"]]
     other = {
         **given,
-        "kind": [Kind(kind).label for kind in given["kind"]],
+        "kind": [KINDS[kind] for kind in given["kind"]],
         "node": pa.array(given["node"], pa.int64()),
         "token": np.array([token for token in given["token"] if token is not None]),
         "position": [-1 if p is None else p for p in given["position"]],

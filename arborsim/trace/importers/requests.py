@@ -71,8 +71,8 @@ class Request(WrittenSearch):
             blocks = np.asarray(self.prefix_blocks, dtype=np.int64)
             columns["prefix_blocks"] = lists(blocks, offsets, np.arange(rows) > 0)
         if self.other:
-            told = pa.array([json.dumps(self.other, sort_keys=True)], pa.string())
-            columns["request"] = pa.concat_arrays([told, pa.nulls(rows - 1, pa.string())])
+            other = pa.array([json.dumps(self.other, sort_keys=True)], pa.string())
+            columns["request"] = pa.concat_arrays([other, pa.nulls(rows - 1, pa.string())])
         return columns
 
 
