@@ -23,8 +23,7 @@ from typing import Any
 
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import get_backend
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
+from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
 

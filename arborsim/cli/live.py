@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,13 @@ from arborsim.cli.options import (
     output_option,
 )
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, settled
-from arborsim.cli.progress import LiveBar
+from arborsim.cli.progress import LiveBar, interrupted
 from arborsim.core.errors import ArborsimError, UsageError
 
 if TYPE_CHECKING:
-    from arborsim.live.collect import Collector
-    from arborsim.live.log import LiveLog
-    from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
-    from arborsim.machine.machine import Machine
+    from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
+    from arborsim.live.log import Collector, LiveLog
 
-_LIVE_PAGE, _SHADOW_PAGE = 16, 1
 _EVERY_S = 0.1
 cache_option = panel("Cache")
 
@@ -67,31 +63,22 @@ class CacheOptions:
     )
 
     def request(self) -> dict[str, Any]:
-        """As the fields of a `LiveRequest`."""
-        return {
-            "recall": self.recall,
-            "overlap": self.overlap,
-            "page_tokens": self.page_tokens or (_SHADOW_PAGE if self.shadow else _LIVE_PAGE),
-            "batch": self.batch,
-            "attention_top": self.attention_top,
-            "shadow": self.shadow,
-            "machine": self._machine(),
-        }
-
-    def _machine(self) -> Machine | None:
-        """The simulated machine of a shadow run; None if tokens are really removed."""
+        """As the fields of a `LiveRequest`; only a shadow run has a simulated machine."""
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
 
         check_recall(self.recall)
-        if not self.shadow:
-            if self.gpu:
-                raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
-            return None
-        if not self.overlap:
+        if self.gpu and not self.shadow:
+            raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
+        if self.shadow and not self.overlap:
             raise UsageError("--no-overlap is for live runs: leave out --shadow")
-        profile = load_profile(self.gpu or "h100")
-        return Machine(profile, None, self.recall, self.page_tokens or _SHADOW_PAGE)
+        page_tokens = self.page_tokens or (1 if self.shadow else 16)
+        machine = None
+        if self.shadow:
+            machine = Machine(load_profile(self.gpu or "h100"), None, self.recall, page_tokens)
+        found = {**vars(self), "page_tokens": page_tokens, "machine": machine}
+        del found["gpu"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -107,18 +94,19 @@ class LiveOutput(OutputOptions):
     def check_with(self, cache: CacheOptions) -> None:
         """Refuse outputs that cannot be written, or that options contradict."""
         self.check()
-        if self.resume and self.out is None:
+        resume, trace = self.resume, self.trace
+        if resume and self.out is None:
             raise UsageError("--resume needs --out, the log to go on with")
-        if self.resume and self.overwrite:
+        if resume and self.overwrite:
             raise UsageError("--resume keeps the log and --overwrite replaces it: give one of them")
-        if self.trace is None:
+        if trace is None:
             return
         if not cache.shadow:
             raise UsageError("--trace needs --shadow: a search that policies prune is no recording")
-        if self.resume:
+        if resume:
             raise UsageError("--trace records whole runs: --resume cannot go with it")
-        if self.trace.exists() and not self.overwrite:
-            raise UsageError(f"--trace {self.trace}: the file exists: --overwrite replaces it")
+        if trace.exists() and not self.overwrite:
+            raise UsageError(f"--trace {trace}: the file exists: --overwrite replaces it")
 
 
 @command
@@ -134,8 +122,8 @@ def live(
     Every policy searches the same problems. Shows accuracy with its interval, memory by tier, and
     where the time went, all against full retention. Ctrl-C keeps the log; exit code 130.
     """
+    from arborsim.live.backends import LiveRequest
     from arborsim.live.log import LiveLog
-    from arborsim.live.request import LiveRequest
 
     output.check_with(cache)
     request = LiveRequest(
@@ -153,7 +141,8 @@ def live(
 def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
     """Search with a bar on standard error, then show what came of it; returns the exit code."""
     from arborsim.live.backends import get_backend
-    from arborsim.live.collect import Collector
+    from arborsim.live.log import Collector
+    from arborsim.run.results import BASELINE
     from arborsim.show.live import LiveReport, live_json, print_live
 
     found = Collector(log)
@@ -168,8 +157,7 @@ def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
             models = get_backend("torch").live(request, watch)
     except KeyboardInterrupt:
         show_unfinished()
-        typer.echo(f"arborsim: interrupted: {watch.kept(output.out)}", err=True)
-        return 130
+        return interrupted(f": {watch.kept(output.out)}")
     except ArborsimError:
         show_unfinished()
         raise
@@ -190,29 +178,18 @@ def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
             typer.echo(f"wrote {path}")
         for usage in models:
             typer.echo(describe_usage(usage))
-    _refuse_if_nothing_ran(found.results)
+    # Full retention, which always runs, does not count where others were asked for.
+    asked = [one for one in found.results if one.policy != BASELINE] or found.results
+    if all(one.infeasible for one in asked):
+        raise UsageError(f"nothing could run: {asked[0].infeasible}: give a larger --budget")
     return 0
 
 
-def _refuse_if_nothing_ran(results: Sequence[LiveResult]) -> None:
-    """Full retention, which always runs, does not count where others were asked for."""
-    from arborsim.run.results import BASELINE
-
-    asked = [result for result in results if result.policy != BASELINE] or results
-    if all(result.infeasible for result in asked):
-        raise UsageError(f"nothing could run: {asked[0].infeasible}: give a larger --budget")
-
-
 class BarWatch:
-    """A `LiveWatch` that collects, and draws a bar: time left, speed and accuracy so far.
+    """A `LiveObserver` that collects, and draws a bar: time left, speed and accuracy so far.
 
-    Parameters
-    ----------
-    found : Collector
-    cells : int
-        Searches per problem.
-    replaced : Path, optional
-        A trace that the run will replace; it goes once the model is there.
+    There are `cells` searches per problem; `replaced` is a trace that the run will replace, which
+    goes once the model is there.
     """
 
     def __init__(self, found: Collector, cells: int, replaced: Path | None = None) -> None:

@@ -189,12 +189,6 @@ def whole_numbers(text: str, option: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def refuse(wrong: object, message: str) -> None:
-    """Raise a `UsageError` with the message if options contradict each other."""
-    if wrong:
-        raise UsageError(message)
-
-
 def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
     """Refuse a way to read DDR tokens that is none."""
     if recall not in known:

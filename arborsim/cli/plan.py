@@ -16,7 +16,7 @@ from arborsim.cli.options import (
     output_option,
     run_option,
 )
-from arborsim.cli.progress import PatientProgress
+from arborsim.cli.progress import PatientProgress, interrupted
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,9 +52,8 @@ class WorkloadOptions:
             return found
         searches = found.searches if self.searches is None else self.searches
         warm_up = min(found.warm_up, searches // 10) if self.warm_up is None else self.warm_up
-        return found.with_run_length(
-            searches, warm_up, found.runs if self.runs is None else self.runs
-        )
+        runs = found.runs if self.runs is None else self.runs
+        return found.with_run_length(searches, warm_up, runs)
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,6 @@ class PlanOutput(OutputOptions):
         super().check(*inputs)
         if self.out is not None:
             check_format(self.out)
-
-    def log(self, workload: Path) -> Path:
-        """Where finished candidates are kept until all are."""
-        base = self.out if self.out is not None else Path(workload.name)
-        return base.with_name(f"{base.name}.partial.jsonl")
 
 
 @command
@@ -133,7 +127,10 @@ def plan(
         raise UsageError(
             f"--candidate {output.candidate}: there are {len(planner.candidates)}, counted from 0"
         )
-    result = _run(planner, output.log(workload), resume=resume, keep=output.out is not None)
+    # Finished candidates are kept next to the results until all are.
+    base = output.out or Path(workload.name)
+    log = base.with_name(f"{base.name}.partial.jsonl")
+    result = _run(planner, log, resume=resume, keep=output.out is not None)
     return 130 if result is None else _show(planner, result, output)
 
 
@@ -165,11 +162,10 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
         if planner.finished:
             log.write(planner.finished.values())
             done = f"{len(planner.finished)} of {len(planner.candidates)} candidates"
-            left = f"interrupted: {done} are in {path}; --resume goes on"
+            interrupted(f": {done} are in {path}; --resume goes on")
         else:
             path.unlink(missing_ok=True)
-            left = "interrupted before any candidate was finished"
-        typer.echo(f"arborsim: {left}", err=True)
+            interrupted(" before any candidate was finished")
         return None
     finally:
         log.close()
@@ -180,6 +176,7 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
 def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
     """Print and write what was asked for; fail if no candidate meets the target."""
     from arborsim.plan import files
+    from arborsim.plan.timeline import timeline, write_perfetto
     from arborsim.show.plan import print_plan
     from arborsim.show.terms import print_explained
 
@@ -194,7 +191,12 @@ def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
         if output.explain and chosen is not None:
             print_explained(result.candidates[chosen])
     if output.perfetto is not None and chosen is not None:
-        _write_timeline(planner, result, chosen, output.perfetto)
+        candidate = result.candidates[chosen]
+        if candidate.largest is None:
+            raise UsageError(
+                f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
+            )
+        write_perfetto(timeline(planner, candidate), output.perfetto)
         typer.echo(f"wrote {output.perfetto}", err=output.json)
     if output.out is not None:
         typer.echo(f"wrote {output.out}", err=output.json)
@@ -207,18 +209,6 @@ def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
     return 0
 
 
-def _write_timeline(planner: Planner, result: PlanResult, number: int, path: Path) -> None:
-    """One GPU's timeline at the largest load of a candidate."""
-    from arborsim.plan.timeline import timeline, write_perfetto
-
-    candidate = result.candidates[number]
-    if candidate.largest is None:
-        raise UsageError(
-            f"--perfetto: {candidate.name} carries no load; choose another by --candidate"
-        )
-    write_perfetto(timeline(planner, candidate), path)
-
-
 def _write_page(planner: Planner, result: PlanResult, path: Path) -> bool:
     """Write the page; False if Ctrl-C left out what it shows beyond the plan."""
     from arborsim.plan.sensitivity import MOST_SEARCHES, detailed, work
@@ -229,10 +219,7 @@ def _write_page(planner: Planner, result: PlanResult, path: Path) -> bool:
             shown, found = detailed(planner, result, planner.jobs, progress.advance)
     except KeyboardInterrupt:
         write_plan_page(PlanReport(result), path)
-        typer.echo(
-            f"arborsim: interrupted: {path} has the plan, but no loads, timeline or assumptions",
-            err=True,
-        )
+        interrupted(f": {path} has the plan, but no loads, timeline or assumptions")
         return False
     workload = planner.workload
     how = (

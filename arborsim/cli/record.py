@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from arborsim.cli.command import command, option, panel
-from arborsim.cli.options import check_output, command_line, names, refuse, whole_numbers
+from arborsim.cli.options import check_output, command_line, names, whole_numbers
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, search_option
 from arborsim.cli.progress import LiveBar, interrupted
 from arborsim.core.errors import UsageError
@@ -61,7 +61,8 @@ class BankOptions:
             given = {"--children": self.children, "--depth": self.depth, "--for": self.for_,
                      "--width": self.width, "--batch": self.batch}  # fmt: skip
             for name, value in given.items():
-                refuse(value, f"{name} is about banks: add --bank, or leave it out")
+                if value:
+                    raise UsageError(f"{name} is about banks: add --bank, or leave it out")
             return None
         self._check(problems, settings)
         batch = self.batch or BATCH
@@ -78,25 +79,24 @@ class BankOptions:
 
     def _check(self, problems: RecordedProblems, settings: list[str]) -> None:
         """A bank serves any search, or those that it names."""
-        refuse(
-            problems.search != "linear",
-            f"--bank serves searches later: --for {problems.search} instead of --search",
-        )
-        refuse(
-            problems.temperature == 0,
-            "--bank at --temperature 0 would draw the same thought again and again",
-        )
-        refuse(
-            bool(self.children) == bool(self.for_),
-            "--bank needs either --children (e.g. 8 with --depth 3, or 64,16,8) or --for with "
-            "--width (e.g. --for rebase,ets --width 16,64)",
-        )
-        refuse(
-            self.for_ and self.depth,
-            "--depth goes with --children: searches go as deep as they like",
-        )
+        if problems.search != "linear":
+            raise UsageError(
+                f"--bank serves searches later: --for {problems.search} instead of --search"
+            )
+        if problems.temperature == 0:
+            raise UsageError(
+                "--bank at --temperature 0 would draw the same thought again and again"
+            )
+        if bool(self.children) == bool(self.for_):
+            raise UsageError(
+                "--bank needs either --children (e.g. 8 with --depth 3, or 64,16,8) or --for with "
+                "--width (e.g. --for rebase,ets --width 16,64)"
+            )
+        if self.for_ and self.depth:
+            raise UsageError("--depth goes with --children: searches go as deep as they like")
         for name, value in (("--width", self.width), ("--set", settings)):
-            refuse(self.children and value, f"{name} goes with --for: --children serves any search")
+            if self.children and value:
+                raise UsageError(f"{name} goes with --for: --children serves any search")
 
 
 @dataclass(frozen=True)

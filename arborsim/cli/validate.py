@@ -22,7 +22,7 @@ from arborsim.cli.progress import LiveBar
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from arborsim.live.request import LiveFacts, LiveRequest
+    from arborsim.live.backends import LiveFacts, LiveRequest
     from arborsim.validate.results import CellCheck
 
 RESULTS, PAGE = "results.parquet", "index.html"
@@ -60,7 +60,7 @@ def validate(
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
     """
-    from arborsim.live.request import LiveRequest
+    from arborsim.live.backends import LiveRequest
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
 

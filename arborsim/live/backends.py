@@ -1,7 +1,7 @@
-"""Find a live backend by name, without importing any framework.
+"""What a live backend is asked for and what it reports, and how one is found.
 
 A backend is a class registered under the entry-point group ``arborsim.backends``; it can live in a
-wheel of its own.  The core sees it only through the `Backend` protocol below.
+wheel of its own.  The core imports no framework and sees it only through the `Backend` protocol.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.measurements import Measurements
 from arborsim.trace.schema import Capture
 
 if TYPE_CHECKING:
     from arborsim.bank.arms import Recipe
-    from arborsim.live.request import LiveObserver, LiveRequest, ValidationObserver
+    from arborsim.machine.machine import Machine
+    from arborsim.run.episode import Cell
 
 GROUP = "arborsim.backends"
-
 # Those that come with arborsim: their package, and the extra that installs what they need.
 _SHIPPED = {"torch": ("arborsim_torch.backend:TorchBackend", "torch")}
-
 
 #: Numbers of layers, or all of the model's.
 LayerChoice = tuple[int, ...] | Literal["all"]
@@ -32,49 +32,28 @@ LayerChoice = tuple[int, ...] | Literal["all"]
 
 @dataclass(frozen=True)
 class RewardChoice:
-    """What scores thoughts.
+    """What scores thoughts."""
 
-    Attributes
-    ----------
-    name : str
-        "verifier", "value", a folder with a reward model, or "" for the default of the problems.
-    token : str
-        Of a step-token model: the token after which it scores a step.
-    label : str
-        What is good: a class of a classifier, or "good,bad" tokens of a step-token model.
-    aggregate : {"last", "min", "prod"}
-        How the scores of a path's steps become one.
-    """
-
+    #: "verifier", "value", a folder with a reward model, or "" for the default of the problems
     name: str = ""
-    token: str = ""
+    token: str = ""  #: of a step-token model: the token after which it scores a step
+    #: What is good: a class of a classifier, or "good,bad" tokens of a step-token model
     label: str = ""
-    aggregate: str = "last"
+    aggregate: str = "last"  #: how scores of a path's steps become one: "last", "min" or "prod"
 
 
 @dataclass(frozen=True)
 class ModelUsage:
-    """What a model other than the searched one took.
+    """What a model other than the searched one took."""
 
-    Attributes
-    ----------
-    role : {"reward", "embed"}
-    name : str
-    wall_s : float
-    weight_bytes : int
-    peak_kv_bytes : int
-        Most that its keys and values took at once; 0 for encoders, which keep none.
-    texts, tokens : int
-        Computed; tokens with padding, and 0 where they are not counted.
-    """
-
-    role: str
+    role: str  #: "reward" or "embed"
     name: str
     wall_s: float
     weight_bytes: int
+    #: Most that its keys and values took at once; 0 for encoders, which keep none
     peak_kv_bytes: int = 0
-    texts: int = 0
-    tokens: int = 0
+    texts: int = 0  #: computed
+    tokens: int = 0  #: computed, with padding; 0 where they are not counted
 
     def timing(self) -> dict[str, float]:
         """What was counted, by its name in a trace's timing profile."""
@@ -87,133 +66,166 @@ class ModelUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """Which problems to search, on which model, and how.
+    """Which problems to search, on which model, and how."""
 
-    Attributes
-    ----------
-    model : str
-        A reference model's name, a folder, a model id, or ``config:NAME`` for random weights at a
-        known geometry.
-    task : str
-        A reference task; "" for that of the model, or for plain prompts.
-    prompts : Path or None
-        JSON lines with a "prompt" each.
-    search : str
-    search_options : mapping
-    episodes, first : int
-        How many problems, starting with which; 0 episodes: as many as there are prompts.
-    split : str
-    temperature : float
-        0 takes the most probable token.
-    seed : int
-    device, dtype : str
-    max_tokens : int
-        Generated tokens per path; 0 for the task's default.
-    prompt_tokens : int
-        Length of the random prompts of a model with random weights.
-    noise, dead_penalty, value_floor : float
-        Quality of the reward of tasks with a verifier, and the value of a state that is alive but
-        has made no progress.
-    thought_tokens : int
-        Longest thought of a plain prompt, which otherwise ends at a newline.
-    task_options : mapping
-        E.g. ``lines`` of `chain`.
-    reward : RewardChoice
-    embed : str
-        Folder of a sentence-transformers model that embeds thoughts; "" for the mean last hidden
-        state of the searched model.
-    dedupe : bool
-        Give up a thought that repeats a sibling token by token.
-    trust_remote_code : bool
-    """
-
+    #: A reference model's name, a folder, a model id, or ``config:NAME`` for random weights at a
+    #: known geometry
     model: str
-    task: str = ""
-    prompts: Path | None = None
+    task: str = ""  #: a reference task; "" for that of the model, or for plain prompts
+    prompts: Path | None = None  #: JSON lines with a "prompt" each
     search: str = "linear"
     search_options: Mapping[str, Any] = field(default_factory=dict)
-    episodes: int = 0
-    first: int = 0
+    episodes: int = 0  #: problems; 0 for as many as there are prompts
+    first: int = 0  #: number of the first problem
     split: str = "test"
-    temperature: float = 0.0
+    temperature: float = 0.0  #: 0 takes the most probable token
     seed: int = 0
     device: str = "cpu"
     dtype: str = "auto"
-    max_tokens: int = 0
-    prompt_tokens: int = 0
+    max_tokens: int = 0  #: generated tokens per path; 0 for the task's default
+    prompt_tokens: int = 0  #: length of the random prompts of a model with random weights
+    #: Quality of the reward of tasks with a verifier: its noise (standard deviation), how well it
+    #: sees a dead path, and the value of a state that is alive but has made no progress
     noise: float = 0.1
     dead_penalty: float = 1.0
     value_floor: float = 0.3
+    #: Longest thought of a plain prompt, which otherwise ends at a newline
     thought_tokens: int = 64
-    task_options: Mapping[str, Any] = field(default_factory=dict)
+    task_options: Mapping[str, Any] = field(default_factory=dict)  #: e.g. ``lines`` of `chain`
     reward: RewardChoice = RewardChoice()
+    #: Folder of a sentence-transformers model that embeds thoughts; "" for the mean last hidden
+    #: state of the searched model
     embed: str = ""
-    dedupe: bool = True
+    dedupe: bool = True  #: give up a thought that repeats a sibling token by token
     trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRequest(SearchRequest):
-    """What to record.
-
-    Attributes
-    ----------
-    out : Path
-    capture : Capture
-    attention : {"auto", "dense", "sparse"}
-    attention_top : int
-        Positions kept per row when sparse.
-    qkv_layers : tuple of int or "all"
-        Empty for the two middle layers; "all" for all.
-    attention_layers : tuple of int or "all"
-        Layers whose own attention rows are stored besides the mean over all layers; "all" for
-        all.
-    bank : Recipe or None
-        Grow a bank instead of running `search`.
-    overwrite, resume : bool
-    command : str
-        For the trace's metadata.
-    """
+    """What to record."""
 
     out: Path
     capture: Capture = Capture.SIGNALS
-    attention: str = "auto"
-    attention_top: int = 256
-    qkv_layers: LayerChoice = ()
+    attention: str = "auto"  #: "auto", "dense" or "sparse"
+    attention_top: int = 256  #: positions kept per row when sparse
+    qkv_layers: LayerChoice = ()  #: empty for the two middle layers
+    #: Layers whose own attention rows are stored as well as the mean over all layers
     attention_layers: LayerChoice = ()
-    bank: Recipe | None = None
+    bank: Recipe | None = None  #: grow a bank instead of running `search`
     overwrite: bool = False
     resume: bool = False
-    command: str = ""
+    command: str = ""  #: for the trace's metadata
 
 
 @dataclass(frozen=True)
 class RecordProgress:
-    """How far a recording is.
+    """How far a recording is; all but `episode` and `episodes` counts this run only."""
 
-    Attributes
-    ----------
-    episode, episodes : int
-        Finished ones, and all of them.
-    correct, judged : int
-        Among the finished ones of this run.
-    tokens : int
-        Generated so far in this run.
-    tokens_per_s : float
-    thoughts : int
-        Complete ones of the finished problems of this run.
-    models : tuple of ModelUsage
-        What reward and embedding models took in this run.
-    """
-
+    #: Finished ones, and all of them
     episode: int
     episodes: int
+    #: Among the finished ones
     correct: int
     judged: int
-    tokens: int
+    tokens: int  #: generated so far
     tokens_per_s: float
-    thoughts: int = 0
-    models: tuple[ModelUsage, ...] = ()
+    thoughts: int = 0  #: complete ones of the finished problems
+    models: tuple[ModelUsage, ...] = ()  #: what reward and embedding models took
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRequest(SearchRequest):
+    """Searches on a live model, each under every cell."""
+
+    #: A share of a budget is of the tokens that the same search has under full retention, which is
+    #: run first.
+    cells: tuple[Cell, ...]
+    recall: str = "stage"  #: how tokens in DDR are read: "stage", "stream", "near" or "ondemand"
+    overlap: bool = True  #: False waits for every copy at once
+    page_tokens: int = 16  #: slots by which pools grow and shrink
+    attention_top: int = 0  #: positions kept per attention row that policies see; 0 for all
+    #: Searches whose iterations are computed together, each on a cache of its own: more tokens per
+    #: second, but the times of one search are then those of all
+    batch: int = 1
+    #: Policies decide, nothing is removed: one search serves all cells, each with a simulated
+    #: machine of its own
+    shadow: bool = False
+    machine: Machine | None = None  #: the simulated machine of a shadow run
+    trace: Path | None = None  #: a shadow run also records this trace
+    #: Captured layers of a shadow run; plans per layer or head are about these.  Otherwise all
+    #: layers are captured.
+    qkv_layers: LayerChoice = "all"
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class LiveResult:
+    """One search under one cell."""
+
+    episode: int  #: number of the problem
+    policy: str
+    budget: str
+    budget_tokens: int
+    correct: bool | None  #: None if it was not judged, or if the budget is infeasible
+    tokens: int  #: generated, on all branches together
+    #: Of the same search under full retention, prompt included; 0 if unknown
+    full_tokens: int
+    wall_s: float
+    #: Of the live machine; of the simulated one in a shadow run
+    measured: Measurements = field(default_factory=Measurements)
+    allocated_bytes: int = 0  #: largest size of the pools' tensors on the device, gaps included
+    #: Largest memory of the framework's allocator on the device, weights included; 0 on the CPU
+    device_peak_bytes: int = 0
+    infeasible: str = ""  #: why the budget cannot hold the search; empty if it could
+
+
+@dataclass(frozen=True)
+class LiveFacts:
+    """What the numbers were made with."""
+
+    model: str
+    task: str
+    device: str  #: the device's name
+    dtype: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    random_weights: bool  #: the answers mean nothing then
+    software: dict[str, str]  #: versions
+
+
+class LiveObserver(Protocol):
+    """Hears of a live run while it goes on; an exception raised here ends it."""
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        """The model is loaded; `episodes` problems will be searched."""
+
+    def wants(self, episode: int, cell: Cell) -> bool:
+        """Whether this result is still missing (a resumed run has some)."""
+
+    def full_tokens(self, episode: int) -> int:
+        """What an earlier run found for `LiveResult.full_tokens`; 0 if nothing."""
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        """`tokens` more have been generated."""
+
+    def finished(self, result: LiveResult) -> None:
+        """A search is complete."""
+
+
+class ValidationObserver(Protocol):
+    """Hears of a validation while it goes on; an exception raised here ends it."""
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        """The model is loaded; `episodes` problems will be searched."""
+
+    def wants(self, episode: int) -> bool:
+        """Whether this problem is still missing (a resumed run has some)."""
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        """`tokens` more have been generated."""
+
+    def checked(self, checks: tuple[Any, ...]) -> None:
+        """One problem is complete under all policies and budgets: as `CellCheck`s."""
 
 
 class Backend(Protocol):

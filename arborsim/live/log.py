@@ -1,6 +1,7 @@
-"""The log of a live run: what was asked for and what ran it, then a line per search.
+"""The results of a live run, collected as they come, and their log on disk.
 
-A line is on the disk before the next search begins: killing the process loses at most one search.
+The log holds what was asked for and what ran it, then a line per search.  A line is on the disk
+before the next search begins: killing the process loses at most one search.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +19,11 @@ from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import MemorySeries, thinned
 from arborsim.core.records import convert
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
+from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.policies.registry import values_of
+
+if TYPE_CHECKING:
+    from arborsim.run.episode import Cell
 
 FORMAT, VERSION = "arborsim-live", 1
 #: Samples that are kept of a memory series: what the page draws.
@@ -59,14 +63,8 @@ def _digest(content: bytes) -> str:
 class LiveLog(RecordLog[LiveResult]):
     """A log to write to, and what an earlier run has left in it (`records`).
 
-    Parameters
-    ----------
-    path : Path
-    request : LiveRequest
-    resume : bool
-        Go on after the results that `path` holds, if it exists.
-    overwrite : bool
-        Replace `path`, but not before the new run has begun.
+    `resume` goes on after the results that `path` holds, if it exists; `overwrite` replaces `path`,
+    but not before the new run has begun.
 
     Raises
     ------
@@ -90,10 +88,7 @@ class LiveLog(RecordLog[LiveResult]):
     def began(self, facts: LiveFacts, episodes: int) -> None:
         """The model is there: open the file, behind the results that it holds.
 
-        Raises
-        ------
-        UsageError
-            The file cannot be written, or was made with another model, device or version.
+        Raises `UsageError` if that cannot be written, or comes from another model or version.
         """
         if self._facts is not None:
             self._compare("model, device or version", asdict(self._facts), asdict(facts))
@@ -114,10 +109,9 @@ class LiveLog(RecordLog[LiveResult]):
         for key in sorted({*there, *here}):
             if there.get(key) == here.get(key):
                 continue
+            said = f"{key.replace('_', ' ')} {there.get(key)!r} there, {here.get(key)!r} here"
             if key == "cells":
                 said = "other policies, settings or budgets"
-            else:
-                said = f"{key.replace('_', ' ')} {there.get(key)!r} there, {here.get(key)!r} here"
             raise UsageError(
                 f"--out {self.path}: holds results of another {what} ({said}): choose another "
                 "name, or --overwrite"
@@ -129,3 +123,51 @@ def _thinned(series: MemorySeries) -> MemorySeries:
     columns = {f.name: np.asarray(getattr(series, f.name))[keep] for f in fields(series)}
     columns["time_s"] = np.round(columns["time_s"].astype(float), _NS)
     return MemorySeries(**{name: column.tolist() for name, column in columns.items()})
+
+
+class Collector:
+    """A `LiveObserver` that keeps all results, those of an earlier run in `log` first.
+
+    `facts` are None until the model is loaded; `episodes` are the problems of the whole run.
+    """
+
+    def __init__(self, log: LiveLog | None = None) -> None:
+        self.facts: LiveFacts | None = None
+        self.episodes = 0
+        self._log = log
+        self._results: dict[tuple[int, str, str], LiveResult] = {}
+        for result in log.records if log else ():
+            self._results.setdefault(key_of(result), result)
+
+    @property
+    def results(self) -> tuple[LiveResult, ...]:
+        """In the order in which they came."""
+        return tuple(self._results.values())
+
+    def began(self, facts: LiveFacts, episodes: int) -> None:
+        self.facts, self.episodes = facts, episodes
+        if self._log is not None:
+            self._log.began(facts, episodes)
+
+    def wants(self, episode: int, cell: Cell) -> bool:
+        return (episode, cell.policy.name, cell.budget.text) not in self._results
+
+    def full_tokens(self, episode: int) -> int:
+        known = (r.full_tokens for r in self._results.values() if r.episode == episode)
+        return max(known, default=0)
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        pass
+
+    def finished(self, result: LiveResult) -> None:
+        # One shadow search serves all cells: it hands over again what a resumed run has already.
+        if key_of(result) in self._results:
+            return
+        if self._log is not None:
+            self._log.add(result)
+        self._results[key_of(result)] = result
+
+
+def key_of(result: LiveResult) -> tuple[int, str, str]:
+    """Problem, policy and budget: what there is one result of."""
+    return result.episode, result.policy, result.budget

@@ -18,7 +18,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import located
 from arborsim.core.statistics import clopper_pearson
 from arborsim.live import log as live
-from arborsim.live.request import LiveResult
+from arborsim.live.backends import LiveResult
 from arborsim.plan.provenance import settings_of
 from arborsim.plan.results import CandidateResult, PlanResult
 from arborsim.plan.statistics import Estimate

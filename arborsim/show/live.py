@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core import documents
 from arborsim.core.statistics import clopper_pearson
 from arborsim.core.units import quantity
+from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.live.log import describe
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
 from arborsim.run.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
 from arborsim.show.replay import COLUMNS, NAMES, flat_measurements
 from arborsim.show.table import NOTHING, UNKNOWN, Column, Table, print_heading, print_tables, shown

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from arborsim.core.units import quantity
-from arborsim.live.request import LiveResult
+from arborsim.live.backends import LiveResult
 from arborsim.run.results import ANY, at_budget
 from arborsim.show import page, replay_figures
 from arborsim.show.live import (

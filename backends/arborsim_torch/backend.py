@@ -15,8 +15,15 @@ from arborsim.calibrate.backend import (
     OnProgress,
 )
 from arborsim.core.errors import UsageError
-from arborsim.live.backends import ModelUsage, RecordProgress, RecordRequest, SearchRequest
-from arborsim.live.request import LiveObserver, LiveRequest, ValidationObserver
+from arborsim.live.backends import (
+    LiveObserver,
+    LiveRequest,
+    ModelUsage,
+    RecordProgress,
+    RecordRequest,
+    SearchRequest,
+    ValidationObserver,
+)
 from arborsim.trace.writer import TraceWriter
 from arborsim_torch import calibration
 from arborsim_torch.episodes import new_search, record_all, trace_info

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.live.backends import LiveResult
 from arborsim.live.log import LiveLog
-from arborsim.live.request import LiveResult
 from arborsim.show.live import fisher_p, least_visible
 from arborsim.trace.reader import TraceReader
 

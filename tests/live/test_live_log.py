@@ -16,9 +16,8 @@ from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
 from arborsim.core.records import convert
 from arborsim.core.tiers import Budget
-from arborsim.live.collect import Collector
-from arborsim.live.log import LiveLog
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
+from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
+from arborsim.live.log import Collector, LiveLog
 from arborsim.policies.registry import build
 from arborsim.run.episode import Cell
 

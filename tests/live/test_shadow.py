@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import get_backend
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult
+from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
 from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import available, build

@@ -14,7 +14,7 @@ import pytest
 
 from arborsim.core.documents import RecordLog
 from arborsim.core.errors import UsageError
-from arborsim.live.request import LiveResult
+from arborsim.live.backends import LiveResult
 from arborsim.plan import files
 from arborsim.plan.files import PlanLog, read_accuracies
 from arborsim.plan.plan import Planner

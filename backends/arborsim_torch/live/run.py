@@ -11,7 +11,7 @@ import torch
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.tiers import Budget
-from arborsim.live.request import LiveFacts, LiveObserver, LiveRequest, LiveResult
+from arborsim.live.backends import LiveFacts, LiveObserver, LiveRequest, LiveResult
 from arborsim.policies.methods.full import Full
 from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell

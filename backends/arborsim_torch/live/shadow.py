@@ -16,8 +16,13 @@ from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.events import Event
 from arborsim.core.observations import Signal
 from arborsim.core.tree import ThoughtTree
-from arborsim.live.backends import RecordRequest, SearchRequest
-from arborsim.live.request import LiveObserver, LiveRequest, LiveResult
+from arborsim.live.backends import (
+    LiveObserver,
+    LiveRequest,
+    LiveResult,
+    RecordRequest,
+    SearchRequest,
+)
 from arborsim.policies.base import NEVER
 from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell

@@ -17,8 +17,14 @@ import torch
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.tiers import Budget
-from arborsim.live.backends import LayerChoice, RecordRequest
-from arborsim.live.request import LiveFacts, LiveRequest, LiveResult, ValidationObserver
+from arborsim.live.backends import (
+    LayerChoice,
+    LiveFacts,
+    LiveRequest,
+    LiveResult,
+    RecordRequest,
+    ValidationObserver,
+)
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.policies.base import Policy
 from arborsim.run.episode import Cell
