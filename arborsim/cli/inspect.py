@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from arborsim.show.describe import Description
-    from arborsim.trace.schema import TraceInfo
 
 _WIDE = 150
 #: Characters of one fact: a whole command, but not the names of thousands of damaged items.
@@ -68,7 +67,7 @@ def _line(console: Console, text: str, style: str = "") -> None:
 
 
 def _show_tables(console: Console, found: Description, unicode: bool) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     tables = (_about(found, unicode), _statistics(found), _sizes(found), _policies(found))
     if console.width < _WIDE:
@@ -76,9 +75,7 @@ def _show_tables(console: Console, found: Description, unicode: bool) -> None:
             console.print(table)
         return
     half = (console.width - 2) // 2
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(width=half)
-    grid.add_column(width=half)
+    grid = Table.grid(Column(width=half), Column(width=half), padding=(0, 1))
     for left, right in zip(tables[::2], tables[1::2], strict=True):
         grid.add_row(left, right)
     console.print(grid)
@@ -95,82 +92,61 @@ def _table(
     table = Table(
         title=title, title_justify="left", box=style, pad_edge=False, show_header=bool(heads)
     )
-    names = heads or ("", "")
-    for i, name in enumerate(names):
+    columns = heads or ("", "")
+    for i, name in enumerate(columns):
         if numbers:
             table.add_column(name, justify="right" if i else "left", no_wrap=i > 0)
         else:
-            table.add_column(name, no_wrap=i < len(names) - 1, overflow="fold")
+            table.add_column(name, no_wrap=i < len(columns) - 1, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _pairs(title: str, pairs: dict[str, Any], unicode: bool) -> Table:
+def _about(found: Description, unicode: bool) -> Table:
+    """How the trace was made; what is empty or unknown is left out."""
     from rich.text import Text
 
     from arborsim.trace.draw import plain
 
+    info, geometry, right = found.info, found.info.geometry, found.accuracy
+    top = f", top {info.attention_top} positions per row" if info.attention == "sparse" else ""
+    layers = ", ".join(map(str, info.attention_layer_ids))
+    pairs = {
+        "file": found.file,
+        "model": f"{info.model} ({geometry.layers} layers, {geometry.heads} heads, "
+        f"{geometry.kv_heads} KV heads of {geometry.head_dim})",
+        "task": info.task,
+        "search": f"{info.search} {_options(info.search_parameters)}".strip(),
+        "seed": info.seed,
+        "capture": info.capture,
+        "attention": info.attention + top,
+        "attention layers": f"{layers} (mean and variance over heads)" if layers else "",
+        "signals": ", ".join(found.signals),
+        "accuracy": right
+        and f"{right.correct}/{right.judged} = {right.correct / right.judged:.3f} "
+        f"(95% Clopper-Pearson {right.low:.3f} to {right.high:.3f})",
+        "tokenizer": info.tokenizer,
+        "device": info.device,
+        "software": _options(info.software),
+        "timing": _options(info.timing),
+        "command": info.command,
+    }
+    extra, left_out = info.extra, info.extra.get("left_out")
+    if "source_format" in extra:  # made of another's recording
+        pairs |= {
+            "imported from": f"{extra.get('source')} ({extra['source_format']})",
+            "lengths": extra.get("lengths"),
+            "unknown": "token ids, times" + ("" if info.knows_ends else ", which thoughts ended"),
+            "left out": "; ".join(map(str, left_out)) if isinstance(left_out, list) else None,
+        }
     # The file is not trusted: its strings must not steer the terminal or rich.
     rows = [
         (name, Text(plain(str(value), unicode, _LONGEST)))
         for name, value in pairs.items()
         if value not in ("", None)
     ]
-    return _table(title, rows)
-
-
-def _about(found: Description, unicode: bool) -> Table:
-    info = found.info
-    geometry = info.geometry
-    accuracy = found.accuracy
-    top = f", top {info.attention_top} positions per row" if info.attention == "sparse" else ""
-    return _pairs(
-        f"{found.num_episodes} episodes, {_size(found.file_bytes)}",
-        {
-            "file": found.file,
-            "model": f"{info.model} ({geometry.layers} layers, {geometry.heads} heads, "
-            f"{geometry.kv_heads} KV heads of {geometry.head_dim})",
-            "task": info.task,
-            "search": f"{info.search} {_options(info.search_parameters)}".strip(),
-            "seed": info.seed,
-            "capture": info.capture,
-            "attention": info.attention + top,
-            "attention layers": _attention_layers(found),
-            "signals": ", ".join(found.signals),
-            "accuracy": None
-            if accuracy is None
-            else f"{accuracy.correct}/{accuracy.judged} = "
-            f"{accuracy.correct / accuracy.judged:.3f} "
-            f"(95% Clopper-Pearson {accuracy.low:.3f} to {accuracy.high:.3f})",
-            "tokenizer": info.tokenizer,
-            "device": info.device,
-            "software": _options(info.software),
-            "timing": _options(info.timing),
-            "command": info.command,
-            **_imported(info),
-        },
-        unicode,
-    )
-
-
-def _imported(info: TraceInfo) -> dict[str, Any]:
-    """What a trace that was made of another's recording says about that."""
-    extra = info.extra
-    if "source_format" not in extra:
-        return {}
-    left_out = extra.get("left_out")
-    return {
-        "imported from": f"{extra.get('source')} ({extra['source_format']})",
-        "lengths": extra.get("lengths"),
-        "unknown": "token ids, times" + ("" if info.knows_ends else ", which thoughts ended"),
-        "left out": "; ".join(map(str, left_out)) if isinstance(left_out, list) else None,
-    }
-
-
-def _attention_layers(found: Description) -> str:
-    ids = found.info.attention_layer_ids
-    return f"{', '.join(map(str, ids))} (mean and variance over heads)" if ids else ""
+    return _table(f"{found.num_episodes} episodes, {_size(found.file_bytes)}", rows)
 
 
 def _options(values: dict[str, Any]) -> str:

@@ -37,9 +37,8 @@ def models(
     pools = [kv_room(profile, geometry, pass_tokens=prefill_tokens) for geometry in found]
     console = Console(highlight=False)
     if json:
-        documents = [
-            _document(each, profile, pool) for each, pool in zip(found, pools, strict=True)
-        ]
+        pairs = zip(found, pools, strict=True)
+        documents = [_document(each, profile, pool) for each, pool in pairs]
         print_json(documents[0] if name else documents)
     elif name:
         _explain(console, found[0], profile, pools[0], prefill_tokens)
@@ -75,16 +74,10 @@ def _list(
     from arborsim.show.table import print_list
 
     rows = [
-        [
-            geometry.name,
-            f"{geometry.parameters / 1e9:.2f}",
-            str(geometry.layers),
-            f"{geometry.kv_bytes_per_token:,}",
-            _form(geometry),
-            _tokens(pool),
-        ]
-        for geometry, pool in zip(found, pools, strict=True)
-    ]
+        [each.name, f"{each.parameters / 1e9:.2f}", str(each.layers),
+         f"{each.kv_bytes_per_token:,}", _form(each), _tokens(pool)]
+        for each, pool in zip(found, pools, strict=True)
+    ]  # fmt: skip
     heads = ["model", "weights\n1e9", "layers", "KV B/\ntoken", "cache",
              f"tokens\non {profile.name}"]  # fmt: skip
     print_list(console, heads, rows)
@@ -118,8 +111,7 @@ def _explain(
     from arborsim.show.table import grid
 
     console.print(Text(geometry.name, style="bold"))
-    lines = [_weights(geometry), *_per_token(geometry), ""]
-    for text in lines:
+    for text in (_weights(geometry), *_per_token(geometry), ""):
         console.print(Text(text))
     console.print(Text(f"Room for the cache on {profile.name}", style="bold"))
     share = profile.reserve_share
@@ -127,20 +119,13 @@ def _explain(
         ("memory", pool.hbm_bytes, ""),
         ("- reserve", pool.reserve_bytes, f"{share:.0%}: {profile.source('reserve_share')}"),
         ("- weights", pool.weight_bytes, ""),
-        (
-            "- workspace",
-            pool.activation_bytes,
-            f"activations of one layer in a pass over {together:,} prompt tokens "
-            "(--prefill-tokens); `arborsim plan` takes the longest pass of its mix",
-        ),
-        (
-            "- context",
-            pool.context_bytes,
-            "of driver and libraries: 0.15 GiB (BLIS, read 2026-11); `arborsim plan` does "
-            "not take it off",
-        ),
+        ("- workspace", pool.activation_bytes,
+         f"activations of one layer in a pass over {together:,} prompt tokens (--prefill-tokens); "
+         "`arborsim plan` takes the longest pass of its mix"),
+        ("- context", pool.context_bytes, "of driver and libraries: 0.15 GiB (BLIS, read 2026-11); "
+         "`arborsim plan` does not take it off"),
         ("= pool", pool.pool_bytes, "" if pool.pool_bytes > 0 else "the model does not fit"),
-    )
+    )  # fmt: skip
     rows = [[name, f"{size / 1e9:,.2f} GB", why] for name, size, why in parts]
     rows.append(["tokens", _tokens(pool), "of one sequence"])
     console.print(grid(rows, right={1}, dim={2}))

@@ -144,12 +144,9 @@ class JobOptions:
     def fields(self) -> dict[str, Any]:
         """As the fields of `Replay` and `SearchJob`."""
         return {
-            "quality": self.quality,
-            "first": self.first,
-            "count": self.episodes or None,
-            "workers": self.jobs,
-            "skip_infeasible": self.skip_infeasible,
-        }
+            "quality": self.quality, "first": self.first, "count": self.episodes or None,
+            "workers": self.jobs, "skip_infeasible": self.skip_infeasible,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from arborsim.cli.options import json_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from arborsim.policies.base import Policy
     from arborsim.policies.registry import Parameter
@@ -30,12 +29,6 @@ BASELINES, COMPOSITIONS, INSTALLED = "Baselines", "Compositions", "Of your own"
 _WIDE = 140
 _BLOCKS = ("score", "allocate", "place", "schedule", "recover")
 _PER = {"shared": "shared by all layers", "layer": "per layer", "head": "per layer and KV head"}
-_BUDGET = {
-    (True, True): "kept",
-    (True, False): "used, but not kept: the cache can hold more",
-    (False, True): "ignored",
-    (False, False): "ignored",
-}
 #: Short words for signals, where those of their names will not do.
 _SIGNALS = {
     "hidden_change": "hidden state", "key_variance": "key var.", "value_variance": "value var.",
@@ -65,13 +58,7 @@ def policies(
 
 
 def facts_of(name: str) -> dict[str, Any]:
-    """What `--json` says of the policy called `name`, at ``package.module:Class`` or in a file.
-
-    Raises
-    ------
-    UnknownName
-        No policy has that name; the message names the nearest.
-    """
+    """What `--json` says of the policy called `name`, at ``package.module:Class`` or in a file."""
     from arborsim.policies.registry import build, find, parameters
 
     kind, policy = find(name), build(name)
@@ -151,7 +138,10 @@ def _sees(facts: Mapping[str, Any]) -> str:
 
 
 def _list(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
-    """A table per family, with the same columns."""
+    """A table per family, with the same columns; their heads are said once."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
     columns = {
         "policy": [facts["name"] for facts in found],
         "paper": [short_paper(facts) for facts in found],
@@ -174,10 +164,19 @@ def _list(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
     families = (BASELINES, *(heading for heading, _ in FAMILIES), COMPOSITIONS, INSTALLED)
     for family in families:
         rows = [i for i, facts in enumerate(found) if facts["family"] == family]
-        if rows:
-            if family != families[0]:
-                console.print()
-            console.print(_family_table(family, columns, widths, rows))
+        if not rows:
+            continue
+        first = family == families[0]
+        table = Table(
+            *(Column(head, width=width, overflow="fold") for head, width in widths.items()),
+            title=family, title_justify="left", title_style="bold", show_header=first, box=None,
+            pad_edge=False, padding=(0, 2, 0, 0), header_style="dim",
+        )  # fmt: skip
+        for i in rows:
+            table.add_row(*(Text(cells[i]) for cells in columns.values()))
+        if not first:
+            console.print()
+        console.print(table)
     for note in (
         "",
         "kernel: fused kernels do, or rows of attention must be written out (slower).",
@@ -185,24 +184,6 @@ def _list(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
         "`arborsim policies NAME` explains one; `--json` prints everything.",
     ):
         console.print(note, style="dim", markup=False)
-
-
-def _family_table(
-    family: str, columns: dict[str, list[str]], widths: dict[str, int], rows: Iterable[int]
-) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    first = family == BASELINES  # column heads are said once
-    table = Table(
-        title=family, title_justify="left", title_style="bold", show_header=first, box=None,
-        pad_edge=False, padding=(0, 2, 0, 0), header_style="dim",
-    )  # fmt: skip
-    for head, width in widths.items():
-        table.add_column(head, width=width, overflow="fold")
-    for i in rows:
-        table.add_row(*(Text(cells[i]) for cells in columns.values()))
-    return table
 
 
 def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
@@ -228,14 +209,14 @@ def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
     section("Blocks")
     pairs({block: facts[block] for block in _BLOCKS})
     section("Needs and uses")
-    tiers = [tier.lower().replace("_", " ") for tier in facts["tiers"]]
+    budget = "kept" if facts["keeps_budget"] else "used, but not kept: the cache can hold more"
     pairs(
         {
             "decides per": f"{facts['granularity']}; {_PER[facts['per']]}",
             "reads": ", ".join(facts["reads"]) or "nothing but positions and the tree",
             "kernel": "fused attention" if facts["fused"] else "writes attention rows out (slower)",
-            "tiers": ", ".join(tiers),
-            "budget": _BUDGET[facts["knows_budget"], facts["keeps_budget"]],
+            "tiers": ", ".join(facts["tiers"]).lower().replace("_", " "),
+            "budget": budget if facts["knows_budget"] else "ignored",
         }
     )
     if facts["parameters"]:
@@ -288,6 +269,4 @@ def _shown(value: object) -> str:
     """As ``--set`` takes it."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -119,10 +119,9 @@ class RewardedProblems(ProblemOptions):
     def request(self) -> dict[str, Any]:
         from arborsim.live.backends import RewardChoice
 
-        reward = RewardChoice(
-            self.reward, self.reward_token, self.reward_label, self.reward_aggregate
-        )
-        return super().request() | {"reward": reward, "dedupe": not self.keep_duplicates}
+        given = self.reward, self.reward_token, self.reward_label, self.reward_aggregate
+        more = {"reward": RewardChoice(*given), "dedupe": not self.keep_duplicates}
+        return super().request() | more
 
 
 def split_settings(
@@ -131,12 +130,7 @@ def split_settings(
     """What of ``--set`` is for the search, and what for policies.
 
     ``search.name=value`` and ``tot-bfs.name=value`` are for the search.  So is ``name=value`` if
-    the search has that option and no chosen policy has.
-
-    Raises
-    ------
-    UsageError
-        Both have it.
+    the search has that option; a `UsageError` if a chosen policy has it as well.
     """
     from arborsim.policies.registry import find, parameters
     from arborsim.search import search_options
@@ -165,13 +159,7 @@ def split_settings(
 def settled(
     problems: ProblemOptions, policies: PolicyOptions, *, full: bool = True
 ) -> dict[str, Any]:
-    """The searches and their cells, as fields of a `LiveRequest`.
-
-    Parameters
-    ----------
-    full : bool
-        Full retention leads even if it was not named.
-    """
+    """As the fields of a `LiveRequest`; `full` retention leads even if it was not named."""
     from arborsim.core.observations import Signal
     from arborsim.policies.registry import build
     from arborsim.run.episode import cells_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,9 @@ from arborsim.cli.options import (
     names,
     output_option,
     policy_settings,
+    whole_numbers,
 )
-from arborsim.cli.progress import PatientProgress
+from arborsim.cli.progress import PatientProgress, interrupted
 from arborsim.core.errors import MissingSignal, UnknownName, UsageError
 from arborsim.search import search_names, search_options
 
@@ -69,33 +71,25 @@ class SearchOptions:
         return "all" in names(self.algorithm)
 
     def arms(self, given: Iterable[str]) -> tuple[list[Arm], list[str], list[str]]:
-        """The searches, the settings that are left for policies, and what is left out and why.
-
-        Raises
-        ------
-        UnknownName, UsageError
-            For what cannot be meant.
-        """
+        """The searches, the settings that are left for policies, and what is left out and why."""
         from arborsim.bank.arms import REFERENCE, Sweep, chosen_algorithms, split_settings
         from arborsim.bank.results import OPTION
 
-        widths = widths_of(self.width)
         chosen = chosen_algorithms(names(self.algorithm))
         swept = Sweep.parse(self.sweep, chosen) if self.sweep else None
         if swept is not None and swept.option == OPTION and REFERENCE not in chosen:
             chosen = [REFERENCE, *chosen]  # what the values are compared with
         options, rest = split_settings(chosen, given)
-        found: dict[Arm, None] = {}
+        found: list[Arm] = []
         left_out: list[str] = []
-        for width in widths:
-            for algorithm in chosen:
-                try:
-                    found.update(dict.fromkeys(_arms(algorithm, width, options[algorithm], swept)))
-                except UsageError as error:
-                    if not self.every:
-                        raise
-                    left_out.append(f"left out: {error}")
-        return sorted(found, key=lambda arm: arm.width), rest, left_out
+        for width, algorithm in product(whole_numbers(self.width, "--width"), chosen):
+            try:
+                found += _arms(algorithm, width, options[algorithm], swept)
+            except UsageError as error:
+                if not self.every:
+                    raise
+                left_out.append(f"left out: {error}")
+        return sorted(dict.fromkeys(found), key=lambda arm: arm.width), rest, left_out
 
 
 @dataclass(frozen=True)
@@ -171,31 +165,16 @@ def search(
     return _run(request, left_out, output)
 
 
-def widths_of(text: str) -> list[int]:
-    """``"16,64"`` as numbers of 1 or more."""
-    found = []
-    for part in names(text):
-        if not part.isdecimal() or int(part) < 1:
-            raise UsageError(f"--width {part}: expected whole numbers of 1 or more, by comma")
-        found.append(int(part))
-    if not found:
-        raise UsageError("--width names no width")
-    return list(dict.fromkeys(found))
-
-
 def _arms(algorithm: str, width: int, given: dict[str, str], swept: Sweep | None) -> list[Arm]:
     """A search at one width, once for each value of a sweep of one of its options."""
     from arborsim.bank.arms import arms_of
 
     if swept is None or swept.option not in search_options(algorithm):
         return arms_of(algorithm, [width], given)
-    return [
-        arm
-        for value in swept.values
-        for arm in arms_of(
-            algorithm, [width], {**given, swept.option: value}, f"{swept.option}={value}"
-        )
-    ]
+    option, found = swept.option, []
+    for value in swept.values:
+        found += arms_of(algorithm, [width], {**given, option: value}, f"{option}={value}")
+    return found
 
 
 def _must_be_known(rest: Iterable[str], algorithms: Sequence[str], policies: Sequence[str]) -> None:
@@ -225,13 +204,7 @@ def _check_fits(machine: Machine) -> None:
 def _served(
     reader: TraceReader, arms: Iterable[Arm], *, optional: bool
 ) -> tuple[list[Arm], list[str]]:
-    """The searches that the bank can serve, and why the others are left out.
-
-    Raises
-    ------
-    MissingSignal
-        One that is not optional reads what the bank lacks.
-    """
+    """The searches that the bank can serve, and why the others are left out if optional."""
     from arborsim.bank.job import require_embeddings
 
     served, lacking = [], []
@@ -250,7 +223,7 @@ def _served(
 def _kept(
     reader: TraceReader, policies: Iterable[Policy], *, optional: bool
 ) -> tuple[list[Policy], list[str]]:
-    """The policies that the bank can serve, and why the others are left out."""
+    """The policies that the bank can serve, and why the others are left out if optional."""
     from arborsim.run.results import LeftOut
     from arborsim.show.replay_words import left_out
     from arborsim.trace.schema import recording_options
@@ -263,11 +236,8 @@ def _kept(
             continue
         if not optional:
             reader.require(policy.reads(), f"policy {policy.name}")
-        remedy = " ".join(recording_options(missing, reader.info))
-        unrecorded = reader.info.unrecorded
-        unserved.append(
-            LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=unrecorded)
-        )
+        remedy, why = " ".join(recording_options(missing, reader.info)), reader.info.unrecorded
+        unserved.append(LeftOut(reader.path.name, policy.name, remedy=remedy, unrecorded=why))
     return kept, left_out(unserved)
 
 
@@ -282,30 +252,27 @@ def _run(job: SearchJob, left_out: list[str], output: SearchOutput) -> int:
 
     reader = job.open()
     shown = output.problems(job.chosen(reader))
-    interrupted = False
+    stopped = False
     try:
         with PatientProgress(job.work(reader)) as progress:
             job.run(progress.advance)
     except KeyboardInterrupt:
-        interrupted = True
+        stopped = True
     results, left_out = job.ordered(), [*left_out, *job.notes()]
     print_searches(rows_of(results), search_heading(job, reader, results))
     console = Console(highlight=False)
     for line in (*verdicts(results), *search_notes(job.machine, results), *left_out):
         console.print(plain(line), markup=False)
-    if output.out is not None and (results or not interrupted):
+    if output.out is not None and (results or not stopped):
         _write(results, output.out)
         typer.echo(f"wrote {output.out}")
     if output.report is not None and results:
-        trees = None if interrupted else _film(job, results, shown)
-        missing = _INTERRUPTED if interrupted else "" if trees is not None else _NO_TREES
-        _write_page(job, reader, left_out, output.report, trees or [], missing)
-        interrupted = trees is None
+        stopped |= _write_page(job, reader, left_out, output.report, None if stopped else shown)
         typer.echo(f"wrote {output.report}")
-    if interrupted:
-        done, of = len({r.episode for r in results}), len(job.chosen(reader))
-        typer.echo(f"arborsim: interrupted: {done} of {of} problems are in the results", err=True)
-    return 130 if interrupted else 0
+    if not stopped:
+        return 0
+    done, of = len({r.episode for r in results}), len(job.chosen(reader))
+    return interrupted(f": {done} of {of} problems are in the results")
 
 
 def _write(results: Sequence[SearchResult], out: Path) -> None:
@@ -318,8 +285,8 @@ def _write(results: Sequence[SearchResult], out: Path) -> None:
 
     rows = [result.flat() for result in results]
     if out.suffix == ".json":
-        document = strict(rows)
-        out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(strict(rows), indent=1, allow_nan=False)
+        out.write_text(f"{text}\n", encoding="utf-8")
         return
     frame = pd.DataFrame(rows)
     if rows:
@@ -330,43 +297,34 @@ def _write(results: Sequence[SearchResult], out: Path) -> None:
         frame.to_parquet(out, index=False)
 
 
-def _film(
-    job: SearchJob, results: Sequence[SearchResult], shown: list[int]
-) -> list[ProblemTrees] | None:
-    """The trees of a few problems; None after Ctrl-C: the results are there, and worth a page."""
-    from arborsim.show.search_trees import chosen_problems, take_trees
-
-    problems = chosen_problems(results, shown)
-    work = len(problems) * len(job.arms) * len(job.cells)
-    try:
-        with PatientProgress(work) as progress:
-            return take_trees(job, problems, progress.advance)
-    except KeyboardInterrupt:
-        return None
-
-
 def _write_page(
-    job: SearchJob,
-    reader: TraceReader,
-    left_out: Sequence[str],
-    path: Path,
-    trees: Sequence[ProblemTrees],
-    missing: str,
-) -> None:
-    """The page of `results`; it says what an interruption left out."""
+    job: SearchJob, reader: TraceReader, skipped: Iterable[str], path: Path, shown: list[int] | None
+) -> bool:
+    """Write the page, without trees if `shown` is None; returns whether Ctrl-C left them out."""
     from arborsim.bank.results import verdicts
     from arborsim.show.provenance import search_heading, search_notes, search_settings
     from arborsim.show.search_page import SearchReport, write_search_page
+    from arborsim.show.search_trees import chosen_problems, take_trees
 
     profile, results = job.machine.profile, job.ordered()
+    trees: Sequence[ProblemTrees] = ()
+    missing = [_INTERRUPTED] if shown is None else []
+    if shown is not None:
+        problems = chosen_problems(results, shown)
+        try:
+            with PatientProgress(len(problems) * len(job.arms) * len(job.cells)) as progress:
+                trees = take_trees(job, problems, progress.advance)
+        except KeyboardInterrupt:  # the results are there, and worth a page
+            missing = [_NO_TREES]
     report = SearchReport(
         f"{search_heading(job, reader, results)}.",
         tuple(results),
         tuple(trees),
         search_settings(job, reader),
         tuple(f"{name} {getattr(profile, name)}" for name in profile.assumed()),
-        tuple(line.removeprefix("left out: ") for line in left_out),
+        tuple(line.removeprefix("left out: ") for line in skipped),
         tuple(verdicts(results)),
-        (*search_notes(job.machine, results), *filter(None, [missing])),
+        (*search_notes(job.machine, results), *missing),
     )
     write_search_page(report, path)
+    return bool(missing)

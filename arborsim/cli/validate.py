@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,7 +18,7 @@ from arborsim.cli.options import (
     output_option,
 )
 from arborsim.cli.problems import ProblemOptions, problem_option, settled
-from arborsim.cli.progress import LiveBar
+from arborsim.cli.progress import LiveBar, interrupted
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from arborsim.validate.results import CellCheck
 
 RESULTS, PAGE = "results.parquet", "index.html"
-_SIMULATED_RECALLS = ("stage", "stream", "near")
 
 
 @dataclass(frozen=True)
@@ -64,53 +63,45 @@ def validate(
     from arborsim.machine.lookup import load_profile
     from arborsim.machine.machine import Machine
 
-    check_recall(recall, _SIMULATED_RECALLS)
+    check_recall(recall, ("stage", "stream", "near"))
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out}: expected a folder, but that is a file")
     if resume and overwrite:
         raise UsageError("--resume keeps the results and --overwrite replaces them: give one")
+    machine = Machine(load_profile(gpu), None, recall)
     request = LiveRequest(
-        **settled(problems, policies),
-        recall=recall,
-        overlap=overlap,
-        machine=Machine(load_profile(gpu), None, recall),
+        **settled(problems, policies), recall=recall, overlap=overlap, machine=machine,
         command=command_line(),
-    )
+    )  # fmt: skip
     return _run(request, Keeper(request, out, resume=resume, overwrite=overwrite))
 
 
 class Keeper:
-    """A `ValidationObserver` that writes results as they come.
+    """A `ValidationObserver` that writes results into a folder as they come.
 
-    Parameters
-    ----------
-    request : LiveRequest
-    out : Path
-        Folder; it is made when there is something to write.
-    resume, overwrite : bool
-
-    Raises
-    ------
-    UsageError
-        There are results already and neither was said, or they are of another request.
+    Raises `UsageError` if there are results and neither option was given, or they are of another
+    request.
     """
 
     def __init__(self, request: LiveRequest, out: Path, *, resume: bool, overwrite: bool) -> None:
         from arborsim.live.log import describe
         from arborsim.validate.results import Validation, read_results
 
-        self.path = out / RESULTS
-        self._request = request
+        self.path, self._request = out / RESULTS, request
         self._described = {k: v for k, v in describe(request).items() if k != "episodes"}
-        self._dates: list[str] = []
         self.result = Validation(())
-        if self.path.exists() and not overwrite:
-            if not resume:
-                raise UsageError(f"{self.path} exists: --resume goes on, --overwrite replaces it")
-            self.result, there = read_results(self.path)
-            self._compare(there)
-            self._dates = [self.result.about.get("date", "")]
         self.bar = LiveBar("loading the model")
+        if not self.path.exists() or overwrite:
+            return
+        if not resume:
+            raise UsageError(f"{self.path} exists: --resume goes on, --overwrite replaces it")
+        self.result, there = read_results(self.path)
+        for key in sorted({*there, *self._described}):
+            if there.get(key) != self._described.get(key):
+                raise UsageError(
+                    f"{self.path} holds results of another request (its {key} differs): choose "
+                    "another --out, or --overwrite"
+                )
 
     @property
     def problems(self) -> set[int]:
@@ -118,8 +109,8 @@ class Keeper:
         return {check.episode for check in self.result.checks}
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
-        about = _about(self._request, facts, self._dates)
         old = self.result.about
+        about = _about(self._request, facts, old.get("date", ""))
         for key in ("model", "device", "dtype", "versions"):
             if old and old[key] != about[key]:
                 raise UsageError(
@@ -146,46 +137,33 @@ class Keeper:
         write_results(self.result, self._described, self.path)
         self.bar.show(completed=len(self.problems))
 
-    def _compare(self, there: dict[str, Any]) -> None:
-        for key in sorted({*there, *self._described}):
-            if there.get(key) != self._described.get(key):
-                raise UsageError(
-                    f"{self.path} holds results of another request (its {key} differs): choose "
-                    "another --out, or --overwrite"
-                )
-
 
 def _run(request: LiveRequest, keeper: Keeper) -> int:
     """Compare, then show and write what came of it; returns the exit code."""
     from arborsim.live.backends import get_backend
+    from arborsim.show.validation import print_validation
+    from arborsim.show.validation_page import write_page
 
-    interrupted = False
+    stopped = False
     try:
         with keeper.bar:
             get_backend("torch").validate(request, keeper)
     except KeyboardInterrupt:
-        interrupted = True
+        stopped = True
     if keeper.result.checks:
-        _show(keeper)
-    if not interrupted:
+        page = keeper.path.with_name(PAGE)
+        print_validation(keeper.result)
+        write_page(keeper.result, page)
+        typer.echo(f"wrote {keeper.path} and {page}")
+    if not stopped:
         return 0
     done = f"{keeper.path} holds {len(keeper.problems)} problems; --resume goes on"
-    said = done if keeper.result.checks else "no problem was complete, so nothing was written"
-    typer.echo(f"arborsim: interrupted: {said}", err=True)
-    return 130
+    nothing = "no problem was complete, so nothing was written"
+    return interrupted(f": {done if keeper.result.checks else nothing}")
 
 
-def _show(keeper: Keeper) -> None:
-    from arborsim.show.validation import print_validation
-    from arborsim.show.validation_page import write_page
-
-    print_validation(keeper.result)
-    page = keeper.path.with_name(PAGE)
-    write_page(keeper.result, page)
-    typer.echo(f"wrote {keeper.path} and {page}")
-
-
-def _about(request: LiveRequest, facts: LiveFacts, dates: list[str]) -> dict[str, str]:
+def _about(request: LiveRequest, facts: LiveFacts, before: str) -> dict[str, str]:
+    """What made the numbers; `before` are the dates of an earlier run."""
     assert request.machine is not None
     profile = request.machine.profile
     today = datetime.now(UTC).date().isoformat()
@@ -202,5 +180,5 @@ def _about(request: LiveRequest, facts: LiveFacts, dates: list[str]) -> dict[str
         "KV bytes per token": f"{facts.kv_bytes_per_token:,}",
         "versions": ", ".join(f"{name} {text}" for name, text in facts.software.items()),
         "command": request.command,
-        "date": ", ".join(dict.fromkeys([*filter(None, dates), today])),
+        "date": ", ".join(dict.fromkeys(filter(None, [before, today]))),
     }

@@ -30,18 +30,13 @@ _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 @dataclass(frozen=True)
 class Generated:
-    """What a search generated.
+    """What a search generated."""
 
-    Attributes
-    ----------
-    node, token : int32 ``[tokens]``
-        Of every token in order of arrival, the prompt first.
-    born : int64 ``[iterations + 1]``
-        Tokens there were after each iteration; those of the prompt after iteration 0.
-    """
-
+    #: Of every token in order of arrival, the prompt first: int32 ``[tokens]``
     node: np.ndarray
     token: np.ndarray
+    #: Tokens there were after each iteration, those of the prompt after iteration 0:
+    #: int64 ``[iterations + 1]``
     born: np.ndarray
 
     @classmethod
@@ -71,22 +66,13 @@ class Generated:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One cell of a replay.
+    """One cell of a replay."""
 
-    Attributes
-    ----------
-    moves : int64 ``[moves, 4]``
-        See `MoveLog.rows`.
-    attention_kept, output_error : float
-        NaN if the trace lacks what they are made of.
-    infeasible : str
-        Why the budget cannot hold the search; empty if it can.
-    """
-
-    moves: np.ndarray
+    moves: np.ndarray  #: int64 ``[moves, 4]``, see `MoveLog.rows`
+    #: NaN if the trace lacks what they are made of
     attention_kept: float = float("nan")
     output_error: float = float("nan")
-    infeasible: str = ""
+    infeasible: str = ""  #: why the budget cannot hold the search; empty if it can
 
 
 def replay_cells(
@@ -94,10 +80,7 @@ def replay_cells(
 ) -> tuple[Generated, list[Replayed]]:
     """Replay the one episode of `trace` under each cell.
 
-    Raises
-    ------
-    MissingSignal
-        A policy reads what the trace does not hold.
+    Raises `MissingSignal` if a policy reads what the trace does not hold.
     """
     reader = TraceReader(trace)
     quality = Quality.of(reader)
@@ -120,19 +103,11 @@ def replay_cells(
 
 @dataclass(frozen=True)
 class Agreement:
-    """Jaccard index of the tokens in HBM, in [0, 1], at some iterations.
+    """Jaccard index of the tokens in HBM, in [0, 1], at some iterations."""
 
-    Attributes
-    ----------
-    iteration : int64 ``[points]``
-    jaccard : float64 ``[points]``
-    same : int
-        Iterations for which both searches generated the same tokens.
-    """
-
-    iteration: np.ndarray
-    jaccard: np.ndarray
-    same: int
+    iteration: np.ndarray  #: int64 ``[points]``
+    jaccard: np.ndarray  #: float64 ``[points]``
+    same: int  #: iterations for which both searches generated the same tokens
 
     @property
     def before(self) -> float:
@@ -155,15 +130,8 @@ def agreement(
 ) -> Agreement:
     """Compare what two runs keep in HBM, at either precision.
 
-    Parameters
-    ----------
-    shadow, live : Generated
-    shadow_moves, live_moves : int64 ``[moves, 4]``
-        See `arborsim.run.meters.MoveLog.rows`.
-    groups : int
-        Cache groups; each (group, token) is an element of the sets compared.
-    points : int
-        Iterations to look at, at most; evenly spread over the shorter of the two.
+    Moves are int64 ``[moves, 4]`` (`MoveLog.rows`).  Each (cache group, token) is an element of the
+    sets compared, at no more than `points` iterations, evenly spread over the shorter run.
     """
     last = min(shadow.iterations, live.iterations)
     same = shadow.same_iterations(live)

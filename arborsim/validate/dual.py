@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,21 +41,10 @@ def held_by(simulated: SimulatedExecutor) -> Held:
 class DualExecutor:
     """An `arborsim.run.controller.Executor` that forwards every call to two others.
 
-    Parameters
-    ----------
-    live : Executor
-        Its tiers are what the controller sees.
-    simulated : SimulatedExecutor
-    held : callable
-        Bytes by `PARTS` that the live machine holds now.
-
-    Attributes
-    ----------
-    log : MoveLog
-        The moves that really were carried out.
-    overhead_s, overhead_thread_s : float
-        Seconds that went into the simulator and the comparison, on the clock and of this thread's
-        CPU time: not the search's.
+    The controller sees the tiers of `live`.  `held` says which bytes the live machine holds now, by
+    `PARTS`.  `log` has the moves that really were carried out; `overhead_s` and `overhead_thread_s`
+    are seconds that went into the simulator and the comparison, on the clock and of this thread's
+    CPU time: not the search's.
     """
 
     def __init__(
@@ -129,24 +119,16 @@ class DualExecutor:
         self.overhead_thread_s += time.thread_time() - begun_thread
 
 
+@dataclass(frozen=True, eq=False)
 class BytesOverTime:
-    """What a live machine and its simulation held, call by call.
+    """What a live machine and its simulation held, call by call."""
 
-    Parameters
-    ----------
-    iteration : int64 ``[calls]``
-        Decode iterations done by then.
-    live, simulated : int64 ``[calls, parts]``
-        Bytes by `PARTS`.
-    tiers_differ : int
-        Calls after which some token was not in the same tier on both sides.
-    """
-
-    def __init__(
-        self, iteration: np.ndarray, live: np.ndarray, simulated: np.ndarray, tiers_differ: int
-    ) -> None:
-        self.iteration, self.live, self.simulated = iteration, live, simulated
-        self.tiers_differ = tiers_differ
+    iteration: np.ndarray  #: int64 ``[calls]``, decode iterations done by then
+    #: Bytes by `PARTS`, int64 ``[calls, parts]``
+    live: np.ndarray
+    simulated: np.ndarray
+    #: Calls after which some token was not in the same tier on both sides
+    tiers_differ: int
 
     def __len__(self) -> int:
         return len(self.iteration)

@@ -36,86 +36,60 @@ _NAN = float("nan")
 
 @dataclass(frozen=True, kw_only=True)
 class CellCheck:
-    """One search under one policy and budget; unknown numbers are NaN or -1.
-
-    Attributes
-    ----------
-    episode : int
-    policy, budget : str
-    budget_tokens, full_tokens : int
-        The budget, and the length of the search under full retention.
-    infeasible : str
-        Why the budget cannot hold the live search; nothing else was measured then.
-    shadow_moves, equal_moves, parity : int, int, bool
-        (a) moves of the shadow run; how many of them the replay repeats in their place; whether
-        both lists are the same.
-    calls, equal_calls, tiers_differ : int
-        (b) calls of the executor; after how many all bytes were equal; after how many some token
-        was not in the same tier.
-    off_bytes : tuple of int
-        Largest difference by `arborsim.validate.dual.PARTS`, simulated less live.
-    live_peaks, simulated_peaks : tuple of int
-        By `PEAKS`.
-    live_counters, simulated_counters : tuple of float
-        By `COUNTERS`.
-    allocated_bytes, device_peak_bytes, weight_bytes : int
-        Largest size of the pools' tensors on the device, gaps included; largest memory of the
-        framework's allocator (0 on the CPU); the weights.
-    bytes_over_time : tuple of int
-        Rows of `BytesOverTime.thinned`, one after the other; empty for searches that are not drawn.
-    live_s, simulated_s : tuple of float
-        (c) by `TERMS`.
-    thread_s : float
-        CPU seconds of the live search where one thread computes it all: what other processes on a
-        busy machine hardly change.
-    generated_tokens, iterations : int
-    same_iterations, shadow_iterations : int
-        (d) iterations for which the live run generated the tokens of the shadow run.
-    jaccard_before, jaccard_after : float
-        Tokens in HBM of both, mean until then and after it.
-    jaccard_iteration, jaccard : tuple
-        The same over time.
-    attention_kept, output_error : float
-        (e) in the replay of the full-retention trace.
-    correct : int
-        1, 0 or -1 for "not judged", of the live run.
-    """
+    """One search under one policy and budget; unknown numbers are NaN or -1."""
 
     episode: int
     policy: str
     budget: str
     budget_tokens: int
-    full_tokens: int
+    full_tokens: int  #: length of the search under full retention
+    #: Why the budget cannot hold the live search; nothing else was measured then.
     infeasible: str = ""
+    #: (a) Moves of the shadow run; how many of them the replay repeats in their place; whether both
+    #: lists are the same
     shadow_moves: int = -1
     equal_moves: int = -1
     parity: bool = False
+    #: (b) Calls of the executor; after how many all bytes were equal; after how many some token was
+    #: not in the same tier
     calls: int = 0
     equal_calls: int = 0
     tiers_differ: int = 0
+    #: Largest difference by `arborsim.validate.dual.PARTS`, simulated less live
     off_bytes: tuple[int, ...] = ()
+    #: By `PEAKS`
     live_peaks: tuple[int, ...] = ()
     simulated_peaks: tuple[int, ...] = ()
+    #: By `COUNTERS`
     live_counters: tuple[float, ...] = ()
     simulated_counters: tuple[float, ...] = ()
+    #: Largest size of the pools' tensors on the device, gaps included; largest memory of the
+    #: framework's allocator (0 on the CPU); the weights
     allocated_bytes: int = 0
     device_peak_bytes: int = 0
     weight_bytes: int = 0
+    #: Rows of `BytesOverTime.thinned`, one after the other; empty for searches that are not drawn
     bytes_over_time: tuple[int, ...] = ()
+    #: (c) By `TERMS`
     live_s: tuple[float, ...] = ()
     simulated_s: tuple[float, ...] = ()
+    #: CPU seconds of the live search where one thread computes it all: what other processes on a
+    #: busy machine hardly change
     thread_s: float = _NAN
     generated_tokens: int = 0
     iterations: int = 0
+    #: (d) Iterations for which the live run generated the tokens of the shadow run
     same_iterations: int = -1
     shadow_iterations: int = -1
+    #: Jaccard index of the tokens in HBM of both: mean until then and after it, and over time
     jaccard_before: float = _NAN
     jaccard_after: float = _NAN
     jaccard_iteration: tuple[int, ...] = ()
     jaccard: tuple[float, ...] = ()
+    #: (e) In the replay of the full-retention trace
     attention_kept: float = _NAN
     output_error: float = _NAN
-    correct: int = -1
+    correct: int = -1  #: 1, 0 or -1 for "not judged", of the live run
 
     @property
     def key(self) -> tuple[int, str, str]:
@@ -124,31 +98,16 @@ class CellCheck:
 
 @dataclass(frozen=True)
 class Validation:
-    """All that was compared.
+    """All that was compared."""
 
-    Attributes
-    ----------
-    checks : tuple of CellCheck
-        In order of problem.
-    about : mapping of str to str
-        What made the numbers: model, task, search, device, profile, versions, command, dates.
-    left_out : tuple of str
-        Policies that no live search can run, and why.
-    """
-
-    checks: tuple[CellCheck, ...]
+    checks: tuple[CellCheck, ...]  #: in order of problem
+    #: What made the numbers: model, task, search, device, profile, versions, command, dates
     about: Mapping[str, str] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  #: policies that no live search can run, and why
 
 
 def write_results(result: Validation, request: Mapping[str, Any], path: Path) -> None:
-    """Write the file; the old one stays until the new one is complete.
-
-    Raises
-    ------
-    UsageError
-        It cannot be written.
-    """
+    """Write the file, or a `UsageError`; the old one stays until the new one is complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -167,13 +126,7 @@ def write_results(result: Validation, request: Mapping[str, Any], path: Path) ->
 
 
 def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
-    """The results in a file, and the request that made them.
-
-    Raises
-    ------
-    UsageError
-        It cannot be read, or holds something else.
-    """
+    """The results in a file, and the request that made them; or a `UsageError`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -189,7 +142,11 @@ def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
     about = json.loads(kept)
     if not table.schema.equals(_schema()):
         raise UsageError(f"{path} has other columns than a validation: choose another --out")
-    checks = tuple(CellCheck(**_row(row)) for row in table.to_pylist())
+    rows: list[dict[str, Any]] = [
+        {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        for row in table.to_pylist()
+    ]
+    checks = tuple(CellCheck(**row) for row in rows)
     return Validation(checks, about["about"], tuple(about["left_out"])), about["request"]
 
 
@@ -197,10 +154,6 @@ def merged(old: Iterable[CellCheck], new: Iterable[CellCheck]) -> tuple[CellChec
     """Both, one per search, policy and budget, in order of problem."""
     found = {check.key: check for check in (*old, *new)}
     return tuple(sorted(found.values(), key=lambda check: check.episode))
-
-
-def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
 def _schema() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,46 +22,24 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Line:
-    """All searches of one policy under one budget.
-
-    Attributes
-    ----------
-    policy, budget : str
-    searches, infeasible : int
-        Live searches that came to their end, and those whose budget was too small.
-    parity : int
-        Of all searches, those whose replay decides as the shadow run did.
-    shadow_moves, equal_moves, calls, equal_calls : int
-    peaks_equal, counters_equal : int
-        Searches with the same peaks (moves and traffic) on both sides.
-    live_s, simulated_s : tuple of float
-        Sums by `TERMS`.
-    thread_s : float
-        CPU seconds of the searching thread; NaN if others computed with it.
-    tokens : int
-        Generated.
-    same : float
-        Mean share of the shadow run's iterations that the live run repeats token by token.
-    jaccard_before, jaccard_after : float
-    attention_kept, output_error : float
-    correct, judged : int
-    """
+    """All searches of one policy under one budget."""
 
     policy: str
     budget: str
-    searches: int
-    infeasible: int
-    parity: int
+    searches: int  #: live searches that came to their end
+    infeasible: int  #: those whose budget was too small
+    parity: int  #: of all searches, those whose replay decides as the shadow run did
     shadow_moves: int
     equal_moves: int
     calls: int
     equal_calls: int
-    peaks_equal: int
-    counters_equal: int
+    peaks_equal: int  #: searches with the same peaks on both sides
+    #: Sums by `TERMS`
     live_s: tuple[float, ...]
     simulated_s: tuple[float, ...]
-    thread_s: float
-    tokens: int
+    thread_s: float  #: CPU seconds of the searching thread; NaN if others computed with it
+    tokens: int  #: generated
+    #: Mean share of the shadow run's iterations that the live run repeats token by token
     same: float
     jaccard_before: float
     jaccard_after: float
@@ -79,12 +58,6 @@ class Line:
         total = self.live_s[TERMS.index("total_s")]
         return simulated / live - 1 if total and live >= LEAST_SHARE * total else _NAN
 
-    @property
-    def thread_error(self) -> float:
-        """Relative error of all seconds against the CPU time of the searching thread."""
-        total = self.simulated_s[TERMS.index("total_s")]
-        return total / self.thread_s - 1 if self.thread_s > 0 else _NAN
-
     def per_token_s(self) -> tuple[float, float]:
         """Measured and simulated seconds per generated token, the prompt's left out."""
         if not self.tokens:
@@ -98,20 +71,11 @@ class Line:
 
 @dataclass(frozen=True)
 class TermError:
-    """Relative errors of one term over policies and budgets.
-
-    Attributes
-    ----------
-    term : str
-    lines : int
-        Policies and budgets in which the term counts.
-    median, worst : float
-        Of the absolute errors; NaN if it never counts.
-    worst_name : str
-    """
+    """Relative errors of one term over policies and budgets."""
 
     term: str
-    lines: int
+    lines: int  #: policies and budgets in which the term counts
+    #: Of the absolute errors; NaN if it never counts
     median: float
     worst: float
     worst_name: str
@@ -119,21 +83,14 @@ class TermError:
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Spearman's rho over policies and budgets between a replay's figure and live accuracy.
-
-    Attributes
-    ----------
-    figure : str
-    rho, low, high : float
-        With the 95% percentile interval of a bootstrap over problems.
-    lines, problems : int
-        What it rests on.
-    """
+    """Spearman's rho over policies and budgets between a replay's figure and live accuracy."""
 
     figure: str
+    #: With the 95% percentile interval of a bootstrap over problems
     rho: float
     low: float
     high: float
+    #: What it rests on
     lines: int
     problems: int
 
@@ -160,7 +117,6 @@ def _line(policy: str, budget: str, checks: Sequence[CellCheck]) -> Line:
         calls=sum(check.calls for check in ran),
         equal_calls=sum(check.equal_calls for check in ran),
         peaks_equal=sum(check.live_peaks == check.simulated_peaks for check in ran),
-        counters_equal=sum(check.live_counters == check.simulated_counters for check in ran),
         live_s=_sums([check.live_s for check in ran]),
         simulated_s=_sums([check.simulated_s for check in ran]),
         thread_s=sum(check.thread_s for check in ran),
@@ -178,19 +134,20 @@ def _line(policy: str, budget: str, checks: Sequence[CellCheck]) -> Line:
 def term_errors(lines: Sequence[Line]) -> list[TermError]:
     """How far off each term is, then seconds per generated token, and CPU seconds of the thread.
 
-    ``against_full_s`` is the former as a multiple of full retention's in the same run: how fast the
-    machine happens to be, which differs from the calibration's moment, cancels out.
+    ``against_full_s`` is seconds per token as a multiple of full retention's in the same run: how
+    fast the machine happens to be, which differs from the calibration's moment, cancels out.
+    ``thread_s`` compares all simulated seconds with the CPU time of the searching thread.
     """
-    errors: dict[str, Callable[[Line], float]] = {
-        term: lambda line, term=term: line.error(term)  # type: ignore[misc]
-        for term in TERMS
-    }
+    errors: dict[str, Callable[[Line], float]]
+    errors = {term: partial(Line.error, term=term) for term in TERMS}
     errors["per_token_s"] = _per_token_error
     pace = next((1 + _per_token_error(line) for line in lines if line.policy == _BASELINE), _NAN)
     errors["against_full_s"] = lambda line: (
         _NAN if line.policy == _BASELINE else (1 + _per_token_error(line)) / pace - 1
     )
-    errors["thread_s"] = lambda line: line.thread_error
+    errors["thread_s"] = lambda line: (
+        line.simulated_s[TERMS.index("total_s")] / line.thread_s - 1 if line.thread_s > 0 else _NAN
+    )
     found = []
     for term, of in errors.items():
         known = [(abs(of(line)), line.name) for line in lines if line.searches]
