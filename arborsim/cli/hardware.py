@@ -68,19 +68,15 @@ def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, ho
     hosts = [load_host(name) for name in ([host] if host else host_names())]
     if host:
         console.print(f"Each GPU in host {hosts[0].name}:", style="bold", markup=False)
-    rows = [
-        [
-            profile.name.removesuffix(f"+{hosts[0].name}") if host else profile.name,
-            *(
-                f"{getattr(profile, name) / size:.{digits}f}"
-                + ("?" if profile.is_assumed(name) else "")
-                for name, (_, size, digits) in columns.items()
-            ),
-            f"{len(profile.assumed())} of {len(profile.numbers())}",
-            _price(profile.name, prices),
+    rows = []
+    for profile in found:
+        name = profile.name.removesuffix(f"+{hosts[0].name}") if host else profile.name
+        figures = [
+            f"{getattr(profile, key) / size:.{digits}f}" + "?" * profile.is_assumed(key)
+            for key, (_, size, digits) in columns.items()
         ]
-        for profile in found
-    ]
+        assumed = f"{len(profile.assumed())} of {len(profile.numbers())}"
+        rows.append([name, *figures, assumed, _price(profile.name, prices)])
     heads = [head for head, _, _ in columns.values()]
     print_list(console, ["GPU", *heads, "assumed", f"{prices.currency}/h"], rows)
     console.print()
@@ -121,17 +117,13 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
         for each in numbers_of(profile)
     ]  # fmt: skip
     console.print(grid(rows, ("number", "value", "what it is, and where it is from")))
-    price, note = prices.of(profile.name), prices.notes.get(profile.name.partition("+")[0])
-    if price:
+    gpu = profile.name.partition("+")[0]
+    if prices.of(profile.name):
         shown = f"{_price(profile.name, prices)} {prices.currency} per hour"
-        text = f"{shown}: {prices.source}, {prices.date}" + (f"; {note}" if note else "")
-        console.print(Text(f"\n{text}"))
-    assumed = len(profile.assumed())
-    console.print(
-        Text(
-            f"\n{assumed} of {len(profile.numbers())} numbers are assumed. `arborsim calibrate "
-            f'hardware` measures them; a TOML file with base = "{profile.name.partition("+")[0]}" '
-            "changes single ones.",
-            style="dim",
-        )
+        note = f"; {prices.notes[gpu]}" if gpu in prices.notes else ""
+        console.print(Text(f"\n{shown}: {prices.source}, {prices.date}{note}"))
+    text = (
+        f"\n{len(profile.assumed())} of {len(profile.numbers())} numbers are assumed. `arborsim "
+        f'calibrate hardware` measures them; a TOML file with base = "{gpu}" changes single ones.'
     )
+    console.print(Text(text, style="dim"))

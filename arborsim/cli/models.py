@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from arborsim.cli.command import argument, command, option
@@ -31,19 +30,17 @@ def models(
     from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
     from arborsim.machine.machine import kv_room
 
-    profile = load_profile(gpu)
+    profile, console = load_profile(gpu), Console(highlight=False)
     found = [load_geometry(one) for one in ([name] if name else geometry_names())]
-    found = [with_kv_dtype(geometry, kv_dtype) if kv_dtype else geometry for geometry in found]
-    pools = [kv_room(profile, geometry, pass_tokens=prefill_tokens) for geometry in found]
-    console = Console(highlight=False)
+    found = [with_kv_dtype(each, kv_dtype) if kv_dtype else each for each in found]
+    rooms = [(each, kv_room(profile, each, pass_tokens=prefill_tokens)) for each in found]
     if json:
-        pairs = zip(found, pools, strict=True)
-        documents = [_document(each, profile, pool) for each, pool in pairs]
+        documents = [_document(geometry, profile, pool) for geometry, pool in rooms]
         print_json(documents[0] if name else documents)
     elif name:
-        _explain(console, found[0], profile, pools[0], prefill_tokens)
+        _explain(console, *rooms[0], profile, prefill_tokens)
     else:
-        _list(console, found, profile, pools, prefill_tokens)
+        _list(console, rooms, profile, prefill_tokens)
 
 
 def _document(geometry: Geometry, profile: HardwareProfile, pool: KvRoom) -> dict[str, Any]:
@@ -65,18 +62,14 @@ def _document(geometry: Geometry, profile: HardwareProfile, pool: KvRoom) -> dic
 
 
 def _list(
-    console: Console,
-    found: Sequence[Geometry],
-    profile: HardwareProfile,
-    pools: Sequence[KvRoom],
-    together: int,
+    console: Console, rooms: list[tuple[Geometry, KvRoom]], profile: HardwareProfile, together: int
 ) -> None:
     from arborsim.show.table import print_list
 
     rows = [
         [each.name, f"{each.parameters / 1e9:.2f}", str(each.layers),
          f"{each.kv_bytes_per_token:,}", _form(each), _tokens(pool)]
-        for each, pool in zip(found, pools, strict=True)
+        for each, pool in rooms
     ]  # fmt: skip
     heads = ["model", "weights\n1e9", "layers", "KV B/\ntoken", "cache",
              f"tokens\non {profile.name}"]  # fmt: skip
@@ -104,7 +97,7 @@ def _tokens(pool: KvRoom) -> str:
 
 
 def _explain(
-    console: Console, geometry: Geometry, profile: HardwareProfile, pool: KvRoom, together: int
+    console: Console, geometry: Geometry, pool: KvRoom, profile: HardwareProfile, together: int
 ) -> None:
     from rich.text import Text
 
