@@ -36,6 +36,7 @@ def visited(walk: Walk, episode: Episode) -> Episode:
     correct = _picked(episode.correct, source, -1)
     correct[-1] = -1 if walk.correct is None else walk.correct
     new = Episode(
+        len(token),
         index=episode.index,
         info=replace(episode.info, search=walk.search, search_parameters={}),
         kind=kind,
@@ -53,7 +54,7 @@ def visited(walk: Walk, episode: Episode) -> Episode:
         attention=_attention(episode.attention, token),
         per_layer={signal: values[token] for signal, values in episode.per_layer.items()},
         text=_texts(walk, episode, source),
-        attention_layers=_layer_rows(episode.attention_layers, token),
+        layer_attention=_layer_rows(episode.layer_attention, token),
         keys=None if episode.keys is None else episode.keys[token],
         values=None if episode.values is None else episode.values[token],
         end=None if episode.end is None else _picked(episode.end, source, 0),

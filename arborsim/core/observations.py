@@ -177,7 +177,7 @@ class LayerRows:
     -----
     float16 has no steps below 6e-8: where the heads' standard deviation is less than 1.7e-4 (in a
     row of a thousand positions most are), the variance is stored as 0.  Rows are NaN where the
-    layer's softmax was; the mean over layers in `Episode.attention` leaves such layers out.
+    layer's softmax was; the mean over layers in `Observations.attention` leaves such layers out.
     """
 
     layers: tuple[int, ...]  # the captured layers, as in `TraceInfo.attention_layer_ids`

@@ -6,7 +6,7 @@ search would raise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,6 @@ from arborsim.core.events import (
 from arborsim.core.observations import (
     AttentionRows,
     DenseRows,
-    HeadRows,
     LayerRows,
     Observations,
     Signal,
@@ -44,9 +43,9 @@ _AS_THEY_ARE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Episode:
-    """One search: its event rows, and the signals of its tokens.
+@dataclass(frozen=True, kw_only=True)
+class Episode(Observations):
+    """One search: its event rows, and what was observed of its tokens, if it was asked for.
 
     Row arrays have shape ``[rows]``, token arrays ``[tokens]``; a *token* is a prefill or token
     row, numbered in row order.  Missing integers are -1, missing floats NaN.
@@ -67,52 +66,23 @@ class Episode:
     #: int8 [rows]: 1, 0, or -1 for "not judged".  Of the last row: the search's answer; of boundary
     #: rows: the thought's own.
     correct: np.ndarray
+    #: int8 [rows]: values of `arborsim.trace.schema.End`; None if the trace does not distinguish
+    #: thoughts that ended
+    end: np.ndarray | None = None
     token_rows: np.ndarray  # int64 [tokens]: row of each token
     #: int32 [tokens]
     token: np.ndarray
     position: np.ndarray
-    attention: AttentionRows | None  # one row per token; only if it was asked for when reading
-    #: mapping of Signal to float16 [tokens, layers]: only the signals that were asked for; the key
-    #: sketch ``[tokens, sketch size]`` and the offline optimum's eviction times, float64
-    #: ``[tokens]``, are among them
-    per_layer: Mapping[Signal, np.ndarray]
-    text: tuple[str | None, ...] | None = None  # one per row, only if it was asked for
-    #: int64 [k], float16 [k, size]: the rows (boundaries) that have an embedding, and the
-    #: embeddings; only if asked for
+    #: Texts, and what finished thoughts answer; one per row
+    text: tuple[str | None, ...] | None = None
+    answer: tuple[str | None, ...] | None = None
+    #: int64 [k], float16 [k, size]: the rows (boundaries) that have an embedding, and those
     embedding_rows: np.ndarray | None = None
     embedding: np.ndarray | None = None
-    #: Rows of single layers, float16 ``[layers, 2, position + 1]`` per token; only if asked for
-    attention_layers: LayerRows | None = None
-    #: Rows of single query heads of the captured layers; only if asked for
-    head_attention: HeadRows | None = None
-    #: float16 [tokens, captured layers, KV heads, head_dim]
-    keys: np.ndarray | None = None
-    values: np.ndarray | None = None
-    #: int8 [rows]: values of `arborsim.trace.schema.End`; None if the trace does not tell which
-    #: thoughts ended
-    end: np.ndarray | None = None
-    #: What finished thoughts answer; one per row, only if text was asked for
-    answer: tuple[str | None, ...] | None = None
 
     @property
     def num_rows(self) -> int:
         return len(self.kind)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_rows)
-
-    def observations(self, start: int, stop: int) -> Observations:
-        """What was observed for tokens ``start`` to ``stop``."""
-        return Observations(
-            self.num_tokens,
-            self.attention,
-            self.per_layer,
-            self.attention_layers,
-            self.head_attention,
-            self.keys,
-            self.values,
-        ).slice(start, stop)
 
 
 def decode_episode(
@@ -163,7 +133,7 @@ def decode_episode(
             episode.token_rows, episode.node, episode.parent,
         )  # fmt: skip
     if Signal.LAYER_ATTENTION in needs:
-        found["attention_layers"] = _layer_rows(table, episode, where)
+        found["layer_attention"] = _layer_rows(table, episode, where)
     return replace(episode, **found)
 
 
@@ -195,14 +165,13 @@ def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Ep
     token_rows = np.flatnonzero((row["kind"] == Kind.PREFILL) | (row["kind"] == Kind.TOKEN))
     values: dict[str, Any] = {name: row[name] for name in _AS_THEY_ARE}
     return Episode(
+        len(token_rows),
         index=where.episode,
         info=info,
         **values,
         token_rows=token_rows,
         token=row["token"][token_rows],
         position=row["position"][token_rows],
-        attention=None,
-        per_layer={},
         text=tuple(table["text"].to_pylist()) if text else None,
         end=row.get("end"),
         answer=tuple(table["answer"].to_pylist()) if text and "answer" in names else None,
@@ -369,7 +338,7 @@ def _run(episode: Episode, start: int, stop: int, leaves: tuple[int, ...]) -> To
         leaves=leaves,
         steps=(stop - start) // len(leaves),
         token=episode.token[start:stop],
-        observed=episode.observations(start, stop),
+        observed=episode.slice(start, stop),
     )
 
 

@@ -212,9 +212,9 @@ def test_vectors_and_rows_of_layers_are_carried_along() -> None:
         for name in ("attention", "head_attention"):
             mine, theirs = getattr(new, name), getattr(old, name)
             np.testing.assert_array_equal(mine.row(i), theirs.row(j))
-        assert new.attention_layers is not None
-        assert old.attention_layers is not None
-        np.testing.assert_array_equal(new.attention_layers.of(i), old.attention_layers.of(j))
+        assert new.layer_attention is not None
+        assert old.layer_attention is not None
+        np.testing.assert_array_equal(new.layer_attention.of(i), old.layer_attention.of(j))
         for name in ("keys", "values"):
             np.testing.assert_array_equal(getattr(new, name)[i], getattr(old, name)[j])
     closed = {int(old.node[row]): i for i, row in enumerate(old.embedding_rows)}

@@ -74,7 +74,7 @@ def test_rows_equal_eager_attentions(name: str, tmp_path: Path) -> None:
     model = tiny_model()
     columns = columns_of(model, search, options, prompt, Capture(row_layers=CHOSEN))
     episode = read(tmp_path / "t.parquet", columns, CHOSEN)
-    found = episode.attention_layers
+    found = episode.layer_attention
     assert found is not None
     assert found.layers == CHOSEN
     assert len(found) == episode.num_tokens
@@ -103,9 +103,9 @@ def test_other_families(family: str, tmp_path: Path) -> None:
         result = plain_copy(model)(torch.from_numpy(episode.token[None]).long(),
                                    output_attentions=True)  # fmt: skip
     heads = result.attentions[1][0].double().numpy()
-    assert episode.attention_layers is not None
+    assert episode.layer_attention is not None
     for t in range(episode.num_tokens):
-        mean, variance = episode.attention_layers.of(t)[0]
+        mean, variance = episode.layer_attention.of(t)[0]
         np.testing.assert_allclose(mean, heads[:, t, : t + 1].mean(0), atol=1e-3)
         np.testing.assert_allclose(variance, heads[:, t, : t + 1].var(0), atol=1e-3)
 
@@ -133,9 +133,9 @@ def test_layers_average_to_the_attention_column(tmp_path: Path) -> None:
                          Capture(row_layers=layers))  # fmt: skip
     episode = read(tmp_path / "t.parquet", columns, layers)
     assert episode.attention is not None
-    assert episode.attention_layers is not None
+    assert episode.layer_attention is not None
     for t in range(episode.num_tokens):
-        mean = episode.attention_layers.of(t)[:, 0].astype(np.float32).mean(0)
+        mean = episode.layer_attention.of(t)[:, 0].astype(np.float32).mean(0)
         np.testing.assert_allclose(mean, episode.attention.row(t), atol=1e-3)
 
 
@@ -146,9 +146,9 @@ def test_record_and_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     reader = TraceReader(out)
     assert reader.info.attention_layer_ids == (1, 4)
     episode = next(iter(reader.episodes([Signal.LAYER_ATTENTION])))
-    assert episode.attention_layers is not None
-    assert episode.attention_layers.of(3).shape == (2, 2, 4)
-    assert next(iter(reader.episodes())).attention_layers is None
+    assert episode.layer_attention is not None
+    assert episode.layer_attention.of(3).shape == (2, 2, 4)
+    assert next(iter(reader.episodes())).layer_attention is None
     capsys.readouterr()
     assert main(["inspect", str(out)]) == 0
     shown = capsys.readouterr().out
@@ -232,9 +232,9 @@ def test_nan_is_kept(good: dict[str, Any], tmp_path: Path) -> None:
     nan = [np.float16("nan")] * 4
     columns = spoilt(good, lambda rows: rows.__setitem__(3, [nan, nan]))
     episode = read(tmp_path / "t.parquet", columns, (1,))
-    assert episode.attention_layers is not None
-    assert np.isnan(episode.attention_layers.of(3)).all()
-    assert not np.isnan(episode.attention_layers.of(4)).any()
+    assert episode.layer_attention is not None
+    assert np.isnan(episode.layer_attention.of(3)).all()
+    assert not np.isnan(episode.layer_attention.of(4)).any()
 
 
 def test_missing_columns(good: dict[str, Any], tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class SlowThinKV(SlowAttention):
     def row(self, world: SlowWorld, token: int) -> list[list[float]]:
         if not self.layers:
             return super().row(world, token)
-        captured = world.episode.attention_layers.of(token)
+        captured = world.episode.layer_attention.of(token)
         return [means.tolist() for means, _ in captured[-self.layers :]]
 
     def head(self, world: SlowWorld) -> int:

@@ -144,6 +144,7 @@ def loose_rows(draw) -> Episode:
     sizes = np.arange(1, len(tokens) + 1)
     count, some = len(rows), np.linspace(0, 1, len(rows), dtype=np.float32)
     return Episode(
+        len(tokens),
         index=0, info=make_info(layers=2), kind=kind.astype(np.int8), iteration=iterations,
         node=node, parent=node - 1, depth=node, time_s=np.arange(count) * 0.5, entropy=some,
         reward=some, correct=np.full(count, 1, np.int8), token_rows=tokens, token=tokens % 7,
