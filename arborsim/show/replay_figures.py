@@ -17,7 +17,9 @@ from arborsim.show.page import (
     MOST_BARS,
     Figure,
     area,
+    axis,
     colour,
+    figure,
     label,
     packed,
     stacked_bars,
@@ -100,21 +102,12 @@ def memory(result: EpisodeResult, points: int, clock: str = "simulated time") ->
     ]
     if budget and len(times):
         data.append({
-            "type": "scatter",
-            "mode": "lines",
-            "name": "HBM budget",
-            "x": [0.0, float(times[-1] / seconds.size)],
-            "y": [budget / scale.size] * 2,
-            "line": {"width": 2, "dash": "dash", "color": "var(--ink)"},
-            "hoverinfo": "skip",
+            "type": "scatter", "mode": "lines", "name": "HBM budget",
+            "x": [0.0, float(times[-1] / seconds.size)], "y": [budget / scale.size] * 2,
+            "line": {"width": 2, "dash": "dash", "color": "var(--ink)"}, "hoverinfo": "skip",
         })  # fmt: skip
-    layout = {
-        "xaxis": {"title": {"text": f"{clock} ({seconds.unit})"}},
-        "yaxis": {"title": {"text": f"KV cache ({scale.unit})"}, "rangemode": "tozero"},
-        "hovermode": "x unified",
-        "height": 420,
-    }
-    return {"data": data, "layout": layout}
+    y = axis(f"KV cache ({scale.unit})", rangemode="tozero")
+    return figure(data, axis(f"{clock} ({seconds.unit})"), y, 420, hovermode="x unified")
 
 
 @dataclass(frozen=True)
@@ -183,109 +176,76 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
         ``figure``; ``efficient``: one text per numbered marker; ``policies``: name to ``x``, ``y``
         and ``budget`` of its markers, for highlighting one.
     """
-    best = efficient(rows, metric)
     relative = known(PEAK, rows)
     size = scales([COLUMNS["peak_hbm"]], rows)["peak_hbm"]
 
     def across(row: Row) -> float:
         return PEAK.value(row) if relative else row.peak_hbm_kv_bytes / size.size
 
+    def words(row: Row) -> str:
+        peak = quantity("bytes", row.peak_hbm_kv_bytes)
+        if relative:
+            peak = f"{PEAK.show(row, rows)} of full retention's memory ({peak})"
+        name = row.policy if row.is_baseline else f"{row.label} at budget {row.budget}"
+        return f"{name}: {peak}, {metric.title.lower()} {metric.show(row, rows)}"
+
+    def markers(rows: Sequence[Row]) -> Figure:
+        names = [r.label if r.is_baseline else f"{r.label}, budget {r.budget}" for r in rows]
+        return {
+            "x": [round(across(row), 4) for row in rows],
+            "y": [round(metric.value(row), 5) for row in rows],
+            "customdata": list(map(label, names)),
+            "hovertemplate": "<b>%{customdata}</b><br>memory %{x:.4g}<br>"
+            f"{metric.axis} %{{y:.4g}}<extra></extra>",
+        }
+
+    def scatter(rows: Sequence[Row], name: str, marker: Figure, line: Figure | None = None,
+                **others: Any) -> Figure:  # fmt: skip
+        lines: Figure = {} if line is None else {"line": line}
+        return {"type": "scatter", "mode": "lines+markers" if lines else "markers", "name": name,
+                "marker": marker, **lines, **others, **markers(rows)}  # fmt: skip
+
     shown = [row for row in rows if not math.isnan(metric.value(row))]
-    plain = [row for row in shown if not row.is_oracle and row not in best]
+    best = efficient(rows, metric)
+    beaten = [row for row in shown if not row.is_oracle and row not in best]
     policies = list(dict.fromkeys(row.policy for row in shown if not row.is_oracle))
-    data = [
-        *_others(plain, policies, across, metric),
-        *_bound([row for row in shown if row.is_oracle], across, metric),
-        _frontier(best, across, metric),
-    ]
-    layout = {
-        "xaxis": {"title": {"text": PEAK.axis if relative else f"peak KV in HBM ({size.unit})"},
-                  "rangemode": "tozero"},
-        "yaxis": {"title": {"text": metric.axis}},
-        "hovermode": "closest",
-        "height": 460,
-    }  # fmt: skip
+    if len(policies) > COLOURS:  # too many to tell apart
+        dot = {"color": "var(--dot)", "size": 7, "line": {"width": 0}}
+        data = [scatter(beaten, "others", dot)]
+    else:
+        groups = {policy: [row for row in beaten if row.policy == policy] for policy in policies}
+        data = [
+            scatter(own, label(policy), {"color": colour(i), "size": 10, "symbol": symbol(i)})
+            for i, (policy, own) in enumerate(groups.items())
+            if own
+        ]
+    # What evicting could keep if it knew the future; of equal memory the best.
+    bound: dict[float, Row] = {}
+    for row in sorted(shown, key=metric.value, reverse=not metric.higher):
+        if row.is_oracle:
+            bound[round(across(row), 1)] = row
+    if bound:
+        data.append(scatter(
+            sorted(bound.values(), key=across), "oracle: knows the future, only evicts",
+            {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
+            {"color": "var(--bound)", "width": 1.5, "dash": "dash"},
+        ))  # fmt: skip
+    edge = {"width": 1.5, "color": "var(--card)"}
+    data.append(scatter(
+        best, "efficient (numbers: see below)",  # names would overlap
+        {"color": "var(--accent)", "size": 18, "line": edge},
+        {"color": "var(--accent)", "width": 2}, mode="lines+markers+text",
+        text=[str(number) for number in range(1, len(best) + 1)],
+        textfont={"color": "var(--card)", "size": 11},
+    ))  # fmt: skip
+    x = axis(PEAK.axis if relative else f"peak KV in HBM ({size.unit})", rangemode="tozero")
     return {
-        "figure": {"data": data, "layout": layout},
-        "efficient": [_words(row, metric, rows) for row in best],
+        "figure": figure(data, x, axis(metric.axis), 460),
+        "efficient": list(map(words, best)),
         "policies": {
-            policy: _markers([r for r in shown if r.policy == policy], across, metric)
-            for policy in policies
+            policy: markers([row for row in shown if row.policy == policy]) for policy in policies
         },
     }
-
-
-def _words(row: Row, metric: Metric, rows: Sequence[Row]) -> str:
-    memory = quantity("bytes", row.peak_hbm_kv_bytes)
-    if known(PEAK, rows):
-        memory = f"{PEAK.show(row, rows)} of full retention's memory ({memory})"
-    name = row.policy if row.is_baseline else f"{row.label} at budget {row.budget}"
-    return f"{name}: {memory}, {metric.title.lower()} {metric.show(row, rows)}"
-
-
-def _markers(rows: Sequence[Row], across: Callable[[Row], float], metric: Metric) -> Figure:
-    return {
-        "x": [round(across(row), 4) for row in rows],
-        "y": [round(metric.value(row), 5) for row in rows],
-        "customdata": [
-            label(row.label if row.is_baseline else f"{row.label}, budget {row.budget}")
-            for row in rows
-        ],
-        "hovertemplate": f"<b>%{{customdata}}</b><br>memory %{{x:.4g}}<br>{metric.axis} "
-        "%{y:.4g}<extra></extra>",
-    }
-
-
-def _others(
-    rows: Sequence[Row], policies: Sequence[str], across: Callable[[Row], float], metric: Metric
-) -> list[Figure]:
-    """Settings that others beat: by policy if there are few policies, else all alike."""
-    if len(policies) > COLOURS:
-        marker = {"color": "var(--dot)", "size": 7, "line": {"width": 0}}
-        return [{"type": "scatter", "mode": "markers", "name": "others", "marker": marker,
-                 **_markers(rows, across, metric)}]  # fmt: skip
-    found = []
-    for number, policy in enumerate(policies):
-        own = [row for row in rows if row.policy == policy]
-        marker = {"color": colour(number), "size": 10, "symbol": symbol(number)}
-        if own:
-            found.append({"type": "scatter", "mode": "markers", "name": label(policy),
-                          "marker": marker, **_markers(own, across, metric)})  # fmt: skip
-    return found
-
-
-def _bound(rows: Sequence[Row], across: Callable[[Row], float], metric: Metric) -> list[Figure]:
-    """What evicting could keep if it knew the future; of equal memory the best."""
-    best: dict[float, Row] = {}
-    for row in sorted(rows, key=metric.value, reverse=not metric.higher):
-        best[round(across(row), 1)] = row
-    rows = sorted(best.values(), key=across)
-    if not rows:
-        return []
-    return [{
-        "type": "scatter", "mode": "lines+markers", "name": "oracle: knows the future, only evicts",
-        "line": {"color": "var(--bound)", "width": 1.5, "dash": "dash"},
-        "marker": {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
-        **_markers(rows, across, metric),
-    }]  # fmt: skip
-
-
-def _frontier(rows: Sequence[Row], across: Callable[[Row], float], metric: Metric) -> Figure:
-    """Numbered markers: names would overlap."""
-    return {
-        "type": "scatter",
-        "mode": "lines+markers+text",
-        "name": "efficient (numbers: see below)",
-        "line": {"color": "var(--accent)", "width": 2},
-        "marker": {"color": "var(--accent)", "size": 18, "line": {"width": 1.5,
-                                                                  "color": "var(--card)"}},
-        "text": [str(number) for number in range(1, len(rows) + 1)],
-        "textfont": {"color": "var(--card)", "size": 11},
-        **_markers(rows, across, metric),
-    }  # fmt: skip
-
-
-_METRICS = (KEPT, ERROR, TIMES, PEAK)
 
 
 def heat(rows: Sequence[Row]) -> dict[str, Any]:
@@ -301,7 +261,9 @@ def heat(rows: Sequence[Row]) -> dict[str, Any]:
     """
     rows = [row for row in rows if not row.is_baseline]
     budgets = list(dict.fromkeys(row.budget for row in rows))
-    metrics = [_map(rows, budgets, metric) for metric in _METRICS if known(metric, rows)]
+    metrics = [
+        _map(rows, budgets, metric) for metric in (KEPT, ERROR, TIMES, PEAK) if known(metric, rows)
+    ]
     return {"budgets": budgets, "metrics": metrics}
 
 
@@ -318,23 +280,19 @@ def _map(rows: Sequence[Row], budgets: Sequence[str], metric: Metric) -> dict[st
         share = (value - low) / (high - low) if high > low else 1.0
         return round(share if metric.higher else 1 - share, 3)
 
-    def worst_last(policy: str) -> tuple[float, ...]:
-        shades = [shade(cells.get((policy, budget), math.nan)) for budget in budgets]
-        return tuple(1.0 if one is None else -one for one in shades)
-
-    labels = {row.policy: row.label for row in rows}
-    oracles = {row.policy for row in rows if row.is_oracle}
-    unbounded = {row.policy for row in rows if not row.bounded}
-    policies = sorted(
-        dict.fromkeys(row.policy for row in rows),
-        key=lambda p: (p not in oracles, p in unbounded, worst_last(p), p),
-    )
     found = []
-    for policy in policies:
-        own = [cells.get((policy, budget), math.nan) for budget in budgets]
+    for row in {row.policy: row for row in rows}.values():
+        own = [cells.get((row.policy, budget), math.nan) for budget in budgets]
         text = ["" if math.isnan(value) else scale.show(value) for value in own]
-        found.append(
-            {"name": labels[policy], "text": text, "shade": [shade(value) for value in own]}
-        )
+        shades = list(map(shade, own))
+        worst_last = [1.0 if one is None else -one for one in shades]
+        place = (not row.is_oracle, not row.bounded, worst_last, row.policy)
+        found.append((place, {"name": row.label, "text": text, "shade": shades}))
+    found.sort(key=lambda each: each[0])
     unit = {"x": "times full retention", "%": "%"}.get(scale.unit, scale.unit)
-    return {"title": metric.title, "unit": unit, "higher": metric.higher, "policies": found}
+    return {
+        "title": metric.title,
+        "unit": unit,
+        "higher": metric.higher,
+        "policies": [policy for _, policy in found],
+    }
