@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from arborsim.core.documents import strict
 from arborsim.core.observations import Signal
 from arborsim.core.statistics import clopper_pearson
 from arborsim.trace.episode import Episode
@@ -38,13 +38,7 @@ class Spread:
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
         array = np.asarray(list(values), dtype=np.float64)
-        return cls(
-            float(array.sum()),
-            float(array.min()),
-            float(np.median(array)),
-            float(array.mean()),
-            float(array.max()),
-        )
+        return cls(*(float(of(array)) for of in (np.sum, np.min, np.median, np.mean, np.max)))
 
 
 @dataclass(frozen=True)
@@ -110,8 +104,7 @@ class Description:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: plain types, and None where there is no number."""
-        plain: dict[str, Any] = _without_nan(asdict(self))
-        return plain
+        return dict(strict(self))
 
 
 #: `EpisodeFacts` that make a row of statistics, and how they are called there.
@@ -141,25 +134,19 @@ def describe(reader: TraceReader) -> Description:
         An episode is damaged.
     """
     facts = tuple(episode_facts(episode) for episode in reader.episodes())
-    signals = tuple(signal.value for signal in Signal if reader.has(signal))
+    values = {name: [getattr(fact, name) for fact in facts] for name in SPREADS}
     return Description(
         file=str(reader.path),
         file_bytes=reader.file_bytes,
         num_episodes=reader.num_episodes,
         info=reader.info,
-        signals=signals,
+        signals=tuple(signal.value for signal in Signal if reader.has(signal)),
         columns=column_sizes(reader),
-        spreads=_spreads(facts),
+        spreads={name: Spread.of(own) for name, own in values.items() if None not in own},
         episodes=facts,
         accuracy=accuracy([fact.correct for fact in facts]),
         policies=policy_fits(reader),
     )
-
-
-def _spreads(facts: tuple[EpisodeFacts, ...]) -> dict[str, Spread]:
-    """Of everything that all episodes tell."""
-    values = {name: [getattr(fact, name) for fact in facts] for name in SPREADS}
-    return {name: Spread.of(own) for name, own in values.items() if None not in own}
 
 
 def episode_facts(episode: Episode) -> EpisodeFacts:
@@ -212,8 +199,7 @@ def count_transitions(episode: Episode) -> tuple[int, int]:
 
 def column_sizes(reader: TraceReader) -> tuple[ColumnSize, ...]:
     """Bytes per column from Parquet's metadata, largest first."""
-    stored = dict.fromkeys(reader.columns, 0)
-    unpacked = dict(stored)
+    stored, unpacked = (dict.fromkeys(reader.columns, 0) for _ in range(2))
     for episode in range(reader.num_episodes):
         for name, chunk in reader.chunks(episode):
             stored[name] += chunk.total_compressed_size
@@ -245,13 +231,3 @@ def policy_fits(reader: TraceReader) -> tuple[PolicyFit, ...]:
             remedy = reader.info.unrecorded or f"record with {options}"
         fits.append(PolicyFit(name, tuple(signal.value for signal in missing), remedy))
     return tuple(fits)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

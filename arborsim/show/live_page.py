@@ -32,6 +32,8 @@ from arborsim.show.page import (
     ACCURACY_AXIS,
     COLOURS,
     Figure,
+    axis,
+    figure,
     label,
     named_axis,
     symbol,
@@ -221,14 +223,9 @@ def accuracy(rows: Sequence[LiveRow]) -> Figure | None:
         own = [row for row in judged if row.policy == policy]
         shift = _SPREAD * ((i + 0.5) / len(policies) - 0.5)
         data.append(_points(own, [budgets.index(row.budget) + shift for row in own], i))
-    names = [label(budget) for budget in budgets]
-    layout = {
-        "xaxis": {"title": {"text": "budget"},
-                  **named_axis(range(len(budgets)), names, (-0.5, len(budgets) - 0.5))},
-        "yaxis": ACCURACY_AXIS,
-        "height": 420,
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    names, ends = list(map(label, budgets)), (-0.5, len(budgets) - 0.5)
+    x = axis("budget") | named_axis(range(len(budgets)), names, ends)
+    return figure(data, x, ACCURACY_AXIS, 420)
 
 
 def _size(budget: str) -> tuple[bool, float, str]:
@@ -242,11 +239,7 @@ def _points(rows: Sequence[LiveRow], places: list[float], i: int) -> Figure:
     y = [100 * row.accuracy for row in rows]
     low, high = [100 * row.low for row in rows], [100 * row.high for row in rows]
     return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": label(rows[0].label),
-        "x": places,
-        "y": y,
+        "type": "scatter", "mode": "markers", "name": label(rows[0].label), "x": places, "y": y,
         "error_y": whiskers(y, low, high, paint),
         "marker": {"color": paint, "size": 9, "symbol": symbol(i)},
         "customdata": [

@@ -40,16 +40,9 @@ MOST_BARS = 24
 def render(product: str, scripts: Sequence[str] = (), data: Any = None, **facts: Any) -> str:
     """The page of a product; the same facts give the same bytes.
 
-    Parameters
-    ----------
-    product : str
-        Names the template, ``PRODUCT.html``, and the style that is its own.
-    scripts : sequence of str
-        Assets that follow plotly.js and ``page.js``; a page without any has no script at all.
-    data : JSON-like
-        For the scripts.
-    **facts
-        Everything else that the template shows.
+    `product` names the template, ``PRODUCT.html``, and the style that is its own.  `scripts` are
+    assets that follow plotly.js and ``page.js``, and `data` is JSON for them; a page without
+    scripts has no script at all.  `facts` are all else that the template shows.
     """
     return _templates().get_template(f"{product}.html").render(
         product=product,
@@ -91,8 +84,7 @@ def in_script(value: Any) -> str:
 def _plotly() -> str:
     from plotly.offline import get_plotlyjs
 
-    text: str = get_plotlyjs()
-    return text
+    return str(get_plotlyjs())
 
 
 @cache
@@ -201,14 +193,8 @@ def stacked_bars(
         for title, values, paint in parts
     ]  # fmt: skip
     shown = labels if ticks is None else [label(tick) for tick in ticks]
-    layout = {
-        "barmode": "stack",
-        "bargap": 0.3,
-        "xaxis": axis,
-        "yaxis": named_axis(places, shown, (len(names) - 0.5, -0.5)),
-        "height": 150 + 25 * len(names),
-    }
-    return {"data": data, "layout": layout}
+    rows = named_axis(places, shown, (len(names) - 0.5, -0.5))
+    return figure(data, axis, rows, 150 + 25 * len(names), barmode="stack", bargap=0.3)
 
 
 def area(name: str, x: Any, values: np.ndarray, paint: str, unit: str) -> Figure:

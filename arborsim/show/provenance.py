@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from arborsim import __version__
 from arborsim.policies.registry import values_of
 from arborsim.run.results import BASELINE, MACHINE, assumed_policy_time, at_budget, does_not_fit
+from arborsim.show.words import counted
 
 if TYPE_CHECKING:
     from arborsim.bank.job import SearchJob
@@ -25,26 +26,23 @@ if TYPE_CHECKING:
 
 #: Options of a search that follow from the width.
 _WIDTHS = ("width", "n", "children")
+_KV_TYPE = re.compile(r", \w+ KV$")  # see machine.config.with_kv_dtype
 
 
 def machine_line(machine: Machine, recorded: Sequence[Geometry]) -> str:
     """GPU, host, model and type of its cache, in a line.
 
-    Parameters
-    ----------
-    machine : Machine
-    recorded : sequence of Geometry
-        Of the traces; charged for where the machine names no other.
+    `recorded` are the models of the traces: charged for where the machine names no other.
     """
     charged = _charged(machine, recorded)
-    models = "model" if len(charged) == 1 else "models"
-    named = " and ".join(
-        f"{_name(geometry)}, {_bits(geometry)} KV ({geometry.kv_bytes_per_token:,} B/token)"
+    models = " and ".join(
+        f"{_KV_TYPE.sub('', geometry.name)}, {_bits(geometry)} KV "
+        f"({geometry.kv_bytes_per_token:,} B/token)"
         for geometry in charged
     )
-    as_recorded = "" if machine.geometry else "recorded "
-    gpu = machine.profile.name.partition("+")[0]  # h100+ddr5-2tb: see hardware.host.attach
-    return f"GPU {gpu}, {_host(machine)} host; {as_recorded}{models} {named}"
+    kind = ("" if machine.geometry else "recorded ") + ("models" if len(charged) > 1 else "model")
+    gpu, host = _gpu_and_host(machine)
+    return f"GPU {gpu}, {host} host; {kind} {models}"
 
 
 def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str, str]:
@@ -54,7 +52,7 @@ def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str
     return {
         MACHINE: machine_line(machine, recorded),
         "GPU": machine.profile.name,
-        "host": _host(machine),
+        "host": _gpu_and_host(machine)[1],
         "model geometry": ", ".join(geometry.name + as_recorded for geometry in charged),
         "KV type": ", ".join(dict.fromkeys(map(_bits, charged))),
         "KV bytes per token": ", ".join(f"{each.kv_bytes_per_token:,}" for each in charged),
@@ -77,7 +75,7 @@ def replay_settings(job: Replay, readers: Sequence[TraceReader]) -> dict[str, st
             f"{info.task}, {info.search}, recorded on {info.model} (seed {info.seed}), "
             f"sha256 {_digest(reader.path)}"
         )
-    return {**found, **dict(_policies(job.policies))}
+    return {**found, **_policies(job.policies)}
 
 
 def search_settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
@@ -90,11 +88,11 @@ def search_settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
         + (f" ({recipe})" if recipe else ""),
         "problems": f"{len(problems)}, from {problems.start} to {problems.stop - 1}",
         **_searches(job),
-        "repeated thoughts": "dead, where the search does not count them"
-        if job.dedupe
-        else "go on as others do",
+        "repeated thoughts": (
+            "dead, where the search does not count them" if job.dedupe else "go on as others do"
+        ),
         **machine_settings(job.machine, [info.geometry]),
-        **dict(_policies(cell.policy for cell in job.cells)),
+        **_policies(cell.policy for cell in job.cells),
     }
     budgets = dict.fromkeys(cell.budget.text for cell in job.cells if cell.policy.uses_budget)
     if budgets:
@@ -104,11 +102,9 @@ def search_settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
 
 def search_heading(job: SearchJob, reader: TraceReader, results: Sequence[SearchResult]) -> str:
     """Which searches ran on what, in a line."""
-    problems = len({result.episode for result in results})
-    return (
-        f"{job.trace.name}: {problems} problem{'' if problems == 1 else 's'} of "
-        f"{reader.info.task}, simulated on {machine_line(job.machine, [reader.info.geometry])}"
-    )
+    problems = counted(len({result.episode for result in results}), "problem")
+    machine = machine_line(job.machine, [reader.info.geometry])
+    return f"{job.trace.name}: {problems} of {reader.info.task}, simulated on {machine}"
 
 
 def search_notes(machine: Machine, results: Sequence[SearchResult]) -> list[str]:
@@ -123,10 +119,8 @@ def search_notes(machine: Machine, results: Sequence[SearchResult]) -> list[str]
         )
         for r in results
     )
-    return [
-        *assumed_policy_time(timed, machine.profile),
-        *does_not_fit(runs, machine.profile.name),
-    ]
+    profile = machine.profile
+    return [*assumed_policy_time(timed, profile), *does_not_fit(runs, profile.name)]
 
 
 def _searches(job: SearchJob) -> dict[str, str]:
@@ -145,10 +139,10 @@ def _searches(job: SearchJob) -> dict[str, str]:
     return found
 
 
-def _policies(policies: Iterable[Policy]) -> Iterator[tuple[str, str]]:
-    for policy in policies:
-        values = ", ".join(f"{key} {value}" for key, value in values_of(policy).items())
-        yield f"policy {policy.name}", values or "no parameters"
+def _policies(policies: Iterable[Policy]) -> dict[str, str]:
+    """The parameters of each."""
+    values = {p.name: ", ".join(f"{k} {v}" for k, v in values_of(p).items()) for p in policies}
+    return {f"policy {name}": text or "no parameters" for name, text in values.items()}
 
 
 def _versions(*libraries: str) -> str:
@@ -161,8 +155,7 @@ def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     for each in sorted(path.iterdir()) if path.is_dir() else [path]:
         with each.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()[:16]
 
 
@@ -171,12 +164,9 @@ def _charged(machine: Machine, recorded: Sequence[Geometry]) -> list[Geometry]:
     return [machine.geometry] if machine.geometry else list(dict.fromkeys(recorded))
 
 
-def _host(machine: Machine) -> str:
-    return machine.profile.name.partition("+")[2] or "default"
-
-
-def _name(geometry: Geometry) -> str:
-    return re.sub(r", \w+ KV$", "", geometry.name)  # see hardware.config.with_kv_dtype
+def _gpu_and_host(machine: Machine) -> tuple[str, str]:
+    gpu, _, host = machine.profile.name.partition("+")  # h100+ddr5-2tb: see machine.lookup
+    return gpu, host or "default"
 
 
 def _bits(geometry: Geometry) -> str:

@@ -64,9 +64,11 @@ def write_report(result: ReplayResult, path: str | Path) -> None:
 def render(result: ReplayResult) -> str:
     """The whole page as text."""
     rows = aggregate(result.episodes)
-    traces = list(dict.fromkeys(row.trace for row in rows))
-    data, note = page_data(result, rows)
-    answers = {t: summarise([row for row in rows if row.trace == t]) for t in traces}
+    by_trace: dict[str, list[Row]] = {}
+    for row in rows:
+        by_trace.setdefault(row.trace, []).append(row)
+    data, note = _data(result, by_trace)
+    answers = [(trace, summarise(own)) for trace, own in by_trace.items()]
     notes = ["Bytes and seconds are simulated.", *result.does_not_fit]
     if any(not math.isnan(row.attention_kept) for row in rows):
         notes.append("Attention kept is not accuracy: it says how much of what the recorded model "
@@ -74,7 +76,7 @@ def render(result: ReplayResult) -> str:
     searches = "; ".join(
         f"{row.trace} ({counted(row.searches, 'search')}, {row.generated_tokens:,} generated "
         "tokens)"
-        for row in {row.trace: row for row in rows}.values()
+        for row in (own[-1] for own in by_trace.values())
     )
     on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
     leading = [COLUMNS[key] for key in _LEADING]
@@ -86,11 +88,11 @@ def render(result: ReplayResult) -> str:
         data,
         title="KV-cache policies compared",
         subtitle=f"Recorded searches: {searches}.{on}",
-        answers=[(trace, sentences) for trace, sentences in answers.items() if sentences],
+        answers=[(trace, sentences) for trace, sentences in answers if sentences],
         caution=" ".join([*notes, *cautions(result, rows, "see below")]),
         table=Table(
-            rows, shown((*NAMES, *leading, *others), rows), lambda row: row.trace, len(traces) > 1,
-            look=lambda row: "baseline" if row.is_baseline else "",
+            rows, shown((*NAMES, *leading, *others), rows), lambda row: row.trace,
+            titled=len(by_trace) > 1, look=lambda row: "baseline" if row.is_baseline else "",
         ),
         memory_note=note,
         settings=result.settings,
@@ -103,41 +105,36 @@ def render(result: ReplayResult) -> str:
     )  # fmt: skip
 
 
-def page_data(result: ReplayResult, rows: Sequence[Row]) -> tuple[dict[str, Any], str]:
+def _data(result: ReplayResult, by_trace: dict[str, list[Row]]) -> tuple[dict[str, Any], str]:
     """The data, and a note on what was left out."""
-    traces = list(dict.fromkeys(row.trace for row in rows))
-    by_trace = {trace: [row for row in rows if row.trace == trace] for trace in traces}
     kept, note = _worth_drawing(result.episodes)
     points = max(_FEWEST_POINTS, min(_MOST_POINTS, _ALL_POINTS // max(len(kept), 1)))
-    best = headline(by_trace[traces[0]])
-    metrics = (KEPT, ERROR, TIMES)
+    best = headline(next(iter(by_trace.values())))
     data = {
-        "traces": traces,
+        "traces": list(by_trace),
         "pareto": {
             trace: [
                 {"title": metric.title, **pareto(own, metric)}
-                for metric in metrics
+                for metric in (KEPT, ERROR, TIMES)
                 if known(metric, own)
             ]
             for trace, own in by_trace.items()
         },
         "heat": {trace: heat(own) for trace, own in by_trace.items()},
         "time": {trace: time_splits(own) for trace, own in by_trace.items()},
-        "memory": [{**_who(e), "figure": memory(e, points)} for e in kept],
-        "trees": _trees(result),
-        "maps": _maps(result),
+        "memory": [{**_labels(e), "figure": memory(e, points)} for e in kept],
+        "trees": _trees(result.pictures),
+        "maps": _maps(result.token_maps),
         "start": _cell(best.policy, best.budget) if best else "",
         "csv": to_frame(result).to_csv(index=False, lineterminator="\n"),
     }
     return data, note
 
 
-def _who(shown: EpisodeResult | TreePicture | TokenMap) -> dict[str, str]:
-    """Labels by which a search under a policy is picked."""
-    return {
-        "search": f"{shown.trace}, search {shown.episode}",
-        "cell": _cell(shown.policy, shown.budget),
-    }
+def _labels(drawn: EpisodeResult | TreePicture | TokenMap) -> dict[str, str]:
+    """By which a search under a policy is picked."""
+    cell = _cell(drawn.policy, drawn.budget)
+    return {"search": f"{drawn.trace}, search {drawn.episode}", "cell": cell}
 
 
 def _cell(policy: str, budget: str) -> str:
@@ -146,52 +143,53 @@ def _cell(policy: str, budget: str) -> str:
 
 def _worth_drawing(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], str]:
     """Memory series up to the page's number of points: whole searches, evenly over traces."""
-    with_series = [e for e in episodes if e.measured.series.time_s]
-    order = {
-        (trace, episode): i
-        for trace in dict.fromkeys(e.trace for e in with_series)
-        for i, episode in enumerate(
-            dict.fromkeys(e.episode for e in with_series if e.trace == trace)
-        )
-    }
+    with_series = [each for each in episodes if each.measured.series.time_s]
+    searches: dict[str, dict[int, int]] = {}  # trace -> episode -> its place
+    for each in with_series:
+        own = searches.setdefault(each.trace, {})
+        own.setdefault(each.episode, len(own))
+    places = [searches[each.trace][each.episode] for each in with_series]
     most = _ALL_POINTS // _FEWEST_POINTS
-    depth = 1 + max(order.values(), default=0)
-    while depth > 1 and sum(order[e.trace, e.episode] < depth for e in with_series) > most:
+    depth = 1 + max(places, default=0)
+    while depth > 1 and sum(place < depth for place in places) > most:
         depth -= 1
-    kept = [e for e in with_series if order[e.trace, e.episode] < depth]
+    kept = [each for each, place in zip(with_series, places, strict=True) if place < depth]
     if len(kept) == len(with_series):
         return kept, ""
     first = "search" if depth == 1 else f"{depth} searches"
     return kept, f"Of each trace, the first {first} can be shown here."
 
 
-def _trees(result: ReplayResult) -> dict[str, Any]:
+def _trees(pictures: Sequence[TreePicture]) -> dict[str, Any]:
     """Trees once per search, films once per policy and budget."""
     places: dict[tuple[str, int], int] = {}
     layouts: list[dict[str, Any]] = []
     films = []
-    most = max(_FEWEST_FRAMES, _ALL_FRAMES // max(len(result.pictures), 1))
-    for picture in result.pictures:
+    most = max(_FEWEST_FRAMES, _ALL_FRAMES // max(len(pictures), 1))
+    for picture in pictures:
         if not picture.nodes or not picture.frames:
             continue
-        key = (picture.trace, picture.episode)
-        if key not in places:
-            places[key] = len(layouts)
-            layouts.append({**trees.layout(picture.nodes), **trees.facts(picture.nodes)})
+        place = places.setdefault((picture.trace, picture.episode), len(places))
+        if place == len(layouts):
+            layouts.append(trees.layout(picture.nodes))
         shown = trees.frames(picture, most)
-        films.append({**_who(picture), "layout": places[key], "frames": shown})
+        films.append({**_labels(picture), "layout": place, "frames": shown})
     return {"layouts": layouts, "films": films}
 
 
-def _maps(result: ReplayResult) -> dict[str, Any]:
+def _maps(maps: Sequence[TokenMap]) -> dict[str, Any]:
     """Axes once per search, cells once per policy and budget."""
-    axes: dict[tuple[str, int], dict[str, list[int]]] = {}
+    places: dict[tuple[str, int], int] = {}
+    axes: list[dict[str, list[int]]] = []
     items = []
-    for each in result.token_maps:
-        if each.cells.size:
-            axis = {"tokens": each.first_tokens.tolist(), "iterations": each.iterations.tolist()}
-            axes.setdefault((each.trace, each.episode), axis)
-            place = list(axes).index((each.trace, each.episode))
-            runs = packed(packed_runs(each.cells), "u2")
-            items.append({**_who(each), "axes": place, "runs": runs})
-    return {"axes": list(axes.values()), "items": items}
+    for each in maps:
+        if not each.cells.size:
+            continue
+        place = places.setdefault((each.trace, each.episode), len(places))
+        if place == len(axes):
+            axes.append(
+                {"tokens": each.first_tokens.tolist(), "iterations": each.iterations.tolist()}
+            )
+        runs = packed(packed_runs(each.cells), "u2")
+        items.append({**_labels(each), "axes": place, "runs": runs})
+    return {"axes": axes, "items": items}

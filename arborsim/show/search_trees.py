@@ -253,7 +253,7 @@ def problem_trees(
             continue
         films.append({"search": title, **film})
         room -= sum(len(frame["changed"]) for frame in film["frames"]) + 8 * len(film["nodes"])
-    layout = {**trees.layout(nodes), **trees.facts(nodes), **_texts(bank, drawn)}
+    layout = {**trees.layout(nodes), **_texts(bank, drawn)}
     return ProblemTrees(title, layout, films, len(bank.parent), cut, infeasible)
 
 

@@ -35,8 +35,7 @@ def print_terms(
     for (trace, policy, budget), terms in explained(episodes).items():
         console.print()
         print_heading(console, policy, f"budget {budget}, {trace}")
-        whole_s = sum(term.seconds for term in terms)
-        _print(console, [(t.name, t.seconds, t.hidden_s) for t in terms], whole_s, "beside")
+        _print(console, terms, sum(term.seconds for term in terms), "beside")
     console.print(
         "beside: ran behind something else, or how long the link was in use; no part of the total.",
         style="dim", markup=False,
@@ -53,12 +52,10 @@ def print_explained(candidate: CandidateResult, console: Console | None = None) 
     console.print()
     console.print(plain(candidate.name), style="bold", markup=False)
     if pool := candidate.pool:
-        gb = [f"{each / 1e9:.2f} GB" for each in (
-            pool.hbm_bytes, pool.reserve_bytes, pool.weight_bytes, pool.workspace_bytes,
-            pool.kv_bytes)]  # fmt: skip
         console.print(
-            f"memory for keys and values: {gb[0]} - {gb[1]} reserve - {gb[2]} weights - "
-            f"{gb[3]} workspace = {gb[4]}"
+            f"memory for keys and values: {pool.hbm_bytes / 1e9:.2f} GB - "
+            f"{pool.reserve_bytes / 1e9:.2f} GB reserve - {pool.weight_bytes / 1e9:.2f} GB weights "
+            f"- {pool.workspace_bytes / 1e9:.2f} GB workspace = {pool.kv_bytes / 1e9:.2f} GB"
         )
     if candidate.alone is None:
         return
@@ -68,7 +65,7 @@ def print_explained(candidate: CandidateResult, console: Console | None = None) 
         f"{alone.generated_tokens:,.0f} generated tokens, at most "
         f"{alone.peak_hbm_bytes / 1e9:.3f} GB of HBM and {alone.peak_ddr_bytes / 1e9:.3f} GB of DDR"
     )
-    terms = [(name, seconds, 0.0) for name, seconds in alone.terms_s.items() if seconds]
+    terms = [Term(name, seconds) for name, seconds in alone.terms_s.items() if seconds]
     _print(console, terms, alone.seconds)
     if candidate.at_largest is not None:
         console.print(_busy(candidate.at_largest))
@@ -86,15 +83,14 @@ def _busy(point: LoadPoint) -> str:
     return f"at the largest load the machine's time goes into {', '.join(shares)}"
 
 
-def _print(
-    console: Console, terms: Sequence[tuple[str, float, float]], whole_s: float, hidden: str = ""
-) -> None:
-    """Names, seconds and hidden seconds, and their share of the whole."""
+def _print(console: Console, terms: Sequence[Term], whole_s: float, hidden: str = "") -> None:
+    """Names, seconds and their share of the whole; hidden seconds under the head `hidden`."""
     unit = scale_for("seconds", [whole_s / 1000])  # small terms count, too
     rows = [
-        (f"  {name}", unit.show(seconds), f"{seconds / whole_s:.1%}" if whole_s else "-",
-         unit.show(behind_s) if behind_s else "")
-        for name, seconds, behind_s in (*terms, ("total", whole_s, 0.0))
+        (f"  {term.name}", unit.show(term.seconds),
+         f"{term.seconds / whole_s:.1%}" if whole_s else "-",
+         unit.show(term.hidden_s) if term.hidden_s else "")
+        for term in (*terms, Term("total", whole_s))
     ]  # fmt: skip
     heads = ["  term", unit.unit, "share", *([f"{hidden} {unit.unit}"] if hidden else [])]
     print_list(console, heads, [row[: len(heads)] for row in rows])

@@ -6,7 +6,7 @@ its children, so a search that never branches is one straight line.
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,32 +19,31 @@ _NARROWEST, _WIDEST, _GAP = 8.0, 90.0, 18.0
 
 
 def layout(nodes: Sequence[NodeRecord]) -> dict[str, Any]:
-    """Places of the nodes.
+    """Places of the nodes, and what the page says about one when it is pointed at.
 
     Returns
     -------
     dict
-        ``x``, ``w`` (left edge and width), ``row`` (vertical place, in rows), ``parent`` with one
-        entry per node; ``width`` and ``rows`` of the whole drawing.  A width grows with the square
-        root of the node's tokens: a prompt of 400 does not dwarf thoughts of 20.
+        ``x``, ``w`` (left edge and width), ``row`` (vertical place, in rows), ``parent`` and facts
+        with one entry per node; ``width`` and ``rows`` of the whole drawing.  A width grows with
+        the square root of the node's tokens: a prompt of 400 does not dwarf thoughts of 20.
     """
-    widest = max((math.sqrt(node.tokens) for node in nodes), default=0.0) or 1.0
-    w = [
-        _NARROWEST + (_WIDEST - _NARROWEST) * math.sqrt(max(node.tokens, 0)) / widest
-        for node in nodes
-    ]
+    size = np.sqrt([max(node.tokens, 0) for node in nodes])
+    w = (_NARROWEST + (_WIDEST - _NARROWEST) * size / (size.max(initial=0.0) or 1.0)).tolist()
     columns = [0.0] * (1 + max((node.depth for node in nodes), default=0))
     for node, width in zip(nodes, w, strict=True):
         columns[node.depth] = max(columns[node.depth], width)
-    left = [0.0]
-    for column in columns:
-        left.append(left[-1] + column + _GAP)
+    left = list(itertools.accumulate((column + _GAP for column in columns), initial=0.0))
     row, count = rows(nodes)
     return {
         "x": [round(left[node.depth], 1) for node in nodes],
         "w": [round(width, 1) for width in w],
         "row": [round(each, 3) for each in row],
         "parent": [node.parent for node in nodes],
+        "tokens": [int(node.tokens) for node in nodes],
+        "reward": [float(node.reward) for node in nodes],
+        "pruned": [int(node.pruned) for node in nodes],
+        "closed": [int(node.closed) for node in nodes],
         "width": round(left[-1] - _GAP, 1),
         "rows": count,
     }
@@ -88,24 +87,8 @@ def frames(picture: TreePicture, most: int = 1 << 30) -> list[dict[str, Any]]:
     for frame in (picture.frames[i] for i in picked.round().astype(int)):
         table = np.asarray(frame.tokens_by_tier, dtype=np.int64)
         moved = np.flatnonzero((table != before).any(axis=1))
-        changed = np.concatenate([moved[:, None], table[moved]], axis=1)
-        shown.append(
-            {
-                "time_s": float(frame.time_s),
-                "label": frame.label,
-                "active": [int(leaf) for leaf in frame.active],
-                "changed": changed.ravel().tolist(),
-            }
-        )
+        changed = np.column_stack([moved, table[moved]]).ravel().tolist()
+        shown.append({"time_s": float(frame.time_s), "label": frame.label,
+                      "active": list(map(int, frame.active)), "changed": changed})  # fmt: skip
         before = table
     return shown
-
-
-def facts(nodes: Sequence[NodeRecord]) -> dict[str, Any]:
-    """What the page says about a node when it is pointed at."""
-    return {
-        "tokens": [int(node.tokens) for node in nodes],
-        "reward": [float(node.reward) for node in nodes],
-        "pruned": [int(node.pruned) for node in nodes],
-        "closed": [int(node.closed) for node in nodes],
-    }
