@@ -109,13 +109,9 @@ def efficient(rows: Sequence[CandidateResult], by: Sequence[Measure]) -> list[Ca
 
 
 def figures(result: PlanResult) -> dict[str, Any]:
-    """One plot per pair of measures, and in words the candidates that are efficient in all.
+    """One plot per pair of measures, and a text per numbered marker: candidates efficient in all.
 
-    Returns
-    -------
-    dict
-        ``plots``: list of ``title`` and ``figure``; ``efficient``: one text per numbered marker;
-        ``by``: what efficiency is judged by; ``priced``: whether cost is part of it.
+    ``by`` is what efficiency is judged by, ``priced`` whether cost is part of it.
     """
     known, rows = measures(result), result.met()
     best = efficient(rows, known)

@@ -175,12 +175,8 @@ _PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 def sliders(result: PlanResult, found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
     """One slider per assumption, with everything that it shows at each of its stops.
 
-    Returns
-    -------
-    list of dict
-        ``title``; ``start``: the stop at which nothing is changed; ``stops``: ``label``,
-        ``figure``, ``rows`` (texts of a table's cells, one list per candidate), ``verdict`` and
-        ``note``: why it is not the plan's answer.
+    At the stop ``start`` nothing is changed; a stop has the ``rows`` of a table (one list of texts
+    per candidate) and a ``note`` on why it is not the plan's answer.
     """
     rows = [numbered(result, number) for number in dict.fromkeys(each.candidate for each in found)]
     names = short_names(rows)

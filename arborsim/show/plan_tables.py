@@ -17,8 +17,6 @@ from arborsim.show import plan_words
 from arborsim.show.table import NOTHING, REMARK, UNKNOWN, Column, Table, name_column, shown
 from arborsim.show.words import plain_scale
 
-Read = Callable[[CandidateResult], float]
-
 
 def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateResult]]:
     """The candidates that meet the target, with what decides, and with their use of the machine.
@@ -45,7 +43,7 @@ def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateR
     return whole.under(main), whole.under((*names, *shown(_USE, rows)))
 
 
-def at_largest(read: Callable[[LoadPoint], float]) -> Read:
+def at_largest(read: Callable[[LoadPoint], float]) -> Callable[[CandidateResult], float]:
     """A figure at the largest load; NaN where there is none."""
     return lambda row: math.nan if row.at_largest is None else read(row.at_largest)
 
@@ -63,14 +61,6 @@ def _share(key: str, title: str, read: Callable[[LoadPoint], float], about: str,
 def _solved(point: LoadPoint) -> float:
     ends = point.cost_per_solved
     return math.nan if ends is None else 500 * (ends[0].value + ends[1].value)
-
-
-def _percentiles(name: str, *ranks: str) -> tuple[Read, ...]:
-    """Percentiles of a kind of time that share a cell."""
-    return tuple(
-        at_largest(lambda p, rank=rank: getattr(getattr(p, name), rank))  # type: ignore[misc]
-        for rank in ranks
-    )
 
 
 def _short(values: Sequence[float]) -> Scale:
@@ -115,11 +105,13 @@ def _main(result: PlanResult) -> tuple[Column[CandidateResult], ...]:
                hide=UNKNOWN, bar=True),
         _largest("search", "Search p50 / p95 / p99", "seconds", lambda p: p.search_s.p95,
                  "From arrival to answer at the largest load: median, 95th and 99th percentile; "
-                 "sorted by the 95th.", parts=_percentiles("search_s", "p50", "p95", "p99"),
+                 "sorted by the 95th.", parts=(at_largest(lambda p: p.search_s.p50),
+                 at_largest(lambda p: p.search_s.p95), at_largest(lambda p: p.search_s.p99)),
                  scale=_short),
         _largest("token", "Per token p50 / p95", "seconds", lambda p: p.token_s.p95,
                  "A search's mean time per output token after the first: median and 95th "
-                 "percentile; sorted by the 95th.", parts=_percentiles("token_s", "p50", "p95"),
+                 "percentile; sorted by the 95th.", parts=(at_largest(lambda p: p.token_s.p50),
+                 at_largest(lambda p: p.token_s.p95)),
                  scale=_short),
         Column("machines", "Machines for the load", "count",
                lambda r: math.nan if r.fleet is None else r.fleet.machines,

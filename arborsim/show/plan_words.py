@@ -104,23 +104,19 @@ def shared_prefixes(result: PlanResult) -> str:
     row = numbered(result, result.recommendation.candidate)
     assert row.at_largest is not None
     found = row.at_largest.prefixes
-    parts = {
-        "found in HBM": found.hbm,
-        "copied back from DDR": found.ddr,
-        "computed": found.computed,
-    }
-    total = sum(parts.values())
+    total = found.hbm + found.ddr + found.computed
     if not total:
         return ""
-    shares = ", ".join(f"{_percent(part / total)} {what}" for what, part in parts.items())
-    return f"Tokens of shared prompts, at the largest load of {row.name}: {shares}."
 
+    def percent(tokens: int) -> str:
+        """Whole, but neither 0 nor 100 where there is some of both."""
+        share = tokens / total
+        return "<1%" if 0 < share < 0.01 else ">99%" if 0.99 < share < 1 else f"{share:.0%}"
 
-def _percent(share: float) -> str:
-    """Whole, but neither 0 nor 100 where there is some of both."""
-    if 0 < share < 0.01:
-        return "<1%"
-    return ">99%" if 0.99 < share < 1 else f"{share:.0%}"
+    return (
+        f"Tokens of shared prompts, at the largest load of {row.name}: {percent(found.hbm)} found "
+        f"in HBM, {percent(found.ddr)} copied back from DDR, {percent(found.computed)} computed."
+    )
 
 
 def middle(bounds: tuple[float, float] | None) -> float:
@@ -178,24 +174,16 @@ def short_names(candidates: Iterable[CandidateResult]) -> dict[int, str]:
 
 
 def key_figures(result: PlanResult) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
-    """The recommended candidate and its alternative.
+    """Of the recommended candidate and its alternative: heads and names, and texts by figure.
 
-    Returns
-    -------
-    list of (str, str)
-        Head and name of each; empty if nothing is recommended.
-    dict
-        Name of a figure -> its text for each; without what is known of none.
+    Both are empty if nothing is recommended; figures that are known of none are left out.
     """
-    chosen = {
-        "Recommended": result.recommendation.candidate,
-        "Nearest alternative": result.recommendation.alternative,
-    }
-    rows = {head: numbered(result, at) for head, at in chosen.items() if at is not None}
-    facts = [_facts(row, result) for row in rows.values()]
+    chosen = (result.recommendation.candidate, result.recommendation.alternative)
+    rows = [numbered(result, number) for number in chosen if number is not None]
+    facts = [_facts(row, result) for row in rows]
     texts = {name: [each[name] for each in facts] for name in (facts[0] if facts else ())}
-    heads = [(head, row.name) for head, row in rows.items()]
-    return heads, {name: each for name, each in texts.items() if any(each)}
+    heads = zip(("Recommended", "Nearest alternative"), (row.name for row in rows), strict=False)
+    return list(heads), {name: each for name, each in texts.items() if any(each)}
 
 
 def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:

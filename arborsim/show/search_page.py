@@ -145,18 +145,10 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def against_size(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Accuracy against size, one figure per kind of size; ETS's figure 3.
+    """Accuracy against size for rows of one policy and budget; ETS's figure 3.
 
-    Parameters
-    ----------
-    rows : sequence of Row
-        Of one policy and budget.
-
-    Returns
-    -------
-    list of dict
-        ``title`` of a button, ``figure``, and ``names`` of its lines in order; empty where nothing
-        was judged.
+    One figure per kind of size, with the title of its button and the names of its lines in order;
+    none where nothing was judged.
     """
     judged = [row for row in rows if row.judged]
     if not judged:
@@ -180,13 +172,7 @@ def against_size(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def against_width(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Accuracy against width, searches side by side; None where nothing was judged.
-
-    Parameters
-    ----------
-    rows : sequence of Row
-        Of one policy and budget.
-    """
+    """Accuracy against width for rows of one policy and budget, searches side by side; if any."""
     judged = [row for row in rows if row.judged]
     if not judged:
         return None

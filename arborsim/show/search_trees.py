@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, product
 from typing import Any
@@ -87,28 +87,18 @@ def _moment(numbered: dict[int, Step], until: int) -> Moment:
     return Moment(label, until, opened, dropped, closed, active)
 
 
-@dataclass
 class SearchFilm:
     """Watches a simulated search (`arborsim.bank.job.simulate`) and takes its moments.
 
-    Parameters
-    ----------
-    walk : Walk
-        The search.
-    most : int
-        Moments that are taken: evenly spread, first and last included.
+    At most `most` are picked: evenly spread, first and last included.  There is a frame for each of
+    them once the search is over; nodes have the walk's numbers.
     """
 
-    walk: Walk
-    most: int = MOST_MOMENTS
-    #: As many as moments were picked, once the search is over; nodes have the walk's numbers.
-    frames: list[Frame] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        self._moments = moments_of(self.walk)
-        last, count = len(self._moments) - 1, min(self.most, len(self._moments))
+    def __init__(self, walk: Walk, most: int = MOST_MOMENTS) -> None:
+        self.frames: list[Frame] = []
+        self._moments, self._due, self._nodes = moments_of(walk), 0, walk.model_calls + 1
+        last, count = len(self._moments) - 1, min(most, len(self._moments))
         self.picked = np.unique(np.linspace(0, last, count).round().astype(int))
-        self._due = 0
 
     def watch(self, events: Iterable[Event], controller: Controller) -> Iterator[Event]:
         """Pass `events` on, and take what is over before each: a moment ends when the next step
@@ -123,7 +113,7 @@ class SearchFilm:
             if not over and moment.until > controller.iterations:
                 break
             if number in self.picked:
-                table = np.zeros((len(self.walk.bank_node), NUM_TIERS), dtype=np.int64)
+                table = np.zeros((self._nodes, NUM_TIERS), dtype=np.int64)
                 now = tokens_by_tier(controller)
                 table[: len(now)] = now
                 time_s = controller.executor.clock()
@@ -135,7 +125,7 @@ class SearchFilm:
 
         `NEVER` where it was not.  Between two frames that were picked, the later one counts.
         """
-        found = {key: [NEVER] * len(self.walk.bank_node) for key in ("opened", "closed", "dropped")}
+        found = {key: [NEVER] * self._nodes for key in ("opened", "closed", "dropped")}
         found["opened"][0] = found["closed"][0] = 0
         for number, moment in enumerate(self._moments):
             shown = int(np.searchsorted(self.picked, number))
