@@ -75,10 +75,7 @@ def tune(
 ) -> Tuning:
     """Minimise the mean of `objective`; the published values are the first of the `trials`.
 
-    Raises
-    ------
-    UsageError
-        Optuna is not installed.
+    Raises `UsageError` if Optuna is not installed.
     """
     try:
         import optuna
@@ -114,10 +111,7 @@ def tune(
 def episodes_of(paths: Sequence[Path], odd: bool) -> list[tuple[Path, int]]:
     """Even or odd episodes of the traces, counted through all of them.
 
-    Raises
-    ------
-    MissingSignal
-        A trace holds no vectors.
+    Raises `MissingSignal` if a trace holds no vectors.
     """
     readers = [TraceReader(path) for path in paths]
     for reader in readers:

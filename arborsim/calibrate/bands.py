@@ -92,10 +92,7 @@ def token_labels(trace: OccludedTrace) -> np.ndarray:
 def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
     """Correlate every layer with the labels, and choose.
 
-    Raises
-    ------
-    UsageError
-        Nearly all tokens have the same label.
+    Raises `UsageError` if nearly all tokens have the same label.
     """
     labels = [token_labels(trace) for trace in traces]
     everything = np.concatenate(labels)

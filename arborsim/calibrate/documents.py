@@ -101,11 +101,8 @@ def shipped() -> dict[str, Path]:
 def read_calibration(path: Path | str) -> Calibration:
     """The calibration in the file `path`, or the shipped one of that name.
 
-    Raises
-    ------
-    UsageError
-        One line: there is no such file, it is no calibration, or it gives a policy what the policy
-        does not take.
+    Raises `UsageError` if there is no such file, it is no calibration, or it gives a policy what
+    the policy does not take.
     """
     path = Path(path)
     if path.suffix != ".toml" and not path.exists():
@@ -143,11 +140,8 @@ def apply(
     `settings` holds all chosen policies with what the user set, which wins over calibrations;
     `recorded` is the layers of the model that each trace was recorded on, by the trace's name.
 
-    Raises
-    ------
-    UsageError
-        A calibration was made on a model of another depth, is for none of the chosen policies, or
-        sets what another one sets too.
+    Raises `UsageError` if a calibration was made on a model of another depth, is for none of the
+    chosen policies, or sets what another one sets too.
     """
     given: Settings = {policy: {} for policy in settings}
     origin: dict[tuple[str, str], Calibration] = {}
@@ -205,10 +199,7 @@ def figure(
 def write_figure(figure: dict[str, Any], path: Path) -> None:
     """Write a page that needs no network; the same figure gives the same bytes.
 
-    Raises
-    ------
-    UsageError
-        It cannot be written.
+    Raises `UsageError` if it cannot be written.
     """
     from plotly.graph_objects import Figure
 

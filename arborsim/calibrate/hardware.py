@@ -74,12 +74,8 @@ def fit_passes(
 
     `geometry` is the whole model's; `flops_per_s` and `bytes_per_s` are peaks that no rate may
     exceed.  `weights_bytes_per_s`, at which weights are read for one row, is measured apart: time
-    that depends on the layers alone looks the same as overhead.
-
-    Raises
-    ------
-    UsageError
-        Fewer passes than unknowns.
+    that depends on the layers alone looks the same as overhead.  Raises `UsageError` if there are
+    fewer passes than unknowns.
     """
     used = [each for each in passes if not each.held_out]
     if len(used) < _UNKNOWNS or {each.kind for each in used} != {"decode", "prefill"}:
@@ -201,18 +197,13 @@ def make_profile(
 ) -> MeasuredProfile:
     """Put the numbers into a profile; `date` and `command` say when and how they were measured.
 
-    Raises
-    ------
-    UsageError
-        Too few passes to fit to.
+    Raises `UsageError` if there are too few passes to fit to.
     """
     kernels, link = measured.kernels, measured.link
     flops = max(kernels.matrix_flops.values())
     memory = _memory_peak(measured)
     weights = min(kernels.weights_bytes, memory)
-    live = fit_policies(measured.policies)
-    if live is None:
-        live = PolicyCost(decisions.base_s, decisions.per_token_s, 0.0, 0.0)
+    alone = PolicyCost(decisions.base_s, decisions.per_token_s)
     profile = HardwareProfile(
         name=name,
         hbm_bytes=measured.memory_bytes,
@@ -223,10 +214,6 @@ def make_profile(
         mbu=weights / memory,
         eager_bytes_per_s=float(np.median(list(kernels.eager_bytes.values()))),
         dequantise_bytes_per_s=kernels.dequantise_bytes["fp8"],
-        decision_base_s=live.base_s,
-        decision_per_token_s=live.per_token_s,
-        decision_rows_s=live.rows_s,
-        eager_per_layer_s=live.eager_per_layer_s,
         policies=seconds_of(measured.policies, decisions.policies),
         h2d_bytes_per_s=max(link.h2d),
         d2h_bytes_per_s=max(link.d2h),
@@ -236,6 +223,7 @@ def make_profile(
         pageable_factor=_pageable(link),
         reserve_share=RESERVE_SHARE,
         sources=_sources(measured, decisions, date),
+        **vars(fit_policies(measured.policies) or alone),
         **vars(fit_passes(measured.passes, measured.geometry, flops, memory, weights)),
     )
     profile = _rounded(profile)

@@ -91,12 +91,8 @@ def mask_searches(
     The searches were recorded with their whole cache, and with attention; `choice` is the model
     they were recorded on, whose task's options come from the traces.
 
-    Raises
-    ------
-    UsageError
-        The traces come from different models, or no search found a right answer.
-    TraceError
-        A trace cannot be read, or lacks attention.
+    Raises `UsageError` if the traces come from different models or no search found a right answer,
+    `TraceError` if a trace cannot be read or lacks attention.
     """
     readers = [TraceReader(path) for path in paths]
     for reader in readers:
@@ -219,10 +215,7 @@ class Msve:
 def fit_msve(blocks: Sequence[HiddenBlock], ridge: float, seed: int) -> Msve:
     """Fit theta to what hiding the blocks did.
 
-    Raises
-    ------
-    UsageError
-        Nearly all blocks matter, or nearly none.
+    Raises `UsageError` if nearly all blocks matter, or nearly none.
     """
     judged = [block for block in blocks if block.whole]
     lost = np.array([not block.masked for block in judged], dtype=bool)

@@ -202,14 +202,14 @@ def _relative_line(tokens: tuple[int, ...], seconds: tuple[float, ...]) -> tuple
 
 @dataclass(frozen=True)
 class PolicyCost:
-    """The cost model's numbers; medians over policies."""
+    """Numbers of a `HardwareProfile`: medians over policies."""
 
     #: A decision of a policy that reads no attention
-    base_s: float
-    per_token_s: float
-    rows_s: float  # what is added to it where attention rows are read
+    decision_base_s: float
+    decision_per_token_s: float
+    decision_rows_s: float = 0.0  # what is added to it where attention rows are read
     #: What an iteration takes longer where attention rows are read, per layer
-    eager_per_layer_s: float
+    eager_per_layer_s: float = 0.0
 
 
 def fit_policies(times: Sequence[PolicyTime]) -> PolicyCost | None:

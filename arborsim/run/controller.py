@@ -90,23 +90,20 @@ class Executor(Protocol):
         ...
 
 
-class Meter(Protocol):
+class Meter:
     """Watches decisions without taking part in them (quality figures, logs)."""
 
     def prefilled(self, run: TokenRun) -> None:
         """The prompt entered the cache."""
-        return
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         """`run` was decoded with `moves` inside it.
 
         `tree` already holds the run's tokens; `tier` is from before the run.
         """
-        return
 
     def moved(self, moves: Moves, tier: np.ndarray) -> None:
         """`moves` were applied outside a run; `tier` is from before them."""
-        return
 
 
 class Controller:

@@ -71,12 +71,8 @@ def play_episode(
     """Play one search under one policy and budget, on a new executor, to its end.
 
     `episode` holds the observations that the policy and `quality` read.  A budget's share is one of
-    this search's own tokens, prompt included.
-
-    Raises
-    ------
-    BudgetInfeasible
-        The budget cannot hold this search.
+    this search's own tokens, prompt included.  Raises `BudgetInfeasible` if the budget cannot hold
+    this search.
     """
     kept = AttentionKept() if quality.attention_kept else None
     error = OutputError() if quality.output_error else None

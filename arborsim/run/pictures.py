@@ -68,22 +68,18 @@ class TreeFilm:
         """Pass `events` on, and take a frame after each of those that are filmed."""
         for event in events:
             yield event
-            self._take(event, controller)
-
-    def _take(self, event: Event, controller: Controller) -> None:
-        match event:
-            case Transition(turned, _):
-                more = " ..." if len(turned) > 4 else ""
-                label = f"turn to {', '.join(map(str, turned[:4]))}{more}"
-            case Boundary(node, _, _):
-                label = f"block {node} complete"
-            case Answer():
-                label = "answer"
-            case _:
-                return
-        table = tokens_by_tier(controller)
-        time_s = controller.executor.clock()
-        self._frames.append(Frame(time_s, label, controller.view().leaves, table))
+            match event:
+                case Transition(turned, _):
+                    more = " ..." if len(turned) > 4 else ""
+                    label = f"turn to {', '.join(map(str, turned[:4]))}{more}"
+                case Boundary(node, _, _):
+                    label = f"block {node} complete"
+                case Answer():
+                    label = "answer"
+                case _:
+                    continue
+            time_s, table = controller.executor.clock(), tokens_by_tier(controller)
+            self._frames.append(Frame(time_s, label, controller.view().leaves, table))
 
     def frames(self, nodes: int) -> tuple[Frame, ...]:
         """At most `MAX_FRAMES`, evenly spread, first and last included; a row for each node."""

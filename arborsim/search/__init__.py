@@ -43,24 +43,15 @@ def search_names() -> list[str]:
 
 
 def search_options(name: str) -> dict[str, Any]:
-    """Names and defaults of the options of the search called `name`.
-
-    Raises
-    ------
-    UnknownName
-    """
+    """Names and defaults of the options of the search called `name`; raises `UnknownName`."""
     return {f.name: f.default for f in fields(_find(name)) if f.init}
 
 
 def make_search(name: str, **options: Any) -> Search:
     """A new search for one problem.
 
-    Raises
-    ------
-    UnknownName
-        There is no search, or no option, of that name.
-    UsageError
-        An option's value cannot work.
+    Raises `UnknownName` if there is no search or option of that name, `UsageError` if an option's
+    value cannot work.
     """
     known = search_options(name)
     typed: dict[str, Any] = {}

@@ -53,12 +53,15 @@ class Leaf:
         return not self.finished and not self.dead
 
 
+Leaves = Sequence[Leaf]
+Children = Mapping[int, int]  # numbers of children by node
+
+
 @dataclass(frozen=True)
 class Expansion:
     """What a search wants next."""
 
-    #: Node to the number of children to open under it now, in this order
-    children: Mapping[int, int] = field(default_factory=dict)
+    children: Children = field(default_factory=dict)  # to open now, in this order
     dropped: tuple[int, ...] = ()  # nodes given up for good, deepest first; they leave the frontier
     done: bool = False  # the search is over, whatever still runs
 
@@ -76,7 +79,7 @@ class Search(Protocol):
         """Thoughts that may run at once."""
         ...
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         """Decide what to open and what to give up.
 
         `frontier` holds all complete nodes that were not dropped, in order of completion, the root
@@ -84,7 +87,7 @@ class Search(Protocol):
         """
         ...
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         """Candidate answers, best first, when the search is over."""
         return best_answer(frontier)
 
@@ -109,7 +112,7 @@ def reward(leaf: Leaf) -> float:
     return 0.0 if math.isnan(leaf.score) else leaf.score
 
 
-def newest(frontier: Sequence[Leaf], known: Container[int]) -> list[Leaf]:
+def newest(frontier: Leaves, known: Container[int]) -> list[Leaf]:
     """Leaves that are not `known` yet, in order of completion: the last ones of the frontier."""
     return list(takewhile(lambda leaf: leaf.node not in known, reversed(frontier)))[::-1]
 
@@ -124,7 +127,7 @@ def deepest_first(leaves: Iterable[Leaf]) -> tuple[int, ...]:
     return tuple(leaf.node for leaf in sorted(leaves, key=lambda x: (-x.depth, x.node)))
 
 
-def best_answer(frontier: Sequence[Leaf]) -> tuple[int, ...]:
+def best_answer(frontier: Leaves) -> tuple[int, ...]:
     """The finished leaf with the best score; without one, the best leaf there is."""
     for leaves in ([x for x in frontier if x.finished], [x for x in frontier if x.node != ROOT]):
         if leaves:
@@ -132,17 +135,17 @@ def best_answer(frontier: Sequence[Leaf]) -> tuple[int, ...]:
     return (ROOT,)
 
 
-def majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
+def majority(frontier: Leaves) -> tuple[int, ...]:
     """The answer that most leaves gave, whatever their scores."""
     return _elect(frontier, lambda leaf: 1.0)
 
 
-def weighted_majority(frontier: Sequence[Leaf]) -> tuple[int, ...]:
+def weighted_majority(frontier: Leaves) -> tuple[int, ...]:
     """The answer with the highest sum of final scores; an unknown score weighs nothing."""
     return _elect(frontier, reward)
 
 
-def _elect(frontier: Sequence[Leaf], weight: Callable[[Leaf], float]) -> tuple[int, ...]:
+def _elect(frontier: Leaves, weight: Callable[[Leaf], float]) -> tuple[int, ...]:
     """The best leaf of the heaviest class of equal answers; ties go to the one given first.
 
     A leaf without an answer's text (a bank that recorded none) is a class of its own.
@@ -158,7 +161,7 @@ def _elect(frontier: Sequence[Leaf], weight: Callable[[Leaf], float]) -> tuple[i
     return (best_first(winner)[0].node,)
 
 
-def hopeless(frontier: Sequence[Leaf], kept: Iterable[int]) -> tuple[int, ...]:
+def hopeless(frontier: Leaves, kept: Iterable[int]) -> tuple[int, ...]:
     """All nodes but `kept`, their ancestors and the root; deepest first."""
     parent = {leaf.node: leaf.parent for leaf in frontier}
     alive = {ROOT}

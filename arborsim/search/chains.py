@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, Search, majority, weighted_majority
+from arborsim.search.base import ROOT, Expansion, Leaves, Search, majority, weighted_majority
 
 
 @dataclass
@@ -21,11 +20,11 @@ class Linear(Search):
     def slots(self) -> int:
         return 1
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         leaf = frontier[-1]
         return Expansion({leaf.node: 1}) if leaf.expandable else Expansion(done=True)
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         return (frontier[-1].node,)
 
 
@@ -47,7 +46,7 @@ class IndependentSamples(Search):
     def slots(self) -> int:
         return self.n
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         if frontier[0].visits == 0:
             return Expansion({ROOT: min(self.n, width)})
         waiting = [x.node for x in frontier if x.node != ROOT and x.visits == 0 and x.expandable]
@@ -69,7 +68,7 @@ class SelfConsistency(IndependentSamples):
 
     name: ClassVar[str] = "self-consistency"
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         return majority(frontier)
 
 
@@ -80,5 +79,5 @@ class WeightedVote(IndependentSamples):
 
     name: ClassVar[str] = "weighted-vote"
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         return weighted_majority(frontier)

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, Wide, newest, reward, value
+from arborsim.search.base import ROOT, Expansion, Leaf, Leaves, Wide, newest, reward, value
 
 
 @dataclass
@@ -81,7 +80,7 @@ class Dpts(Wide):
         """Slots that exploit."""
         return (self.width + 1) // 2
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         dropped: list[int] = []
         new = newest(frontier, self._states)
         for leaf in new:
@@ -140,7 +139,7 @@ class Dpts(Wide):
             heapq.heappush(self._fresh, (-value(leaf), leaf.node))
         state.leaf, state.visits = leaf, leaf.visits
 
-    def _free_stranded(self, asked: Sequence[Leaf]) -> None:
+    def _free_stranded(self, asked: Leaves) -> None:
         """Free slots whose thought never started: a bank had no child left to hand out."""
         running = {x.node: x.visits - self._states[x.node].arrived for x in asked}
         for slot in self._slots:

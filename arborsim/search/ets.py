@@ -38,14 +38,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import Leaf
+from arborsim.search.base import Children, Leaf, Leaves
 from arborsim.search.levels import Rebase, rebase_weights
 
 _ROUNDING = 1e-12  # distances of vectors that point in one direction
@@ -69,9 +69,7 @@ class EtsKv(Rebase):
         if self.cost not in ("node", "token"):
             raise UsageError(f"{self.name}: cost must be node or token, not {self.cost!r}")
 
-    def share(
-        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
-    ) -> Mapping[int, int]:
+    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
         if self.lambda_b == 0:  # nothing costs: all leaves are a best set, and that is REBASE
             return super().share(frontier, candidates, width)
         weights = rebase_weights(candidates, width, self.temperature)
@@ -79,7 +77,7 @@ class EtsKv(Rebase):
         survivors = [candidates[number] for number in self.keep(tree, candidates)]
         return super().share(frontier, survivors, width)
 
-    def keep(self, tree: CostTree, candidates: Sequence[Leaf]) -> list[int]:
+    def keep(self, tree: CostTree, candidates: Leaves) -> list[int]:
         """Numbers of the candidates that survive, in ascending order."""
         return keep_by_tree(tree, self.lambda_b)
 
@@ -104,7 +102,7 @@ class Ets(EtsKv):
         """Whether a driver has to give leaves their embeddings."""
         return self.lambda_d > 0
 
-    def keep(self, tree: CostTree, candidates: Sequence[Leaf]) -> list[int]:
+    def keep(self, tree: CostTree, candidates: Leaves) -> list[int]:
         if self.lambda_d == 0 or len(candidates) == 1:
             return keep_by_tree(tree, self.lambda_b)
         for leaf in candidates:
@@ -148,9 +146,7 @@ class CostTree:
     cost: np.ndarray  # float [nodes]: share of the cost of the whole tree
 
 
-def cost_tree(
-    frontier: Sequence[Leaf], leaves: Sequence[Leaf], weights: Sequence[int], cost: str
-) -> CostTree:
+def cost_tree(frontier: Leaves, leaves: Leaves, weights: Sequence[int], cost: str) -> CostTree:
     """The tree above `leaves`, which weigh `weights` (more than 0 in all).
 
     Keeping a node costs the same for all (`cost` is ``"node"``), or its tokens (``"token"``).

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, Search, best_first, deepest_first, newest
+from arborsim.search.base import (
+    ROOT,
+    Expansion,
+    Leaf,
+    Leaves,
+    Search,
+    best_first,
+    deepest_first,
+    newest,
+)
 
 MOST_NODES = 1_000_000  #: a tree that may grow larger is refused
 
@@ -26,12 +35,8 @@ class Dense:
     """Every node that can be continued gets the children of its depth.
 
     The deepest nodes come first, and a node is given up as soon as everything below it is complete:
-    the keys and values of few paths are held at once.
-
-    Raises
-    ------
-    UsageError
-        A number is below 1, or the tree may have more than `MOST_NODES` nodes.
+    the keys and values of few paths are held at once.  Raises `UsageError` if a number is below 1,
+    or the tree may have more than `MOST_NODES` nodes.
     """
 
     name: ClassVar[str] = "dense"
@@ -71,7 +76,7 @@ class Dense:
     def _children_at(self, depth: int) -> int:
         return self.children[min(depth, len(self.children) - 1)]
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         dropped: list[Leaf] = []
         for leaf in newest(frontier, self._known):
             self._enter(leaf, dropped)
@@ -109,7 +114,7 @@ class Dense:
                 dropped.append(self._known[node])
             node = self._known[node].parent
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         """All finished thoughts: whether any is right bounds what a search can find."""
         return tuple(leaf.node for leaf in best_first(self._finished)) or (ROOT,)
 
@@ -143,13 +148,13 @@ class SharedTree:
         """Whether a driver has to give leaves their embeddings."""
         return any(getattr(search, "uses_embeddings", False) for search in self.searches)
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         self._tree.note(frontier)
         self._walks = [walk for walk in self._walks if next(walk, _OVER) is not _OVER]
         children = self._tree.open(width)
         return Expansion(children, done=not (self._walks or children or self._tree.running))
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         """All finished thoughts: whether any is right bounds what each of the searches can find."""
         return tuple(x.node for x in best_first(x for x in frontier if x.finished)) or (ROOT,)
 
@@ -167,7 +172,7 @@ class _Tree:
         self._wanted = [0]  # children of each node, those to be opened included
         self._queue: dict[int, int] = {}  # node -> children to be opened, in order of asking
 
-    def note(self, frontier: Sequence[Leaf]) -> None:
+    def note(self, frontier: Leaves) -> None:
         """Take in the leaves that are new: the last ones of a frontier in order of completion."""
         for leaf in reversed(frontier):
             if self.leaf[leaf.node] is not None:

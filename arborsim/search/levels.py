@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,8 +34,9 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.search.base import (
     ROOT,
+    Children,
     Expansion,
-    Leaf,
+    Leaves,
     Wide,
     best_first,
     hopeless,
@@ -58,15 +58,13 @@ class LevelSearch(Wide, ABC):
             raise UsageError(f"{self.name}: width and depth must be 1 or more")
 
     @abstractmethod
-    def share(
-        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
-    ) -> Mapping[int, int]:
+    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
         """Children per candidate (those without any left out), at most `width` in all.
 
         `candidates` are the states that can be continued, best first; `width` is 1 or more.
         """
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         left = min(width, self.width - sum(leaf.finished for leaf in frontier))
         candidates = [
             x for x in frontier if x.visits == 0 and x.expandable and x.depth < self.depth
@@ -77,7 +75,7 @@ class LevelSearch(Wide, ABC):
         kept = [leaf.node for leaf in frontier if leaf.finished or leaf.node in children]
         return Expansion(children, hopeless(frontier, kept), done=not children)
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         return weighted_majority(frontier)
 
 
@@ -91,9 +89,7 @@ class BeamSqrt(LevelSearch):
     def _kept(self) -> int:
         return ceil_sqrt(self.width)
 
-    def share(
-        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
-    ) -> Mapping[int, int]:
+    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
         kept = candidates[: self._kept]
         counts = even_parts(width, len(kept))  # what does not divide goes to the first, one each
         return {leaf.node: count for leaf, count in zip(kept, counts, strict=True) if count}
@@ -127,9 +123,7 @@ class DvtsSqrt(LevelSearch):
     def _subtrees(self) -> int:
         return ceil_sqrt(self.width)
 
-    def share(
-        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
-    ) -> Mapping[int, int]:
+    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
         if candidates[0].node == ROOT:
             return {ROOT: width}
         self._assign(frontier)
@@ -143,7 +137,7 @@ class DvtsSqrt(LevelSearch):
                 width -= left
         return children
 
-    def _assign(self, frontier: Sequence[Leaf]) -> None:
+    def _assign(self, frontier: Leaves) -> None:
         """Deal the first level out to the subtrees; later states are where their parent is."""
         fresh = [leaf for leaf in frontier if leaf.node not in self._subtree]
         first = sorted(leaf.node for leaf in fresh if leaf.depth == 1)
@@ -184,14 +178,12 @@ class Rebase(LevelSearch):
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise UsageError(f"{self.name}: temperature must be more than 0")
 
-    def share(
-        self, frontier: Sequence[Leaf], candidates: Sequence[Leaf], width: int
-    ) -> Mapping[int, int]:
+    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
         counts = rebase_weights(candidates, width, self.temperature)
         return {x.node: count for x, count in zip(candidates, counts, strict=True) if count}
 
 
-def rebase_weights(leaves: Sequence[Leaf], width: int, temperature: float) -> list[int]:
+def rebase_weights(leaves: Leaves, width: int, temperature: float) -> list[int]:
     """Children of each leaf; they add up to `width` exactly.
 
     One leaf or more, best first; an unknown score counts as minus infinity.

@@ -18,12 +18,22 @@ With several slots, thoughts that still run count as visits in the root, not in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, Wide, deepest_first, newest, reward, value
+from arborsim.search.base import (
+    ROOT,
+    Expansion,
+    Leaf,
+    Leaves,
+    Wide,
+    deepest_first,
+    newest,
+    reward,
+    value,
+)
 
 
 @dataclass
@@ -69,7 +79,7 @@ class Mcts(Wide):
         if not (self.exploration >= 0 and math.isfinite(self.exploration)):
             raise UsageError("mcts: exploration must be 0 or more")
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         new = newest(frontier, self._states)
         for leaf in new:
             self._back_up(leaf)

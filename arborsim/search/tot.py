@@ -10,7 +10,6 @@ state, 100 steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -18,7 +17,7 @@ from arborsim.core.errors import UsageError
 from arborsim.search.base import (
     ROOT,
     Expansion,
-    Leaf,
+    Leaves,
     Search,
     Wide,
     best_answer,
@@ -52,7 +51,7 @@ class TotBfs(Search):
     def slots(self) -> int:
         return self.keep * self.children
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         # Finished states compete with the new ones for their place.
         leaves = best_first(x for x in frontier if x.visits == 0 and (x.finished or x.expandable))
         kept = leaves[: self.keep]
@@ -66,7 +65,7 @@ class TotBfs(Search):
             width -= share
         return Expansion(children, dropped, done=not children)
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answer(self, frontier: Leaves) -> tuple[int, ...]:
         finished = best_first(leaf for leaf in frontier if leaf.finished)
         return tuple(x.node for x in finished[: self.any_of]) or best_answer(frontier)
 
@@ -95,7 +94,7 @@ class TotDfs(Wide):
         if min(self.children, self.propose, self.steps, self.width) < 1:
             raise UsageError("tot-dfs: children, propose, steps and width must be 1 or more")
 
-    def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
+    def expand(self, frontier: Leaves, width: int) -> Expansion:
         states = {leaf.node: leaf for leaf in frontier}
         dropped: list[int] = []
         for leaf in newest(frontier, self._seen):

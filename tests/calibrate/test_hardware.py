@@ -205,7 +205,12 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     found = fit_policies(times)
     assert found is not None
     assert vars(found) == pytest.approx(
-        {"base_s": 5e-4, "per_token_s": 2e-7, "rows_s": 3e-4, "eager_per_layer_s": 5e-5}
+        {
+            "decision_base_s": 5e-4,
+            "decision_per_token_s": 2e-7,
+            "decision_rows_s": 3e-4,
+            "eager_per_layer_s": 5e-5,
+        }
     )
     assert fit_policies(times[:2]) is None
     timed = replace(measurements(), policies=tuple(times))
