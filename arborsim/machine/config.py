@@ -167,11 +167,7 @@ def _latent(config: dict[str, Any], origin: str) -> dict[str, int]:
     """The fields of latent attention, or nothing."""
     if not config.get("kv_lora_rank"):
         return {}
-    if config.get("model_type") not in _DEEPSEEK:
-        raise UsageError(
-            f"{origin} describes latent attention (kv_lora_rank), which is supported for "
-            f"model_type {' and '.join(_DEEPSEEK)} only"
-        )
+    _require_deepseek(config, "latent attention (kv_lora_rank)", origin)
     return {
         "latent_dim": _count(config, "kv_lora_rank", origin),
         "rope_dim": _count(config, "qk_rope_head_dim", origin),
@@ -183,11 +179,7 @@ def _experts(config: dict[str, Any], layers: int, hidden: int, origin: str) -> d
     """The fields of a mixture of experts, or nothing."""
     if not config.get("n_routed_experts"):
         return {}
-    if config.get("model_type") not in _DEEPSEEK:
-        raise UsageError(
-            f"{origin} describes a mixture of experts (n_routed_experts), which is supported for "
-            f"model_type {' and '.join(_DEEPSEEK)} only"
-        )
+    _require_deepseek(config, "a mixture of experts (n_routed_experts)", origin)
     experts = _count(config, "n_routed_experts", origin)
     one = 3 * hidden * _count(config, "moe_intermediate_size", origin)
     return {
@@ -195,6 +187,14 @@ def _experts(config: dict[str, Any], layers: int, hidden: int, origin: str) -> d
         "experts_per_token": _count(config, "num_experts_per_tok", origin),
         "expert_parameters": _moe_layers(config, layers) * experts * one,
     }
+
+
+def _require_deepseek(config: dict[str, Any], form: str, origin: str) -> None:
+    if config.get("model_type") not in _DEEPSEEK:
+        raise UsageError(
+            f"{origin} describes {form}, which is supported for model_type "
+            f"{' and '.join(_DEEPSEEK)} only"
+        )
 
 
 def _moe_layers(config: dict[str, Any], layers: int) -> int:
@@ -235,9 +235,8 @@ def _check_optional_counts(config: dict[str, Any], origin: str) -> None:
         if value is not None and (not isinstance(value, int) or value < 0):
             raise UsageError(f"{origin}: {key} must be a whole number, not {value!r}")
     kinds = config.get("layer_types")
-    if kinds is not None and not (
-        isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
-    ):
+    names = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
+    if kinds is not None and not names:
         raise UsageError(f"{origin}: layer_types must be a list of names, not {kinds!r:.40}")
 
 
@@ -249,9 +248,8 @@ def _refuse_other_forms(config: dict[str, Any], origin: str) -> None:
     if kinds:
         found = ", ".join(sorted(kinds))
         raise UsageError(f"{origin} has layers of other kinds ({found}): not supported")
-    if "sliding_attention" in (config.get("layer_types") or ()) and not config.get(
-        "sliding_window"
-    ):
+    windowed = "sliding_attention" in (config.get("layer_types") or ())
+    if windowed and not config.get("sliding_window"):
         raise UsageError(f"{origin} has layers with a sliding window and lacks sliding_window")
 
 

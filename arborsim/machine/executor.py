@@ -25,7 +25,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.program import ATTENDED_UNITS, DemandInfo, Op, SearchDemand
 from arborsim.machine.reading import ActivePaths, Recall, Windows
 from arborsim.machine.terms import Term
-from arborsim.machine.transfers import Transfers, cut
+from arborsim.machine.transfers import Transfers, stretches
 from arborsim.machine.writing import OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, Moves, kinds
@@ -159,8 +159,8 @@ class SimulatedExecutor:
         if decided_from is not None:
             decided[decided_from:] = True
         changes = self._ledger.resolve(moves, arriving=run.num_tokens)
-        one_by_one = partial(self._one_by_one, bool(len(changes)))
-        for first, last, together in cut(run.steps, changes, self._ledger.groups, one_by_one):
+        groups, one_by_one = self._ledger.groups, partial(self._one_by_one, bool(len(changes)))
+        for first, last, together in stretches(run.steps, changes, groups, one_by_one):
             inside = moves.between_steps(first, last)
             if together:
                 self._count(self._iterate(decided[first:last], inside))

@@ -178,13 +178,6 @@ class Host:
     What lies on NVMe is taken to be spread evenly over all that the host holds: that share of every
     transfer passes the NVMe, too.  Copies of shared prefixes lie in DDR only, in at most
     `copies_bytes`, and give way by `block_tokens` whenever a search wants their place.
-
-    Attributes
-    ----------
-    level : Level
-        All that the host holds.
-    copies : Shelf
-        The part of it that copies of prefixes take.
     """
 
     def __init__(
@@ -195,10 +188,10 @@ class Host:
         copies_bytes: int = 0,
         block_tokens: int = 1,
     ) -> None:
-        self.level = Level(clock)
+        self.level = Level(clock)  # all that the host holds
         self.ddr_bytes = ddr_bytes
         self.nvme_bytes = nvme_bytes
-        self.copies = Shelf(block_tokens)
+        self.copies = Shelf(block_tokens)  # the part of it that copies of prefixes take
         self._copies_bytes = copies_bytes
         self._block = block_tokens
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from msgspec import Meta
@@ -24,8 +24,7 @@ ASSUMED = "assumed"
 _DATE = re.compile(r"\b20\d\d(?:-\d\d){0,2}\b")
 
 
-@dataclass(frozen=True)
-class _Meaning:
+class _Meaning(NamedTuple):
     """What a number is for, and the unit people quote it in (`scale` of the profile's own)."""
 
     about: str
@@ -155,11 +154,7 @@ class HardwareProfile(_Sourced):
     def policy_seconds(self, name: str, fused: bool) -> PolicySeconds:
         """What the policy takes; if it was not measured, a decision of a usual one.
 
-        Parameters
-        ----------
-        name : str
-        fused : bool
-            Whether it reads no attention rows.
+        `fused` policies read no attention rows.
         """
         rows_s = 0.0 if fused else self.decision_rows_s
         usual = PolicySeconds(
@@ -315,12 +310,9 @@ def numbers_of(profile: HardwareProfile) -> list[Number]:
     names = sorted(profile.numbers(), key=lambda n: (order.index(_AFTER.get(n) or n), n in _AFTER))
     found = []
     for name in names:
-        meaning, raw, source = _MEANINGS[name], getattr(profile, name), profile.source(name)
-        scaled = [part / meaning.scale for part in raw] if isinstance(raw, tuple) else None
-        value = raw / meaning.scale if scaled is None else scaled
-        dates = _DATE.findall(source)
-        date = dates[-1] if dates else ""
-        found.append(
-            Number(name, value, meaning.unit, meaning.about, source, date, profile.is_assumed(name))
-        )
+        (about, unit, scale), raw = _MEANINGS[name], getattr(profile, name)
+        value = [part / scale for part in raw] if isinstance(raw, tuple) else raw / scale
+        source, assumed = profile.source(name), profile.is_assumed(name)
+        date = (_DATE.findall(source) or [""])[-1]
+        found.append(Number(name, value, unit, about, source, date, assumed))
     return found

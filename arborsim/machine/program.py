@@ -42,36 +42,23 @@ _DAMAGE = (
 
 
 class Op(IntEnum):
-    """Kinds of phases, and what their two or three numbers are.
+    """Kinds of phases, and what their numbers, at most three, are."""
 
-    Attributes
-    ----------
-    PREFILL : tokens of the prompt
-    DECODE : row of `SearchDemand.pieces`
-    DECIDE : tokens that the policy examines in a decision outside a run of iterations
-    COPY : bytes of HBM that device code reads and writes; 1 if to merge pages, else to quantise
-    RECOMPUTE : evicted tokens to prefill again, tokens present
-    SEND : chain of transfers that starts now, in the background
-    WAIT : chain that must have ended before the search goes on; -1 for all
-    BEGUN : chain whose last transfer must have begun before the search goes on
-    HOLD : bytes of HBM taken (or given up, if negative) apart from the pages; 1 for buffers of
-        recalled tokens, 0 for pages in flight
-    LEVEL : bytes of HBM in pages and streaming buffers from now on, the part of them that holds
-        the shared prefix, bytes of DDR
-    TURN : sequences that the search turns to
-    """
-
-    PREFILL = 0
-    DECODE = 1
-    DECIDE = 2
-    COPY = 3
-    RECOMPUTE = 4
-    SEND = 5
-    WAIT = 6
-    BEGUN = 7
+    PREFILL = 0  # tokens of the prompt
+    DECODE = 1  # row of `SearchDemand.pieces`
+    DECIDE = 2  # tokens that the policy examines in a decision outside a run of iterations
+    COPY = 3  # bytes of HBM that device code reads and writes; 1 if to merge pages, 0 to quantise
+    RECOMPUTE = 4  # evicted tokens to prefill again, tokens present
+    SEND = 5  # chain of transfers that starts now, in the background
+    WAIT = 6  # chain that must have ended before the search goes on; -1 for all
+    BEGUN = 7  # chain whose last transfer must have begun before the search goes on
+    #: Bytes of HBM taken (or given up, if negative) apart from the pages; 1 for buffers of recalled
+    #: tokens, 0 for pages in flight.
     HOLD = 8
+    #: Bytes of HBM in pages and streaming buffers from now on, the part of them that holds the
+    #: shared prefix, bytes of DDR.
     LEVEL = 9
-    TURN = 10
+    TURN = 10  # sequences that the search turns to
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +167,6 @@ class SearchDemand:
             pieces += list(run)
         table = np.array(pieces, dtype=np.int64).reshape(-1, len(PIECE_COLUMNS))
         return replace(self, ops=np.array(ops, dtype=np.int64).reshape(-1, 4), pieces=table)
-
-    def with_prefix(self, key: str) -> SearchDemand:
-        """The same search, whose prefix is shared with all searches of that key."""
-        return replace(self, info=replace(self.info, prefix=key))
 
     def save(self, path: Path) -> None:
         """Write to a compressed ``.npz`` file, without pickles."""
@@ -319,16 +302,12 @@ class Piece:
     def without_prefix(self) -> Piece:
         """The same with the shared prefix held elsewhere."""
         (held, grows), (prefix, prefix_grows) = self.hbm_bytes, self.prefix_bytes
-        return self._but(hbm_bytes=(held - prefix, grows - prefix_grows), prefix_bytes=(0, 0))
+        return replace(self, hbm_bytes=(held - prefix, grows - prefix_grows), prefix_bytes=(0, 0))
 
     def _part(self, first: int, last: int) -> Piece:
         pairs = {n: v for n in self.__slots__ if isinstance(v := getattr(self, n), tuple)}
         moved = {name: (v[0] + first * v[1], v[1]) for name, v in pairs.items()}
-        return self._but(iterations=last - first, **moved)
-
-    def _but(self, **changes: object) -> Piece:
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return Piece(**{**values, **changes})
+        return replace(self, iterations=last - first, **moved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,33 +254,22 @@ class ActivePaths:
 
 @dataclass(frozen=True)
 class Reading:
-    """What each iteration of a run asks for; arrays ``[steps]`` or single numbers.
+    """What each iteration of a run asks for; arrays ``[steps]`` or single numbers."""
 
-    Attributes
-    ----------
-    read_bytes, quantised_bytes : array
-        Keys and values that the GPU reads: a shared node once with a tree-attention kernel, once
-        per branch without; the part of them that must be dequantised.
-    attended, rows : array
-        Tokens attended to, summed over the sequences, and those of them whose probabilities are
-        written out; where layers differ, their mean.
-    streamed_bytes, remote_bytes : array
-        Fetched from DDR, and read there by the CPU.
-    window_bytes : array
-        The part of `read_bytes` in layers with a sliding window, where the CPU works during the
-        others; 0 where it does not.
-    buffer_bytes : array or None
-        HBM for what is fetched; None in modes that fetch nothing.
-    """
-
+    #: Keys and values that the GPU reads: a shared node once with a tree-attention kernel, once per
+    #: branch without; the part of them that must be dequantised.
     read_bytes: Array
     quantised_bytes: Array
+    #: Tokens attended to, summed over the sequences, and those of them whose probabilities are
+    #: written out; where layers differ, their mean.
     attended: Array
     rows: Array = 0.0
-    streamed_bytes: Array = 0.0
-    remote_bytes: Array = 0.0
+    streamed_bytes: Array = 0.0  # fetched from DDR
+    remote_bytes: Array = 0.0  # read in DDR by the CPU
+    #: Of `read_bytes`, in layers with a sliding window, where the CPU works during the others; 0
+    #: where it does not.
     window_bytes: Array = 0.0
-    buffer_bytes: np.ndarray | None = None
+    buffer_bytes: np.ndarray | None = None  # HBM for what is fetched, in modes that fetch
 
 
 class Recall:

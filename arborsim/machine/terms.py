@@ -66,29 +66,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class IterationTerm:
-    """A term of decode iterations.
+    """A term of decode iterations."""
 
-    Attributes
-    ----------
-    name, plan : str
-        As ``--explain`` and a plan's terms show it.
-    part : str
-        One of `PARTS`.
-    seconds : callable
-        The price and what is asked for in, seconds out; linear in everything but `sequences`.
-    numbers : tuple of str
-        Fields of `HardwareProfile` that it rests on: whether they are measured or assumed, the
-        profile says.
-    shared : bool
-        The batch takes it once: `sequences` are those of the whole batch.
-    """
-
-    name: str
-    plan: str
-    part: str
+    name: str  # as ``--explain`` shows it
+    plan: str  # as a plan's terms show it
+    part: str  # one of `PARTS`
+    #: The price and what is asked for in, seconds out; linear in everything but `sequences`.
     seconds: Callable[[Price, Asked], Array]
-    numbers: tuple[str, ...]
-    shared: bool = False
+    numbers: tuple[str, ...]  # fields of `HardwareProfile` that it rests on
+    shared: bool = False  # the batch takes it once: `sequences` are those of the whole batch
 
 
 ITERATION_TERMS: list[IterationTerm] = [

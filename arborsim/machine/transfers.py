@@ -51,16 +51,7 @@ class _Marks:
 
 
 class Transfers:
-    """Moves tokens between HBM and DDR behind the decode iterations.
-
-    Parameters
-    ----------
-    program : OpenProgram
-        What the transfers are written to.
-    ledger, paths
-        Of the same search.
-    recall : {"stage", "stream", "near", "ondemand"}
-    """
+    """Moves tokens of a search between HBM and DDR behind its decode iterations."""
 
     def __init__(
         self, program: OpenProgram, ledger: Ledger, paths: ActivePaths, recall: str
@@ -90,8 +81,15 @@ class Transfers:
             freed_bytes = changes.count(self._sizes_left)
         # What is recomputed for DDR is in HBM, too, until it has been copied.
         freed_bytes += changes.count(_RECOMPUTED) * int(self._ledger.bytes_by_tier[Tier.HBM])
-        self._start_leaving(leaving, freed_bytes)
-        self._start_returning(returning)
+        if len(leaving):
+            self._flying.values[leaving.group, leaving.token] = True
+            self._program.hold(freed_bytes, staging=False)
+            size = int(self._ledger.bytes_by_tier[leaving.target].sum())
+            self._program.send(Leg(False, size, 0, 0), partial(self._left, leaving, freed_bytes))
+        if len(returning):
+            size = int(self._ledger.bytes_by_tier[returning.source].sum())
+            chain = self._program.send(Leg(True, size, 0, 0))
+            self._promotions.append((chain, returning.token))
 
     def wait_for_returning(self) -> None:
         """Wait for tokens on their way back to an active path."""
@@ -114,7 +112,9 @@ class Transfers:
             staged = self._staged.values
             in_ddr = _IN_DDR[self._ledger.tier]
             on_path = self._paths.active(np.arange(staged.shape[1]))
-            self._unstage(np.nonzero(staged & ~on_path))
+            left = np.nonzero(staged & ~on_path)
+            self._release(self._bytes(left))
+            staged[left] = False
             missing = np.nonzero(in_ddr & on_path & ~staged & ~self._flying.values)
             if len(missing[0]):
                 self._program.wait(self._program.send(self._stage(missing)))
@@ -151,14 +151,6 @@ class Transfers:
         self._ledger.record(changes)
         self._paths.change(changes)
 
-    def _start_leaving(self, leaving: Changes, freed_bytes: int) -> None:
-        if not len(leaving):
-            return
-        self._flying.values[leaving.group, leaving.token] = True
-        self._program.hold(freed_bytes, staging=False)
-        size = int(self._ledger.bytes_by_tier[leaving.target].sum())
-        self._program.send(Leg(False, size, 0, 0), partial(self._left, leaving, freed_bytes))
-
     def _left(self, leaving: Changes, freed_bytes: int) -> Next:
         """A copy to DDR has ended: give the pages up, if need be once what is needed is back.
 
@@ -185,10 +177,6 @@ class Transfers:
         self.staging_bytes += size
         return Leg(True, size, size, -freed_bytes)
 
-    def _unstage(self, cells: Cells) -> None:
-        self._release(self._bytes(cells))
-        self._staged.values[cells] = False
-
     def _release_staging(self, changes: Changes) -> None:
         """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
         if not self._stages or not self.staging_bytes or not len(changes):
@@ -208,29 +196,15 @@ class Transfers:
     def _bytes(self, cells: Cells) -> int:
         return int(self._ledger.bytes_by_tier[self._ledger.tier[cells]].sum())
 
-    def _start_returning(self, returning: Changes) -> None:
-        if len(returning):
-            size = int(self._ledger.bytes_by_tier[returning.source].sum())
-            chain = self._program.send(Leg(True, size, 0, 0))
-            self._promotions.append((chain, returning.token))
 
-
-def cut(
+def stretches(
     steps: int, changes: Changes, groups: int, one_by_one: Callable[[], bool]
 ) -> Iterator[tuple[int, int, bool]]:
-    """Cut a run into stretches written together (True) and single iterations (False).
+    """Cut a run into stretches of iterations written together, and single iterations.
 
-    An iteration stands alone if transfers run meanwhile, or if its moves start some.
-
-    Parameters
-    ----------
-    steps : int
-    changes : Changes
-        What the moves of the run change.
-    groups : int
-        Cache groups.
-    one_by_one : callable
-        Whether iterations must be written by themselves from now on; asked before each part.
+    An iteration stands alone if transfers run meanwhile, or if its moves, part of `changes`, start
+    some.  `one_by_one` tells whether iterations must be written by themselves from now on; it is
+    asked before each stretch.
 
     Yields
     ------

@@ -80,7 +80,11 @@ def _question() -> SearchDemand:
 @cache
 def _asked(documents: int, options: ServingOptions, order: int = 0) -> ServingReport:
     """About each document in turn, then once more in random order, one question at a time."""
-    demands = [_question().with_prefix(f"document {number}") for number in range(documents)]
+    question = _question()
+    demands = [
+        replace(question, info=replace(question.info, prefix=f"document {number}"))
+        for number in range(documents)
+    ]
     engine = ServingEngine(demands, load_profile("a100-40"), _GEOMETRY, options)
     shuffled = np.random.default_rng(order).permutation(documents).tolist()
     return engine.run(ClosedLoop(1, (*range(documents), *shuffled)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.transfers import cut
+from arborsim.machine.transfers import stretches
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from tests.simulator.bench import GEOMETRY, Bench, moves, profile
 from tests.simulator.literal import LiteralExecutor
@@ -180,7 +180,7 @@ def test_a_run_that_starts_no_transfer_is_one_closed_form() -> None:
     steps = 32_768
     inside = moves(np.arange(steps), Tier.EVICTED, step=np.arange(steps))
     changes = bench.executor.ledger.resolve(inside, arriving=steps)
-    assert list(cut(steps, changes, 1, lambda: False)) == [(0, steps, True)]
+    assert list(stretches(steps, changes, 1, lambda: False)) == [(0, steps, True)]
     bench.decode(steps, inside, decided=0)
     assert bench.executor.ledger.hbm_tokens == 8
     bench.executor.ledger.check()
@@ -192,4 +192,8 @@ def test_a_transfer_cuts_the_run_where_it_starts() -> None:
     bench.turn(1)
     inside = moves([1, 2, 3], [Tier.EVICTED, Tier.DDR, Tier.EVICTED], step=[2, 5, 9])
     changes = bench.executor.ledger.resolve(inside, arriving=20)
-    assert list(cut(20, changes, 1, lambda: False)) == [(0, 5, True), (5, 6, False), (6, 20, True)]
+    assert list(stretches(20, changes, 1, lambda: False)) == [
+        (0, 5, True),
+        (5, 6, False),
+        (6, 20, True),
+    ]
