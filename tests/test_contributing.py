@@ -10,9 +10,9 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.core.tiers import Budget
 from arborsim.machine import terms
-from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
+from arborsim.machine.server import ServingEngine
 from arborsim.plan.evaluate import cost_terms
 from arborsim.policies.registry import build
 from tests.helpers.demands import record_demands

@@ -16,6 +16,7 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simpy
@@ -306,7 +307,7 @@ class Piece:
 
     def _part(self, first: int, last: int) -> Piece:
         pairs = {n: v for n in self.__slots__ if isinstance(v := getattr(self, n), tuple)}
-        moved = {name: (v[0] + first * v[1], v[1]) for name, v in pairs.items()}
+        moved: dict[str, Any] = {n: (v[0] + first * v[1], v[1]) for n, v in pairs.items()}
         return replace(self, iterations=last - first, **moved)
 
 

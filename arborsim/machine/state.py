@@ -10,7 +10,7 @@ from arborsim.machine.clock import Clock, Level
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.prefixes import Host, Prefixes
 from arborsim.machine.price import Price
-from arborsim.machine.program import Piece, PricedProgram
+from arborsim.machine.program import Op, Piece, PricedProgram
 from arborsim.machine.report import Tally
 
 
@@ -70,6 +70,12 @@ class Search:
     @property
     def hbm_bytes(self) -> int:
         return self.base_bytes + self.extra_bytes
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its current phase is a run of iterations."""
+        ops = self.priced.ops
+        return self.at < len(ops) and ops[self.at][0] == Op.DECODE
 
     @property
     def piece(self) -> Piece:
@@ -217,13 +223,11 @@ class State:
 
     def transfer_s(self, size_bytes: int, up: bool) -> float:
         """A transfer to or from the host as it is now, the NVMe included."""
-        below_s = self.price.nvme_s(int(size_bytes * self.host.below_share))
-        return max(self.price.transfer_s(size_bytes, up), below_s)
+        return max(self.price.transfer_s(size_bytes, up), self.nvme_s(size_bytes))
 
-    def find_stream_floor(self) -> None:
-        share = self.host.below_share
-        streamed = self.batch.sums.streamed_bytes if share else 0
-        self.stream_floor_s = self.price.nvme_s(int(share * streamed))
+    def nvme_s(self, size_bytes: int) -> float:
+        """What the NVMe takes for its share of such a transfer."""
+        return self.price.nvme_s(int(self.host.below_share * size_bytes))
 
     def passing(self, k: int) -> None:
         """The driver is about to let `k` iterations pass."""

@@ -18,7 +18,6 @@ from arborsim.core.measurements import MemorySeries
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import Clock
 from arborsim.machine.cost import CostModel
-from arborsim.machine.engine import serving
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.places import Timed
 from arborsim.machine.price import Price
@@ -35,7 +34,7 @@ from arborsim.machine.program import (
     cut,
 )
 from arborsim.machine.report import Tally
-from arborsim.machine.server import Server
+from arborsim.machine.server import Server, serving
 from arborsim.machine.state import State
 from arborsim.machine.terms import BACKGROUND, LINK_TERMS, Term, total
 
@@ -93,7 +92,7 @@ class OpenProgram(PricedProgram):
             Batch(), MemoryTally,
         )  # fmt: skip
         self._server.expect(Timed(((0.0, 0),)))
-        self.clock.env.process(serving(self._server, self.price))
+        self.clock.env.process(serving(self._server))
         self._run()
         (self.search,) = self._server.state.searches
 

@@ -39,12 +39,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.places import ClosedLoop
 from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
+from arborsim.machine.server import ServingEngine
 from arborsim.plan.plan import Planner
 from tests.plan.make import small_workload
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.tiers import Budget
-from arborsim.machine.engine import ServingEngine
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import Op, SearchDemand
+from arborsim.machine.server import ServingEngine
 from arborsim.plan.demands import stretched
 from arborsim.plan.evaluate import SHARES, evaluate, load_curve
 from arborsim.plan.generate import Fixed, TreeSpec, write_generated

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Budget
-from arborsim.machine.engine import ServingEngine
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine, ServingOptions
@@ -27,6 +26,7 @@ from arborsim.machine.program import (
     iterations,
     joined,
 )
+from arborsim.machine.server import ServingEngine
 from arborsim.machine.writing import OpenProgram
 from arborsim.policies.registry import build
 from arborsim.run.episode import record_demand

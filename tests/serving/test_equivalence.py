@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.machine.clock import Decode
-from arborsim.machine.engine import ServingEngine
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.profile import PolicySeconds
 from arborsim.machine.report import ServingReport
-from arborsim.machine.server import Server
+from arborsim.machine.server import Server, ServingEngine
 from arborsim.machine.state import State
 from tests.serving.literal import play_event_by_event
 from tests.serving.make import random_demand
