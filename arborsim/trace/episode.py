@@ -158,10 +158,10 @@ def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Ep
     absent = LATER - names
     row = {name: _row_column(table, name, where) for name in ROW_COLUMNS if name not in absent}
     wrong = row["episode"] != where.episode
-    where.check(wrong, lambda r: f"is of episode {row['episode'][r]}: a row group holds one")
-    wrong = row["seq"] != np.arange(table.num_rows)
-    where.check(wrong, lambda r: f"seq is {row['seq'][r]}, expected {r}")
-    where.check(row["kind"] < 0, lambda r: "unknown kind of row")
+    where.check(wrong, "is of episode {}: a row group holds one", row["episode"])
+    seq, expected = row["seq"], np.arange(table.num_rows)
+    where.check(seq != expected, "seq is {}, expected {}", seq, expected)
+    where.check(row["kind"] < 0, "unknown kind of row")
     token_rows = np.flatnonzero((row["kind"] == Kind.PREFILL) | (row["kind"] == Kind.TOKEN))
     values: dict[str, Any] = {name: row[name] for name in _AS_THEY_ARE}
     return Episode(
@@ -181,7 +181,7 @@ def _structure(table: pa.Table, info: TraceInfo, where: Where, text: bool) -> Ep
 def _row_column(table: pa.Table, name: str, where: Where) -> np.ndarray:
     column = table[name]
     if column.null_count and name in _NEVER_NULL:
-        where.check(column.is_null().to_numpy(), lambda r: f"{name} is null")
+        where.check(column.is_null().to_numpy(), f"{name} is null")
     if name in ("kind", "end"):
         return kinds_of(column) if name == "kind" else ends_of(column)
     return numbers_of(column)
@@ -194,7 +194,7 @@ def _token_lists(
     values, offsets = lists_of(table[name])
     lengths = np.diff(offsets)
     lengths[token_rows] = 0
-    where.check(lengths > 0, lambda r: f"a row without a token holds {name}")
+    where.check(lengths > 0, f"a row without a token holds {name}")
     return values, np.append(offsets[token_rows], offsets[-1])
 
 
@@ -205,11 +205,8 @@ def _per_layer(table: pa.Table, signal: Signal, episode: Episode, where: Where) 
     sketch, layers = signal is Signal.KEY_SKETCH, episode.info.geometry.layers
     width = int(lengths[0]) if sketch else layers
     expected = f"the first one had {width}" if sketch else f"but the model has {layers} layers"
-    where.check(
-        (lengths != width) | (lengths == 0),
-        lambda t: f"{signal.value} has {lengths[t]} values, {expected}",
-        episode.token_rows,
-    )
+    off, what = (lengths != width) | (lengths == 0), f"{signal.value} has {{}} values, {expected}"
+    where.check(off, what, lengths, rows=episode.token_rows)
     return values.reshape(episode.num_tokens, -1)
 
 
@@ -219,11 +216,8 @@ def _attention(table: pa.Table, episode: Episode, where: Where) -> AttentionRows
         return DenseRows(*_token_lists(table, "attention", token_rows, where))
     index, offsets = _token_lists(table, "attention_index", token_rows, where)
     value, value_offsets = _token_lists(table, "attention_value", token_rows, where)
-    where.check(
-        np.diff(offsets) != np.diff(value_offsets),
-        lambda t: "attention_index and attention_value differ in length",
-        token_rows,
-    )
+    off = np.diff(offsets) != np.diff(value_offsets)
+    where.check(off, "attention_index and attention_value differ in length", rows=token_rows)
     rest = numbers_of(table["attention_rest"])[token_rows]
     return SparseRows(index, value, offsets, rest, episode.position.astype(np.int64) + 1)
 
@@ -236,20 +230,13 @@ def _layer_rows(table: pa.Table, episode: Episode, where: Where) -> LayerRows:
     counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
     expected = np.zeros(len(counts), dtype=np.int64)
     expected[token_rows] = per_token
-    where.check(
-        counts != expected,
-        lambda r: f"attention_layers has {counts[r]} lists, expected {expected[r]}",
-    )
+    what = "attention_layers has {} lists, expected {}"
+    where.check(counts != expected, what, counts, expected)
     values, bounds = lists_of(pc.list_flatten(column))
     lengths, rows = np.diff(bounds), np.repeat(token_rows, per_token)
-    where.check(
-        lengths != np.repeat(position + 1, per_token),
-        lambda i: (
-            f"attention_layers has a list of {lengths[i]} values, expected "
-            f"{position[i // per_token] + 1} (one per position on the path)"
-        ),
-        rows,
-    )
+    expected = np.repeat(position + 1, per_token)
+    what = "attention_layers has a list of {} values, expected {} (one per position on the path)"
+    where.check(lengths != expected, what, lengths, expected, rows=rows)
     check_layer_rows(values, bounds, rows, where)
     return LayerRows(layers, values, bounds[::per_token])
 
@@ -262,14 +249,11 @@ def _vectors(table: pa.Table, name: str, episode: Episode, where: Where) -> np.n
     values, offsets = lists_of(table[name])
     lengths = np.diff(offsets)[token_rows]
     width = int(np.prod(shape))
-    where.check(
-        lengths != width,
-        lambda t: f"{name} has {lengths[t]} values, expected {width}",
-        token_rows,
-    )
+    what = f"{name} has {{}} values, expected {width}"
+    where.check(lengths != width, what, lengths, rows=token_rows)
     vectors = values.reshape(len(token_rows), *shape)
     broken = ~np.isfinite(vectors).all(axis=(1, 2, 3))
-    where.check(broken, lambda t: f"{name} holds a value that is not finite", token_rows)
+    where.check(broken, f"{name} holds a value that is not finite", rows=token_rows)
     return vectors
 
 
@@ -281,10 +265,8 @@ def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:
     if len(rows) == 0:
         return rows, np.empty((0, 0), dtype=np.float16)
     size = int(lengths[rows[0]])
-    where.check(
-        (lengths != size) & (lengths > 0),
-        lambda r: f"embedding has {lengths[r]} values, the first one had {size}",
-    )
+    what = f"embedding has {{}} values, the first one had {size}"
+    where.check((lengths != size) & (lengths > 0), what, lengths)
     return rows, values.reshape(len(rows), size)
 
 

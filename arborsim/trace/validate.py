@@ -7,7 +7,6 @@ is wrong with it in one line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,17 @@ SUM_CHECK_VALUES = 1 << 17
 
 
 @dataclass(frozen=True)
+class _Labels:
+    """Of codes, int ``[n]``; looked up for messages only."""
+
+    labels: tuple[str, ...]
+    codes: np.ndarray
+
+    def __getitem__(self, i: int) -> str:
+        return self.labels[int(self.codes[i])]
+
+
+@dataclass(frozen=True)
 class Where:
     """The place that error messages name."""
 
@@ -42,15 +52,21 @@ class Where:
         )
 
     def check(
-        self, wrong: np.ndarray, what: Callable[[int], str], rows: np.ndarray | None = None
+        self,
+        wrong: np.ndarray,
+        what: str,
+        *values: np.ndarray | _Labels,
+        rows: np.ndarray | None = None,
     ) -> None:
-        """Raise for the first true entry of `wrong`, bool ``[n]``; `what` makes the message of it.
+        """Raise for the first true entry of `wrong`, bool ``[n]``.
 
-        `rows` are the rows of the entries, if they are not rows themselves.
+        Its entries of `values` are put into the message `what`; `rows` are the rows of the entries,
+        if they are not rows themselves.
         """
         if wrong.any():
             first = int(np.argmax(wrong))
-            raise self.error(what(first), first if rows is None else int(rows[first]))
+            said = what.format(*(each[first] for each in values))
+            raise self.error(said, first if rows is None else int(rows[first]))
 
 
 def validate(episode: Episode, where: Where) -> None:
@@ -77,42 +93,26 @@ def _check_nodes(episode: Episode, where: Where) -> np.ndarray:
     # A node is known once it is not above the highest number so far; the next one is one higher.
     highest = np.maximum.accumulate(node)
     known = np.concatenate([[-1], highest[:-1]])
-    where.check(
-        (node < 0) | (node > known + 1),
-        lambda r: (
-            f"node {node[r]} appears before node {known[r] + 1}, although nodes are "
-            "numbered in order of opening"
-        ),
-    )
+    what = "node {} appears before node {}, although nodes are numbered in order of opening"
+    where.check((node < 0) | (node > known + 1), what, node, known + 1)
     opens = node > known
-    where.check(
-        opens & (kind != Kind.TRANSITION) & (node > 0),
-        lambda r: f"{KINDS[kind[r]]} row of node {node[r]}, which no transition has opened",
-    )
+    unopened = opens & (kind != Kind.TRANSITION) & (node > 0)
+    what = "{} row of node {}, which no transition has opened"
+    where.check(unopened, what, _Labels(KINDS, kind), node)
     first_row = np.flatnonzero(opens)
     parents, depths = parent[first_row], depth[first_row]
     numbers = np.arange(len(first_row))
-    where.check(
-        np.where(numbers == 0, parents != -1, (parents < 0) | (parents >= numbers)),
-        lambda n: f"node {n} names parent {parents[n]}, which does not exist",
-        first_row,
-    )
+    lost = np.where(numbers == 0, parents != -1, (parents < 0) | (parents >= numbers))
+    what = "node {} names parent {}, which does not exist"
+    where.check(lost, what, numbers, parents, rows=first_row)
     expected = np.where(numbers == 0, 0, depths[np.maximum(parents, 0)] + 1)
-    where.check(
-        depths != expected,
-        lambda n: f"node {n} has depth {depths[n]}, expected {expected[n]}",
-        first_row,
-    )
-    where.check(
-        parent != parents[node],
-        lambda r: (
-            f"node {node[r]} names parent {parent[r]}, but was opened under {parents[node[r]]}"
-        ),
-    )
-    where.check(
-        depth != depths[node],
-        lambda r: f"node {node[r]} has depth {depth[r]}, but was opened at {depths[node[r]]}",
-    )
+    what = "node {} has depth {}, expected {}"
+    where.check(depths != expected, what, numbers, depths, expected, rows=first_row)
+    parents, depths = parents[node], depths[node]
+    what = "node {} names parent {}, but was opened under {}"
+    where.check(parent != parents, what, node, parent, parents)
+    what = "node {} has depth {}, but was opened at {}"
+    where.check(depth != depths, what, node, depth, depths)
     return first_row
 
 
@@ -121,31 +121,22 @@ def _check_order(episode: Episode, where: Where) -> None:
     kind, node, iteration, time = episode.kind, episode.node, episode.iteration, episode.time_s
     prefill, is_token = kind == Kind.PREFILL, kind == Kind.TOKEN
     late = prefill & (np.cumsum(~prefill) > 0)
-    where.check(late, lambda r: "prefill row after other rows")
-    where.check(prefill & (node != 0), lambda r: f"prefill row of node {node[r]} instead of 0")
+    where.check(late, "prefill row after other rows")
+    where.check(prefill & (node != 0), "prefill row of node {} instead of 0", node)
     early = (kind == Kind.ANSWER) & (np.arange(len(kind)) < len(kind) - 1)
-    where.check(early, lambda r: "rows follow the answer, which ends an episode")
-    where.check(
-        np.concatenate([iteration[:1] < 0, iteration[1:] < iteration[:-1]]),
-        lambda r: f"iteration {iteration[r]} after {iteration[r - 1] if r else 0}",
-    )
-    where.check(
-        prefill & (iteration != 0), lambda r: f"prefill row in iteration {iteration[r]}, not 0"
-    )
-    where.check(
-        is_token & (iteration < 1), lambda r: "token row in iteration 0, which is the prefill"
-    )
+    where.check(early, "rows follow the answer, which ends an episode")
+    before = np.concatenate([[0], iteration[:-1]])
+    where.check(iteration < before, "iteration {} after {}", iteration, before)
+    where.check(prefill & (iteration != 0), "prefill row in iteration {}, not 0", iteration)
+    where.check(is_token & (iteration < 1), "token row in iteration 0, which is the prefill")
     rows = np.flatnonzero(is_token)
-    where.check(
-        _repeats(iteration[rows].astype(np.int64) * (int(node.max()) + 1) + node[rows]),
-        lambda t: f"second token of node {node[rows[t]]} in iteration {iteration[rows[t]]}",
-        rows,
-    )
-    where.check(~np.isfinite(time), lambda r: f"time_s is {time[r]}")
-    where.check(
-        np.diff(time, prepend=time[0]) < 0,
-        lambda r: f"time_s runs backwards, from {time[r - 1]:.6g} to {time[r]:.6g}",
-    )
+    nodes, iterations = node[rows], iteration[rows]
+    again = _repeats(iterations.astype(np.int64) * (int(node.max()) + 1) + nodes)
+    where.check(again, "second token of node {} in iteration {}", nodes, iterations, rows=rows)
+    where.check(~np.isfinite(time), "time_s is {}", time)
+    earlier = np.concatenate([time[:1], time[:-1]])
+    what = "time_s runs backwards, from {:.6g} to {:.6g}"
+    where.check(time < earlier, what, earlier, time)
 
 
 def _repeats(key: np.ndarray) -> np.ndarray:
@@ -164,26 +155,19 @@ def _check_transitions(episode: Episode, where: Where, first_row: np.ndarray) ->
     group = np.cumsum(begins)  # 0 before the first transition, when the prompt is the leaf
     count = len(first_row)
     key = group.astype(np.int64) * count + node
-    leaves, turn_rows = key[turns], np.flatnonzero(turns)
-    where.check(
-        _repeats(leaves),
-        lambda t: f"transition names node {node[turn_rows[t]]} twice in one batch",
-        turn_rows,
-    )
+    leaves, rows = key[turns], np.flatnonzero(turns)
+    what = "transition names node {} twice in one batch"
+    where.check(_repeats(leaves), what, node[rows], rows=rows)
     active = np.isin(key, leaves) | ((group == 0) & (node == 0))
-    where.check(
-        (kind == Kind.TOKEN) & ~active,
-        lambda r: f"token row of node {node[r]}, which is no leaf of the last transition",
-    )
+    what = "token row of node {}, which is no leaf of the last transition"
+    where.check((kind == Kind.TOKEN) & ~active, what, node)
     pruned = kind == Kind.PRUNE
     pruned_at = np.full(count, len(kind))
     np.minimum.at(pruned_at, node[pruned], np.flatnonzero(pruned))
-    where.check(
-        ((kind == Kind.TOKEN) | turns) & (np.arange(len(kind)) > pruned_at[node]),
-        lambda r: (
-            f"{KINDS[kind[r]]} row of node {node[r]}, which was pruned in row {pruned_at[node[r]]}"
-        ),
-    )
+    at = pruned_at[node]
+    after = ((kind == Kind.TOKEN) | turns) & (np.arange(len(kind)) > at)
+    what = "{} row of node {}, which was pruned in row {}"
+    where.check(after, what, _Labels(KINDS, kind), node, at)
 
 
 def _check_positions(episode: Episode, where: Where) -> None:
@@ -219,28 +203,19 @@ def _check_positions(episode: Episode, where: Where) -> None:
             f"token row of node {node[token]}, although node {child} below it has tokens already",
             int(episode.token_rows[token]),
         )
-    where.check(
-        episode.position != expected,
-        lambda t: (
-            f"token row of node {node[t]} has position {episode.position[t]}, "
-            f"expected {expected[t]}"
-        ),
-        episode.token_rows,
-    )
+    found, rows = episode.position, episode.token_rows
+    what = "token row of node {} has position {}, expected {}"
+    where.check(found != expected, what, node, found, expected, rows=rows)
 
 
 def _check_values(episode: Episode, where: Where) -> None:
     reward, entropy, token = episode.reward, episode.entropy, episode.token
-    where.check(
-        (reward < 0) | (reward > 1), lambda r: f"reward is {reward[r]:.6g}, not between 0 and 1"
-    )
-    where.check((entropy < 0) | np.isinf(entropy), lambda r: f"entropy is {entropy[r]:.6g} nats")
+    where.check((reward < 0) | (reward > 1), "reward is {:.6g}, not between 0 and 1", reward)
+    where.check((entropy < 0) | np.isinf(entropy), "entropy is {:.6g} nats", entropy)
     vocab = episode.info.geometry.vocab
-    where.check(
-        ((token < 0) & episode.info.knows_token_ids) | (token >= vocab),
-        lambda t: f"token {token[t]} is not in the vocabulary of {vocab}",
-        episode.token_rows,
-    )
+    unknown = ((token < 0) & episode.info.knows_token_ids) | (token >= vocab)
+    what = f"token {{}} is not in the vocabulary of {vocab}"
+    where.check(unknown, what, token, rows=episode.token_rows)
 
 
 def _check_ends(episode: Episode, where: Where, first_row: np.ndarray) -> None:
@@ -248,25 +223,20 @@ def _check_ends(episode: Episode, where: Where, first_row: np.ndarray) -> None:
     end, node = episode.end, episode.node
     if end is None:
         return
-    where.check(end < 0, lambda r: f"the end of a thought is none of {', '.join(ENDS)}")
+    where.check(end < 0, f"the end of a thought is none of {', '.join(ENDS)}")
     ended = end != End.NONE
-    where.check(
-        ended & (episode.kind != Kind.BOUNDARY),
-        lambda r: f"{KINDS[episode.kind[r]]} row says that a thought is {ENDS[end[r] - 1]}",
-    )
+    what = "{} row says that a thought is {}"
+    kinds, ends = _Labels(KINDS, episode.kind), _Labels(ENDS, end - 1)
+    where.check(ended & (episode.kind != Kind.BOUNDARY), what, kinds, ends)
     ended_at = np.full(len(first_row), len(end))
     np.minimum.at(ended_at, node[ended], np.flatnonzero(ended))
     opened, up = first_row[1:], episode.parent[first_row[1:]]
-    where.check(
-        ended_at[up] < opened,
-        lambda n: (
-            f"node {n + 1} is opened under node {up[n]}, which ended in row {ended_at[up[n]]}"
-        ),
-        opened,
-    )
+    at, child = ended_at[up], np.arange(1, len(first_row))
+    what = "node {} is opened under node {}, which ended in row {}"
+    where.check(at < opened, what, child, up, at, rows=opened)
     if episode.answer is not None:
         answers = np.fromiter((a is not None for a in episode.answer), bool, len(end))
-        where.check(answers & (end != End.FINISHED), lambda r: "an answer, but no finished thought")
+        where.check(answers & (end != End.FINISHED), "an answer, but no finished thought")
 
 
 def check_attention(
@@ -278,15 +248,9 @@ def check_attention(
         values, offsets, rest = attention.value, attention.offsets, attention.rest
     else:
         values, offsets, rest = attention.values, attention.offsets, None
-        lengths = np.diff(offsets)
-        where.check(
-            lengths != position + 1,
-            lambda t: (
-                f"attention has {lengths[t]} values, expected {position[t] + 1} "
-                "(one per position on the path)"
-            ),
-            token_rows,
-        )
+        lengths, expected = np.diff(offsets), position + 1
+        what = "attention has {} values, expected {} (one per position on the path)"
+        where.check(lengths != expected, what, lengths, expected, rows=token_rows)
     _check_weights(values, offsets, token_rows, where)
     _check_sums(values, offsets, rest, token_rows, where)
 
@@ -302,22 +266,13 @@ def _check_sparse(attention: SparseRows, token_rows: np.ndarray, where: Where) -
     if falls.any() or (first < 0).any() or (last >= lengths[held]).any():
         row = np.repeat(np.arange(len(lengths)), np.diff(offsets))
         beyond = (index < 0) | (index >= lengths[row])
-        where.check(
-            beyond,
-            lambda i: f"attention_index {index[i]} lies beyond the token's own position",
-            token_rows[row],
-        )
-        where.check(
-            falls,
-            lambda i: f"attention_index {index[i]} is not above the one before it",
-            token_rows[row],
-        )
+        rows = token_rows[row]
+        what = "attention_index {} lies beyond the token's own position"
+        where.check(beyond, what, index, rows=rows)
+        where.check(falls, "attention_index {} is not above the one before it", index, rows=rows)
     rest = attention.rest
-    where.check(
-        ~((rest >= 0) & (rest <= _SUM_HIGH)),
-        lambda t: f"attention_rest is {rest[t]:.6g}, not a probability",
-        token_rows,
-    )
+    what = "attention_rest is {:.6g}, not a probability"
+    where.check(~((rest >= 0) & (rest <= _SUM_HIGH)), what, rest, rows=token_rows)
 
 
 def _check_weights(
@@ -355,11 +310,8 @@ def _check_sums(
         sums = np.array([values[a:b].sum(dtype=np.float32) for a, b in bounds], dtype=np.float64)
     if rest is not None:
         sums = sums + rest[tested]
-    where.check(
-        ~((sums >= _SUM_LOW) & (sums <= _SUM_HIGH)),
-        lambda t: f"attention sums to {sums[t]:.4g} instead of 1",
-        token_rows[tested],
-    )
+    off = ~((sums >= _SUM_LOW) & (sums <= _SUM_HIGH))
+    where.check(off, "attention sums to {:.4g} instead of 1", sums, rows=token_rows[tested])
 
 
 def check_layer_rows(
@@ -376,8 +328,6 @@ def check_layer_rows(
         row = rows[np.searchsorted(bounds, first, side="right") - 1]
         raise where.error(f"attention_layers holds {values[first]}, not a probability", int(row))
     sums = np.add.reduceat(values, bounds[:-1], dtype=np.float32)[::2]
-    where.check(
-        (sums < _SUM_LOW) | (sums > _SUM_HIGH),
-        lambda i: f"a mean row of attention_layers sums to {sums[i]:.4g} instead of 1",
-        rows[::2],
-    )
+    off = (sums < _SUM_LOW) | (sums > _SUM_HIGH)
+    what = "a mean row of attention_layers sums to {:.4g} instead of 1"
+    where.check(off, what, sums, rows=rows[::2])
