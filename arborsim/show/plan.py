@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from arborsim.plan.recommend import limits_of, load_of
@@ -50,11 +51,11 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
     if rows:
         console.print()
         number = _text("#", lambda row: f"{'*' if row.number == chosen else ''}{row.number}")
-        names = [number, *(_name(head, part) for head, part in _NAMES.items()
-                           if any(getattr(row, part) != "-" for row in rows))]  # fmt: skip
+        names = [_text(head, attrgetter(part), NAME) for head, part in _NAMES.items()
+                 if any(getattr(row, part) != "-" for row in rows)]  # fmt: skip
         whole = Table(rows, (), look=lambda row: "chosen" if row.number == chosen else "")
-        groups = [("", whole.under((*names, *shown(columns, rows))))
-                  for columns in (_loads(plan), _costs(plan), _USE)]  # fmt: skip
+        groups = [("", whole.under((number, *names, *shown(columns, rows))))
+                  for columns in _columns(plan)]  # fmt: skip
         print_tables(console, groups, names=list(_NAMES))
         for line in legend(plan):
             say(line, "dim")
@@ -67,18 +68,25 @@ def print_plan(plan: PlanResult, console: Console | None = None) -> None:
 def _rank(row: CandidateResult) -> tuple[float, float, int]:
     """The cheapest first; without prices, the one with the largest load."""
     point = row.at_largest
-    if point is None:
-        return math.inf, 0.0, row.number
+    assert point is not None  # it meets the target
     cost = middle(point.cost_per_1000)
     return math.inf if math.isnan(cost) else cost, -point.load, row.number
 
 
-def _name(head: str, part: str) -> Column[CandidateResult]:
-    return Column(head, head, NAME, text=lambda row: str(getattr(row, part)), head=(head,))
+def _text(
+    head: str, show: Callable[[CandidateResult], str], kind: str = LABEL
+) -> Column[CandidateResult]:
+    return Column(head, head, kind, text=show, head=tuple(head.split("\n")))
 
 
-def _text(head: str, show: Callable[[CandidateResult], str]) -> Column[CandidateResult]:
-    return Column(head, head, LABEL, text=show, head=tuple(head.split("\n")))
+def _figure(
+    head: str, read: Callable[[LoadPoint], float], show: Callable[[float], str] | None = None,
+    hide: str = "",
+) -> Column[CandidateResult]:  # fmt: skip
+    """A figure at the largest load."""
+    value = at_largest(read)
+    return Column(head, head, "count", value, text=lambda row: (show or _digits)(value(row)),
+                  hide=hide, head=tuple(head.split("\n")))  # fmt: skip
 
 
 def _digits(value: float) -> str:
@@ -90,55 +98,32 @@ def _share(value: float) -> str:
     return "-" if value < 0.0005 else f"{100 * value:.0f}" if value >= 0.01 else "<1"
 
 
-def _figure(
-    head: str, read: Callable[[LoadPoint], float], show: Callable[[float], str] = _digits,
-    hide: str = "",
-) -> Column[CandidateResult]:  # fmt: skip
-    """A figure at the largest load."""
-    value = at_largest(read)
-    return Column(head, head, "count", value, text=lambda row: show(value(row)), hide=hide,
-                  head=tuple(head.split("\n")))  # fmt: skip
+def _range(bounds: tuple[float, float] | None) -> str:
+    if bounds is None:
+        return "n/a"
+    low, high = map(_digits, bounds)
+    return low if low == high else f"{low}-{high}"
 
 
-def _loads(plan: PlanResult) -> list[Column[CandidateResult]]:
-    clients = plan.unit == "clients"
+def _columns(plan: PlanResult) -> Iterator[list[Column[CandidateResult]]]:
+    """Loads, costs and times, and the use of the machine."""
+
+    def point(head: str, show: Callable[[LoadPoint], str]) -> Column[CandidateResult]:
+        return _text(head, lambda row: show(row.at_largest) if row.at_largest else "n/a")
 
     def largest(row: CandidateResult) -> str:
         """Marked where it is not the target that stops a larger one."""
         load = row.at_largest.load if row.at_largest else math.nan
         mark, _ = _BEYOND.get(row.limited_by, ("", ""))
-        return (f"{load:,.0f}" if clients else _digits(load)) + mark
+        return (f"{load:,.0f}" if plan.unit == "clients" else _digits(load)) + mark
 
     def by_seed(row: CandidateResult) -> str:
         """How far the runs' own largest loads lie apart."""
         return f"+{100 * (max(row.largest_by_seed) / min(row.largest_by_seed) - 1):.0f}%"
 
-    def runs_out(row: CandidateResult) -> str:
-        what = row.at_largest.saturated if row.at_largest else ""
-        return _RUNS_OUT.get(what, what)
-
-    return [
-        _text("clients" if clients else "offered\n/s", largest),
-        _figure("served\n/s", lambda p: p.served_per_s.value),
-        *([_text("by\nseed", by_seed)] if plan.runs > 1 else []),
-        _figure("p95\ns", lambda p: p.search_s.p95),
-        _text("runs\nout", runs_out),
-    ]
-
-
-def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
-    def ends(bounds: tuple[float, float] | None) -> str:
-        if bounds is None:
-            return "n/a"
-        low, high = map(_digits, bounds)
-        return low if low == high else f"{low}-{high}"
-
-    def cost(row: CandidateResult) -> str:
-        return ends(row.at_largest.cost_per_1000 if row.at_largest else None)
-
-    def solved(row: CandidateResult) -> str:
-        both = row.at_largest.cost_per_solved if row.at_largest else None
-        return ends(both and (1000 * both[0].value, 1000 * both[1].value))
+    def solved(point: LoadPoint) -> str:
+        ends = point.cost_per_solved
+        return _range(ends and (1000 * ends[0].value, 1000 * ends[1].value))
 
     def readable(row: CandidateResult) -> str:
         """The attention kept; all of it where no token was dropped."""
@@ -146,9 +131,16 @@ def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
 
     known = any(row.at_largest and row.at_largest.cost_per_solved for row in plan.candidates)
     fleet = any(row.fleet for row in plan.candidates)
-    return [
-        _text(f"{plan.currency}/1000\nsearches", cost),
-        *([_text(f"{plan.currency}/1000\nsolved", solved)] if known else []),
+    yield [
+        _text("clients" if plan.unit == "clients" else "offered\n/s", largest),
+        _figure("served\n/s", lambda p: p.served_per_s.value),
+        *([_text("by\nseed", by_seed)] if plan.runs > 1 else []),
+        _figure("p95\ns", lambda p: p.search_s.p95),
+        point("runs\nout", lambda p: _RUNS_OUT.get(p.saturated, p.saturated)),
+    ]
+    yield [
+        point(f"{plan.currency}/1000\nsearches", lambda p: _range(p.cost_per_1000)),
+        *([point(f"{plan.currency}/1000\nsolved", solved)] if known else []),
         _text("kept\n%", readable),
         _figure("at\nonce", lambda p: p.concurrency),
         _figure("p50\ns", lambda p: p.search_s.p50),
@@ -157,48 +149,43 @@ def _costs(plan: PlanResult) -> list[Column[CandidateResult]]:
         _figure("p95\nms/tok", lambda p: 1e3 * p.token_s.p95),
         *([_text("fleet\nGPUs", lambda r: f"{r.fleet.gpus}" if r.fleet else "")] if fleet else []),
     ]
-
-
-_USE = [
-    _figure("HBM\n%", lambda p: p.used.hbm, _share),
-    _figure("HBM\nB/s %", lambda p: p.used.memory, _share),
-    _figure("comp.\n%", lambda p: p.used.compute, _share),
-    _figure("PCIe\ndown %", lambda p: p.used.pcie_down, _share),
-    _figure("PCIe\nup %", lambda p: p.used.pcie_up, _share),
-    _figure("DDR\n%", lambda p: p.used.host, _share),
-    _figure("pre-\nempt.", lambda p: p.preemptions_per_1000),
-    _figure("re-\nfused", lambda p: p.refused_per_1000, hide=NOTHING),
-]
+    yield [
+        _figure("HBM\n%", lambda p: p.used.hbm, _share),
+        _figure("HBM\nB/s %", lambda p: p.used.memory, _share),
+        _figure("comp.\n%", lambda p: p.used.compute, _share),
+        _figure("PCIe\ndown %", lambda p: p.used.pcie_down, _share),
+        _figure("PCIe\nup %", lambda p: p.used.pcie_up, _share),
+        _figure("DDR\n%", lambda p: p.used.host, _share),
+        _figure("pre-\nempt.", lambda p: p.preemptions_per_1000),
+        _figure("re-\nfused", lambda p: p.refused_per_1000, hide=NOTHING),
+    ]
 
 
 def _failures(plan: PlanResult) -> list[str]:
     """One line per reason, with all that it holds for; those too slow alone, together."""
-    slow, reasons = [], dict[tuple[str, str], list[str]]()
-    for row in plan.candidates:
-        if row.status == MISSED and row.alone:
-            slow.append((row.alone.at_percentile_s, _alone(row, row.alone, plan)))
-        elif row.reason:
-            reasons.setdefault((row.status, row.reason), []).append(row.name)
-    lines = []
+    lines, reasons = [], dict[tuple[str, str], list[str]]()
+    slow = [(row.alone, row.name) for row in plan.candidates if row.status == MISSED if row.alone]
     if slow:
-        named = [text for _, text in sorted(slow, key=lambda each: each[0])]
-        more = f"; and {len(named) - _MOST_SLOW} more" if len(named) > _MOST_SLOW else ""
+        slow.sort(key=lambda each: each[0].at_percentile_s)
+        named = "; ".join(f"{name} {_times(alone, plan)}" for alone, name in slow[:_MOST_SLOW])
+        more = f"; and {len(slow) - _MOST_SLOW} more" if len(slow) > _MOST_SLOW else ""
         lines.append(f"missed ({plan.percentile:g}% of the searches take up to, alone): "
-                     f"{'; '.join(named[:_MOST_SLOW])}{more}")  # fmt: skip
+                     f"{named}{more}")  # fmt: skip
+    for row in plan.candidates:
+        if row.reason and not (row.status == MISSED and row.alone):
+            reasons.setdefault((row.status, row.reason), []).append(row.name)
     for (status, reason), names in reasons.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         lines.append(f"{status}: {', '.join(names[:3])}{more}: {reason}")
     return lines
 
 
-def _alone(row: CandidateResult, alone: Alone, plan: PlanResult) -> str:
-    """What a search takes there by itself, at the target's percentile."""
-    times = []
-    if plan.search_limit_s is not None:
-        times.append(f"{_digits(alone.at_percentile_s)} s")
-    if plan.token_limit_s is not None:
-        times.append(f"{_digits(1e3 * alone.token_at_percentile_s)} ms/tok")
-    return f"{row.name} {', '.join(times)}"
+def _times(alone: Alone, plan: PlanResult) -> str:
+    """What a search takes alone, at the target's percentile."""
+    search, token = alone.at_percentile_s, alone.token_at_percentile_s
+    times = [] if plan.search_limit_s is None else [f"{_digits(search)} s"]
+    times += [] if plan.token_limit_s is None else [f"{_digits(1e3 * token)} ms/tok"]
+    return ", ".join(times)
 
 
 def legend(plan: PlanResult) -> list[str]:

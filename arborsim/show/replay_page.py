@@ -172,7 +172,7 @@ def _trees(pictures: Sequence[TreePicture]) -> dict[str, Any]:
         place = places.setdefault((picture.trace, picture.episode), len(places))
         if place == len(layouts):
             layouts.append(trees.layout(picture.nodes))
-        shown = trees.frames(picture, most)
+        shown = trees.frames(picture.frames, most)
         films.append({**_labels(picture), "layout": place, "frames": shown})
     return {"layouts": layouts, "films": films}
 

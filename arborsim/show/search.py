@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchRow as Row
@@ -30,22 +30,21 @@ NAMES: tuple[Column[Row], ...] = (
 )  # fmt: skip
 
 
-def _figure(name: str) -> Callable[[Row], float]:
-    """A figure of a row, by its name in `arborsim.bank.results.FIGURES`."""
-    return lambda row: row.figures[name]
+def _mean(key: str, title: str, kind: str, figure: str, about: str, head: tuple[str, ...],
+          family: str = "", hide: str = UNKNOWN, **others: Any) -> Column[Row]:  # fmt: skip
+    """A figure of `arborsim.bank.results.FIGURES`; counts are means here."""
+    if kind == "count":
+        others["scale"] = lambda values: Scale("", 1.0, 1)
+    return Column(key, title, kind, lambda row: row.figures[figure], about, head, family,
+                  hide=hide, **others)  # fmt: skip
 
 
-def _versus(key: str, title: str, head: str, figure: str, hide: str = UNKNOWN) -> Column[Row]:
+def _versus(key: str, title: str, head: str, figure: str) -> Column[Row]:
     """A figure as a multiple of REBASE's."""
     name = REFERENCE.upper()
     about = f"As a multiple of {name}'s at the same width, policy and budget."
     return Column(key, f"{title} vs {name}", "factor", lambda row: row.times(figure), about,
-                  (head, "vs", name), hide=hide)  # fmt: skip
-
-
-def _mean(values: Sequence[float]) -> Scale:
-    """Counts are means here."""
-    return Scale("", 1.0, 1)
+                  (head, "vs", name), hide=UNKNOWN)  # fmt: skip
 
 
 ANSWERS: tuple[Column[Row], ...] = (
@@ -58,55 +57,48 @@ ANSWERS: tuple[Column[Row], ...] = (
     Column("right", "Right", "count", lambda r: r.right,
            "Problems solved, of those that were judged.", ("", "right"),
            text=lambda r: f"{r.right}/{r.judged}" if r.judged else "n/a"),
-    Column("kv", "KV size", "tokens", _figure("kv_tokens"),
-           "Unique tokens of all unfinished candidates and their ancestors at each selection, "
-           "summed over selections, without the prompt (ETS, figure 3); mean per search, as are "
-           "all figures that follow.", ("KV", "size"), "kv"),
+    _mean("kv", "KV size", "tokens", "kv_tokens",
+          "Unique tokens of all unfinished candidates and their ancestors at each selection, "
+          "summed over selections, without the prompt (ETS, figure 3); mean per search, as are all "
+          "figures that follow.", ("KV", "size"), "kv", ""),
     _versus("kv_vs", "KV", "KV", "kv_tokens"),
-    Column("kv_prompt", "KV with prompt", "tokens", _figure("kv_tokens_with_prompt"),
-           "The KV size with the prompt, counted once per selection.", ("with", "prompt"), "kv"),
+    _mean("kv_prompt", "KV with prompt", "tokens", "kv_tokens_with_prompt",
+          "The KV size with the prompt, counted once per selection.", ("with", "prompt"), "kv", ""),
     _versus("kv_prompt_vs", "KV with prompt", "same", "kv_tokens_with_prompt"),
     Column("missed", "Bank misses", "percent", lambda r: r.missed,
            "Share of the thoughts asked for that were not recorded. A search that is denied "
            "thoughts is a smaller one than its width says.", ("bank", "misses"), warn=True),
 )  # fmt: skip
 MEMORY: tuple[Column[Row], ...] = (
-    Column("hbm", "HBM peak", "bytes", _figure("peak_hbm_kv_bytes"),
-           "Largest KV footprint in HBM under the policy.", ("HBM", "peak"), "memory",
-           hide=UNKNOWN),
+    _mean("hbm", "HBM peak", "bytes", "peak_hbm_kv_bytes",
+          "Largest KV footprint in HBM under the policy.", ("HBM", "peak"), "memory"),
     _versus("hbm_vs", "HBM peak", "peak", "peak_hbm_kv_bytes"),
-    Column("ddr", "DDR peak", "bytes", _figure("peak_ddr_bytes"),
-           "Largest KV footprint in host memory.", ("DDR", "peak"), "memory", hide=NOTHING),
-    Column("held", "Held peak", "bytes", _figure("peak_held_kv_bytes"),
-           "Largest KV size of what the search has not given up, whatever the policy keeps.",
-           ("held", "peak"), "memory", hide=UNKNOWN),
+    _mean("ddr", "DDR peak", "bytes", "peak_ddr_bytes",
+          "Largest KV footprint in host memory.", ("DDR", "peak"), "memory", NOTHING),
+    _mean("held", "Held peak", "bytes", "peak_held_kv_bytes",
+          "Largest KV size of what the search has not given up, whatever the policy keeps.",
+          ("held", "peak"), "memory"),
     _versus("held_vs", "Held peak", "held", "peak_held_kv_bytes"),
-    Column("hbm_s", "HBM byte-seconds", "bytes", _figure("hbm_kv_byte_s"),
-           "Integral over time of the KV bytes in HBM.", ("HBM", "byte-s"), "byte-s", per="s",
-           hide=UNKNOWN),
+    _mean("hbm_s", "HBM byte-seconds", "bytes", "hbm_kv_byte_s",
+          "Integral over time of the KV bytes in HBM.", ("HBM", "byte-s"), "byte-s", per="s"),
     _versus("hbm_s_vs", "HBM byte-seconds", "b-s", "hbm_kv_byte_s"),
-    Column("held_s", "Held byte-seconds", "bytes", _figure("held_kv_byte_s"),
-           "The same of what the search has not given up.", ("held", "byte-s"), "byte-s", per="s",
-           hide=UNKNOWN),
+    _mean("held_s", "Held byte-seconds", "bytes", "held_kv_byte_s",
+          "The same of what the search has not given up.", ("held", "byte-s"), "byte-s", per="s"),
     _versus("held_s_vs", "Held byte-seconds", "b-s", "held_kv_byte_s"),
 )  # fmt: skip
 WORK: tuple[Column[Row], ...] = (
-    Column("calls", "Model calls", "count", _figure("model_calls"),
-           "Thoughts opened: each is one request to the model.", ("model", "calls"), scale=_mean,
-           hide=UNKNOWN),
+    _mean("calls", "Model calls", "count", "model_calls",
+          "Thoughts opened: each is one request to the model.", ("model", "calls")),
     _versus("calls_vs", "Model calls", "calls", "model_calls"),
-    Column("tokens", "Tokens", "tokens", _figure("generated_tokens"), "Generated tokens.",
-           ("", "tokens"), hide=UNKNOWN),
+    _mean("tokens", "Tokens", "tokens", "generated_tokens", "Generated tokens.", ("", "tokens")),
     _versus("tokens_vs", "Tokens", "tok.", "generated_tokens"),
-    Column("time", "Time", "seconds", _figure("total_s"),
-           "Simulated seconds per search, alone on the GPU.", ("per", "search"), hide=UNKNOWN),
+    _mean("time", "Time", "seconds", "total_s",
+          "Simulated seconds per search, alone on the GPU.", ("per", "search")),
     _versus("time_vs", "Time", "time", "total_s"),
-    Column("speed", "Speed", "rate", _figure("tokens_per_s"),
-           "Generated tokens per simulated second, over all searches.", ("", "speed"),
-           hide=UNKNOWN),
-    Column("kept", "Attention kept", "percent", _figure("attention_kept"),
-           "Share of the recorded attention that fell on readable tokens.", ("attn.", "kept"),
-           hide=UNKNOWN),
+    _mean("speed", "Speed", "rate", "tokens_per_s",
+          "Generated tokens per simulated second, over all searches.", ("", "speed")),
+    _mean("kept", "Attention kept", "percent", "attention_kept",
+          "Share of the recorded attention that fell on readable tokens.", ("attn.", "kept")),
 )  # fmt: skip
 _GROUPS = (("Answers and KV size", ANSWERS), ("Memory", MEMORY), ("Work and time", WORK))
 
@@ -163,20 +155,12 @@ def print_searches(rows: Sequence[Row], heading: str, console: Console | None = 
         print_tables(console, groups)
     if any(row.policy != BASELINE for row in rows):
         console.print(ANSWERED, markup=False)
-    for line in _unjudged(rows):
-        console.print(plain(line), markup=False)
+    if unjudged := [row for row in rows if row.judged < row.searches]:
+        counts = (f"{row.label} {row.width} ({row.searches - row.judged})" for row in unjudged)
+        console.print(plain(
+            "Answers that the bank does not judge count neither way; of "
+            f"{max(row.searches for row in rows)} problems: {', '.join(dict.fromkeys(counts))}."
+        ), markup=False)  # fmt: skip
     console.print(LEGEND, style="dim", markup=False)
     if any(row.reference for row in rows):
         console.print(VERSUS, style="dim", markup=False)
-
-
-def _unjudged(rows: Sequence[Row]) -> list[str]:
-    """What keeps accuracies from being of all problems."""
-    unjudged = [row for row in rows if row.judged < row.searches]
-    if not unjudged:
-        return []
-    counts = (f"{row.label} {row.width} ({row.searches - row.judged})" for row in unjudged)
-    return [
-        "Answers that the bank does not judge count neither way; of "
-        f"{max(row.searches for row in rows)} problems: {', '.join(dict.fromkeys(counts))}."
-    ]

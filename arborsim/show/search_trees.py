@@ -6,7 +6,6 @@ what it opened and gave up, and where its KV lived.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ from arborsim.core.tiers import NUM_TIERS
 from arborsim.core.workers import in_order
 from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell
-from arborsim.run.pictures import Frame, NodeRecord, TreePicture, tokens_by_tier
+from arborsim.run.pictures import Frame, NodeRecord, tokens_by_tier
 from arborsim.show import trees
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import End, Kind
@@ -228,7 +227,6 @@ def problem_trees(
     bank = read_bank(TraceReader(job.trace), episode, sorted(needs), embeddings)
     walks = [walk(arm.make(), bank, job.dedupe) for arm in job.arms]
     drawn = drawn_nodes(bank, walks)
-    nodes = records(bank, drawn)
     films: list[dict[str, Any]] = []
     room, cut, infeasible = numbers, 0, 0
     for (arm, done), cell in product(zip(job.arms, walks, strict=True), job.cells):
@@ -237,13 +235,13 @@ def problem_trees(
         if room <= 0:
             cut += 1
             continue
-        film = _film(job, bank, done, arm, cell, drawn, nodes)
+        film = _film(job, bank, done, arm, cell, drawn)
         if film is None:
             infeasible += 1
             continue
         films.append({"search": title, **film})
         room -= sum(len(frame["changed"]) for frame in film["frames"]) + 8 * len(film["nodes"])
-    layout = {**trees.layout(nodes), **_texts(bank, drawn)}
+    layout = {**trees.layout(records(bank, drawn)), **_texts(bank, drawn)}
     return ProblemTrees(title, layout, films, len(bank.parent), cut, infeasible)
 
 
@@ -321,13 +319,7 @@ def cell_name(label: str, width: int, policy: str, budget: str, many: bool) -> s
 
 
 def _film(
-    job: SearchJob,
-    bank: Bank,
-    done: Walk,
-    arm: Arm,
-    cell: Cell,
-    drawn: Sequence[int],
-    nodes: Sequence[NodeRecord],
+    job: SearchJob, bank: Bank, done: Walk, arm: Arm, cell: Cell, drawn: Sequence[int]
 ) -> dict[str, Any] | None:
     """One search under one policy and budget; None if the budget is too small for it."""
     film = SearchFilm(done)
@@ -338,14 +330,13 @@ def _film(
     place = {node: i for i, node in enumerate(drawn)}
     shown = np.array([place.get(node, NEVER) for node in done.bank_node])
     kept, hidden = np.flatnonzero(shown != NEVER).tolist(), shown == NEVER
-    name, budget = cell.policy.name, cell.budget.text
-    placed = tuple(_placed(frame, shown, len(drawn)) for frame in film.frames)
-    picture = TreePicture(name, budget, job.trace.name, bank.episode.index, tuple(nodes), placed)
-    frames = trees.frames(picture)
+    frames = trees.frames([_placed(frame, shown, len(drawn)) for frame in film.frames])
     if hidden.any():  # thoughts that the search opened and the page lacks
         for each, frame in zip(frames, film.frames, strict=True):
             each["hidden"] = frame.tokens_by_tier[hidden].sum(axis=0).tolist()
-    rows, count = trees.rows([_own(done, n, kept) for n in kept])
+    parents = np.array(done.parent)[kept]  # with a thought its ancestors are kept
+    rows, count = trees.rows(np.where(parents < 0, -1, np.searchsorted(kept, parents)).tolist())
+    name, budget = cell.policy.name, cell.budget.text
     return {
         "cell": cell_name(arm.label, arm.width, name, budget, len(job.cells) > 1),
         "frames": frames,
@@ -358,13 +349,6 @@ def _film(
         "handed": int(shown[done.answer]),
         "correct": done.correct,
     }
-
-
-def _own(done: Walk, node: int, kept: Sequence[int]) -> NodeRecord:
-    """A node as the search's own tree has it: only its parent's place among `kept` matters."""
-    parent = done.parent[node]
-    at = -1 if parent < 0 else int(np.searchsorted(kept, parent))
-    return NodeRecord(at, done.depth[node], done.tokens[node], math.nan, False, True)
 
 
 def _placed(frame: Frame, shown: np.ndarray, nodes: int) -> Frame:

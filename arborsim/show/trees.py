@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.run.pictures import NodeRecord, TreePicture
+from arborsim.run.pictures import Frame, NodeRecord
 
 #: Widths in a unit of about one pixel; narrower pages scale down to half of it, then scroll.
 _NARROWEST, _WIDEST, _GAP = 8.0, 90.0, 18.0
@@ -34,7 +34,7 @@ def layout(nodes: Sequence[NodeRecord]) -> dict[str, Any]:
     for node, width in zip(nodes, w, strict=True):
         columns[node.depth] = max(columns[node.depth], width)
     left = list(itertools.accumulate((column + _GAP for column in columns), initial=0.0))
-    row, count = rows(nodes)
+    row, count = rows([node.parent for node in nodes])
     return {
         "x": [round(left[node.depth], 1) for node in nodes],
         "w": [round(width, 1) for width in w],
@@ -49,21 +49,21 @@ def layout(nodes: Sequence[NodeRecord]) -> dict[str, Any]:
     }
 
 
-def rows(nodes: Sequence[NodeRecord]) -> tuple[list[float], int]:
-    """The row of each node, and how many there are.
+def rows(parents: Sequence[int]) -> tuple[list[float], int]:
+    """The row of each node, from the place of its parent (-1: none), and how many rows there are.
 
     Leaves take the next row in depth-first order; parents the middle of their children.
     """
-    children: list[list[int]] = [[] for _ in nodes]
+    children: list[list[int]] = [[] for _ in parents]
     roots: list[int] = []
-    for i, node in enumerate(nodes):
-        (children[node.parent] if node.parent >= 0 else roots).append(i)
+    for i, parent in enumerate(parents):
+        (children[parent] if parent >= 0 else roots).append(i)
     order, stack = [], roots[::-1]
     while stack:
         at = stack.pop()
         order.append(at)
         stack += children[at][::-1]
-    found, taken = [0.0] * len(nodes), 0
+    found, taken = [0.0] * len(parents), 0
     for at in order:
         if not children[at]:
             found[at] = float(taken)
@@ -74,17 +74,17 @@ def rows(nodes: Sequence[NodeRecord]) -> tuple[list[float], int]:
     return found, max(taken, 1)
 
 
-def frames(picture: TreePicture, most: int = 1 << 30) -> list[dict[str, Any]]:
-    """At most `most` frames of a picture, evenly spread, the first and the last among them.
+def frames(taken: Sequence[Frame], most: int = 1 << 30) -> list[dict[str, Any]]:
+    """At most `most` of the frames of a film, evenly spread, the first and the last among them.
 
     Each lists only the nodes whose tokens moved since the one before.
 
     ``changed`` is flat: node, then its tokens in the five tiers, and so on.
     """
     shown = []
-    before = np.zeros((len(picture.nodes), 5), dtype=np.int64)
-    picked = np.linspace(0, len(picture.frames) - 1, min(most, len(picture.frames)))
-    for frame in (picture.frames[i] for i in picked.round().astype(int)):
+    before: Any = 0
+    picked = np.linspace(0, len(taken) - 1, min(most, len(taken)))
+    for frame in (taken[i] for i in picked.round().astype(int)):
         table = np.asarray(frame.tokens_by_tier, dtype=np.int64)
         moved = np.flatnonzero((table != before).any(axis=1))
         changed = np.column_stack([moved, table[moved]]).ravel().tolist()
