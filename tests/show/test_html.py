@@ -203,7 +203,7 @@ def test_a_chain_is_one_line_however_long():
 def test_frames_can_be_rebuilt_from_their_differences():
     picture = next(p for p in result().pictures if p.policy == "arborkv")
     table = np.zeros((len(picture.nodes), 5), dtype=int)
-    for frame, shown in zip(picture.frames, forest.frames(picture), strict=True):
+    for frame, shown in zip(picture.frames, forest.frames(picture.frames), strict=True):
         changed = np.array(shown["changed"], dtype=int).reshape(-1, 6)
         table[changed[:, 0]] = changed[:, 1:]
         assert (table == frame.tokens_by_tier).all()
