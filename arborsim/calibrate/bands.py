@@ -30,7 +30,7 @@ from arborsim.core.statistics import bootstrap, spearman
 from arborsim.signals.rolling import rolling_mean_std, rolling_z
 
 ROLLING = 64  #: tokens of the rolling mean, as in the paper
-FIRST_LAYER = 1  #: layer 0 reads embeddings: its change says which word comes next to which
+FIRST_LAYER = 1  #: layer 0 reads embeddings: its change depends on neighbouring words alone
 LEAST_SHARE = 0.05  #: of important tokens, and of unimportant ones
 _EPSILON = 1e-6  # of the z-score (Eq. 3)
 _NOTHING = np.empty(0)

@@ -31,7 +31,6 @@ Settings = dict[str, dict[str, str]]
 #: Colours of a calibration's figure.
 MAIN, SECOND, MUTED = "#0b7a75", "#b8432f", "#5b6770"
 _MADE_BY = "make one with `arborsim calibrate`"
-_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -83,12 +82,14 @@ def recording(reader: TraceReader) -> dict[str, Any]:
     return about | info.search_parameters
 
 
-def rounded(value: Any) -> Any:
-    """Floats as they are shown: the last bits depend on the machine and say nothing."""
+def rounded(value: Any, form: str = ".6f") -> Any:
+    """With floats as `form` prints them: the last bits depend on the machine and mean nothing."""
     if isinstance(value, float):
-        return round(value, _DIGITS)
+        return float(f"{value:{form}}")
+    if isinstance(value, Mapping):
+        return {key: rounded(item, form) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [rounded(item) for item in value]
+        return [rounded(item, form) for item in value]
     return value
 
 

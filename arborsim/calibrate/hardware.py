@@ -22,6 +22,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from arborsim.calibrate.backend import HardwareMeasurements, LinkRates, Pass, PolicyTime
+from arborsim.calibrate.documents import rounded
 from arborsim.calibrate.policy_cost import DecisionCost, PolicyCost, fit_policies, seconds_of
 from arborsim.core.documents import plain, to_toml, write_text
 from arborsim.core.errors import UsageError
@@ -36,7 +37,7 @@ _COMPUTE, _MEMORY, _OVERHEAD = 0, 1, slice(2, 5)
 _UNKNOWNS = 5
 RESERVE_SHARE = 0.1  # what fragmentation takes cannot be measured on a machine that is idle
 GOOD_ERROR = 0.1  #: median error on passes held out, above which the fit is to be doubted
-_DIGITS = 6
+_DIGITS = ".6g"  # as many as mean anything
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ def _evidence(
     def columns(kind: type, records: tuple[Any, ...]) -> dict[str, list[Any]]:
         return {each.name: [getattr(one, each.name) for one in records] for each in fields(kind)}
 
-    evidence: dict[str, Any] = _rounded_values(
+    evidence: dict[str, Any] = rounded(
         plain({
             "command": command,
             "date": date,
@@ -344,27 +345,18 @@ def _evidence(
                 "base_s": {name: base for name, (base, _) in decisions.policies.items()},
                 "per_token_s": {name: slope for name, (_, slope) in decisions.policies.items()},
             },
-        })
+        }),
+        _DIGITS,
     )  # fmt: skip
     return evidence
 
 
 def _rounded(profile: HardwareProfile) -> HardwareProfile:
-    """With as many digits as mean anything, so that what is checked is what is written."""
+    """Before it is checked, so that what is checked is what is written."""
     numbers = {name: value for name, value in vars(profile).items() if isinstance(value, float)}
-    shares = tuple(_rounded_values(profile.block_efficiency))
+    shares = tuple(rounded(profile.block_efficiency, _DIGITS))
     policies = {
-        name: PolicySeconds(**_rounded_values(asdict(taken)))
+        name: PolicySeconds(**rounded(asdict(taken), _DIGITS))
         for name, taken in profile.policies.items()
     }
-    return replace(profile, block_efficiency=shares, policies=policies, **_rounded_values(numbers))
-
-
-def _rounded_values(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, Mapping):
-        return {key: _rounded_values(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_rounded_values(item) for item in value]
-    return value
+    return replace(profile, block_efficiency=shares, policies=policies, **rounded(numbers, _DIGITS))

@@ -25,7 +25,7 @@ from scipy.optimize import nnls
 from arborsim.calibrate.backend import OnProgress, PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.core.events import Decode, Event, Prefill, TokenRun
-from arborsim.core.observations import DenseRows, Observations, Signal
+from arborsim.core.observations import DenseRows, LayerRows, Observations, Signal, VectorRows
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.profile import PolicySeconds
 from arborsim.policies.base import CacheView, Policy
@@ -71,7 +71,7 @@ def measure_decisions(
         policy = build(name)
         taken = list(_decisions(policy, sizes))
         if len(taken) < 2:
-            continue  # it decides at other events, or is far too slow for a slope
+            continue  # it decides at other events, or is far too slow at the next size
         found[name] = _relative_line(*zip(*taken, strict=True))
         if policy.plans_runs(chain_view(policy, sizes[-1])):
             runs.append(_run_s(policy, sizes[-1]))
@@ -105,42 +105,28 @@ def _chain(*tokens: int) -> ThoughtTree:
     return tree
 
 
-class _FewRows:
-    """Rows of layers and heads for `_FEW` tokens: enough to see what shape a score has."""
-
-    layers = tuple(range(_LAYERS))
-    kv_heads = _KV_HEADS
-
-    def row(self, i: int) -> np.ndarray:
-        return np.full((_LAYERS, _HEADS, i + 1), 1 / (i + 1), dtype=np.float32)
-
-    def of(self, i: int) -> np.ndarray:
-        return np.full((_LAYERS, 2, i + 1), 1 / (i + 1), dtype=np.float16)
-
-    def query(self, i: int) -> np.ndarray:
-        return np.ones((_LAYERS, _HEADS, _HEAD_DIM), dtype=np.float32)
-
-    def __getitem__(self, tokens: slice) -> _FewRows:
-        return self
-
-
 def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Random numbers in the shapes that the policy's scores have after `tokens` tokens."""
-    rows = [np.full(i + 1, 1 / (i + 1)) for i in range(_FEW)]
+    lengths = np.arange(_FEW + 1)
+    ends = np.cumsum(lengths)
     vectors = rng.random((_FEW, _LAYERS, _KV_HEADS, _HEAD_DIM)).astype(np.float16)
+    queries = np.ones((_FEW, _LAYERS, _HEADS, _HEAD_DIM), dtype=np.float16)
+    layer_ends, root, places = 2 * _LAYERS * ends, np.zeros(1, dtype=np.int32), np.arange(_FEW)
     per_layer: dict[Any, Any] = {
         signal: rng.random((_FEW, _LAYERS)).astype(np.float16) for signal in PER_LAYER
     }
-    few: Any = _FewRows()
     observed = Observations(
         _FEW,
-        DenseRows(np.concatenate(rows), np.cumsum([0, *map(len, rows)])),
+        DenseRows(1 / np.repeat(lengths, lengths), ends),
         {
             **per_layer,
             Signal.KEY_SKETCH: rng.random((_FEW, 16)).astype(np.float16),
             Signal.EVICTION_TIME: rng.random(_FEW),
         },
-        few, few, vectors, vectors,
+        LayerRows(tuple(range(_LAYERS)), np.ones(layer_ends[-1], dtype=np.float16), layer_ends),
+        VectorRows(queries, vectors, places, np.zeros_like(places), root, root - 1),
+        vectors,
+        vectors,
     )  # fmt: skip
     run = TokenRun((0,), _FEW, np.zeros(_FEW, dtype=np.int32), observed)
     book = ScoreBook(policy.scores(), _LAYERS)
@@ -215,8 +201,8 @@ class PolicyCost:
 def fit_policies(times: Sequence[PolicyTime]) -> PolicyCost | None:
     """None without both a policy that reads attention and one that does not.
 
-    Policies that hardly ever decide say little about a decision; those that round tokens read them
-    more slowly, which is not the rows' doing.
+    Policies that rarely decide say little about a decision; those that round tokens read them more
+    slowly whether or not they need rows.
     """
     often = [one for one in times if one.decides_often]
     blind, seeing = ([one for one in often if one.rows == rows] for rows in (False, True))
@@ -311,5 +297,4 @@ def _line(times: Sequence[PolicyTime]) -> tuple[float, float]:
 
 
 def _median(values: Iterable[float]) -> float:
-    known = list(values)
-    return float(np.median(known)) if known else 0.0
+    return float(np.median(list(values) or [0.0]))

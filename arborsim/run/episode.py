@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,13 +19,15 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine, num_groups
-from arborsim.machine.program import DemandInfo, SearchDemand
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.run.meters import UNMEASURED, AttentionKept, OutputError, Quality
 from arborsim.run.results import ANY
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from arborsim.machine.program import SearchDemand
 
 #: Passes the events of a search on, and looks at its controller before and after each of them.
 Watch = Callable[[Iterable[Event], Controller], Iterable[Event]]
@@ -121,6 +124,8 @@ def record_demand(
     meters: Sequence[Meter] = (),
 ) -> tuple[SearchDemand, Measurements]:
     """The demand of one episode, and what its replay measured on an idle machine."""
+    from arborsim.machine.program import DemandInfo  # loads SimPy, which live runs do without
+
     executor = machine.executor(policy, episode.info, record=True, prefix_tokens=prefix_tokens)
     played = play_episode(episode, Cell(policy, budget), executor, meters=meters)
     geometry, groups = machine.charged(episode.info), num_groups(policy, episode.info)

@@ -12,6 +12,8 @@ from arborsim.core.tiers import NUM_TIERS
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Moves
 from arborsim.run.controller import Controller, Meter
+from arborsim.trace.episode import Episode
+from arborsim.trace.schema import Kind
 
 MAX_FRAMES = 40
 MOST_CELLS = 400
@@ -138,6 +140,12 @@ class TokenMapper(Meter):
         self.iterations = np.linspace(1, iterations, rows).round().astype(np.int64)
         self._now = 0
         self._cells: list[np.ndarray] = []
+
+    @classmethod
+    def of(cls, episode: Episode) -> TokenMapper:
+        """For a whole recorded search."""
+        iterations = len(np.unique(episode.iteration[episode.kind == Kind.TOKEN]))
+        return cls(episode.num_tokens, iterations)
 
     # What the last iteration decided is seen when the next one begins, or at the end.
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:

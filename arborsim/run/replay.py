@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
@@ -37,7 +35,7 @@ from arborsim.run.results import (
 )
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
-from arborsim.trace.schema import Kind, recording_options
+from arborsim.trace.schema import recording_options
 
 if TYPE_CHECKING:
     pass
@@ -274,10 +272,12 @@ def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
     """Fill in the outcome of its cell."""
     cell = outcome.cell
     executor = unit.machine.executor(cell.policy, episode.info)
-    iterations = len(np.unique(episode.iteration[episode.kind == Kind.TOKEN]))
-    mapper, film = TokenMapper(episode.num_tokens, iterations), TreeFilm()
-    pictured: dict[str, Any] = {"meters": [mapper], "watch": film.watch} if unit.pictures else {}
-    played = play_episode(episode, cell, executor, quality=unit.quality, **pictured)
+    film = TreeFilm() if unit.pictures else None
+    mapper = TokenMapper.of(episode) if unit.pictures else None
+    played = play_episode(
+        episode, cell, executor, quality=unit.quality, meters=[mapper] if mapper else (),
+        watch=film.watch if film else None,
+    )  # fmt: skip
     result = EpisodeResult(
         unit.name,
         episode.index,
@@ -291,7 +291,7 @@ def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
         cell.policy.bounded,
         executor.terms(),
     )
-    if not unit.pictures:
+    if film is None or mapper is None:
         return replace(outcome, result=result)
     nodes = node_records(played.controller.tree)
     where = (cell.policy.name, cell.budget.text, unit.name, episode.index)
