@@ -30,6 +30,7 @@ def inspect(
     """Show what a trace holds: how it was made, its sizes, its searches, what can replay it."""
     from rich.console import Console
 
+    from arborsim.core.documents import strict
     from arborsim.show.describe import describe
     from arborsim.trace.draw import draw_tree, plain
     from arborsim.trace.reader import TraceReader
@@ -37,7 +38,7 @@ def inspect(
     reader = TraceReader(trace)
     found = describe(reader)
     if json:
-        print_json(found.to_dict())
+        print_json(strict(found))
         return
     console = Console(highlight=False)
     unicode = console.encoding.startswith("utf")

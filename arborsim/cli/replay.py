@@ -135,7 +135,6 @@ def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iter
 def _show(result: ReplayResult, output: ReplayOutput) -> None:
     """Write and print what was asked for."""
     from arborsim.show.replay import print_replay, to_frame, to_json
-    from arborsim.show.terms import print_terms
 
     if output.out is not None:
         to_frame(result).to_parquet(output.out, index=False)
@@ -148,6 +147,8 @@ def _show(result: ReplayResult, output: ReplayOutput) -> None:
         return
     print_replay(result, view=output.view)
     if output.explain:
+        from arborsim.show.terms import print_terms
+
         print_terms(result.episodes, result.assumed)
     for path in output.files.values():
         typer.echo(f"wrote {path}")

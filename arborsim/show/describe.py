@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from arborsim.core.documents import strict
 from arborsim.core.observations import Signal
 from arborsim.core.statistics import clopper_pearson
 from arborsim.trace.episode import Episode
@@ -101,10 +99,6 @@ class Description:
     episodes: tuple[EpisodeFacts, ...]
     accuracy: Accuracy | None
     policies: tuple[PolicyFit, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: plain types, and None where there is no number."""
-        return dict(strict(self))
 
 
 #: `EpisodeFacts` that make a row of statistics, and how they are called there.

@@ -116,16 +116,11 @@ def live_rows(report: LiveReport) -> tuple[LiveRow, ...]:
 def episode_result(report: LiveReport, result: LiveResult) -> EpisodeResult:
     """The record that tables and figures of replays take."""
     return EpisodeResult(
-        trace=report.facts.task,
-        episode=result.episode,
-        policy=result.policy,
-        budget=result.budget,
-        budget_tokens=result.budget_tokens,
-        measured=result.measured,
-        attention_kept=math.nan,
+        report.facts.task, result.episode, result.policy, result.budget, result.budget_tokens,
+        result.measured, attention_kept=math.nan,
         kv_bytes_per_token=report.facts.kv_bytes_per_token,
         bounded=result.policy not in report.unbounded,
-    )
+    )  # fmt: skip
 
 
 def _row(report: LiveReport, row: Row, full: dict[int, LiveResult]) -> LiveRow:

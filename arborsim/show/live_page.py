@@ -48,18 +48,12 @@ _SPREAD = 0.5  # of the distance between budgets, over which policies stand side
 
 
 def write_live_page(report: LiveReport, path: str | Path) -> None:
-    """Write the page; the same results give the same bytes.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
-    """
+    """Write the page; `UsageError` where the file cannot be written."""
     page.write(render(report), path)
 
 
 def render(report: LiveReport) -> str:
-    """The whole page as text."""
+    """The whole page as text; the same results give the same bytes."""
     rows, facts = live_rows(report), report.facts
     return page.render(
         "live",

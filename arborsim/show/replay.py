@@ -102,11 +102,12 @@ TIME: tuple[Column[Row], ...] = (
            "generated tokens; queries are the recorded ones.",
            ("output", "error"), hide=UNKNOWN),
 )  # fmt: skip
-REHYDRATIONS: Column[Row] = Column(
-    "rehydrations", "Rehydra\u00adtions", "count", lambda r: r.rehydrations,
-    "Prefill passes that brought evicted tokens back.", ("rehy-", "drations"),
-)  # fmt: skip
-COLUMNS = {column.key: column for column in (*MEMORY, *TIME, REHYDRATIONS)}
+COLUMNS: dict[str, Column[Row]] = {
+    "rehydrations": Column(
+        "rehydrations", "Rehydra\u00adtions", "count", lambda r: r.rehydrations,
+        "Prefill passes that brought evicted tokens back.", ("rehy-", "drations")),
+    **{column.key: column for column in (*MEMORY, *TIME)},
+}  # fmt: skip
 
 VIEWS = ("auto", "table", "matrix")
 #: From this width on, memory and time stand in one table.
@@ -117,19 +118,12 @@ _MOST_ROWS = 16
 _IMPLIED = ("speed_vs_full", "tokens_per_s", "model")
 #: Narrow headers, in the order of what decides.
 _HEADS = {
-    "kept": "kept",
-    "gap": "gap",
-    "error": "err",
-    "peak_hbm": "HBM",
-    "hbm_vs_full": "full",
-    "peak_ddr": "DDR",
-    "peak_quantised": "8bit",
-    "total": "time",
-    "time_vs_full": "full",
+    "kept": "kept", "gap": "gap", "error": "err", "peak_hbm": "HBM", "hbm_vs_full": "full",
+    "peak_ddr": "DDR", "peak_quantised": "8bit", "total": "time", "time_vs_full": "full",
     "rehydrations": "rehy",
-}
+}  # fmt: skip
 _ABOVE = {"hbm_vs_full": "of", "time_vs_full": "vs"}
-#: What can be told from its neighbours and full retention: the first to go.
+#: What follows from its neighbours and full retention: the first to go.
 _RELATIVE = ("time_vs_full", "hbm_vs_full")
 _LONGEST_NAME = 20
 _BETWEEN_BUDGETS = " │ "
@@ -138,14 +132,9 @@ _BETWEEN_BUDGETS = " │ "
 def print_replay(result: ReplayResult, console: Console | None = None, view: str = "auto") -> None:
     """Print the comparison, one block per trace, at the width of the terminal.
 
-    Parameters
-    ----------
-    result : ReplayResult
-    console : rich.console.Console, optional
-    view : {"auto", "table", "matrix"}
-        ``table`` has all figures: below `WIDE` columns two tables per trace (memory and moves; time
-        and quality), which fit 80 columns, above it one.  ``matrix`` has a line per policy and the
-        figures that decide.  ``auto`` takes the matrix where there is much to compare.
+    `view` ``"table"`` has all figures: below `WIDE` columns two tables per trace (memory and moves;
+    time and quality), which fit 80 columns, above it one.  ``"matrix"`` has a line per policy and
+    the figures that decide.  ``"auto"`` takes the matrix where there is much to compare.
     """
     from rich.console import Console
 
@@ -238,12 +227,12 @@ def matrix(rows: Sequence[Row], width: int) -> list[str]:
 
 def _always(row: Row, columns: Sequence[Column[Row]], units: dict[str, Scale]) -> str:
     """A policy that does not know budgets, full retention above all: said once."""
-    told = {"kept": "kept", "error": "error", "peak_hbm": "in HBM", "peak_ddr": "in DDR",
-            "total": ""}  # fmt: skip
+    words = {"kept": "kept", "error": "error", "peak_hbm": "in HBM", "peak_ddr": "in DDR",
+             "total": ""}  # fmt: skip
     parts = [
-        f"{units[c.key].show(c.value(row))} {units[c.key].unit} {told[c.key]}".strip()
+        f"{units[c.key].show(c.value(row))} {units[c.key].unit} {words[c.key]}".strip()
         for c in columns
-        if c.key in told and c.value(row)
+        if c.key in words and c.value(row)
     ]
     return f"{_fitted(row.label)}, whatever the budget: {', '.join(parts)}"
 

@@ -71,10 +71,8 @@ def _time_split(rows: Sequence[R], other_s: Callable[[R], float]) -> Figure:
     ]
     parts.append(("Other", [other_s(row) / scale.size for row in rows], "evicted"))
     names = [f"{row.label}  {row.budget_label}" for row in rows]
-    axis = {"title": {"text": f"time over all searches ({scale.unit})"}}
-    always = ("Prefill", "Decode")
-    known = [part for part in parts if part[0] in always or any(part[1])]
-    return stacked_bars(names, known, axis, scale.unit)
+    known = [part for part in parts if part[0] in ("Prefill", "Decode") or any(part[1])]
+    return stacked_bars(names, known, axis(f"time over all searches ({scale.unit})"), scale.unit)
 
 
 def memory(result: EpisodeResult, points: int, clock: str = "simulated time") -> Figure:
@@ -114,14 +112,10 @@ def memory(result: EpisodeResult, points: int, clock: str = "simulated time") ->
 class Metric:
     """A figure that policies are compared by."""
 
-    key: str  #: of a column of the table
+    column: Column[Row]
     title: str  #: on a button
     axis: str
     higher: bool  #: whether more is better
-
-    @property
-    def column(self) -> Column[Row]:
-        return COLUMNS[self.key]
 
     def value(self, row: Row) -> float:
         """For a figure: per cent, or times full retention."""
@@ -130,15 +124,15 @@ class Metric:
 
     def show(self, row: Row, rows: Sequence[Row]) -> str:
         """For people, in the unit of `rows`."""
-        scale = scales([self.column], rows)[self.key]
+        scale = scales([self.column], rows)[self.column.key]
         unit = {"x": "×", "%": "%"}.get(scale.unit, f" {scale.unit}")
         return f"{scale.show(self.column.value(row))}{unit}"
 
 
-KEPT = Metric("kept", "Attention kept", "attention kept (%)", higher=True)
-ERROR = Metric("error", "Output error", "relative output error (%)", higher=False)
-TIMES = Metric("time_vs_full", "Time", "time relative to full retention", higher=False)
-PEAK = Metric("hbm_vs_full", "Peak HBM", "peak KV in HBM (% of full)", higher=False)
+KEPT = Metric(COLUMNS["kept"], "Attention kept", "attention kept (%)", higher=True)
+ERROR = Metric(COLUMNS["error"], "Output error", "relative output error (%)", higher=False)
+TIMES = Metric(COLUMNS["time_vs_full"], "Time", "time relative to full retention", higher=False)
+PEAK = Metric(COLUMNS["hbm_vs_full"], "Peak HBM", "peak KV in HBM (% of full)", higher=False)
 
 
 def known(metric: Metric, rows: Sequence[Row]) -> bool:

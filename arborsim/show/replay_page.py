@@ -49,20 +49,14 @@ _ALL_FRAMES, _FEWEST_FRAMES = 4_000, 10
 
 
 def write_report(result: ReplayResult, path: str | Path) -> None:
-    """Write the page; the same result gives the same bytes.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written, or there is nothing to report.
-    """
+    """Write the page; `UsageError` where it cannot be written, or nothing was replayed."""
     if not result.episodes:
         raise UsageError("nothing was replayed: there is nothing to report")
     page.write(render(result), path)
 
 
 def render(result: ReplayResult) -> str:
-    """The whole page as text."""
+    """The whole page as text; the same result gives the same bytes."""
     rows = aggregate(result.episodes)
     by_trace: dict[str, list[Row]] = {}
     for row in rows:

@@ -36,18 +36,12 @@ _ERRORS: tuple[Column[TermError], ...] = (
 
 
 def write_page(result: Validation, path: Path) -> None:
-    """Write the page; the same result gives the same bytes.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written.
-    """
+    """Write the page; `UsageError` where the file cannot be written."""
     page.write(render(result), path)
 
 
 def render(result: Validation) -> str:
-    """The whole page as text."""
+    """The whole page as text; the same result gives the same bytes."""
     lines = lines_of(result.checks)
     about = result.about
     where = [about[key] for key in ("task", "search", "device", "GPU profile") if key in about]

@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 from arborsim.cli.inspect import inspect
+from arborsim.core.documents import to_json
 from arborsim.core.events import Transition
 from arborsim.core.observations import Signal
 from arborsim.show.describe import (
@@ -156,7 +157,7 @@ def test_description_of_a_trace(tmp_path):
     assert found.num_episodes == len(found.episodes) == 3
     assert found.spreads["nodes"] == Spread(39.0, 13.0, 13.0, 13.0, 13.0)
     assert 0 < sum(size.stored_bytes for size in found.columns) < reader.file_bytes
-    assert json.loads(json.dumps(found.to_dict()))["signals"][0] == Signal.ATTENTION
+    assert json.loads(to_json(found))["signals"][0] == Signal.ATTENTION
 
 
 def test_sizes_are_the_same_for_parts(tmp_path, monkeypatch):
