@@ -198,7 +198,7 @@ def legend(plan: PlanResult) -> list[str]:
         "run meets the target;",
         "  all other figures are at that load",
         *(["  no mark: some run missed the target at the next larger load"] * ("target" in limits)),
-        *(f"  {mark}  {said}" for why, (mark, said) in _BEYOND.items() if why in limits),
+        *(f"  {mark}  {meaning}" for why, (mark, meaning) in _BEYOND.items() if why in limits),
     ]
     if plan.runs > 1:
         lines.append(f"by seed: how much more the best of the {plan.runs} runs carries")

@@ -337,7 +337,7 @@ def _window(slices: Sequence[Slice], until_s: float) -> tuple[list[Slice], float
 
 
 def _row(each: Slice, places: dict[int, int]) -> int:
-    """What concerns the batch, or a link, stands above the searches."""
+    """What concerns the batch, or a link, is above the searches."""
     return places[each.search] if each.search >= 0 else _ABOVE.get(each.kind, -1)
 
 

@@ -19,7 +19,7 @@ from arborsim.show.plan_words import at_load, cost, is_least, load, numbered, ru
 from arborsim.show.words import digits, money
 
 KNOWN, LEAST, MOST, OPEN = "", "at least", "at most", "open"
-_WIDTH = 0.62  # of a row; said, because bars of several traces would get several widths
+_WIDTH = 0.62  # of a row; else bars of several traces would differ in width
 _COLOURS = ("c6", "c5")  # of the smallest and the largest factor
 
 
@@ -60,7 +60,7 @@ def _end(each: Sensitivity, factor: float) -> End:
     if not open_here and not open_base:
         return End(factor, ratio, KNOWN)
     # More of a resource carries more, longer searches less: a bound on the other side of 100 %
-    # leaves open what everybody knows, and would look like the contrary.
+    # does not contradict that, but would look as if it did.
     more = (factor > 1) != (each.assumption == LENGTH)
     if (open_here and open_base) or (ratio <= 1 if more else ratio >= 1):
         return End(factor, ratio, OPEN)
@@ -70,7 +70,7 @@ def _end(each: Sensitivity, factor: float) -> End:
 def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
     """The recommended candidate's largest load with each number halved and doubled.
 
-    What is known best and matters most stands on top; bounds are hatched, and a text replaces the
+    What is known best and matters most is on top; bounds are hatched, and a text replaces the
     bar of what the runs leave open.
     """
     own = [each for each in found if each.candidate == result.recommendation.candidate]
@@ -227,7 +227,7 @@ def _usual(number: int, result: PlanResult) -> str:
 
 
 def _unchanged(result: PlanResult) -> str:
-    """Why what stands at factor 1 is not the plan's answer; "" if it comes from the same run."""
+    """Why the figures at factor 1 are not the plan's answer; "" if it comes from the same run."""
     if result.runs == 1 and result.searches <= MOST_SEARCHES:
         return ""
     runs = "one run" if result.runs == 1 else f"{result.runs} runs"

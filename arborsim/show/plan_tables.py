@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -228,13 +226,11 @@ def sensitivity(found: Sequence[Sensitivity]) -> str:
 
 def to_csv(records: Iterable[dict[str, Any]]) -> str:
     """With the columns of all rows; what is not known is empty."""
-    rows = list(records)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue()
+    import pandas as pd
+
+    rows = [{name: _cell(value) for name, value in row.items()} for row in records]
+    text: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def _cell(value: Any) -> Any:

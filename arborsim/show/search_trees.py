@@ -220,7 +220,7 @@ def take_trees(
 def problem_trees(
     job: SearchJob, numbers: int, problem: tuple[int, str], advance: Advance | None = None
 ) -> ProblemTrees:
-    """The trees of one problem, by its number and title; its films may take so many numbers."""
+    """The trees of one problem, by its number and title; `numbers` is what its films may take."""
     episode, title = problem
     needs = {signal for cell in job.cells for signal in cell.policy.reads()}
     embeddings = any(arm.uses_embeddings for arm in job.arms)
@@ -296,11 +296,8 @@ def _shortened(text: str) -> str:
 def fate(bank: Bank, done: Walk, node: int) -> int:
     """Why a search could not go on with a complete thought.
 
-    Returns
-    -------
-    int
-        0: it could; 1: the thought repeats a sibling; 2: it was recorded as a dead end, or its
-        recording broke off; 3: more continuations were asked for than were recorded.
+    0: it could; 1: the thought repeats a sibling; 2: it was recorded as a dead end, or its
+    recording broke off; 3: more continuations were asked for than were recorded.
     """
     recorded = done.bank_node[node]
     if not done.dead[node]:
@@ -326,7 +323,7 @@ def _film(
     try:
         simulate(visited(done, bank.bare), cell, job.machine, watch=film.watch)
     except BudgetInfeasible:
-        return None  # the command stops there, unless it was told to leave such searches out
+        return None  # the command stops there, unless such searches are to be left out
     place = {node: i for i, node in enumerate(drawn)}
     shown = np.array([place.get(node, NEVER) for node in done.bank_node])
     kept, hidden = np.flatnonzero(shown != NEVER).tolist(), shown == NEVER

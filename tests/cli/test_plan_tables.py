@@ -1,4 +1,4 @@
-"""What stands in a terminal beside a plan's figures, for plans that no run has to be made for."""
+"""What a terminal shows with a plan's figures, for made-up plans."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_the_headline_says_what_how_much_and_for_what_price() -> None:
         f"{2 * machines:.2f} to {3.5 * machines:.2f} USD an hour (correct answers not measured)"
     )
     assert "USD" not in headline(plan(prices=False))
-    nobody = replace(base, recommendation=replace(base.recommendation, candidate=None))
-    assert headline(nobody) == shared_prefixes(nobody) == ""
+    none = replace(base, recommendation=replace(base.recommendation, candidate=None))
+    assert headline(none) == shared_prefixes(none) == ""
 
 
 def test_where_shared_prompts_were_found() -> None:
@@ -89,6 +89,6 @@ def test_where_shared_prompts_were_found() -> None:
         f"Tokens of shared prompts, at the largest load of {who}: 90% found in HBM, 0% copied back "
         "from DDR, 10% computed."
     )
-    told = shared_prefixes(found_in(PrefixTokens(99_990, 5, 5)))
-    assert ">99% found in HBM, <1% copied back from DDR, <1% computed" in told
+    text = shared_prefixes(found_in(PrefixTokens(99_990, 5, 5)))
+    assert ">99% found in HBM, <1% copied back from DDR, <1% computed" in text
     assert shared_prefixes(found_in(PrefixTokens())) == ""

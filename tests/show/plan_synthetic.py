@@ -121,7 +121,7 @@ def candidate(
 
 
 def timeline(number: int) -> Timeline:
-    """Thirty searches that decode beside each other."""
+    """Thirty searches that decode together."""
     rng = np.random.default_rng(0)
     slices, now = [], 0.0
     for search in range(30):

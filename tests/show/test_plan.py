@@ -109,14 +109,14 @@ def test_a_plan_without_prices_or_attention_says_so() -> None:
     assert titles[0] == "Tokens never evicted against load"
 
 
-def test_nobody_meets_the_target() -> None:
+def test_no_candidate_meets_the_target() -> None:
     base = plan()
     lost = tuple(each for each in base.candidates if each.status != "met")
-    nobody = replace(
+    none = replace(
         base, candidates=lost, timeline=None,
         recommendation=Recommendation(None, "No candidate meets the target of 60 s."),
     )  # fmt: skip
-    page = render(PlanReport(nobody))
+    page = render(PlanReport(none))
     data = data_of(page)
     assert "No candidate meets the target of 60 s." in page
     assert data["pareto"]["plots"] == []
@@ -140,7 +140,7 @@ def test_a_path_that_cannot_be_written(tmp_path) -> None:
         write_plan_page(PlanReport(plan()), tmp_path / "missing" / "plan.html")
 
 
-def test_efficient_candidates_are_those_nobody_dominates() -> None:
+def test_efficient_candidates_are_those_that_no_other_dominates() -> None:
     result = plan()
     known = plan_pareto.measures(result)
     assert [measure.title for measure in known] == ["cost", "attention kept", "latency"]
@@ -166,7 +166,7 @@ def test_markers_that_would_cover_each_other_are_one_with_all_their_numbers() ->
     twin, near = base.candidates[9], base.candidates[3]
     assert near.quality is not None
     assert twin.at_stated is not None
-    # One candidate is told from number 9 by nothing, another one only by a hair of attention.
+    # One candidate equals number 9, another one differs by a hair of attention.
     quality = replace(near.quality, attention_kept=0.9001)
     slower = replace(
         twin.at_stated,
@@ -393,7 +393,7 @@ def test_points_beyond_the_largest_load_say_why(
     row = with_beyond(limited_by, meets)
     line = plan_figures.curve(row, lambda p: p.at_percentile.value, "x", 0, "searches/s")
     assert line["marker"]["symbol"] == ["circle", shape]
-    assert [told[0] for told in line["customdata"]] == ["target met", said]
+    assert [texts[0] for texts in line["customdata"]] == ["target met", said]
     assert row.at_largest is not None
     assert line["customdata"][0][2] == f"{row.at_largest.served_per_s.value:.3g}"
     (entry,) = plan_figures.marks([row])
@@ -422,7 +422,7 @@ def test_what_stops_more_load_is_said_row_by_row() -> None:
     assert {"Served there", "Runs out first", "More load is stopped by"} <= set(terms)
 
 
-def test_loads_are_offered_and_what_was_served_stands_beside_them() -> None:
+def test_loads_are_offered_and_what_was_served_is_next_to_them() -> None:
     base = plan()
     chosen = base.candidates[9]
     assert chosen.at_largest is not None
@@ -440,7 +440,7 @@ def test_loads_are_offered_and_what_was_served_stands_beside_them() -> None:
     assert "Offered to one machine" in page[page.index("Columns of the files") :]
 
 
-def test_a_cost_stands_beside_its_load() -> None:
+def test_a_cost_comes_with_its_load() -> None:
     result = plan()
     chosen = result.candidates[9]
     assert chosen.at_largest is not None

@@ -134,7 +134,7 @@ def test_the_slider_moves_curves_and_numbers(desk):
     assert page.inner_text("#slider-label") == "× 2 (160 GB)"
     assert page.inner_text("#slider-table") != usual[1]
     moved = drawn_lines(page)
-    assert len(moved) == 2 * len(usual[2])  # as it was, dotted, beside it
+    assert len(moved) == 2 * len(usual[2])  # also as it was, dotted
     assert set(usual[2]) <= set(moved)
     page.locator("#slider").fill("0")
     assert "no room for keys and values" in page.inner_text("#slider-table")
@@ -238,9 +238,9 @@ def test_points_beyond_the_target_have_a_shape_that_the_legend_explains(desk):
     page.click("#load-kind >> text=Per token")  # where the limit of searches cuts nothing off
     assert "latency target missed" in page.text_content("#load .legend")
     points = page.locator("#load .scatterlayer .trace").first.locator(".points path")
-    told = page.locator("#load .hoverlayer")
+    tip = page.locator("#load .hoverlayer")
     for point, verdict in ((points.first, "target met"), (points.last, "latency target missed")):
         point.hover(force=True)
-        sync_api.expect(told).to_contain_text(verdict)
-        sync_api.expect(told).to_contain_text("offered")
-        sync_api.expect(told).to_contain_text("served")
+        sync_api.expect(tip).to_contain_text(verdict)
+        sync_api.expect(tip).to_contain_text("offered")
+        sync_api.expect(tip).to_contain_text("served")

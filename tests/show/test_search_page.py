@@ -135,7 +135,7 @@ def test_a_broken_off_run_has_a_page_without_trees(
     assert json.loads(page.data)["trees"] == {"films": [], "layouts": []}
 
 
-def test_trees_that_nobody_waits_for(
+def test_trees_that_are_interrupted(
     bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import arborsim.show.search_trees as trees_module
@@ -284,12 +284,12 @@ class TestInBrowser:
     def test_walking_the_tree_by_arrow_keys(self, opened: Opener) -> None:
         page = opened()
         box = page.locator("#tree-box")
-        for key, told in (("ArrowRight", "prompt"), ("ArrowRight", ", depth 1"),
+        for key, text in (("ArrowRight", "prompt"), ("ArrowRight", ", depth 1"),
                           ("ArrowRight", ", depth 2"), ("ArrowLeft", ", depth 1"),
                           ("ArrowDown", ", depth 1"), ("ArrowLeft", "prompt")):  # fmt: skip
             before = page.inner_text("#tip")
             box.press(key)
-            assert told in page.inner_text("#tip")
+            assert text in page.inner_text("#tip")
             assert page.inner_text("#tip") != before
             assert page.locator("#tree-box .cursor").count() == 1
         box.press("Escape")

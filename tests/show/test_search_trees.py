@@ -93,7 +93,7 @@ def recorded_tokens(bank: object, node: int) -> list[int]:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40))
-def test_whoever_is_drawn_has_ancestors_that_are(seed: int, most: int) -> None:
+def test_with_a_thought_its_ancestors_are_drawn(seed: int, most: int) -> None:
     bank = made_bank(seed, width=3, depth=3, embeddings=False)
     walks = [walk(make_search(name, width=3), bank) for name in ("rebase", "beam-sqrt")]
     before = search_trees.MOST_NODES

@@ -59,7 +59,7 @@ def test_intervals_that_tell_apart() -> None:
     assert lead.endswith("): more than chance.")
 
 
-def test_nobody_reaches_rebase_or_needs_less() -> None:
+def test_no_search_reaches_rebase_or_needs_less() -> None:
     (lead, best) = lines(several("rebase", 9, 10), several("ets", 2, 10, kv=10),
                          several("beam-4", 5, 10, kv=90))  # fmt: skip
     assert lead.startswith(
