@@ -105,7 +105,7 @@ def hardware(
 ) -> None:
     """A profile of this machine for `replay --gpu FILE`: copies, kernels, overheads, decisions.
 
-    Overheads are fitted to forward passes of the model; the error on others is told.
+    Overheads are fitted to forward passes of the model; the error on others is reported.
     """
     from datetime import UTC, datetime
 
@@ -193,27 +193,21 @@ def msve(
     Every block on the path to a right answer is hidden from what follows, which is generated anew;
     a logistic fit tells from the features which blocks the answer needs.
     """
+    from arborsim.calibrate import msve as fitting
     from arborsim.calibrate.backend import get_calibrating_backend
-    from arborsim.calibrate.msve import (
-        FEATURES,
-        fit_msve,
-        mask_searches,
-        msve_calibration,
-        msve_figure,
-    )
 
     output.check()
     with interruptible(), Stages() as stages:
-        searches = mask_searches(traces, get_calibrating_backend(), model.choice(), stages)
+        searches = fitting.mask_searches(traces, get_calibrating_backend(), model.choice(), stages)
         try:
-            found = fit_msve(searches.blocks, ridge, seed)
+            found = fitting.fit_msve(searches.blocks, ridge, seed)
         except UsageError as error:
             raise UsageError(f"nothing was written: {error}") from None
-    made = msve_calibration(found, searches, ridge, seed, command_line())
+    made = fitting.msve_calibration(found, searches, ridge, seed, command_line())
     rows = [
         (name, f"{theta:+.3f}", f"[{low:+.3f}, {high:+.3f}]", f"{alone:.3f}")
         for name, theta, low, high, alone in zip(
-            FEATURES, found.theta, found.low, found.high, found.auc_alone, strict=True
+            fitting.FEATURES, found.theta, found.low, found.high, found.auc_alone, strict=True
         )
     ]
     _table(("feature", "theta", "95% interval", "AUC alone"), rows)
@@ -223,7 +217,7 @@ def msve(
         f"AUC on traces the fit has not seen: {found.auc:.3f}",
         f"{searches.right} of {searches.all} searches ended right",
     ]
-    output.write(made, msve_figure(found, made.finding), notes)
+    output.write(made, fitting.msve_figure(found, made.finding), notes)
 
 
 @subcommand(calibrate, "ARKV's temperatures and gamma.")
@@ -239,29 +233,24 @@ def arkv(
     Tunes on every second episode of traces of --capture qkv, by Optuna, and checks on the others.
     Needs no model.
     """
-    from arborsim.calibrate.arkv import (
-        RANGES,
-        arkv_calibration,
-        arkv_figure,
-        episodes_of,
-        replay_error,
-        tune,
-    )
+    from arborsim.calibrate import arkv as tuning
 
     output.check()
-    own, others = episodes_of(traces, odd=False), episodes_of(traces, odd=True)
+    own, others = tuning.episodes_of(traces, odd=False), tuning.episodes_of(traces, odd=True)
     budgets = names(budget)
     with interruptible(), Stages() as stages:
-        held_out = replay_error(others, budgets) if others else None
-        found = tune(replay_error(own, budgets), held_out, trials, seed, stages)
-    made = arkv_calibration(found, traces, len(own), len(others), budgets, seed, command_line())
+        held_out = tuning.replay_error(others, budgets) if others else None
+        found = tuning.tune(tuning.replay_error(own, budgets), held_out, trials, seed, stages)
+    made = tuning.arkv_calibration(
+        found, traces, len(own), len(others), budgets, seed, command_line()
+    )
     rows = [
         (name, f"{found.published[name]:.4g}", f"{found.values[name]:.4g}", f"{low:g} .. {high:g}")
-        for name, (low, high) in RANGES.items()
+        for name, (low, high) in tuning.RANGES.items()
     ]
     _table(("setting", "published", "found", "searched"), rows)
     notes = [f"{trials} trials on {len(own)} episodes; {len(others)} others held out"]
-    output.write(made, arkv_figure(found, made.finding), notes)
+    output.write(made, tuning.arkv_figure(found, made.finding), notes)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

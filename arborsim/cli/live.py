@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,9 @@ class CacheOptions:
         1, "Searches computed together: more tokens per second, times that overlap.", min=1
     )
     attention_top: int = cache_option(
-        0,
-        "Positions kept per attention row that policies see.",
+        0, "Positions kept per attention row that policies see.", min=0,
         shown="all, 256 for paths above 4096 tokens",
-        min=0,
-    )
+    )  # fmt: skip
     shadow: bool = cache_option(
         False, "Policies decide, nothing is removed; bytes and seconds are simulated.", "--shadow"
     )
@@ -127,11 +126,9 @@ def live(
 
     output.check_with(cache)
     request = LiveRequest(
-        **settled(problems, policies, full=full),
-        **cache.request(),
-        trace=output.trace,
+        **settled(problems, policies, full=full), **cache.request(), trace=output.trace,
         command=command_line(),
-    )
+    )  # fmt: skip
     log = None
     if output.out is not None:
         log = LiveLog(output.out, request, resume=output.resume, overwrite=output.overwrite)
@@ -225,26 +222,19 @@ class BarWatch:
         return self._found.episodes * self._cells
 
     def _show(self, what: str) -> None:
+        """Say what is being searched, then time left, speed and accuracy so far."""
         from arborsim.run.results import ANY
 
-        what = what.removesuffix(f" {ANY}")  # of policies that know no budget
-        parts = [what, *self.so_far(time.monotonic() - self._began_s)]
-        self.bar.show(", ".join(parts), completed=len(self._found.results), total=self.total)
-
-    def so_far(self, seconds: float) -> list[str]:
-        """Time left, speed and accuracy after `seconds` of this run, in words."""
-        done = len(self._found.results) - self._before
-        verdicts = [r.correct for r in self._found.results if r.correct is not None]
-        parts = []
-        if done:
-            left_s = (self.total - len(self._found.results)) * seconds / done
-            minutes, rest = divmod(round(left_s), 60)
-            parts.append(f"{minutes // 60}:{minutes % 60:02}:{rest:02} left")
+        results, seconds = self._found.results, time.monotonic() - self._began_s
+        parts = [what.removesuffix(f" {ANY}")]  # of policies that know no budget
+        if done := len(results) - self._before:
+            left_s = (self.total - len(results)) * seconds / done
+            parts.append(f"{timedelta(seconds=round(left_s))} left")
         if seconds > 0:
             parts.append(f"{self._tokens / seconds:,.0f} tokens/s")
-        if verdicts:
+        if verdicts := [result.correct for result in results if result.correct is not None]:
             parts.append(f"{sum(verdicts)}/{len(verdicts)} right")
-        return parts
+        self.bar.show(", ".join(parts), completed=len(results), total=self.total)
 
     def kept(self, out: Path | None) -> str:
         """After an interruption: what there is, and how to go on."""

@@ -95,7 +95,7 @@ def plan(
         [], "Log of arborsim live: how many answers are right; repeatable."
     ),
     min_accuracy: float | None = option(
-        None, "Recommend policies that are right at least so often.", min=0.0, max=1.0
+        None, "Recommend policies with at least this share of right answers.", min=0.0, max=1.0
     ),
     jobs: int = run_option(1, "Processes; same results.", min=1),
     resume: bool = run_option(False, "Go on where Ctrl-C ended a plan.", "--resume"),

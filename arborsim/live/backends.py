@@ -194,7 +194,7 @@ class LiveFacts:
 
 
 class LiveObserver(Protocol):
-    """Hears of a live run while it goes on; an exception raised here ends it."""
+    """Called while a live run goes on; an exception raised here ends it."""
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
         """The model is loaded; `episodes` problems will be searched."""
@@ -213,7 +213,7 @@ class LiveObserver(Protocol):
 
 
 class ValidationObserver(Protocol):
-    """Hears of a validation while it goes on; an exception raised here ends it."""
+    """Called while a validation goes on; an exception raised here ends it."""
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
         """The model is loaded; `episodes` problems will be searched."""
