@@ -56,19 +56,16 @@ def panel(name: str | None, kind: Callable[..., Any] = typer.Option) -> Callable
     def made(
         default: Any, help: str, *names: str, complete: str = "", shown: str = "", **more: Any
     ) -> Any:
-        option = kind(
-            *names,
-            help=help,
-            rich_help_panel=name,
-            show_default=shown or True,
-            autocompletion=completing(complete) if complete else None,
-            **more,
-        )
+        completion = completing(complete) if complete else None
+        about = kind(
+            *names, help=help, rich_help_panel=name, show_default=shown or True,
+            autocompletion=completion, **more,
+        )  # fmt: skip
         if default is ...:
-            return field(metadata={_KEY: option})
+            return field(metadata={_KEY: about})
         if isinstance(default, list):
-            return field(default_factory=default.copy, metadata={_KEY: option})
-        return field(default=default, metadata={_KEY: option})
+            return field(default_factory=default.copy, metadata={_KEY: about})
+        return field(default=default, metadata={_KEY: about})
 
     return made
 
@@ -127,18 +124,13 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
 
 def _option(made: Field[Any], name: str, kind: Any, group: Any = None) -> inspect.Parameter:
     """A parameter as Typer is to see it; an instance of its group holds the default."""
-    default: Any = inspect.Parameter.empty
-    if group is not None:
-        default = getattr(group, name)
-    elif made.default is not MISSING:
-        default = made.default
-    elif made.default_factory is not MISSING:
-        default = made.default_factory()
+    default: Any = made.default if group is None else getattr(group, name)
+    if default is MISSING:
+        factory = made.default_factory
+        default = factory() if callable(factory) else inspect.Parameter.empty
+    annotation = Annotated[kind, made.metadata[_KEY]]
     return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, made.metadata[_KEY]],
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 

@@ -83,16 +83,14 @@ def replay(
     chosen = policies.names(oracle=oracle)
     settings = _calibrated(policy_settings(chosen, policies.set_), calibration, traces)
     made = build_policies(settings)
+    simulated = machine.machine(
+        traces, event_by_event=event_by_event, explain=output.explain, keep_matrices=keep_matrices
+    )
     request = Replay(
         traces,
         [*_references(made, traces, bound=oracle and job.quality), *made],
         policies.budgets(),
-        machine.machine(
-            traces,
-            event_by_event=event_by_event,
-            explain=output.explain,
-            keep_matrices=keep_matrices,
-        ),
+        simulated,
         pictures=output.report is not None,
         optional=frozenset(chosen if policies.every else {ORACLE} - set(chosen)),
         **job.fields(),

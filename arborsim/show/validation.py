@@ -10,11 +10,14 @@ import numpy as np
 
 from arborsim.show.table import LABEL, Column, Table, name_column, print_tables
 from arborsim.show.words import number, percent, plain
-from arborsim.validate.results import PEAKS, TERMS, CellCheck, Validation
-from arborsim.validate.summary import (
+from arborsim.validate.results import (
     LEAST_PROBLEMS,
+    PEAKS,
+    TERMS,
+    CellCheck,
     Line,
     TermError,
+    Validation,
     lines_of,
     rank_agreements,
     term_errors,

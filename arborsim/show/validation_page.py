@@ -15,8 +15,16 @@ from arborsim.show.table import LABEL, Column, Table, name_column
 from arborsim.show.validation import COLUMNS, sentences, term_name
 from arborsim.show.words import percent
 from arborsim.validate.dual import PARTS
-from arborsim.validate.results import PEAKS, CellCheck, Validation
-from arborsim.validate.summary import Line, TermError, lines_of, rank_agreements, term_errors
+from arborsim.validate.results import (
+    PEAKS,
+    CellCheck,
+    Line,
+    TermError,
+    Validation,
+    lines_of,
+    rank_agreements,
+    term_errors,
+)
 
 _PARTS = {part: part.replace("_", " ") for part in PARTS}
 _COLOURS = ("--hbm", "--quantised", "--ddr", "--ddr-quantised", "--staging")

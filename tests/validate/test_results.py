@@ -19,11 +19,13 @@ from arborsim.validate.dual import BytesOverTime
 from arborsim.validate.results import (
     CellCheck,
     Validation,
+    lines_of,
     merged,
+    rank_agreements,
     read_results,
+    term_errors,
     write_results,
 )
-from arborsim.validate.summary import lines_of, rank_agreements, term_errors
 
 CHECK = CellCheck(
     episode=0, policy="h2o", budget="0.5", budget_tokens=50, full_tokens=100, shadow_moves=10,
