@@ -61,7 +61,7 @@ class PolicyOptions:
         return "all" in names(self.policy)
 
     def names(self, *, oracle: bool = True) -> list[str]:
-        """The chosen policies; ``all`` is every registered one, without `oracle` all but that."""
+        """The chosen policies; ``all`` is every registered one, with or without the `oracle`."""
         from arborsim.policies.registry import available
         from arborsim.run.results import ORACLE
 
@@ -197,6 +197,14 @@ def command_line() -> str:
     return shlex.join(["arborsim", *sys.argv[1:]])
 
 
+def assigned(setting: str, form: str = "name=value") -> tuple[str, str]:
+    """Name and value of a ``--set``, which has that form."""
+    name, equals, value = (part.strip() for part in setting.partition("="))
+    if not equals or not name:
+        raise UsageError(f"--set {setting}: expected {form}")
+    return name, value
+
+
 def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, dict[str, str]]:
     """What ``--set`` gives to each of the chosen policies, as `registry.build` takes it.
 
@@ -209,9 +217,7 @@ def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, di
     kinds = {name: find(name) for name in chosen}
     values: dict[str, dict[str, str]] = {name: {} for name in chosen}
     for setting in given:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise UsageError(f"--set {setting}: expected name=value or policy.name=value")
+        key, value = assigned(setting, "name=value or policy.name=value")
         meant, parameter = _meant(key, kinds)
         if not meant:
             head = key.partition(".")[0]

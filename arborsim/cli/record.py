@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from arborsim.cli.command import command, option, panel
-from arborsim.cli.options import check_output, command_line, names, whole_numbers
+from arborsim.cli.options import assigned, check_output, command_line, names, whole_numbers
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, search_option
 from arborsim.cli.progress import LiveBar, interrupted
 from arborsim.core.errors import UsageError
@@ -152,7 +152,7 @@ def record(
     fields = problems.request() | capture.request(bank=bank.bank)
     if bank.bank and problems.temperature is None:
         fields["temperature"] = 1.0
-    options = {} if bank.bank else _settings(set_)
+    options = {} if bank.bank else dict(map(assigned, set_))
     return _run(RecordRequest(
         **fields, out=out, search_options=options, bank=recipe, overwrite=overwrite, resume=resume,
         command=command_line(),
@@ -193,16 +193,6 @@ def _describe(progress: RecordProgress, bank: bool) -> str:
     thoughts = f"{progress.thoughts} thoughts, " if bank else ""
     speed = f"{progress.tokens} tokens, {progress.tokens_per_s:.0f} tokens/s"
     return f"{verdict if progress.judged else ''}{thoughts}{speed}"
-
-
-def _settings(given: list[str]) -> dict[str, str]:
-    options = {}
-    for setting in given:
-        name, equals, value = setting.partition("=")
-        if not equals or not name:
-            raise UsageError(f"--set {setting}: expected name=value")
-        options[name.strip()] = value.strip()
-    return options
 
 
 def _layers(option: str, text: str) -> LayerChoice:
