@@ -193,11 +193,18 @@ class LiveFacts:
     software: dict[str, str]  #: versions
 
 
-class LiveObserver(Protocol):
-    """Called while a live run goes on; an exception raised here ends it."""
+class Observer(Protocol):
+    """Called while searches go on; an exception raised here ends the run."""
 
     def began(self, facts: LiveFacts, episodes: int) -> None:
         """The model is loaded; `episodes` problems will be searched."""
+
+    def running(self, episode: int, what: str, tokens: int) -> None:
+        """`tokens` more have been generated."""
+
+
+class LiveObserver(Observer, Protocol):
+    """Called while a live run goes on."""
 
     def wants(self, episode: int, cell: Cell) -> bool:
         """Whether this result is still missing (a resumed run has some)."""
@@ -205,24 +212,15 @@ class LiveObserver(Protocol):
     def full_tokens(self, episode: int) -> int:
         """What an earlier run found for `LiveResult.full_tokens`; 0 if nothing."""
 
-    def running(self, episode: int, what: str, tokens: int) -> None:
-        """`tokens` more have been generated."""
-
     def finished(self, result: LiveResult) -> None:
         """A search is complete."""
 
 
-class ValidationObserver(Protocol):
-    """Called while a validation goes on; an exception raised here ends it."""
-
-    def began(self, facts: LiveFacts, episodes: int) -> None:
-        """The model is loaded; `episodes` problems will be searched."""
+class ValidationObserver(Observer, Protocol):
+    """Called while a validation goes on."""
 
     def wants(self, episode: int) -> bool:
         """Whether this problem is still missing (a resumed run has some)."""
-
-    def running(self, episode: int, what: str, tokens: int) -> None:
-        """`tokens` more have been generated."""
 
     def checked(self, checks: tuple[Any, ...]) -> None:
         """One problem is complete under all policies and budgets: as `CellCheck`s."""

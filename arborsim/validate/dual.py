@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.executor import SimulatedExecutor
@@ -51,6 +50,7 @@ class DualExecutor:
         self, live: Executor, simulated: SimulatedExecutor, held: Callable[[], Held]
     ) -> None:
         self.live, self.simulated = live, simulated
+        self.clock, self.measurements = live.clock, live.measurements
         self.log = MoveLog()
         self.overhead_s = self.overhead_thread_s = 0.0
         self._held = held
@@ -93,13 +93,6 @@ class DualExecutor:
     def finish(self) -> None:
         self.live.finish()
         self._apart(self.simulated.finish)
-
-    def clock(self) -> float:
-        return self.live.clock()
-
-    def measurements(self) -> Measurements:
-        """What the live machine measured."""
-        return self.live.measurements()
 
     def bytes_over_time(self) -> BytesOverTime:
         """What both held after each call."""
