@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.bank.walk import Step, Walk
-from arborsim.core.observations import AttentionRows, DenseRows, LayerRows, SparseRows, VectorRows
+from arborsim.core.observations import DenseRows, LayerRows, SparseRows, VectorRows
 from arborsim.trace.episode import Episode
 from arborsim.trace.schema import Kind
 
@@ -54,7 +54,7 @@ def visited(walk: Walk, episode: Episode) -> Episode:
         attention=_attention(episode.attention, token),
         per_layer={signal: values[token] for signal, values in episode.per_layer.items()},
         text=_texts(walk, episode, source),
-        layer_attention=_layer_rows(episode.layer_attention, token),
+        layer_attention=_attention(episode.layer_attention, token),
         keys=None if episode.keys is None else episode.keys[token],
         values=None if episode.values is None else episode.values[token],
         end=None if episode.end is None else _picked(episode.end, source, 0),
@@ -187,24 +187,19 @@ def _gather(offsets: np.ndarray, picked: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.repeat(offsets[:-1][picked], lengths) + within, ends
 
 
-def _attention(rows: AttentionRows | None, token: np.ndarray) -> AttentionRows | None:
-    # Positions count along the path, and a path is the same whichever search visits it.
-    if isinstance(rows, DenseRows):
-        values, offsets = _gather(rows.offsets, token)
-        return DenseRows(rows.values[values], offsets)
-    if isinstance(rows, SparseRows):
-        values, offsets = _gather(rows.offsets, token)
-        return SparseRows(
-            rows.index[values], rows.value[values], offsets, rows.rest[token], rows.lengths[token]
-        )
-    return None
-
-
-def _layer_rows(rows: LayerRows | None, token: np.ndarray) -> LayerRows | None:
+def _attention(rows: DenseRows | SparseRows | LayerRows | None, token: np.ndarray) -> Any:
+    """The same kind of rows, of these tokens."""
     if rows is None:
         return None
-    values, offsets = _gather(rows.offsets, token)
-    return LayerRows(rows.layers, rows.values[values], offsets)
+    # Positions count along the path, and a path is the same whichever search visits it.
+    at, offsets = _gather(rows.offsets, token)
+    match rows:
+        case DenseRows():
+            return DenseRows(rows.values[at], offsets)
+        case SparseRows():
+            rest, lengths = rows.rest[token], rows.lengths[token]
+            return SparseRows(rows.index[at], rows.value[at], offsets, rest, lengths)
+    return LayerRows(rows.layers, rows.values[at], offsets)
 
 
 def _head_rows(old: Episode, new: Episode, token: np.ndarray) -> VectorRows | None:

@@ -42,26 +42,14 @@ def stream(seed: int, purpose: Stream, number: int = 0) -> np.random.Generator:
     return np.random.default_rng(sequence)
 
 
-@dataclass(frozen=True)
-class Draws:
-    """Searches in the order of their arrival."""
-
-    entry: np.ndarray  #: int64 ``[n]``: Which trace of the mix
-    episode: np.ndarray  #: int64 ``[n]``: Which of its episodes
-
-    def __len__(self) -> int:
-        return len(self.entry)
-
-    def distinct(self) -> list[tuple[int, int]]:
-        """Each (entry, episode) that occurs, once, sorted: what must be replayed."""
-        return sorted(set(zip(self.entry.tolist(), self.episode.tolist(), strict=True)))
-
-
-def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed: int) -> Draws:
-    """Draw `count` searches, each independently: a trace by weight, then any of its episodes.
+def draw_mix(
+    weights: Sequence[float], episodes: Sequence[int], count: int, seed: int
+) -> np.ndarray:
+    """Draw searches, each independently: a trace by weight, then any of its episodes.
 
     Of the weights, one per trace and above 0, only ratios count.  Fewer draws are the beginning of
-    more: a longer run goes on where a shorter one ended.
+    more: a longer run goes on where a shorter one ended.  Returns the trace and episode of each, in
+    order of arrival: int64 ``[count, 2]``.
     """
     draws = stream(seed, Stream.MIX).random((count, 2))
     edges = np.cumsum(np.asarray(weights, dtype=np.float64))
@@ -69,7 +57,7 @@ def draw_mix(weights: Sequence[float], episodes: Sequence[int], count: int, seed
     sizes = np.asarray(episodes, dtype=np.int64)[entry]
     # A product of a number below 1 can round up to the size itself.
     episode = np.minimum((draws[:, 1] * sizes).astype(np.int64), sizes - 1)
-    return Draws(entry, episode)
+    return np.stack([entry, episode], axis=1)
 
 
 TRACE = "trace"  #: The format of a trace's column `arrival_s`, in addition to those of `FORMATS`.

@@ -21,7 +21,6 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
-from arborsim.plan.arrivals import Draws
 from arborsim.plan.results import Quality
 from arborsim.plan.workload import Candidate, Workload
 from arborsim.run.episode import record_demand
@@ -60,11 +59,10 @@ class MixDemands:
         pairs = zip(self.places, self.recorded, strict=True)
         return [(place[0], each.demand.info.solved) for place, each in pairs]
 
-    def numbers(self, draws: Draws) -> np.ndarray:
-        """Which of the demands each drawn search is; int64 ``[n]``."""
+    def numbers(self, draws: np.ndarray) -> np.ndarray:
+        """Which of the demands each drawn search (`Workload.draws`) is; int64 ``[n]``."""
         at = {place: number for number, place in enumerate(self.places)}
-        pairs = zip(draws.entry.tolist(), draws.episode.tolist(), strict=True)
-        return np.array([at[pair] for pair in pairs], dtype=np.int64)
+        return np.array([at[entry, episode] for entry, episode in draws.tolist()], dtype=np.int64)
 
     def quality(self, weights: np.ndarray) -> Quality:
         """Means over the searches, weighted by how often each is drawn (float64 ``[places]``)."""
@@ -79,8 +77,8 @@ class MixDemands:
 
 def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
     """Every (entry, episode) that some run serves, once, sorted."""
-    found = {place for seed in workload.seeds() for place in workload.draws(seed).distinct()}
-    return tuple(sorted(found))
+    draws = np.concatenate([workload.draws(seed) for seed in workload.seeds()])
+    return tuple(sorted({(entry, episode) for entry, episode in draws.tolist()}))
 
 
 class Facts(NamedTuple):

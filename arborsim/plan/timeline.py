@@ -143,9 +143,9 @@ _AMOUNTS = {"decode": "sequences", "prefill": "tokens", "down": "bytes", "up": "
 _TITLES = {"swap": "displaced", "down": "transfer", "up": "transfer", "recompute": "recompute"}
 
 
-def trace_events(line: Timeline, name: str = "") -> dict[str, Any]:
-    """The whole document; `name` is that of the machine."""
-    events = [*_names(line, name), *_slices(line), *_counters(line)]
+def trace_events(line: Timeline) -> dict[str, Any]:
+    """The whole document."""
+    events = [*_names(line), *_slices(line), *_counters(line)]
     events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
     return {
         "traceEvents": events,
@@ -154,20 +154,20 @@ def trace_events(line: Timeline, name: str = "") -> dict[str, Any]:
     }
 
 
-def write_perfetto(line: Timeline, path: Path, name: str = "") -> None:
+def write_perfetto(line: Timeline, path: Path) -> None:
     """Write the timeline as JSON, or a `UsageError` if the file cannot be written."""
-    text = json.dumps(trace_events(line, name), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(trace_events(line), separators=(",", ":"), allow_nan=False)
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"--perfetto {path}: cannot write: {error.strerror}") from None
 
 
-def _names(line: Timeline, name: str) -> Iterator[dict[str, Any]]:
+def _names(line: Timeline) -> Iterator[dict[str, Any]]:
     """Of processes and threads: the machine with its links, and each search."""
     searches = sorted({each.search for each in line.slices if each.search >= 0})
     titles = [
-        ("process_name", _MACHINE, 0, name or "machine"),
+        ("process_name", _MACHINE, 0, "machine"),
         ("process_name", _SEARCHES, 0, "searches"),
         *(("thread_name", _MACHINE, thread, title) for thread, title in _THREADS.items()),
         *(("thread_name", _SEARCHES, search + 1, f"search {search}") for search in searches),

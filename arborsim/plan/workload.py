@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from msgspec import Meta
 
 from arborsim.calibrate.documents import Calibration
@@ -22,7 +23,7 @@ from arborsim.machine.config import KV_DTYPES
 from arborsim.machine.lookup import PriceRange, Prices
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
-from arborsim.plan.arrivals import TRACE, Arrivals, Draws, draw_mix
+from arborsim.plan.arrivals import TRACE, Arrivals, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated
 from arborsim.policies.base import Policy
 from arborsim.trace.importers.requests import FORMATS
@@ -194,8 +195,8 @@ class Workload:
             for entry in self.mix
         ]
 
-    def draws(self, seed: int) -> Draws:
-        """The searches of a run, in order of arrival; the same for every candidate."""
+    def draws(self, seed: int) -> np.ndarray:
+        """Entry and episode of the searches of a run (`draw_mix`); the same for every candidate."""
         weights = [entry.weight for entry in self.mix]
         return draw_mix(weights, self.episodes(), self.searches, seed)
 

@@ -148,7 +148,7 @@ def events() -> list[dict[str, Any]]:
     (only,) = planner.run().candidates
     line = timeline(planner, only)
     assert any(each.kind == "swap" for each in line.slices), "no search lost a place"
-    found: list[dict[str, Any]] = trace_events(line, only.hardware)["traceEvents"]
+    found: list[dict[str, Any]] = trace_events(line)["traceEvents"]
     return found
 
 

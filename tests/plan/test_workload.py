@@ -250,10 +250,10 @@ def test_the_mix_becomes_traces_and_draws_that_every_candidate_shares(tmp_path: 
     draws = found.draws(found.seeds()[1])
     assert found.seeds() == [3, 4, 5]
     assert len(draws) == 50
-    assert 0 < (draws.entry == 0).sum() < 25
-    np.testing.assert_array_equal(draws.entry, found.draws(4).entry)
+    assert 0 < (draws[:, 0] == 0).sum() < 25
+    np.testing.assert_array_equal(draws[:, 0], found.draws(4)[:, 0])
     longer = found.with_run_length(80, 0, 1)
-    np.testing.assert_array_equal(longer.draws(4).episode[:50], draws.episode)
+    np.testing.assert_array_equal(longer.draws(4)[:50, 1], draws[:, 1])
 
 
 WRONG = {
