@@ -40,7 +40,7 @@ class Arm:
 
 
 def chosen_algorithms(names: Sequence[str]) -> list[str]:
-    """The algorithms that are meant, if there are such; ``all`` is every one."""
+    """The algorithms of these names, if all exist; ``all`` is every one."""
     if not names:
         raise UsageError("--algorithm names no search")
     for name in names:
@@ -69,12 +69,12 @@ def split_settings(
                 raise UsageError(f"--set {setting}: {name} is not among {', '.join(algorithms)}")
             if option not in search_options(name):
                 raise UnknownName(f"option of {name}", option, search_options(name))
-            meant = [name]
+            targets = [name]
         else:
-            meant = [a for a in algorithms if key in search_options(a)]
-        for algorithm in meant:
-            options[algorithm][option if name in meant else key] = value.strip()
-        if not meant:
+            targets = [a for a in algorithms if key in search_options(a)]
+        for algorithm in targets:
+            options[algorithm][option if name in targets else key] = value.strip()
+        if not targets:
             rest.append(setting)
     return options, rest
 

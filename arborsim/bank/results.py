@@ -143,10 +143,19 @@ def rows_of(results: Iterable[SearchResult]) -> list[SearchRow]:
         key = (result.label, result.width, result.policy, result.budget)
         groups.setdefault(key, []).append(result)
     figures = {key: _figures(found) for key, found in groups.items()}
-    return [
-        _row(key, found, figures[key], figures.get((REFERENCE, *key[1:]), {}))
-        for key, found in groups.items()
-    ]
+    rows = []
+    for key, found in groups.items():
+        verdicts = [r.correct for r in found if r.correct is not None]
+        right, judged = sum(verdicts), len(verdicts)
+        low, high = clopper_pearson(right, judged) if judged else (math.nan, math.nan)
+        misses = sum(r.bank_misses for r in found)
+        asked = misses + sum(r.model_calls for r in found)
+        rows.append(SearchRow(
+            *key, len(found), judged, right, right / judged if judged else math.nan, low, high,
+            figures[key], misses / asked if asked else 0.0,
+            figures.get((REFERENCE, *key[1:]), {}),
+        ))  # fmt: skip
+    return rows
 
 
 def _figures(results: Sequence[SearchResult]) -> dict[str, float]:
@@ -155,26 +164,6 @@ def _figures(results: Sequence[SearchResult]) -> dict[str, float]:
     tokens = sum(r.generated_tokens for r in results)
     found["tokens_per_s"] = tokens / seconds if seconds else math.nan
     return found
-
-
-def _row(
-    key: tuple[str, int, str, str],
-    results: Sequence[SearchResult],
-    figures: dict[str, float],
-    reference: dict[str, float],
-) -> SearchRow:
-    label, width, policy, budget = key
-    verdicts = [r.correct for r in results if r.correct is not None]
-    right, judged = sum(verdicts), len(verdicts)
-    low, high = clopper_pearson(right, judged) if judged else (math.nan, math.nan)
-    misses = sum(r.bank_misses for r in results)
-    asked = misses + sum(r.model_calls for r in results)
-    missed = misses / asked if asked else 0.0
-    return SearchRow(
-        label, width, policy, budget, len(results), judged, right,
-        right / judged if judged else math.nan, low, high,
-        figures, missed, reference,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -240,7 +229,7 @@ def verdicts(results: Sequence[SearchResult]) -> list[str]:
 
 
 def _chosen(found: dict[float, Paired | None]) -> str:
-    """In words."""
+    """The value that ETS would take, as a sentence."""
     judged = {v: p for v, p in found.items() if p is not None and LOW <= v <= HIGH}
     if not judged:
         return f"no {OPTION} in [{LOW:g}, {HIGH:g}] has answers that were judged"

@@ -199,8 +199,8 @@ def _moments(path: Path, format: str) -> np.ndarray:
 def _of_trace(reader: TraceReader) -> np.ndarray:
     if "arrival_s" not in reader.columns:
         raise UsageError(
-            f"{reader.path}: the trace knows no arrivals; those that arborsim import mooncake, "
-            "bailian or azure makes do"
+            f"{reader.path}: the trace has no arrivals; name one that arborsim import mooncake, "
+            "bailian or azure has made"
         )
     first = [
         numbers_of(reader.table(episode, ["arrival_s"]).column("arrival_s"))[:1]

@@ -306,7 +306,7 @@ def largest(meets: Callable[[int], bool], low: int, high: int, start: int) -> tu
     return low, high
 
 
-_IDLE = 0.01  # a load at which so much of the time is busy counts as none
+_IDLE = 0.01  # a load that keeps a machine busy for this share of the time counts as none
 _FIRST_GUESS = 0.8  # of what the machine finishes at most
 _SCOUT = 0.25  # of a run, to find out where to begin
 _SCOUTED = 400  # searches that a run has before its beginning tells anything

@@ -60,7 +60,7 @@ def settings_of(workload: Workload) -> dict[str, str]:
 
 
 def _serving_text(name: str, value: object) -> str:
-    """A serving option in the unit that its name ends with, as people write it."""
+    """A serving option in the unit that its name ends with."""
     if name == "max_searches" and value == ServingOptions.max_searches:
         return "as many as fit"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -220,7 +220,7 @@ def _share_text(share: Estimate) -> str:
 
 
 def short_prompts(workload: Workload, facts: Sequence[Facts]) -> tuple[str, ...]:
-    """Notes on entries with prompts shorter than what all of the entry's are said to share."""
+    """Notes on entries with prompts shorter than what the entry's prompts should share."""
     found = []
     for number, entry in enumerate(workload.mix):
         shared = entry.shared_prompt_tokens

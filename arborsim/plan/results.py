@@ -192,7 +192,7 @@ class CandidateResult:
 
     @property
     def name(self) -> str:
-        """All that tells it from the others, in one line."""
+        """Policy, budget, recall mode and machine in one line."""
         budget = "" if self.budget == "-" else f" at {self.budget}"
         recall = "" if self.recall == "-" else f" ({self.recall})"
         return f"{self.policy}{budget}{recall} on {self.hardware}"

@@ -194,8 +194,8 @@ class Bench:
     def keeps_up_with(self, seed: int) -> tuple[float, bool]:
         """Searches per second that the machine finishes when it never lacks any.
 
-        So many clients that a run of this length can still show a steady state start one search
-        after the other, without a pause.
+        As many clients as a run of this length can hold in a steady state start one search after
+        the other, without a pause.
 
         Returns
         -------

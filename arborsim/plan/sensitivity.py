@@ -84,7 +84,7 @@ def changed(
     assumption: Assumption,
     factors: Sequence[float] = FACTORS,
 ) -> Sensitivity:
-    """A candidate under one assumption; `base` is what comes of everything as it is."""
+    """A candidate under one assumption; `base` is its result with everything as it is."""
     variants = [Variant(1.0, base)]
     for factor in factors:
         if factor != 1:

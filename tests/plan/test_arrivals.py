@@ -145,7 +145,7 @@ def test_raw_logs_and_traces_made_from_them_say_the_same(
         ("bad.jsonl", "mooncake", "bad.jsonl, line 2: this is not JSON"),
         ("one.jsonl", "mooncake", "its arrivals (1) are all at one moment"),
         ("same.jsonl", "mooncake", "its arrivals (3) are all at one moment"),
-        ("chain.parquet", "", "the trace knows no arrivals"),
+        ("chain.parquet", "", "the trace has no arrivals"),
     ],
 )
 def test_what_has_no_arrivals(name: str, format: str, message: str, folder: Path) -> None:
