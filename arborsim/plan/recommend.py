@@ -112,12 +112,11 @@ def none_met(plan: PlanResult) -> str:
 def _missed_by(alone: Alone, plan: PlanResult) -> str:
     """How many times the limits even a search alone takes, and which limits it would meet."""
     over, enough = [], []
-    for value, limit, unit, key in (
-        (alone.at_percentile_s, plan.search_limit_s, "s", "search"),
-        (alone.token_at_percentile_s, plan.token_limit_s, "ms", "token"),
+    for value, limit, scale, unit, key in (
+        (alone.at_percentile_s, plan.search_limit_s, 1.0, "s", "search"),
+        (alone.token_at_percentile_s, plan.token_limit_s, 1e3, "ms", "token"),
     ):
         if limit is not None and value > limit:
-            scale = 1e3 if unit == "ms" else 1.0
             over.append(f"{scale * value:.3g} {unit} per {key} ({value / limit:.3g}x)")
             enough.append(f'{key} = "{_up(scale * value)} {unit}"')
     if not over:
@@ -174,7 +173,7 @@ class Demanded:
 
 def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     """The recommendation of a plan whose other fields are filled in."""
-    met = sorted(plan.met(), key=lambda each: _rank(each, plan))
+    met = sorted(plan.met(), key=_rank)
     if not met:
         return Recommendation(None, none_met(plan), unknown=_unknown(plan, None))
     good = [each for each in met if demanded.allows(each)]
@@ -185,20 +184,20 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
     sentences = [_what(best, plan), _why(good, met, demanded, plan)]
     if alternative is not None and alternative is not cheaper:
         sentences.append(f"The nearest alternative is {_compared(alternative, best, plan)}.")
-    if cheaper is not None and _rank(cheaper, plan)[0] < (1 - _SAME) * _rank(best, plan)[0]:
+    if cheaper is not None and _rank(cheaper)[0] < (1 - _SAME) * _rank(best)[0]:
         sentences.append(
-            f"Of those whose quality is not known to suffice, the cheapest is "
+            "Of those whose quality is not known to suffice, the cheapest is "
             f"{_compared(cheaper, best, plan)}."
         )
     return Recommendation(
         best.number,
-        " ".join(sentence for sentence in sentences if sentence),
+        " ".join(sentences),
         None if alternative is None else alternative.number,
         _unknown(plan, best),
     )
 
 
-def _rank(candidate: CandidateResult, plan: PlanResult) -> tuple[float, float, int]:
+def _rank(candidate: CandidateResult) -> tuple[float, float, int]:
     """What it costs, then how few GPUs serve how much; candidates without a price come last."""
     fleet = candidate.fleet
     assert candidate.largest is not None
@@ -281,7 +280,7 @@ def _why(
 
 def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -> str:
     """Another candidate, with its cost against the best one's."""
-    here, there = _rank(best, plan)[0], _rank(other, plan)[0]
+    here, there = _rank(best)[0], _rank(other)[0]
     assert other.at_largest is not None
     assert other.largest is not None
     if not (math.isfinite(here) and math.isfinite(there)) or not here:
