@@ -22,6 +22,7 @@ from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
 from arborsim.plan.results import Quality
+from arborsim.plan.statistics import Estimate, solved_share
 from arborsim.plan.workload import Candidate, Workload
 from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
@@ -99,6 +100,15 @@ def recorded_facts(workload: Workload, traces: Sequence[Path]) -> list[Facts]:
         prompt = int((episode.kind == Kind.PREFILL).sum())
         found.append(Facts(entry, prompt, int(verdicts[-1]) if len(verdicts) else -1))
     return found
+
+
+def solved(workload: Workload, verdicts: Iterable[tuple[int, int]]) -> Estimate | None:
+    """Share of the mix's searches with a correct answer, from each one's entry and verdict."""
+    right, judged = [0] * len(workload.mix), [0] * len(workload.mix)
+    for entry, verdict in verdicts:
+        judged[entry] += verdict >= 0
+        right[entry] += verdict == 1
+    return solved_share([entry.weight for entry in workload.mix], right, judged)
 
 
 _CHUNK = 8  # episodes that a process takes at a time

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,7 @@ from arborsim.machine.price import Price
 from arborsim.machine.program import PricedProgram, SearchDemand
 from arborsim.machine.terms import plan_name
 from arborsim.plan.arrivals import ClientLoop
-from arborsim.plan.demands import MixDemands
+from arborsim.plan.demands import MixDemands, solved
 from arborsim.plan.results import (
     INFEASIBLE,
     MET,
@@ -36,7 +36,7 @@ from arborsim.plan.results import (
     machines_for,
 )
 from arborsim.plan.runs import MOST_AT_ONCE, Bench, Run, summed_up
-from arborsim.plan.statistics import Estimate, rate_interval, solved_share
+from arborsim.plan.statistics import Estimate, rate_interval
 from arborsim.plan.workload import Candidate, Hardware, Workload
 
 #: Terms that hide behind others, or behind each other; what is not hidden adds up.
@@ -125,11 +125,12 @@ def served_alone(bench: Bench) -> tuple[Alone, bool]:
     report = engine.run(ClosedLoop(1, tuple(range(len(engine.demands)))))
     drawn = np.concatenate([each[workload.warm_up :] for each in bench.drawn.values()])
     weights = np.bincount(drawn, minlength=len(engine.demands)) / len(drawn)
-    served = np.array([not s.refused for s in report.searches])
     latency = np.array([each.seconds for each in engine.alone])
     token = np.array([s.per_token_s for s in report.searches])
-    within = served & (latency <= (np.inf if target.search_s is None else target.search_s))
-    within &= token <= (np.inf if target.token_s is None else target.token_s)
+    within = [
+        not s.refused and target.allows(each.seconds, s.per_token_s)
+        for s, each in zip(report.searches, engine.alone, strict=True)
+    ]
     terms: dict[str, float] = {}
     for weight, priced, seconds in zip(weights, engine.demands, latency, strict=True):
         for name, value in cost_terms(priced, engine.price, float(seconds)).items():
@@ -203,15 +204,6 @@ def _without(each: Candidate, status: str, reason: str) -> CandidateResult:
         each.number, each.hardware.name, each.policy.name, each.budget_text, each.shown_recall,
         each.hardware.gpus, each.hardware.price_per_hour, status, reason,
     )  # fmt: skip
-
-
-def solved(workload: Workload, verdicts: Iterable[tuple[int, int]]) -> Estimate | None:
-    """Share of the mix's searches with a correct answer, from each one's entry and verdict."""
-    right, judged = [0] * len(workload.mix), [0] * len(workload.mix)
-    for entry, verdict in verdicts:
-        judged[entry] += verdict >= 0
-        right[entry] += verdict == 1
-    return solved_share([entry.weight for entry in workload.mix], right, judged)
 
 
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)

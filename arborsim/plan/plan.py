@@ -20,8 +20,9 @@ from arborsim.plan.demands import (
     record,
     record_unit,
     recorded_facts,
+    solved,
 )
-from arborsim.plan.evaluate import evaluate, solved, unfit, weights_too_large
+from arborsim.plan.evaluate import evaluate, unfit, weights_too_large
 from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
 from arborsim.plan.recommend import Demanded, recommend
 from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for

@@ -81,15 +81,10 @@ class Verdicts:
         return True
 
     def _is_within(self, search: Search) -> bool:
-        if search.refused:
-            return False
-        limit, token = self.target.search_s, self.target.token_s
-        if limit is not None and search.finish_s - search.arrival_s > limit:
-            return False
-        iterations = search.priced.demand.iterations
-        if token is None or iterations < 2:
-            return True
-        return (search.finish_s - search.first_token_s) / (iterations - 1) <= token
+        steps = search.priced.demand.iterations - 1
+        token_s = (search.finish_s - search.first_token_s) / steps if steps > 0 else 0.0
+        search_s = search.finish_s - search.arrival_s
+        return not search.refused and self.target.allows(search_s, token_s)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,12 @@ class Target:
     search_s: float | None  #: from a search's arrival to its answer
     token_s: float | None  #: mean time per output token of a search, once its first token is there
 
+    def allows(self, search_s: float, token_s: float) -> bool:
+        """Whether a search that took so long is within the limits."""
+        return (self.search_s is None or search_s <= self.search_s) and (
+            self.token_s is None or token_s <= self.token_s
+        )
+
 
 @dataclass(frozen=True)
 class Workload:
