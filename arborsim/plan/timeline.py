@@ -48,9 +48,7 @@ class Recorder:
     def __init__(self) -> None:
         self.slices: list[Slice] = []  #: that have ended
         self.full_s: float | None = None  #: when there were too many, if there were
-        self._decoding: dict[int, tuple[float, float, int]] = {}  # search -> start, end, sequences
-        self._displaced: dict[int, float] = {}  # search -> since when it has no place
-        self._batch: tuple[float, float, int] | None = None
+        self._open: dict[tuple[str, int], Slice] = {}  # by kind and search, up to now
         self._links = {"down": (0, 0.0), "up": (0, 0.0)}
         self._now = 0.0
 
@@ -62,7 +60,7 @@ class Recorder:
         if isinstance(command, Decode):
             self._decoded(state, command, began_s)
         else:
-            self._end_batch()
+            self._end("decode", -1)
             if isinstance(command, Spend) and now > began_s:
                 kind = _KINDS[Op(command.op)]
                 self.slices.append(Slice(began_s, now, kind, command.search))
@@ -75,39 +73,36 @@ class Recorder:
 
     def finished(self) -> list[Slice]:
         """All slices, with those that still go on cut off."""
-        self._end_batch()
-        for search in list(self._decoding):
-            self._end_decoding(search)
-        for search in list(self._displaced):
-            self._end_displaced(search)
+        for kind, search in list(self._open):
+            self._end(kind, search)
         return self.slices
+
+    def _extend(self, kind: str, search: int, began_s: float, amount: int = 0) -> None:
+        """What goes on: since `began_s`, unless it went on before."""
+        if (kind, search) in self._open:
+            began_s = self._open[kind, search].start_s
+        self._open[kind, search] = Slice(began_s, self._now, kind, search, amount)
+
+    def _end(self, kind: str, search: int) -> None:
+        ended = self._open.pop((kind, search), None)
+        if ended is not None and ended.end_s > ended.start_s:
+            self.slices.append(ended)
 
     def _decoded(self, state: State, command: Decode, began_s: float) -> None:
         """Iterations: of the batch, of each search in it, and of the prompt that joins them."""
-        now = self._now
         members = {s.key: s for s in state.resident.values() if s.key in state.batch}
-        for search in [key for key in self._decoding if key not in members]:
-            self._end_decoding(search)
+        for kind, search in list(self._open):
+            if kind == "decode" and search >= 0 and search not in members:
+                self._end(kind, search)
         for key, member in members.items():
-            start = self._decoding[key][0] if key in self._decoding else began_s
-            self._decoding[key] = (start, now, member.piece.sequences)
-        sequences = state.batch.sums.sequences
-        start, _, most = self._batch or (began_s, now, 0)
-        self._batch = (start, now, max(most, sequences))
+            self._extend("decode", key, began_s, member.piece.sequences)
+        before = self._open.get(("decode", -1))
+        sequences = max(state.batch.sums.sequences, before.amount if before else 0)
+        self._extend("decode", -1, began_s, sequences)
         if command.extra.sequences:
-            self._end_batch()
-            search = state.prefilling[0].key
-            self.slices.append(Slice(began_s, now, "prefill", search, command.extra.tokens))
-
-    def _end_batch(self) -> None:
-        if self._batch is not None:
-            start, end, sequences = self._batch
-            self.slices.append(Slice(start, end, "decode", -1, sequences))
-            self._batch = None
-
-    def _end_decoding(self, search: int) -> None:
-        start, end, sequences = self._decoding.pop(search)
-        self.slices.append(Slice(start, end, "decode", search, sequences))
+            self._end("decode", -1)
+            search, tokens = state.prefilling[0].key, command.extra.tokens
+            self.slices.append(Slice(began_s, self._now, "prefill", search, tokens))
 
     def _transferred(self, name: str, link: Link) -> None:
         """What was sent meanwhile; several transfers in a row are one slice."""
@@ -120,18 +115,15 @@ class Recorder:
 
     def _placed(self, state: State) -> None:
         """Searches that lost their place, until they have one again."""
-        for key in [k for k in self._displaced if state.searches[k].resident]:
-            self._end_displaced(key)
-        for search in state.displaced:
-            if search.key not in self._displaced:
-                if search.key in self._decoding:
-                    self._end_decoding(search.key)
-                self._displaced[search.key] = self._now
-
-    def _end_displaced(self, search: int) -> None:
-        start = self._displaced.pop(search)
-        if self._now > start:
-            self.slices.append(Slice(start, self._now, "swap", search))
+        for kind, search in list(self._open):
+            if kind == "swap":
+                self._extend(kind, search, self._now)
+                if state.searches[search].resident:
+                    self._end(kind, search)
+        for lost in state.displaced:
+            if ("swap", lost.key) not in self._open:
+                self._end("decode", lost.key)
+                self._extend("swap", lost.key, self._now)
 
 
 _US = 1e6
