@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arborsim.bank import Bank
+from arborsim.bank.bank import Bank
 from arborsim.core.observations import Signal
 from arborsim.trace.columns import encode
 from arborsim.trace.episode import Episode, decode_episode

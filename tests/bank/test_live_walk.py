@@ -11,9 +11,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from arborsim.bank import Bank, visited, walk
-from arborsim.bank.bank import open_bank, read_bank, unrewarded_scores
+from arborsim.bank.bank import Bank, open_bank, read_bank, unrewarded_scores
 from arborsim.bank.job import simulate
+from arborsim.bank.visited import visited
+from arborsim.bank.walk import walk
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget

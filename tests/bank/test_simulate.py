@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from arborsim.bank import Bank, visited, walk
+from arborsim.bank.bank import Bank
 from arborsim.bank.job import simulate
+from arborsim.bank.visited import visited
+from arborsim.bank.walk import walk
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine

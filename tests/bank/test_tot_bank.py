@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.bank import visited, walk
 from arborsim.bank.bank import open_bank, read_bank
+from arborsim.bank.visited import visited
+from arborsim.bank.walk import walk
 from arborsim.search import make_search
 from arborsim.trace.importers.sources import read_list
 from arborsim.trace.importers.trees import TotLog

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.bank import Bank, Walk, visited, walk
+from arborsim.bank.bank import Bank
+from arborsim.bank.visited import visited
+from arborsim.bank.walk import Walk, walk
 from arborsim.core.errors import TraceError
 from arborsim.core.observations import Signal
 from arborsim.search import ROOT, make_search, search_names

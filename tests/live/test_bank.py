@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.bank import Bank, Walk, walk
+from arborsim.bank.bank import Bank
+from arborsim.bank.walk import Walk, walk
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
 from arborsim.search import Expansion, Leaf, Search, make_search, search_names, search_options

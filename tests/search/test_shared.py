@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.bank import Bank, walk
+from arborsim.bank.bank import Bank
+from arborsim.bank.walk import walk
 from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Leaf, Search, make_search, search_names
 from arborsim.search.growing import Dense, SharedTree

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.bank import Walk, visited, walk
 from arborsim.bank.job import simulate
+from arborsim.bank.visited import visited
+from arborsim.bank.walk import Walk, walk
 from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine

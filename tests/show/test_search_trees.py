@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.bank import walk
 from arborsim.bank.arms import Arm, arms_of
 from arborsim.bank.bank import open_bank, read_bank
 from arborsim.bank.job import SearchJob
+from arborsim.bank.walk import walk
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
