@@ -157,13 +157,13 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
         return _counts(given, base)
 
 
-def check_range(found: Counts, what: str, low: int, high: int) -> None:
-    """Refuse a distribution that can give numbers outside of ``low .. high``."""
+def check_range(found: Counts, what: str, most: int) -> None:
+    """Refuse a distribution that can give numbers outside of ``1 .. most``."""
     least, largest = found.range
-    if least < low or largest > high:
+    if least < 1 or largest > most:
         drawn = f"{least}" if least == largest else f"{least} to {largest}"
-        cap = ": set most" if isinstance(found, LogNormal) and least >= low else ""
-        raise UsageError(f"{what} must be in [{low}, {high}], not {drawn}{cap}")
+        cap = ": set most" if isinstance(found, LogNormal) else ""
+        raise UsageError(f"{what} must be in [1, {most}], not {drawn}{cap}")
 
 
 def _counts(given: object, base: Path) -> Counts:
@@ -251,7 +251,7 @@ class TreeSpec:
 
     def __post_init__(self) -> None:
         for name, counts in self._counts().items():
-            check_range(counts, name, 1, MOST[name])
+            check_range(counts, name, MOST[name])
         for name in ("pruned", "finished"):
             shares = getattr(self, name)
             if not shares or not all(0 <= share <= 1 for share in shares):

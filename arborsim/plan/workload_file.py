@@ -110,7 +110,13 @@ def workload_of(
     prices = _prices(file.prices, base, gpus)
     mix = _mix(file, base)
     measured = _calibrations(file.candidates, base, calibrations)
-    recorded = _layers(mix, geometry) if measured else {}
+    layers = {  # of the model of each entry; generated searches have those of `geometry`
+        entry.name: TraceReader(entry.source).info.geometry.layers
+        if isinstance(entry.source, Path)
+        else geometry.layers
+        for entry in mix
+        if measured
+    }
     target = file.target
     workload = Workload(
         name=file.name or name,
@@ -118,7 +124,7 @@ def workload_of(
         mix=mix,
         arrivals=_arrivals(file.arrivals, base),
         hardware=_hardware(file.candidates, gpus, geometry, prices),
-        policies=_policies(file.candidates, base, measured, recorded),
+        policies=_policies(file.candidates, base, measured, layers),
         budgets=file.candidates.budgets,
         recalls=file.candidates.recalls,
         target=Target(target.percentile, target.search, target.token),
@@ -308,21 +314,11 @@ def _calibrations(
     return tuple(found)
 
 
-def _layers(mix: Sequence[MixEntry], geometry: Geometry) -> dict[str, int]:
-    """Layers of the model of each entry of the mix; generated searches have those of `geometry`."""
-    return {
-        entry.name: TraceReader(entry.source).info.geometry.layers
-        if isinstance(entry.source, Path)
-        else geometry.layers
-        for entry in mix
-    }
-
-
 def _policies(
     table: CandidatesTable,
     base: Path,
     calibrations: Sequence[Calibration],
-    recorded: Mapping[str, int],
+    layers: Mapping[str, int],
 ) -> tuple[PolicyChoice, ...]:
     """Policies by name, file or class, with their own settings before calibrated ones."""
     tables = [PolicyTable(each) if isinstance(each, str) else each for each in table.policies]
@@ -330,7 +326,7 @@ def _policies(
     measured: Mapping[str, Mapping[str, str]] = {name: {} for name in names}
     if calibrations:
         with located("[candidates] calibrations"):
-            measured = apply(measured, calibrations, recorded)
+            measured = apply(measured, calibrations, layers)
     found: list[PolicyChoice] = []
     for each, name in zip(tables, names, strict=True):
         choice = PolicyChoice(each.name or name, _built(each, measured[name], base))

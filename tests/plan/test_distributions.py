@@ -87,13 +87,13 @@ def test_what_is_no_distribution(given_: object, message: str, tmp_path: Path) -
 
 
 def test_bounds_are_those_of_the_distribution_not_of_a_draw() -> None:
-    check_range(Uniform(1, 8), "depth", 1, 8)
+    check_range(Uniform(1, 8), "depth", 8)
     with pytest.raises(UsageError, match=r"depth must be in \[1, 8\], not 1 to 9$"):
-        check_range(Uniform(1, 9), "depth", 1, 8)
+        check_range(Uniform(1, 9), "depth", 8)
     with pytest.raises(UsageError, match=r"depth must be in \[1, 8\], not 0$"):
-        check_range(Fixed(0), "depth", 1, 8)
+        check_range(Fixed(0), "depth", 8)
     with pytest.raises(UsageError, match=rf"not 1 to {MOST_TOKENS}: set most$"):
-        check_range(LogNormal(3, 1), "depth", 1, 8)
+        check_range(LogNormal(3, 1), "depth", 8)
 
 
 def test_lognormal_is_lognormal() -> None:
