@@ -19,7 +19,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8
 KV_DTYPES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 _GEMMA = ("gemma2", "gemma3", "gemma3_text")
-#: Keys that give away a cache, or a number of weights, that the formulas here do not describe.
+#: Keys that mean a cache, or a number of weights, that the formulas here do not describe.
 _OTHER_FORMS = {
     "num_experts": "a mixture of experts",
     "num_local_experts": "a mixture of experts",

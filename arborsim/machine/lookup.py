@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import Geometry
@@ -46,19 +46,43 @@ GEOMETRY_ALIASES = {
 }
 
 
+class _Kind(NamedTuple):
+    """Something that is looked up by name, and how to give it on the command line."""
+
+    what: str
+    folder: str
+    suffix: str
+    aliases: dict[str, str]
+    given_as: str
+
+    def names(self) -> list[str]:
+        entries = resources.files("arborsim.machine").joinpath(self.folder).iterdir()
+        found = (e.name for e in entries if e.name.endswith(self.suffix))
+        return sorted(name.removesuffix(self.suffix) for name in found)
+
+
+_GPU = _Kind(
+    "GPU", "profiles", ".toml", PROFILE_ALIASES, "--gpu {0}, or arborsim hardware {0}"
+)  # fmt: skip
+_HOST = _Kind("host", "hosts", ".toml", {}, "--host {0}, next to a GPU")
+_MODEL = _Kind(
+    "model", "geometries", ".json", GEOMETRY_ALIASES, "--model {0}, or arborsim models {0}"
+)  # fmt: skip
+
+
 def profile_names() -> list[str]:
     """Names of the shipped hardware profiles."""
-    return _shipped("profiles", ".toml")
+    return _GPU.names()
 
 
 def geometry_names() -> list[str]:
     """Names of the shipped model geometries."""
-    return _shipped("geometries", ".json")
+    return _MODEL.names()
 
 
 def host_names() -> list[str]:
     """Names of the shipped hosts."""
-    return _shipped("hosts", ".toml")
+    return _HOST.names()
 
 
 def load_profile(name_or_path: str | Path, host: str | Path | None = None) -> HardwareProfile:
@@ -73,7 +97,7 @@ def load_profile(name_or_path: str | Path, host: str | Path | None = None) -> Ha
 
 def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfile:
     """A profile; `above` are the files that name it as their base."""
-    text, origin, _ = _read(name_or_path, "GPU", "profiles", ".toml", PROFILE_ALIASES)
+    text, origin, _ = _read(name_or_path, _GPU)
     if origin in above:
         raise UsageError(f"{origin} is its own base: name another profile there")
     table = parse_toml(text, origin)
@@ -87,66 +111,45 @@ def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfil
 
 def load_host(name_or_path: str | Path) -> HostProfile:
     """The host of that name (``ddr5-2tb``), or in that TOML file."""
-    text, origin, _ = _read(name_or_path, "host", "hosts", ".toml", {})
+    text, origin, _ = _read(name_or_path, _HOST)
     return HostProfile.from_toml(text, origin)
 
 
 def load_geometry(name_or_path: str | Path) -> Geometry:
     """The geometry of that name or alias (``llama-3.1-8b``), or in that Hugging Face config."""
-    text, origin, name = _read(name_or_path, "model", "geometries", ".json", GEOMETRY_ALIASES)
+    text, origin, name = _read(name_or_path, _MODEL)
     return geometry_from_config(text, name, origin)
 
 
 def config_of(name_or_path: str | Path) -> dict[str, Any]:
     """The Hugging Face configuration behind a geometry, as a dictionary; raises as that does."""
-    text, origin, _ = _read(name_or_path, "model", "geometries", ".json", GEOMETRY_ALIASES)
+    text, origin, _ = _read(name_or_path, _MODEL)
     return parse_config(text, origin)
 
 
-def _shipped(folder: str, suffix: str) -> list[str]:
-    entries = resources.files("arborsim.machine").joinpath(folder).iterdir()
-    return sorted(e.name.removesuffix(suffix) for e in entries if e.name.endswith(suffix))
-
-
-def _refuse_other_kind(given: str, what: str) -> None:
-    """Say so if the name is that of a GPU, host or model where another of these was expected."""
-    kinds: dict[str, tuple[list[str], str]] = {
-        "GPU": ([*profile_names(), *PROFILE_ALIASES], "--gpu {0}, or arborsim hardware {0}"),
-        "host": (host_names(), "--host {0}, next to a GPU"),
-        "model": ([*geometry_names(), *GEOMETRY_ALIASES], "--model {0}, or arborsim models {0}"),
-    }
-    for kind, (names, where) in kinds.items():
-        if kind != what and given.lower() in names:
-            raise UsageError(
-                f"'{given}' is a {kind}, not a {what}: give it as {where.format(given)}"
-            )
-
-
-def _read(
-    name_or_path: str | Path, what: str, folder: str, suffix: str, aliases: dict[str, str]
-) -> tuple[str, str, str]:
+def _read(name_or_path: str | Path, kind: _Kind) -> tuple[str, str, str]:
     """Text, where it is from (for messages), and the name of what it describes."""
-    given = str(name_or_path)
+    given, what, suffix = str(name_or_path), kind.what, kind.suffix
     if isinstance(name_or_path, Path) or given.endswith(suffix) or "/" in given:
         path = Path(given)
         path = path / "config.json" if suffix == ".json" and path.is_dir() else path
         # config.json says nothing about the model: the folder it lies in does
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return read_text(path), str(path), name
-    name = given.lower()
-    name = aliases.get(name, name)
-    known = _shipped(folder, suffix)
-    if name not in known:
-        _refuse_other_kind(given, what)
-        if suffix == ".json" and Path(given).is_dir():
-            raise UsageError(f"unknown model '{given}': for the folder of that name, ./{given}")
-        if Path(given).is_file():
-            raise UsageError(
-                f"{given}: the file of a {what} must have a name that ends in {suffix}"
-            )
-        raise UnknownName(what, given, [*known, *aliases])
-    file = resources.files("arborsim.machine").joinpath(folder, name + suffix)
-    return file.read_text(encoding="utf-8"), f"{folder}/{name}{suffix}", name
+    name = kind.aliases.get(given.lower(), given.lower())
+    known = kind.names()
+    if name in known:
+        file = resources.files("arborsim.machine").joinpath(kind.folder, name + suffix)
+        return file.read_text(encoding="utf-8"), f"{kind.folder}/{name}{suffix}", name
+    for other in (_GPU, _HOST, _MODEL):
+        if other is not kind and given.lower() in (*other.names(), *other.aliases):
+            where = other.given_as.format(given)
+            raise UsageError(f"'{given}' is a {other.what}, not a {what}: give it as {where}")
+    if suffix == ".json" and Path(given).is_dir():
+        raise UsageError(f"unknown model '{given}': for the folder of that name, ./{given}")
+    if Path(given).is_file():
+        raise UsageError(f"{given}: the file of a {what} must have a name that ends in {suffix}")
+    raise UnknownName(what, given, [*known, *kind.aliases])
 
 
 def _price_range(value: object) -> tuple[float, float]:

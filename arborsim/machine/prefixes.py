@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from arborsim.core.geometry import UNBOUNDED
 from arborsim.machine.clock import Clock, Level
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class Reuse:
         for search in load.waiting:
             self._state.wake(search)
 
-    def present(self, search: Search, most: int = 1 << 62) -> int:
+    def present(self, search: Search, most: int = UNBOUNDED) -> int:
         """Tokens of its prefix that it need not compute, up to `most`; counted once per place."""
         if not search.holds_prefix:
             return 0

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from arborsim.core.geometry import Geometry
+from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.machine.batch import Batch, IterationTime, Sums
 from arborsim.machine.clock import (
     TOGETHER,
@@ -53,7 +53,6 @@ from arborsim.machine.program import Op, PricedProgram, SearchDemand
 from arborsim.machine.report import ServingReport, Tally, report
 from arborsim.machine.state import Search, State
 
-_UNLIMITED = 1 << 62
 _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 
 
@@ -124,7 +123,7 @@ class Server:
                 state.ready.append(search)
         else:
             sums = state.batch.sums
-            most = 1 << 62
+            most = UNBOUNDED
             if sums.hbm_g > 0:
                 most = (state.pages_left - sums.hbm) // sums.hbm_g + 1
             yield Decode(most)
@@ -391,10 +390,8 @@ class ServingEngine:
 
     def _alone(self, priced: PricedProgram) -> Alone:
         """Play one search on the machine as if memory had no end."""
-        options = replace(self.options, nvme_bytes=_UNLIMITED, prefix_host_bytes=0)
-        server = play_closed_form(
-            [priced], [0], self.price, options, _UNLIMITED, Timed(((0.0, 0),))
-        )
+        options = replace(self.options, nvme_bytes=UNBOUNDED, prefix_host_bytes=0)
+        server = play_closed_form([priced], [0], self.price, options, UNBOUNDED, Timed(((0.0, 0),)))
         return Alone(server.state.searches[0].finish_s, server.state.tally.peak_hbm_bytes)
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import simpy
 
+from arborsim.core.geometry import UNBOUNDED
 from arborsim.core.measurements import MemorySeries
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import Clock
@@ -47,7 +48,6 @@ _Sample = tuple[float, int, int, int, int]  # time, KV pages, staging, in flight
 Levels = tuple[int, int, int]
 #: What follows a transfer: bytes of HBM that change now, and the next transfer of its chain.
 Next = tuple[int, Leg | None]
-UNLIMITED = 1 << 62
 _HBM, _PREFIX = LINEAR.index("hbm_bytes"), LINEAR.index("prefix_bytes")
 _SPENT = (Op.PREFILL, Op.DECIDE, Op.COPY, Op.RECOMPUTE, Op.TURN)
 
@@ -70,7 +70,7 @@ class OpenProgram(PricedProgram):
     ) -> None:
         super().__init__(None, info, [], [], [], [])
         # DDR has no end: what a search by itself lacks is only reported.
-        profile = replace(cost.profile, ddr_bytes=UNLIMITED)
+        profile = replace(cost.profile, ddr_bytes=UNBOUNDED)
         self.price = Price(CostModel(profile, cost.geometry))
         self.clock = Clock()
         self.side_s = 0.0  # streaming, attention on the CPU and fetching, hidden or not
@@ -88,7 +88,7 @@ class OpenProgram(PricedProgram):
         self._waited_for: set[int] = set()
         self._starving: simpy.Event | None = None
         self._server = Server(
-            [self], [0], self.price, ServingOptions(prefix_sharing=False), UNLIMITED, self.clock,
+            [self], [0], self.price, ServingOptions(prefix_sharing=False), UNBOUNDED, self.clock,
             Batch(), MemoryTally,
         )  # fmt: skip
         self._server.expect(Timed(((0.0, 0),)))
