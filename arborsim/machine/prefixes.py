@@ -61,29 +61,20 @@ class Prefix:
         return min(self.tokens, ((size_bytes + 1) * self.tokens - 1) // self.bytes)
 
 
-class Shelf:
-    """Prefixes in one memory, the one unused for longest first.
+class Shelf(OrderedDict[str, Prefix]):
+    """Prefixes in one memory by key, the one unused for longest first.
 
     They give up `block_tokens` tokens at a time; `bytes` is what all take.
     """
 
     def __init__(self, block_tokens: int) -> None:
+        super().__init__()
         self.bytes = 0
         self._block = block_tokens
-        self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
-
-    def __getitem__(self, key: str) -> Prefix:
-        return self._prefixes[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._prefixes
-
-    def values(self) -> list[Prefix]:
-        return list(self._prefixes.values())
 
     def missing_bytes(self, key: str, tokens: int, size_bytes: int) -> int:
         """What `tokens`, which take `size_bytes`, need beyond what is held."""
-        prefix = self._prefixes.get(key)
+        prefix = self.get(key)
         if prefix is None:
             return size_bytes
         if tokens > prefix.tokens:
@@ -93,7 +84,7 @@ class Shelf:
     def grow(self, key: str, tokens: int, size_bytes: int) -> int:
         """Take memory for the first `tokens`, which take `size_bytes`; returns the bytes taken."""
         delta = self.missing_bytes(key, tokens, size_bytes)
-        prefix = self._prefixes.setdefault(key, Prefix(tokens, size_bytes))
+        prefix = self.setdefault(key, Prefix(tokens, size_bytes))
         if tokens > prefix.tokens:
             prefix.bytes = prefix.held_bytes + delta
             prefix.tokens = tokens
@@ -103,20 +94,20 @@ class Shelf:
 
     def shrink(self, key: str, tokens: int) -> int:
         """Keep no more than the first `tokens`; returns the bytes given up."""
-        prefix = self._prefixes[key]
+        prefix = self[key]
         before = prefix.held_bytes
         prefix.held = min(prefix.held, tokens)
         prefix.filled = min(prefix.filled, tokens)
         if not prefix.held:
-            del self._prefixes[key]
+            del self[key]
         freed = before - prefix.held_bytes
         self.bytes -= freed
         return freed
 
     def touch(self, key: str) -> None:
         """It has been used."""
-        if key in self._prefixes:
-            self._prefixes.move_to_end(key)
+        if key in self:
+            self.move_to_end(key)
 
     def unused_bytes(self, spared: str = "") -> int:
         """Bytes that could be given up, `spared` aside."""
@@ -139,7 +130,7 @@ class Shelf:
     def _unused(self, spared: str) -> list[tuple[str, Prefix]]:
         return [
             (key, prefix)
-            for key, prefix in self._prefixes.items()
+            for key, prefix in self.items()
             if not prefix.references and key != spared and prefix.held_bytes
         ]
 
