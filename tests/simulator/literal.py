@@ -225,6 +225,7 @@ class LiteralExecutor:
         held = self.staged | self.flying
         away = np.array([cell not in held for cell in _cells(back)], dtype=bool)
         self._release_staging(changes)
+        self._look()  # buffers of tokens that are no longer quantised grow before anything is freed
         freed_bytes = self._record(changes, leaving)
         if len(leaving):
             self.flying |= set(_cells(leaving))
