@@ -32,19 +32,18 @@ from arborsim.show.page import (
     ACCURACY_AXIS,
     COLOURS,
     Figure,
+    accuracies,
     axis,
     figure,
     label,
     named_axis,
-    symbol,
-    whiskers,
+    side_by_side,
 )
 from arborsim.show.replay import NAMES
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted, score
 
 _POINTS = 600
-_SPREAD = 0.5  # of the distance between budgets, over which policies stand side by side
 
 
 def write_live_page(report: LiveReport, path: str | Path) -> None:
@@ -215,8 +214,13 @@ def accuracy(rows: Sequence[LiveRow]) -> Figure | None:
     data = [] if full is None else _baseline(full, len(budgets))
     for i, policy in enumerate(policies):
         own = [row for row in judged if row.policy == policy]
-        shift = _SPREAD * ((i + 0.5) / len(policies) - 0.5)
-        data.append(_points(own, [budgets.index(row.budget) + shift for row in own], i))
+        places = [budgets.index(row.budget) + side_by_side(i, len(policies)) for row in own]
+        texts = [
+            label(f"{row.policy}, budget {row.budget}: {row.correct}/{row.judged} right, "
+                  f"95% {100 * row.low:.1f} to {100 * row.high:.1f}") for row in own
+        ]  # fmt: skip
+        paint = f"var(--c{1 + i % (COLOURS - 1)})"  # the first is full retention's
+        data.append(accuracies(own[0].label, own, places, paint, i, texts))
     names, ends = list(map(label, budgets)), (-0.5, len(budgets) - 0.5)
     x = axis("budget") | named_axis(range(len(budgets)), names, ends)
     return figure(data, x, ACCURACY_AXIS, 420)
@@ -226,22 +230,6 @@ def _size(budget: str) -> tuple[bool, float, str]:
     """Shares before tokens, by size; no budget last."""
     number = math.inf if budget == ANY else float(budget)
     return number > 1, number, budget
-
-
-def _points(rows: Sequence[LiveRow], places: list[float], i: int) -> Figure:
-    paint = f"var(--c{1 + i % (COLOURS - 1)})"  # the first is full retention's
-    y = [100 * row.accuracy for row in rows]
-    low, high = [100 * row.low for row in rows], [100 * row.high for row in rows]
-    return {
-        "type": "scatter", "mode": "markers", "name": label(rows[0].label), "x": places, "y": y,
-        "error_y": whiskers(y, low, high, paint),
-        "marker": {"color": paint, "size": 9, "symbol": symbol(i)},
-        "customdata": [
-            label(f"{row.policy}, budget {row.budget}: {row.correct}/{row.judged} right, "
-                  f"95% {100 * row.low:.1f} to {100 * row.high:.1f}") for row in rows
-        ],
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }  # fmt: skip
 
 
 def _baseline(full: LiveRow, budgets: int) -> list[Figure]:

@@ -135,8 +135,11 @@ def rounded(value: float, significant: int = 6) -> float | None:
     return float(f"{value:.{significant}g}") if math.isfinite(value) else None
 
 
-def log_axis(low: float, high: float) -> Figure:
-    """A logarithmic axis that can be read: 1, 2 and 5 times powers of ten around its values."""
+def size_axis(values: Sequence[float], far: float) -> Figure:
+    """From zero; logarithmic where values lie `far` apart: 1, 2 and 5 times powers of ten."""
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if not 0 < far * low < high:
+        return {"rangemode": "tozero"}
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
     near = [tick for tick in ticks if low / 2.5 <= tick <= 2.5 * high]
@@ -153,20 +156,31 @@ def named_axis(places: Sequence[float], names: Sequence[str], ends: tuple[float,
 ACCURACY_AXIS = {"title": {"text": "accuracy (%)"}, "range": [-3, 103], "zeroline": False}
 
 
-def whiskers(
-    y: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-    paint: str,
-    visible: bool = True,
-) -> Figure:
-    """Intervals around points of accuracy; all in per cent."""
-    return {
+def accuracies(
+    name: str, rows: Sequence[Any], x: Sequence[float | None], paint: str, number: int,
+    texts: Sequence[str], intervals: bool = True, **others: Any,
+) -> Figure:  # fmt: skip
+    """Accuracies of rows in per cent, with their intervals, and texts where they are pointed at."""
+    y, low, high = (
+        [100 * getattr(row, part) for row in rows] for part in ("accuracy", "low", "high")
+    )
+    whiskers = {
         "type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": paint,
         "array": [round(top - at, 4) for at, top in zip(y, high, strict=True)],
         "arrayminus": [round(at - end, 4) for at, end in zip(y, low, strict=True)],
-        "visible": visible,
+        "visible": intervals,
     }  # fmt: skip
+    return {
+        "type": "scatter", "mode": "markers", "name": label(name), "x": list(x),
+        "y": [round(each, 4) for each in y], "error_y": whiskers,
+        "marker": {"color": paint, "size": 9, "symbol": symbol(number)},
+        "customdata": list(texts), "hovertemplate": "%{customdata}<extra></extra>", **others,
+    }  # fmt: skip
+
+
+def side_by_side(number: int, lines: int) -> float:
+    """How far points of a line are from a named place that all lines share."""
+    return 0.5 * ((number + 0.5) / lines - 0.5)
 
 
 def stacked_bars(

@@ -10,12 +10,14 @@ from typing import Any
 
 from arborsim.core.units import quantity
 from arborsim.plan.results import CandidateResult, PlanResult, compared_cost
-from arborsim.show.page import Figure, axis, colour, figure, label, log_axis, rounded, symbol
+from arborsim.show.page import Figure, axis, colour, figure, label, rounded, size_axis, symbol
 from arborsim.show.plan_words import accuracy, at_load, cost, kept, load, load_axis, stated
 from arborsim.show.words import listed, money
 
 #: About half a marker, in shares of the plot.
 _MARKER_WIDE, _MARKER_HIGH = 0.012, 0.03
+#: From this ratio of prices or loads on, their axis is logarithmic.
+_FAR = 8.0
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _plot(
         marker = {"color": colour(number + 1), "size": 10, "symbol": symbol(number)}
         own = [row for row in rows if row.hardware == name]
         data.append(markers(label(name), own, marker=marker))
-    across = _range([x.value(row) for row in rows])
+    across = size_axis([v for row in rows if math.isfinite(v := x.value(row))], _FAR)
     spots = _spots(best, _along(x, rows, across), _along(y, rows, {}))
     single = [len(spot) == 1 for spot in spots]
     # Several numbers do not fit into a marker: they stand above it.
@@ -205,11 +207,3 @@ def _along(measure: Measure, rows: Sequence[CandidateResult], drawn: Figure) -> 
     start = 0.0 if "rangemode" in drawn else min(known, default=0.0)
     length = (max(known, default=0.0) - start) or 1.0
     return {key: (value - start) / length for key, value in values.items()}
-
-
-def _range(values: Sequence[float]) -> Figure:
-    """Logarithmic where prices or loads lie far apart, else from zero on."""
-    known = [value for value in values if value > 0 and math.isfinite(value)]
-    if known and max(known) > 8 * min(known):
-        return log_axis(min(known), max(known))
-    return {"rangemode": "tozero"}

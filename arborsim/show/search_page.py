@@ -35,7 +35,6 @@ _DASHES = ("solid", "dash", "dot")
 _MOST_INTERVALS = 5
 #: From this ratio of the largest to the smallest on, sizes are compared on a logarithmic axis.
 _WIDE_RANGE = 6.0
-_SPREAD = 0.5  # of the distance between widths, over which searches stand side by side
 #: Sizes that accuracy is shown against: title of the button, axis, figure of a row, kind of unit.
 _SIZES = (
     ("KV in bytes", "KV size, summed over selections", "kv_bytes", "bytes"),
@@ -165,9 +164,8 @@ def against_size(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     for button, title, name, size, unit in kinds:
         x = [row.figures[name] / size for row in judged]
-        wide = min(x) > 0 and max(x) > _WIDE_RANGE * min(x)
-        scaled = page.log_axis(min(x), max(x)) if wide else {"rangemode": "tozero"}
-        found.append(_accuracies(button, judged, x, unit, page.axis(title, **scaled)))
+        across = page.axis(title, **page.size_axis(x, _WIDE_RANGE))
+        found.append(_accuracies(button, judged, x, unit, across))
     return found
 
 
@@ -182,7 +180,7 @@ def against_width(rows: Sequence[Row]) -> dict[str, Any] | None:
     found = _accuracies("", judged, [row.width for row in judged], "thoughts", x)
     lines = found["figure"]["data"]
     for number, line in enumerate(lines):
-        shift = _SPREAD * ((number + 0.5) / len(lines) - 0.5)
+        shift = page.side_by_side(number, len(lines))
         line["x"] = [round(widths.index(width) + shift, 3) for width in line["x"]]
     return found
 
@@ -194,33 +192,17 @@ def _accuracies(
     lines: dict[str, list[tuple[Row, float]]] = {row.label: [] for row in rows}
     for row, place in sorted(zip(rows, x, strict=True), key=lambda each: each[0].width):
         lines[row.label].append((row, place))
-    data = [
-        _line(name, points, number, len(lines) <= _MOST_INTERVALS, unit)
-        for number, (name, points) in enumerate(lines.items())
-    ]
+    data = []
+    for number, (name, points) in enumerate(lines.items()):
+        paint, dash = page.colour(number), _DASHES[number // page.COLOURS % len(_DASHES)]
+        data.append(page.accuracies(
+            name, [row for row, _ in points], [page.rounded(place, 5) for _, place in points],
+            paint, number, [_point(row, place, unit) for row, place in points],
+            len(lines) <= _MOST_INTERVALS, mode="lines+markers",
+            line={"color": paint, "width": 2, "dash": dash},
+        ))  # fmt: skip
     return {"title": title, "figure": page.figure(data, across, page.ACCURACY_AXIS, 460),
             "names": list(lines)}  # fmt: skip
-
-
-def _line(
-    name: str, points: Sequence[tuple[Row, float]], number: int, intervals: bool, unit: str
-) -> Figure:
-    paint, dash = page.colour(number), _DASHES[number // page.COLOURS % len(_DASHES)]
-    y, low, high = (
-        [100 * getattr(row, part) for row, _ in points] for part in ("accuracy", "low", "high")
-    )
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": page.label(name),
-        "x": [page.rounded(place, 5) for _, place in points],
-        "y": [round(each, 4) for each in y],
-        "error_y": page.whiskers(y, low, high, paint, visible=intervals),
-        "line": {"color": paint, "width": 2, "dash": dash},
-        "marker": {"color": paint, "size": 9, "symbol": page.symbol(number)},
-        "customdata": [_point(row, place, unit) for row, place in points],
-        "hovertemplate": "%{customdata}<extra></extra>",
-    }  # fmt: skip
 
 
 def _point(row: Row, place: float, unit: str) -> str:
