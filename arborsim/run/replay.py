@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from arborsim.core.errors import ArborsimError, BudgetInfeasible, UsageError
 from arborsim.core.observations import Signal
@@ -37,8 +37,8 @@ from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import recording_options
 
-if TYPE_CHECKING:
-    pass
+#: An episode of a trace, and what to replay it under.
+Unit = tuple[Path, int, list[Cell]]
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Replay:
         stop = None if self.count is None else self.first + self.count
         return range(reader.num_episodes)[self.first : stop]
 
-    def _name(self, reader: TraceReader) -> str:
+    def name_of(self, reader: TraceReader) -> str:
         """What the trace is called in results: its file name, if no other one is called that."""
         same = [path for path in self.traces if path.name == reader.path.name]
         return reader.path.name if len(same) == 1 else str(reader.path)
@@ -100,7 +100,7 @@ class Replay:
 
     def _left_out(self, reader: TraceReader) -> Iterator[LeftOut]:
         """A note for every policy that the trace cannot serve, then for those unsuited here."""
-        name = self._name(reader)
+        name = self.name_of(reader)
         served = []
         for policy in self.policies:
             if missing := _missing(policy, reader):
@@ -150,7 +150,7 @@ class Replay:
         infeasible: dict[tuple[str, str, str], LeftOut] = {}
         outcomes: list[Outcome] = []
         units = self._units(readers, infeasible)
-        play = partial(play_unit, advance=advance) if self.workers == 1 else play_unit
+        play = partial(play_unit, self, advance=advance if self.workers == 1 else None)
         for found in in_order(play, units, self.workers):
             for outcome in found:
                 if outcome.infeasible:
@@ -178,21 +178,9 @@ class Replay:
     ) -> Iterator[Unit]:
         """One per episode; cells that turned out to be infeasible meanwhile are not in it."""
         for reader in readers:
-            name, cells = self._name(reader), self.cells(reader)
-            quality = Quality.of(reader) if self.quality else UNMEASURED
-            needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
-            chosen = self.chosen(reader)
-            for episode in chosen:
-                yield Unit(
-                    name,
-                    reader.path,
-                    episode,
-                    tuple(c for c in cells if _key(name, c) not in infeasible),
-                    tuple(sorted(needs)),
-                    self.machine,
-                    quality,
-                    pictures=self.pictures and episode == chosen.start,
-                )
+            name, cells = self.name_of(reader), self.cells(reader)
+            for episode in self.chosen(reader):
+                yield reader.path, episode, [c for c in cells if _key(name, c) not in infeasible]
 
     def _note(self, outcome: Outcome, infeasible: dict[tuple[str, str, str], LeftOut]) -> None:
         """Leave a cell out, or raise if it was asked for."""
@@ -220,20 +208,6 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One episode of a trace, and what to replay it under."""
-
-    name: str  # what the trace is called in results
-    trace: Path
-    episode: int
-    cells: tuple[Cell, ...]
-    needs: tuple[Signal, ...]  # what to read from the trace: for policies, and for quality
-    machine: Machine
-    quality: Quality
-    pictures: bool  # take pictures for the report
-
-
-@dataclass(frozen=True)
 class Outcome:
     """What came of one cell: a result (with pictures if asked for), or an infeasible budget."""
 
@@ -249,44 +223,53 @@ class Outcome:
     infeasible: BudgetInfeasible | None = None
 
 
-def play_unit(unit: Unit, advance: Callable[[str, int], None] | None = None) -> list[Outcome]:
-    """Replay the unit's episode under each of its cells, in their order.
+def play_unit(
+    replay: Replay, unit: Unit, advance: Callable[[str, int], None] | None = None
+) -> list[Outcome]:
+    """Play an episode under each of its cells, in their order.
 
     `advance` is called with what was done and its number of rows, after each cell.
     """
-    reader = TraceReader(unit.trace)
-    (episode,) = reader.episodes(unit.needs, start=unit.episode, stop=unit.episode + 1)
+    path, number, cells = unit
+    reader = TraceReader(path)
+    name = replay.name_of(reader)
+    quality = Quality.of(reader) if replay.quality else UNMEASURED
+    needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
+    (episode,) = reader.episodes(tuple(sorted(needs)), start=number, stop=number + 1)
+    pictures = replay.pictures and number == replay.chosen(reader).start
     outcomes = []
-    for cell in unit.cells:
-        nothing = Outcome(unit.name, episode.index, episode.num_rows, episode.num_tokens, cell)
+    for cell in cells:
+        nothing = Outcome(name, number, episode.num_rows, episode.num_tokens, cell)
         try:
-            outcomes.append(_play(unit, episode, nothing))
+            outcomes.append(_play(nothing, episode, replay.machine, quality, pictures))
         except BudgetInfeasible as error:
             outcomes.append(replace(nothing, infeasible=error))
         if advance:
-            advance(f"{unit.name} {cell.policy.name}", episode.num_rows)
+            advance(f"{name} {cell.policy.name}", episode.num_rows)
     return outcomes
 
 
-def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
+def _play(
+    outcome: Outcome, episode: Episode, machine: Machine, quality: Quality, pictures: bool
+) -> Outcome:
     """Fill in the outcome of its cell."""
     cell = outcome.cell
-    executor = unit.machine.executor(cell.policy, episode.info)
-    film = TreeFilm() if unit.pictures else None
-    mapper = TokenMapper.of(episode) if unit.pictures else None
+    executor = machine.executor(cell.policy, episode.info)
+    film = TreeFilm() if pictures else None
+    mapper = TokenMapper.of(episode) if pictures else None
     played = play_episode(
-        episode, cell, executor, quality=unit.quality, meters=[mapper] if mapper else (),
+        episode, cell, executor, quality=quality, meters=[mapper] if mapper else (),
         watch=film.watch if film else None,
     )  # fmt: skip
     result = EpisodeResult(
-        unit.name,
+        outcome.trace,
         episode.index,
         cell.policy.name,
         cell.budget.text,
         played.budget_tokens,
         played.measured,
         played.attention_kept,
-        unit.machine.charged(episode.info).kv_bytes_per_token,
+        machine.charged(episode.info).kv_bytes_per_token,
         played.output_error,
         cell.policy.bounded,
         executor.terms(),
@@ -294,7 +277,7 @@ def _play(unit: Unit, episode: Episode, outcome: Outcome) -> Outcome:
     if film is None or mapper is None:
         return replace(outcome, result=result)
     nodes = node_records(played.controller.tree)
-    where = (cell.policy.name, cell.budget.text, unit.name, episode.index)
+    where = (cell.policy.name, cell.budget.text, outcome.trace, episode.index)
     cells = mapper.finish(executor.tier)
     return replace(
         outcome,
