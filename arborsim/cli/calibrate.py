@@ -1,4 +1,4 @@
-"""`arborsim calibrate`: hyper-parameters, or a machine, measured instead of taken from a paper."""
+"""`arborsim calibrate`: measure hyper-parameters of policies, or a machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelOptions:
     batch: int = option(32, "Sequences at a time.", min=1)
 
     def choice(self, **options: int) -> ModelChoice:
-        """With the options of its task that were given."""
+        """The model, with those of its task's options that were given."""
         from arborsim.calibrate.backend import ModelChoice
 
         given = {name: value for name, value in options.items() if value}
@@ -83,7 +83,7 @@ class CalibrationOutput:
             raise UsageError(f"--out {self.out} is where the plot goes: name it .toml")
 
     def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
-        """Both files; then say what was found."""
+        """Write both files and print what was found."""
         from arborsim.calibrate.documents import write_figure
 
         made.write(self.out)

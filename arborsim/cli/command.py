@@ -74,7 +74,7 @@ option, argument = panel(None), panel(None, typer.Argument)
 
 
 def completing(kind: str) -> Callable[[str], list[str]]:
-    """Completes the last name of ``a,b,c``; what knows the names is imported when it is asked."""
+    """Completes the last name of ``a,b,c``; imports what knows the names only when called."""
 
     def complete(incomplete: str) -> list[str]:
         module, _, attribute = NAMES[kind].partition(":")
@@ -123,7 +123,7 @@ def command(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def _option(made: Field[Any], name: str, kind: Any, group: Any = None) -> inspect.Parameter:
-    """A parameter as Typer is to see it; an instance of its group holds the default."""
+    """A parameter for Typer; an instance of its group holds the default."""
     default: Any = made.default if group is None else getattr(group, name)
     if default is MISSING:
         factory = made.default_factory
@@ -135,14 +135,14 @@ def _option(made: Field[Any], name: str, kind: Any, group: Any = None) -> inspec
 
 
 def group(help: str) -> typer.Typer:
-    """A command that only holds others."""
+    """A command with subcommands."""
     return typer.Typer(help=help, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
 
 def subcommand(
     of: typer.Typer, short_help: str | None = None
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Makes a function a command of a group, listed with `short_help` or its first line."""
+    """Adds a function to a group, listed with `short_help` or its first line."""
     return lambda made: of.command(cls=PanelCommand, short_help=short_help)(command(made))
 
 

@@ -1,4 +1,4 @@
-"""`arborsim generate`: searches of stated lengths and trees, as a trace."""
+"""`arborsim generate`: a trace of searches drawn from distributions of lengths and trees."""
 
 from __future__ import annotations
 

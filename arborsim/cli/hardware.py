@@ -1,4 +1,4 @@
-"""`arborsim hardware`: the machines that searches can be replayed on, number by number."""
+"""`arborsim hardware`: list the machines, or explain one number by number."""
 
 from __future__ import annotations
 

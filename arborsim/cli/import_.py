@@ -1,4 +1,4 @@
-"""`arborsim import`: recordings that others made become traces."""
+"""`arborsim import`: make traces of recordings in other formats."""
 
 from __future__ import annotations
 

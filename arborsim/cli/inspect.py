@@ -1,4 +1,4 @@
-"""``arborsim inspect``: what a trace holds, and which policies it can serve."""
+"""`arborsim inspect`: what a trace holds, and which policies it can serve."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class LiveProblems(RewardedProblems):
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """How the cache of the live model, or its simulated stand-in, works."""
+    """How the cache of the live model works, or its simulation."""
 
     recall: str = cache_option("stage", "How DDR tokens are read: stage, stream, near or ondemand.")
     overlap: bool = cache_option(True, "Let copies run behind computation.")
@@ -136,7 +136,7 @@ def live(
 
 
 def _run(request: LiveRequest, output: LiveOutput, log: LiveLog | None) -> int:
-    """Search with a bar on standard error, then show what came of it; returns the exit code."""
+    """Search with a bar on standard error, then show the results; returns the exit code."""
     from arborsim.live.backends import get_backend
     from arborsim.live.log import Collector
     from arborsim.run.results import BASELINE
@@ -222,7 +222,7 @@ class BarWatch:
         return self._found.episodes * self._cells
 
     def _show(self, what: str) -> None:
-        """Say what is being searched, then time left, speed and accuracy so far."""
+        """Show what is being searched, then time left, speed and accuracy so far."""
         from arborsim.run.results import ANY
 
         results, seconds = self._found.results, time.monotonic() - self._began_s

@@ -1,4 +1,4 @@
-"""`arborsim models`: the models whose bytes and seconds can be charged, and how they come about."""
+"""`arborsim models`: list the models, or explain the bytes of one."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _weights(geometry: Geometry) -> str:
 
 
 def _per_token(geometry: Geometry) -> list[str]:
-    """How the bytes of a token come about."""
+    """How the bytes of a token are computed."""
     g, width = geometry, geometry.kv_bytes_per_element
     if g.latent_dim:
         shape = f"({g.latent_dim} latent + {g.rope_dim} rotary)"

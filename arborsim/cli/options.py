@@ -1,4 +1,4 @@
-"""Options that several commands share: groups of them become requests."""
+"""Options that several commands share, in groups that become parts of a request."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def whole_numbers(text: str, option: str) -> list[int]:
 
 
 def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
-    """Refuse a way to read DDR tokens that is none."""
+    """Refuse an unknown way to read DDR tokens."""
     if recall not in known:
         raise UnknownName("recall mode", recall, known)
 
@@ -241,7 +241,7 @@ def _meant(key: str, kinds: Mapping[str, type[Policy]]) -> tuple[list[str], str]
 
 
 def build_policies(settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:
-    """The policies with their settings; each must have a name of its own, which tables go by."""
+    """The policies with their settings; tables go by their names, which must differ."""
     from arborsim.policies.registry import build
 
     policies: dict[str, Policy] = {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What stands in the place of the workload's own."""
+    """Options that replace what the workload says."""
 
     gpu: list[str] = option(
         [],
@@ -42,7 +42,7 @@ class WorkloadOptions:
     runs: int | None = run_option(None, "In place of the workload's.", min=1)
 
     def workload(self, path: Path) -> Workload:
-        """The workload, with what was given in the place of its own."""
+        """The workload, changed by the options that were given."""
         from arborsim.plan.workload_file import read_workload
 
         found = read_workload(path, [_from_here(gpu) for gpu in self.gpu], self.calibration)

@@ -1,4 +1,4 @@
-"""`arborsim policies`: what there is to choose from."""
+"""`arborsim policies`: list the policies, or explain one."""
 
 from __future__ import annotations
 

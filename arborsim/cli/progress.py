@@ -1,4 +1,4 @@
-"""Bars for work that takes a while, on standard error, and what Ctrl-C does to it."""
+"""Progress bars on standard error, and what Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 2.0
 
 
 def interrupted(left: str) -> int:
-    """Say what Ctrl-C left; returns the exit code."""
+    """Print what Ctrl-C left; returns the exit code."""
     typer.echo(f"arborsim: interrupted{left}", err=True)
     return 130
 
@@ -106,7 +106,7 @@ class LiveBar:
         self.stop = self._progress.stop
 
     def show(self, what: str | None = None, **counts: int) -> None:
-        """Say `what`; `counts` are ``completed`` and ``total``."""
+        """Show `what`; `counts` are ``completed`` and ``total``."""
         self._progress.update(self._row, description=what, **counts)  # type: ignore[arg-type]
 
     def __enter__(self) -> LiveBar:

@@ -1,4 +1,4 @@
-"""``arborsim record``: run a search on a live model and store what happened as a trace."""
+"""`arborsim record`: run searches on a live model and store them as a trace."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class BankOptions:
     batch: int = bank_option(0, "Thoughts that are drawn at once.", shown="256", min=0)
 
     def recipe(self, problems: RecordedProblems, settings: list[str]) -> Recipe | None:
-        """What a bank is to hold; None if none was asked for."""
+        """What to grow; None unless ``--bank`` was given."""
         from arborsim.bank.arms import BATCH, Recipe, recipe_for
 
         if not self.bank:
@@ -78,7 +78,7 @@ class BankOptions:
         return recipe
 
     def _check(self, problems: RecordedProblems, settings: list[str]) -> None:
-        """A bank serves any search, or those that it names."""
+        """Refuse contradictions: a bank serves any search, or those that it names."""
         if problems.search != "linear":
             raise UsageError(
                 f"--bank serves searches later: --for {problems.search} instead of --search"

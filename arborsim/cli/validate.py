@@ -1,4 +1,4 @@
-"""`arborsim validate`: the simulator held against a live model, in bytes, decisions and seconds."""
+"""`arborsim validate`: compare simulated and live searches in bytes, decisions and seconds."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Keeper:
 
 
 def _run(request: LiveRequest, keeper: Keeper) -> int:
-    """Compare, then show and write what came of it; returns the exit code."""
+    """Compare, then show and write the results; returns the exit code."""
     from arborsim.live.backends import get_backend
     from arborsim.show.validation import print_validation
     from arborsim.show.validation_page import write_page

@@ -1,1 +1,1 @@
-"""Live runs as the core sees them: what to run, what came of it, and the log on disk."""
+"""Live runs as the core sees them: requests, results, and the log on disk."""

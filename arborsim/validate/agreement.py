@@ -1,4 +1,4 @@
-"""How alike the runs of a policy decide: the shadow run, its replay, and the live run.
+"""How far a policy's decisions agree between the shadow run, its replay and the live run.
 
 The replay of a shadow run's own recording must repeat its moves (`replay_cells`).  A live run is
 compared by the tokens that both keep in HBM, iteration by iteration (`agreement`): in the shadow

@@ -1,4 +1,4 @@
-"""What searches came to, simulated and measured: their file, and a line per policy and budget.
+"""Results of a validation: each search, the file of all, and a line per policy and budget.
 
 The file is Parquet: a row per search, policy and budget; what made the numbers is in its metadata.
 It is written anew after every problem, under another name first, so an interruption leaves what was
