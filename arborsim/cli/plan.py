@@ -176,7 +176,6 @@ def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResul
 def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
     """Print and write what was asked for; fail if no candidate meets the target."""
     from arborsim.plan import files
-    from arborsim.plan.timeline import timeline, write_perfetto
     from arborsim.show.plan import print_plan
     from arborsim.show.terms import print_explained
 
@@ -191,6 +190,8 @@ def _show(planner: Planner, result: PlanResult, output: PlanOutput) -> int:
         if output.explain and chosen is not None:
             print_explained(result.candidates[chosen])
     if output.perfetto is not None and chosen is not None:
+        from arborsim.plan.timeline import timeline, write_perfetto
+
         candidate = result.candidates[chosen]
         if candidate.largest is None:
             raise UsageError(

@@ -141,8 +141,6 @@ class Keeper:
 def _run(request: LiveRequest, keeper: Keeper) -> int:
     """Compare, then show and write the results; returns the exit code."""
     from arborsim.live.backends import get_backend
-    from arborsim.show.validation import print_validation
-    from arborsim.show.validation_page import write_page
 
     stopped = False
     try:
@@ -151,6 +149,9 @@ def _run(request: LiveRequest, keeper: Keeper) -> int:
     except KeyboardInterrupt:
         stopped = True
     if keeper.result.checks:
+        from arborsim.show.validation import print_validation
+        from arborsim.show.validation_page import write_page
+
         page = keeper.path.with_name(PAGE)
         print_validation(keeper.result)
         write_page(keeper.result, page)
