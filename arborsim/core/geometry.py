@@ -24,13 +24,7 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a model.
-
-    Raises
-    ------
-    ValueError
-        The numbers contradict each other.
-    """
+    """The shape of a model; a `ValueError` if its numbers contradict each other."""
 
     name: str
     #: As in the model's configuration (`heads` are query heads; `head_dim` is that of queries and

@@ -134,13 +134,8 @@ class SparseRows:
     def listed(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, float]]:
         """Each row as it is stored, in types that NumPy computes with fast.
 
-        Yields
-        ------
-        length : int
-        index : int64 ``[listed]``
-        value : float64 ``[listed]``
-        share : float
-            Weight of every position that is not listed.
+        Its length; index int64 ``[listed]`` and value float64 ``[listed]``; and the weight of every
+        position that is not listed.
         """
         listed = np.diff(self.offsets)
         others = np.maximum(self.lengths - listed, 1)

@@ -194,19 +194,22 @@ class _Reader:
                 return self._parsed(rule, value, at)
             case inspect.UnionType():
                 return self._one_of(rule, value, at)
+            case inspect.LiteralType() | inspect.EnumType():
+                return _word(rule, value, at)
+        _check_kind(rule, value, at)
+        match rule:
             case inspect.DataclassType():
                 return self._record(rule, value, at)
             case inspect.DictType():
-                return self._table(rule, value, at)
+                inner = rule.value_type
+                return {
+                    str(key): self.build(inner, each, _inside(inner, at, str(key)))
+                    for key, each in value.items()
+                }
             case inspect.ListType() | inspect.VarTupleType() | inspect.TupleType():
                 return self._list(rule, value, at)
             case inspect.IntType() | inspect.FloatType():
                 return self._number(rule, value, at)
-            case inspect.LiteralType() | inspect.EnumType():
-                return _word(rule, value, at)
-            case inspect.AnyType():
-                return value
-        _check_kind(rule, value, at)
         return value
 
     def given(self, rule: inspect.DataclassType, value: Any, place: str) -> dict[str, Any]:
@@ -256,14 +259,7 @@ class _Reader:
                 return self.build(option, value, at)
         raise _wrong(at, f"must be {_in_words(rule)}", value)
 
-    def _table(self, rule: inspect.DictType, value: Any, at: str) -> dict[str, Any]:
-        _check_kind(rule, value, at)
-        inner = rule.value_type
-        return {str(k): self.build(inner, each, _inside(inner, at, str(k)))
-                for k, each in value.items()}  # fmt: skip
-
     def _list(self, rule: Any, value: Any, at: str) -> Any:
-        _check_kind(rule, value, at)
         if isinstance(rule, inspect.TupleType):
             kinds = list(rule.item_types)
             if len(kinds) != len(value):
@@ -279,7 +275,6 @@ class _Reader:
         return found if isinstance(rule, inspect.ListType) else tuple(found)
 
     def _number(self, rule: inspect.IntType | inspect.FloatType, value: Any, at: str) -> Any:
-        _check_kind(rule, value, at)
         if isinstance(rule, inspect.FloatType) and not is_number(value):
             if not self._finite and isinstance(value, float):
                 return value

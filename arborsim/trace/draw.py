@@ -84,16 +84,8 @@ def draw_tree(episode: Episode, nodes: int = 24, unicode: bool = True) -> list[s
     """Lines of text, one per block, depth first.
 
     A block's only child is drawn below it in the same column, so a long chain does not drift to
-    the right.  ``*`` marks the path to the answer.
-
-    Parameters
-    ----------
-    episode : Episode
-        Read with ``text=True`` for snippets of text.
-    nodes : int
-        Most blocks to draw; a last line counts the others.
-    unicode : bool
-        Box-drawing characters, or plain ASCII throughout.
+    the right.  ``*`` marks the path to the answer.  At most `nodes` blocks are drawn, with snippets
+    of text if they were read; a last line counts the others.  Without `unicode`, plain ASCII.
     """
     blocks = _blocks(episode)
     fork, last, only, down, blank, cut = _UNICODE if unicode else _ASCII

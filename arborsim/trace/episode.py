@@ -271,19 +271,11 @@ def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:
 
 
 def play(episode: Episode) -> Iterator[Event]:
-    """Yield the events of one search in time order.
+    """The events of one search in time order.
 
-    Parameters
-    ----------
-    episode : Episode
-        Validated, with the observations that the policies need.
-
-    Yields
-    ------
-    Event
-        One `Prefill`; one `Transition` per batch of transition rows; a `Decode` for every longest
-        run of iterations in which the same leaves, in the same order, decode one token each; and a
-        `Boundary`, `Prune` or `Answer` per row of that kind.  A run ends at any other row.
+    One `Prefill`; one `Transition` per batch of transition rows; a `Decode` for every longest run
+    of iterations in which the same leaves, in the same order, decode one token each; and a
+    `Boundary`, `Prune` or `Answer` per row of that kind.  A run ends at any other row.
     """
     starts, widths = _segments(episode)
     stops = np.append(starts[1:], episode.num_rows).tolist()

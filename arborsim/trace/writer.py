@@ -35,11 +35,11 @@ _MAY_DIFFER = {"device", "software", "timing", "command", "extra"}
 class TraceWriter:
     """Writes a trace; a context manager.
 
+    The file `path` appears, whole, when the writer is closed.  On an exception inside ``with``
+    (Ctrl-C included) the whole episodes are merged before the exception goes on.
+
     Parameters
     ----------
-    path : Path
-        The file to make.  It appears, whole, when the writer is closed.
-    info : TraceInfo
     overwrite : bool
         Replace `path`, and drop the parts of an earlier interrupted recording.
     resume : bool
@@ -54,11 +54,6 @@ class TraceWriter:
         settings.
     TraceError
         What is to be resumed is damaged.
-
-    Notes
-    -----
-    On an exception inside ``with`` (Ctrl-C included) the whole episodes are merged before the
-    exception goes on.
     """
 
     def __init__(
