@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,19 +64,13 @@ def visited(walk: Walk, episode: Episode) -> Episode:
     return replace(new, head_attention=_head_rows(episode, new, token))
 
 
-@dataclass
 class _Rows:
     """Collects rows: kind, node, iteration, and the bank's row (or `_NO_ROW`), in chunks."""
 
-    walk: Walk
-    episode: Episode
-    iteration: int = 0
-    _chunks: list[tuple[np.ndarray, ...]] = field(default_factory=list)
-    _pending: list[tuple[int, int, int, int]] = field(default_factory=list)
-    _turns: bool = False
-
-    def __post_init__(self) -> None:
-        episode = self.episode
+    def __init__(self, walk: Walk, episode: Episode) -> None:
+        self._iteration = 0
+        self._pending: list[tuple[int, int, int, int]] = []
+        self._turns = False
         node = episode.node[episode.token_rows]
         order = np.argsort(node, kind="stable")
         # Rows of the tokens of node n: token_rows[first[n]:first[n + 1]].
@@ -86,14 +80,14 @@ class _Rows:
         self._boundary = np.full(count, _NO_ROW)
         closing = np.flatnonzero(episode.kind == Kind.BOUNDARY)
         self._boundary[episode.node[closing]] = closing
-        self._bank_node = np.asarray(self.walk.bank_node)
+        self._bank_node = np.asarray(walk.bank_node)
         self._next = self._first[self._bank_node].copy()  # of each visited node, its next token
         prompt = np.flatnonzero(episode.kind == Kind.PREFILL)
         zeros = np.zeros(len(prompt), dtype=np.int64)
-        self._chunks.append((zeros + int(Kind.PREFILL), zeros, zeros, prompt))
+        self._chunks = [(zeros + int(Kind.PREFILL), zeros, zeros, prompt)]
 
     def event(self, kind: Kind, node: int, row: int = _NO_ROW) -> None:
-        self._pending.append((int(kind), node, self.iteration, row))
+        self._pending.append((int(kind), node, self._iteration, row))
 
     def step(self, step: Step) -> None:
         """What the search decided, and what was decoded then."""
@@ -119,10 +113,10 @@ class _Rows:
         self._chunks.append((
             np.full(iterations * width, int(Kind.TOKEN)),
             np.tile(leaves, iterations),
-            np.repeat(self.iteration + 1 + steps, width),
+            np.repeat(self._iteration + 1 + steps, width),
             self._token_rows[tokens],
         ))  # fmt: skip
-        self.iteration += iterations
+        self._iteration += iterations
 
     def _flush(self) -> None:
         if self._pending:

@@ -1,8 +1,17 @@
-"""From a workload to the loads that a GPU can serve: what is asked, and what it is asked of.
+"""From a workload to the loads that a GPU can serve, and which GPU, policy and budget to take.
 
-A workload (`arborsim.plan.workload`) names a mix of searches, how they arrive, a model, the
-candidates, a target and prices.  The searches of the mix are recorded traces, or drawn from stated
-distributions (`arborsim.plan.generate`); which of them arrives next (`arborsim.plan.arrivals`)
-and when (`arborsim.plan.arrivals`) depends on the seed alone, so every candidate serves the
-same searches at the same moments.
+::
+
+    workload_file -> workload (generate, arrivals)     what is asked, checked down to every name
+                        |
+                     demands                           each search replayed under each policy, once
+                        |
+                     runs -> evaluate                  a load and a seed; the largest load
+                        |
+                     plan -> recommend -> results      all candidates, one of them in words
+                        |
+                     sensitivity, timeline, files      what reports and files show beyond that
+
+Which searches arrive, and when, depends on the seed alone: every candidate serves the same searches
+at the same moments.
 """

@@ -119,7 +119,7 @@ class Unit:
     """Episodes of one trace to record under one candidate, in a process of its own."""
 
     order: int  #: among the candidate's
-    how: Candidate
+    candidate: Candidate
     entry: int
     episodes: tuple[int, ...]
     trace: Path
@@ -129,7 +129,7 @@ class Unit:
 
 def record_unit(unit: Unit) -> list[RecordedSearch] | str:
     """Record the unit's searches, or say why the policy cannot keep one of them."""
-    policy = unit.how.policy.policy
+    policy = unit.candidate.policy.policy
     assert unit.machine.geometry is not None
     if why := unsuited(policy, unit.machine.geometry):
         return why
@@ -147,10 +147,10 @@ def record_unit(unit: Unit) -> list[RecordedSearch] | str:
 
 
 def _record(unit: Unit, episode: Episode, attention: bool) -> RecordedSearch:
-    policy, shared = unit.how.policy.policy, unit.shared_tokens
+    policy, shared = unit.candidate.policy.policy, unit.shared_tokens
     meter = AttentionKept() if attention else None
     demand, measured = record_demand(
-        episode, policy, unit.how.budget or _ALL, unit.machine,
+        episode, policy, unit.candidate.budget or _ALL, unit.machine,
         f"mix {unit.entry}" if shared else "", shared, unit.trace.name, [meter] if meter else [],
     )  # fmt: skip
     if demand.prompt_tokens < shared:  # only prompts that are as short have all of it in common
@@ -175,19 +175,19 @@ class Recording:
     There is one trace for each entry of the mix (`Workload.write_traces`).
     """
 
-    def __init__(self, workload: Workload, how: Candidate, traces: Sequence[Path]) -> None:
+    def __init__(self, workload: Workload, candidate: Candidate, traces: Sequence[Path]) -> None:
         self._places = drawn(workload)
         self._left: deque[Unit] = deque()
         self._under_way = 0
         self._found: dict[int, list[RecordedSearch] | str] = {}  # by `Unit.order`
         layout = workload.page_tokens, workload.tree_attention
-        machine = Machine(how.hardware.profile, workload.geometry, how.recall, *layout)
+        machine = Machine(candidate.hardware.profile, workload.geometry, candidate.recall, *layout)
         for entry, kind in enumerate(workload.mix):
             episodes = [episode for other, episode in self._places if other == entry]
             for first in range(0, len(episodes), _CHUNK):
                 part = tuple(episodes[first : first + _CHUNK])
                 self._left.append(Unit(
-                    len(self._left), how, entry, part, traces[entry],
+                    len(self._left), candidate, entry, part, traces[entry],
                     kind.shared_prompt_tokens, machine,
                 ))  # fmt: skip
 
@@ -219,9 +219,9 @@ class Recording:
         return MixDemands(self._places, tuple(ordered))
 
 
-def record(workload: Workload, how: Candidate, traces: Sequence[Path]) -> MixDemands:
+def record(workload: Workload, candidate: Candidate, traces: Sequence[Path]) -> MixDemands:
     """The demands of a workload's searches under one candidate."""
-    recording = Recording(workload, how, traces)
+    recording = Recording(workload, candidate, traces)
     while not recording.exhausted:
         unit = recording.next_unit()
         recording.add(unit, record_unit(unit))

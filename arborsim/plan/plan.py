@@ -151,8 +151,8 @@ class Planner:
                 yield result
                 continue
             assert not isinstance(result, CandidateResult)
-            advance(f"replaying {item.how.policy.name}", len(item.episodes))
-            key = item.how.recorded_as
+            advance(f"replaying {item.candidate.policy.name}", len(item.episodes))
+            key = item.candidate.recorded_as
             recordings[key].add(item, result)
             if recordings[key].complete:
                 found = recordings.pop(key).together()
