@@ -28,17 +28,6 @@ from arborsim.show.live import (
     live_frame,
     live_rows,
 )
-from arborsim.show.page import (
-    ACCURACY_AXIS,
-    COLOURS,
-    Figure,
-    accuracies,
-    axis,
-    figure,
-    label,
-    named_axis,
-    side_by_side,
-)
 from arborsim.show.replay import NAMES
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted, score
@@ -203,7 +192,7 @@ def _memory(row: LiveRow) -> str:
 # --- figures ---
 
 
-def accuracy(rows: Sequence[LiveRow]) -> Figure | None:
+def accuracy(rows: Sequence[LiveRow]) -> page.Figure | None:
     """Accuracy with its interval, policies side by side per budget; None if nothing was judged."""
     judged = [row for row in rows if row.judged and not row.is_baseline]
     full = next((row for row in rows if row.judged and row.is_baseline), None)
@@ -214,16 +203,16 @@ def accuracy(rows: Sequence[LiveRow]) -> Figure | None:
     data = [] if full is None else _baseline(full, len(budgets))
     for i, policy in enumerate(policies):
         own = [row for row in judged if row.policy == policy]
-        places = [budgets.index(row.budget) + side_by_side(i, len(policies)) for row in own]
+        places = [budgets.index(row.budget) + page.side_by_side(i, len(policies)) for row in own]
         texts = [
-            label(f"{row.policy}, budget {row.budget}: {row.correct}/{row.judged} right, "
-                  f"95% {100 * row.low:.1f} to {100 * row.high:.1f}") for row in own
+            page.label(f"{row.policy}, budget {row.budget}: {row.correct}/{row.judged} right, "
+                       f"95% {100 * row.low:.1f} to {100 * row.high:.1f}") for row in own
         ]  # fmt: skip
-        paint = f"var(--c{1 + i % (COLOURS - 1)})"  # the first is full retention's
-        data.append(accuracies(own[0].label, own, places, paint, i, texts))
-    names, ends = list(map(label, budgets)), (-0.5, len(budgets) - 0.5)
-    x = axis("budget") | named_axis(range(len(budgets)), names, ends)
-    return figure(data, x, ACCURACY_AXIS, 420)
+        paint = f"var(--c{1 + i % (page.COLOURS - 1)})"  # the first is full retention's
+        data.append(page.accuracies(own[0].label, own, places, paint, i, texts))
+    names, ends = list(map(page.label, budgets)), (-0.5, len(budgets) - 0.5)
+    x = page.axis("budget") | page.named_axis(range(len(budgets)), names, ends)
+    return page.figure(data, x, page.ACCURACY_AXIS, 420)
 
 
 def _size(budget: str) -> tuple[bool, float, str]:
@@ -232,7 +221,7 @@ def _size(budget: str) -> tuple[bool, float, str]:
     return number > 1, number, budget
 
 
-def _baseline(full: LiveRow, budgets: int) -> list[Figure]:
+def _baseline(full: LiveRow, budgets: int) -> list[page.Figure]:
     line = {"type": "scatter", "mode": "lines", "x": [-0.5, budgets - 0.5], "hoverinfo": "skip"}
     edge = {**line, "line": {"width": 0}, "showlegend": False}
     dashed = {"width": 2, "dash": "dash", "color": "var(--c0)"}

@@ -12,19 +12,7 @@ import numpy as np
 from arborsim.core.measurements import thinned
 from arborsim.core.units import quantity, scale_for
 from arborsim.run.results import BASELINE, EpisodeResult, Row
-from arborsim.show.page import (
-    COLOURS,
-    MOST_BARS,
-    Figure,
-    area,
-    axis,
-    colour,
-    figure,
-    label,
-    packed,
-    stacked_bars,
-    symbol,
-)
+from arborsim.show import page
 from arborsim.show.replay import COLUMNS
 from arborsim.show.table import Column, scales
 
@@ -55,14 +43,14 @@ def time_splits(
 
     `other_s` is the time of a row that none of its parts is about.
     """
-    if len(rows) <= MOST_BARS:
+    if len(rows) <= page.MOST_BARS:
         return [{"budget": "all", "figure": _time_split(rows, other_s)}]
     budgets = dict.fromkeys(row.budget for row in rows if not row.is_baseline)
     groups = {b: [r for r in rows if r.is_baseline or r.budget == b] for b in budgets}
     return [{"budget": b, "figure": _time_split(own, other_s)} for b, own in groups.items()]
 
 
-def _time_split(rows: Sequence[R], other_s: Callable[[R], float]) -> Figure:
+def _time_split(rows: Sequence[R], other_s: Callable[[R], float]) -> page.Figure:
     """Horizontal bars, one per policy and budget: where the seconds went."""
     scale = scale_for("seconds", [row.time.total_s + other_s(row) for row in rows])
     parts = [
@@ -72,10 +60,11 @@ def _time_split(rows: Sequence[R], other_s: Callable[[R], float]) -> Figure:
     parts.append(("Other", [other_s(row) / scale.size for row in rows], "evicted"))
     names = [f"{row.label}  {row.budget_label}" for row in rows]
     known = [part for part in parts if part[0] in ("Prefill", "Decode") or any(part[1])]
-    return stacked_bars(names, known, axis(f"time over all searches ({scale.unit})"), scale.unit)
+    across = page.axis(f"time over all searches ({scale.unit})")
+    return page.stacked_bars(names, known, across, scale.unit)
 
 
-def memory(result: EpisodeResult, points: int, clock: str = "simulated time") -> Figure:
+def memory(result: EpisodeResult, points: int, clock: str = "simulated time") -> page.Figure:
     """Stacked areas of one search: bytes by tier over time, and the budget.
 
     At most about `points` samples are kept; the peaks among them.
@@ -92,9 +81,9 @@ def memory(result: EpisodeResult, points: int, clock: str = "simulated time") ->
     scale = scale_for("bytes", [*total.tolist(), budget])
     times = np.asarray(series.time_s, dtype=float)[keep]
     seconds = scale_for("seconds", times.tolist())
-    x = packed(times / seconds.size)
+    x = page.packed(times / seconds.size)
     data = [
-        area(name, x, values / scale.size, paint, scale.unit)
+        page.area(name, x, values / scale.size, paint, scale.unit)
         for name, values, paint in layers
         if paint == "hbm" or values.any()
     ]
@@ -104,8 +93,8 @@ def memory(result: EpisodeResult, points: int, clock: str = "simulated time") ->
             "x": [0.0, float(times[-1] / seconds.size)], "y": [budget / scale.size] * 2,
             "line": {"width": 2, "dash": "dash", "color": "var(--ink)"}, "hoverinfo": "skip",
         })  # fmt: skip
-    y = axis(f"KV cache ({scale.unit})", rangemode="tozero")
-    return figure(data, axis(f"{clock} ({seconds.unit})"), y, 420, hovermode="x unified")
+    y = page.axis(f"KV cache ({scale.unit})", rangemode="tozero")
+    return page.figure(data, page.axis(f"{clock} ({seconds.unit})"), y, 420, hovermode="x unified")
 
 
 @dataclass(frozen=True)
@@ -183,36 +172,33 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
         name = row.policy if row.is_baseline else f"{row.label} at budget {row.budget}"
         return f"{name}: {peak}, {metric.title.lower()} {metric.show(row, rows)}"
 
-    def markers(rows: Sequence[Row]) -> Figure:
+    def markers(rows: Sequence[Row]) -> page.Figure:
         names = [r.label if r.is_baseline else f"{r.label}, budget {r.budget}" for r in rows]
         return {
             "x": [round(across(row), 4) for row in rows],
             "y": [round(metric.value(row), 5) for row in rows],
-            "customdata": list(map(label, names)),
+            "customdata": list(map(page.label, names)),
             "hovertemplate": "<b>%{customdata}</b><br>memory %{x:.4g}<br>"
             f"{metric.axis} %{{y:.4g}}<extra></extra>",
         }
 
-    def scatter(rows: Sequence[Row], name: str, marker: Figure, line: Figure | None = None,
-                **others: Any) -> Figure:  # fmt: skip
-        lines: Figure = {} if line is None else {"line": line}
-        return {"type": "scatter", "mode": "lines+markers" if lines else "markers", "name": name,
-                "marker": marker, **lines, **others, **markers(rows)}  # fmt: skip
+    def scatter(rows: Sequence[Row], name: str, marker: page.Figure, **others: Any) -> page.Figure:
+        drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
+        return {**drawn, **others, **markers(rows)}
 
     shown = [row for row in rows if not math.isnan(metric.value(row))]
     best = efficient(rows, metric)
     beaten = [row for row in shown if not row.is_oracle and row not in best]
     policies = list(dict.fromkeys(row.policy for row in shown if not row.is_oracle))
-    if len(policies) > COLOURS:  # too many to tell apart
+    data = []
+    if len(policies) > page.COLOURS:
         dot = {"color": "var(--dot)", "size": 7, "line": {"width": 0}}
-        data = [scatter(beaten, "others", dot)]
+        data.append(scatter(beaten, "others", dot, mode="markers"))
     else:
-        groups = {policy: [row for row in beaten if row.policy == policy] for policy in policies}
-        data = [
-            scatter(own, label(policy), {"color": colour(i), "size": 10, "symbol": symbol(i)})
-            for i, (policy, own) in enumerate(groups.items())
-            if own
-        ]
+        for i, policy in enumerate(policies):
+            marker = {"color": page.colour(i), "size": 10, "symbol": page.symbol(i)}
+            if own := [row for row in beaten if row.policy == policy]:
+                data.append(scatter(own, page.label(policy), marker, mode="markers"))
     # What evicting could keep if it knew the future; of equal memory the best.
     bound: dict[float, Row] = {}
     for row in sorted(shown, key=metric.value, reverse=not metric.higher):
@@ -222,19 +208,18 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
         data.append(scatter(
             sorted(bound.values(), key=across), "oracle: knows the future, only evicts",
             {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
-            {"color": "var(--bound)", "width": 1.5, "dash": "dash"},
+            line={"color": "var(--bound)", "width": 1.5, "dash": "dash"},
         ))  # fmt: skip
-    edge = {"width": 1.5, "color": "var(--card)"}
     data.append(scatter(
         best, "efficient (numbers: see below)",  # names would overlap
-        {"color": "var(--accent)", "size": 18, "line": edge},
-        {"color": "var(--accent)", "width": 2}, mode="lines+markers+text",
+        {"color": "var(--accent)", "size": 18, "line": {"width": 1.5, "color": "var(--card)"}},
+        line={"color": "var(--accent)", "width": 2}, mode="lines+markers+text",
         text=[str(number) for number in range(1, len(best) + 1)],
         textfont={"color": "var(--card)", "size": 11},
     ))  # fmt: skip
-    x = axis(PEAK.axis if relative else f"peak KV in HBM ({size.unit})", rangemode="tozero")
+    x = page.axis(PEAK.axis if relative else f"peak KV in HBM ({size.unit})", rangemode="tozero")
     return {
-        "figure": figure(data, x, axis(metric.axis), 460),
+        "figure": page.figure(data, x, page.axis(metric.axis), 460),
         "efficient": list(map(words, best)),
         "policies": {
             policy: markers([row for row in shown if row.policy == policy]) for policy in policies
