@@ -28,18 +28,6 @@ ANY = 1 << 60
 """A share or number without limit."""
 
 
-@dataclass(frozen=True)
-class Room:
-    """How full HBM may be: above `limit` tokens, make room until `goal` are left.
-
-    `budget` is what may never be exceeded; all in tokens, ``goal <= limit <= budget``.
-    """
-
-    budget: int
-    limit: int
-    goal: int
-
-
 class Allocation(ABC):
     """Which tokens HBM holds: `Pool`, or `Tree` (`arborsim.policies.tree_blocks`)."""
 
@@ -110,11 +98,6 @@ class Decision:
             mask = mask & on_path
         return mask
 
-    def pinned(self, group: int) -> int:
-        """Protected tokens that HBM holds or that can come back."""
-        reachable = self.view.tier[group] <= self.lowest_reachable
-        return int(np.count_nonzero(self.protected & reachable))
-
 
 @dataclass(frozen=True)
 class Protect:
@@ -176,10 +159,12 @@ class EveryStep:
         """Whether to decide now although the budget holds."""
         return False
 
-    def room(self, at: Decision, group: int) -> Room:
-        """How full HBM may be after a decision."""
-        budget = at.view.budget_tokens
-        return Room(budget, limit=budget, goal=budget)
+    def room(self, at: Decision, group: int) -> tuple[int, int]:
+        """Tokens that HBM may hold, and how many a decision leaves if it holds more.
+
+        ``(limit, goal)`` with ``goal <= limit <= budget``.
+        """
+        return at.view.budget_tokens, at.view.budget_tokens
 
 
 @dataclass(frozen=True)
@@ -203,11 +188,11 @@ class Interval(EveryStep):
     def due(self, view: CacheView, event: Event) -> bool:
         return isinstance(event, Decode) and view.iterations % self.iterations == 0
 
-    def room(self, at: Decision, group: int) -> Room:
-        budget = at.view.budget_tokens
-        spare = max(0, budget - at.pinned(group))
+    def room(self, at: Decision, group: int) -> tuple[int, int]:
+        budget, reachable = at.view.budget_tokens, at.view.tier[group] <= at.lowest_reachable
+        spare = max(0, budget - int(np.count_nonzero(at.protected & reachable)))
         goal = budget - min(self.iterations * len(at.view.leaves), spare // 2)
-        return Room(budget, limit=goal, goal=goal)
+        return goal, goal
 
 
 @dataclass(frozen=True)
@@ -250,9 +235,8 @@ class TreeEvents(EveryStep):
     def due(self, view: CacheView, event: Event) -> bool:
         return isinstance(event, Boundary | Transition | Pressure)
 
-    def room(self, at: Decision, group: int) -> Room:
-        budget = at.view.budget_tokens
-        return Room(budget, limit=budget - self.slack - 1, goal=budget - 2 * self.slack)
+    def room(self, at: Decision, group: int) -> tuple[int, int]:
+        return at.view.budget_tokens - self.slack - 1, at.view.budget_tokens - 2 * self.slack
 
 
 @dataclass(frozen=True)

@@ -54,15 +54,15 @@ class Pool(Allocation):
                 back = at.in_stream(away)
                 tier[back] = Tier.HBM
                 held += int(np.count_nonzero(back))
-            room = at.policy.schedule.room(at, group)
-            over = held - room.goal if held > room.limit else 0
+            limit, goal = at.policy.schedule.room(at, group)
+            over = held - goal if held > limit else 0
             for block in blocks:
                 if over <= 0:
                     break
                 over -= evict(tier, block)
             if over > 0:
                 free = at.movable & (tier <= Tier.HBM_QUANTISED)
-                excess = over - (room.budget - room.goal)
+                excess = over - (at.view.budget_tokens - goal)
                 self.thin(at, group, tier, free, over, excess)
 
     def thin(

@@ -16,7 +16,7 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Boundary, Transition
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import Decision, Room
+from arborsim.policies.blocks import Decision
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,8 @@ class TreeRule:
         BudgetInfeasible
             Path and floors alone exceed the budget.
         """
-        view, event, room = at.view, at.event, at.policy.schedule.room(at, 0)
+        view, event, budget = at.view, at.event, at.view.budget_tokens
+        limit, goal = at.policy.schedule.room(at, 0)
         attention = view.scores["block-attention"][0] if self.reads_attention else None
         distance = view.tree.distance(view.leaves)
         weights = np.asarray(  # Eq. 2 without alpha and clipping
@@ -264,36 +265,36 @@ class TreeRule:
         if isinstance(event, Boundary):
             shrinks = np.zeros(len(shrinks), dtype=bool)
             shrinks[event.node] = trim_path or not blocks.on_path[event.node]
-        if self.only_under_pressure and blocks.held.sum() <= room.limit:
+        if self.only_under_pressure and blocks.held.sum() <= limit:
             shrinks[:] = False
         keep = np.where(shrinks, np.minimum(blocks.held, target), blocks.held)
         if isinstance(event, Transition) and at.policy.recover.fetches:
-            keep = self._bring_back(blocks, keep, room)
-        if keep.sum() > room.limit:
-            keep = self._relieve(blocks, keep, weights, distance, room)
-        if keep.sum() > room.budget:
+            keep = self._bring_back(blocks, keep, goal)
+        if keep.sum() > limit:
+            keep = self._relieve(blocks, keep, weights, distance, goal)
+        if keep.sum() > budget:
             path, off = int(keep[blocks.on_path].sum()), int(keep[~blocks.on_path].sum())
             made_of = f"active path {path} + floors of other blocks {off}"
-            raise BudgetInfeasible(at.policy.name, path + off, room.budget, made_of)
+            raise BudgetInfeasible(at.policy.name, path + off, budget, made_of)
         return keep
 
-    def _bring_back(self, blocks: Blocks, keep: np.ndarray, room: Room) -> np.ndarray:
+    def _bring_back(self, blocks: Blocks, keep: np.ndarray, goal: int) -> np.ndarray:
         """Fill up the blocks of the active paths, root first, as long as floors leave room."""
         keep = keep.copy()
         floors = np.minimum(self.last_floors(blocks), blocks.held)
         least = int(keep[blocks.on_path].sum() + floors[~blocks.on_path].sum())
         missing = blocks.reachable - keep
         for node in np.flatnonzero(blocks.on_path & (missing > 0)).tolist():
-            if least + missing[node] <= room.goal:
+            if least + missing[node] <= goal:
                 keep[node] = blocks.reachable[node]
                 least += int(missing[node])
         return keep
 
     def _relieve(
         self, blocks: Blocks, keep: np.ndarray, weights: np.ndarray, distance: np.ndarray,
-        room: Room,
+        goal: int,
     ) -> np.ndarray:  # fmt: skip
-        """Make room down to the goal.
+        """Shrink blocks until `goal` tokens are left.
 
         Off-path blocks shrink to their floors first, then pruned ones give those up, then the
         closed blocks of the path shrink.
@@ -304,13 +305,13 @@ class TreeRule:
         if self.relief == "lambda":
             wanted = np.maximum(floors, (self.r_min * blocks.sizes).astype(np.int64))
             lowest = np.where(blocks.on_path, keep, np.minimum(wanted, keep))
-            keep = tighten_distance(keep, self.alpha * scale, distance, lowest, room.goal)
-        keep = trim_by_weight(keep, scale, least, int(keep.sum()) - room.goal)
+            keep = tighten_distance(keep, self.alpha * scale, distance, lowest, goal)
+        keep = trim_by_weight(keep, scale, least, int(keep.sum()) - goal)
         least = np.where(blocks.pruned, np.minimum(self.last_floors(blocks), keep), keep)
-        keep = trim_by_weight(keep, scale, least, int(keep.sum()) - room.goal)
-        if keep.sum() > room.goal and self.path_floor < 1:
+        keep = trim_by_weight(keep, scale, least, int(keep.sum()) - goal)
+        if keep.sum() > goal and self.path_floor < 1:
             high = np.maximum(floors, np.ceil(self.path_floor * blocks.sizes).astype(np.int64))
             open_to = blocks.on_path & ~blocks.fixed
             least = np.where(open_to, np.minimum(keep, high), keep)
-            keep = trim_by_weight(keep, scale, least, int(keep.sum()) - room.goal)
+            keep = trim_by_weight(keep, scale, least, int(keep.sum()) - goal)
         return keep

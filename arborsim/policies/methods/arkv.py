@@ -21,7 +21,6 @@ from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.heads import HeavyHitters, LayerSensitivity
 from arborsim.signals.scores import Score
 
-_PAPER = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
 _LOSS = (
     "the code drops an FP8 token before the next query reads it; here a decision follows an "
     "iteration, so that query still does; tokens that a revisited path protects are not lost",
@@ -85,6 +84,8 @@ class _Tailor(StreamPolicy):
     cumulative: bool = setting(False, "rate by all queries since the prompt, not by the newest")
     per: str = setting("head", "what decides on its own", choices=("layer", "head"))
 
+    paper: ClassVar[str] = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
+
     @cached_property
     def score(self) -> Score:
         return HeavyHitters(self.per, self.window, self.gamma, self.cumulative)
@@ -140,7 +141,6 @@ class ARKV(_Quantiser):
     tau3: float = setting(5.5277, "temperature of the kurtosis", low=1e-3)
 
     name: ClassVar[str] = "arkv"
-    paper: ClassVar[str] = _PAPER
     summary: ClassVar[str] = "per layer, the best tokens in full precision, the next in FP8"
     formula: ClassVar[str] = (
         "OQ_l = Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3); O_l = clip(round(OQ_l / max OQ (C - W)), "
@@ -182,7 +182,6 @@ class ARKVOrigin(_Tailor):
     """The paper's baseline that evicts only."""
 
     name: ClassVar[str] = "arkv-origin"
-    paper: ClassVar[str] = _PAPER
     summary: ClassVar[str] = "ARKV's baseline: the same cuts, all kept tokens in full precision"
     formula: ClassVar[str] = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)"
     deviations: ClassVar[tuple[str, ...]] = (
@@ -195,7 +194,6 @@ class ARKVQuant(_Quantiser):
     """The paper's baseline that rounds all it keeps outside the window."""
 
     name: ClassVar[str] = "arkv-quant"
-    paper: ClassVar[str] = _PAPER
     summary: ClassVar[str] = "ARKV's baseline: the same cuts, all kept tokens in FP8"
     formula: ClassVar[str] = (
         "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8"

@@ -45,6 +45,8 @@ class RollingPolicy(RecentPolicy):
         64, "trailing window of the rolling statistic", unit="tokens", low=2, high=65536
     )
 
+    paper: ClassVar[str] = PAPER
+
 
 @dataclass(frozen=True)
 class EpiKV(RollingPolicy):
@@ -54,7 +56,6 @@ class EpiKV(RollingPolicy):
     layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
 
     name: ClassVar[str] = "epikv"
-    paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "keep tokens at which the hidden state turns; no attention needed"
     formula: ClassVar[str] = (
         "s(t) = z_A(t) - z_B(t); z_l = (g_l - mean_w g_l) / (std_w g_l + 1e-6); "
@@ -97,7 +98,6 @@ class BandAdaptive(RollingPolicy):
     weight_a: float = setting(1.29, "weight of band A; band B has 1", low=0)
 
     name: ClassVar[str] = "band-adaptive"
-    paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "epikv on two bands of layers instead of two layers"
     formula: ClassVar[str] = (
         "s(t) = weight_a z(mean of g_l over band A) - z(mean of g_l over band B); z over the "
@@ -137,7 +137,6 @@ class KVKey(RollingPolicy):
     """Rank by the rolling mean of the key's variance over the head dimension."""
 
     name: ClassVar[str] = "kv-key"
-    paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "keep tokens around keys that vary most over their channels"
     formula: ClassVar[str] = (
         "s(t) = mean_w of mean over layers and heads of var(k_t), the variance over the head "
@@ -148,28 +147,25 @@ class KVKey(RollingPolicy):
         POSITIONS,
         WINDOW,
     )
+    signal: ClassVar[Signal] = Signal.KEY_VARIANCE
 
     @cached_property
     def score(self) -> Score:
-        return RollingBands(Signal.KEY_VARIANCE, (WHOLE_MODEL,), "mean", self.window)
+        return RollingBands(self.signal, (WHOLE_MODEL,), "mean", self.window)
 
 
 @dataclass(frozen=True)
-class KVValue(RollingPolicy):
+class KVValue(KVKey):
     """Rank by the rolling mean of the value's variance over the head dimension."""
 
     name: ClassVar[str] = "kv-value"
-    paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "keep tokens around values that vary most over their channels"
     formula: ClassVar[str] = (
         "s(t) = mean_w of mean over layers and heads of var(v_t), the variance over the head "
         "dimension"
     )
     deviations: ClassVar[tuple[str, ...]] = (POSITIONS, WINDOW)
-
-    @cached_property
-    def score(self) -> Score:
-        return RollingBands(Signal.VALUE_VARIANCE, (WHOLE_MODEL,), "mean", self.window)
+    signal: ClassVar[Signal] = Signal.VALUE_VARIANCE
 
 
 @dataclass(frozen=True)
@@ -179,7 +175,6 @@ class AttnHS(RollingPolicy):
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
 
     name: ClassVar[str] = "attn-hs"
-    paper: ClassVar[str] = PAPER
     summary: ClassVar[str] = "most attended tokens, or where the hidden state turns"
     formula: ClassVar[str] = "s(i) = sum over queries t of a_t(i) + z_A(i) (Table 1; z as in Eq. 3)"
     deviations: ClassVar[tuple[str, ...]] = (

@@ -95,8 +95,9 @@ class LagKVOfficial(StreamPolicy):
 
     def next_decision(self, view: CacheView) -> int:
         arriving = len(view.leaves) if self.adaptation == "flat" else 1
-        streams = self._streams(view, view.leaves)
-        return min(-(-self._missing(len(stream)) // arriving) for stream in streams)
+        lengths = [len(stream) for stream in self._streams(view, view.leaves)]
+        missing = min(self.sinks + (self._complete(n) + 1) * self.lag - n for n in lengths)
+        return -(-missing // arriving)
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         if isinstance(event, Boundary | Prune | Pressure):
@@ -120,10 +121,6 @@ class LagKVOfficial(StreamPolicy):
     def _complete(self, length: int) -> int:
         """Complete partitions of a stream of this length."""
         return max(0, length - self.sinks) // self.lag
-
-    def _missing(self, length: int) -> int:
-        """Tokens until the next partition is complete."""
-        return self.sinks + (self._complete(length) + 1) * self.lag - length
 
     def _completes(self, view: CacheView, run: TokenRun) -> bool:
         """Whether `run` completed a partition; a leaf that rests makes decisions come too early."""
