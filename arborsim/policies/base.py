@@ -29,33 +29,18 @@ ATTENTION_ROWS = frozenset({Signal.ATTENTION, Signal.LAYER_ATTENTION, Signal.HEA
 
 @dataclass(frozen=True)
 class CacheView:
-    """Everything a policy may know about the cache.  Read-only, on the host, in NumPy.
+    """Everything a policy may know about the cache.  Read-only, on the host, in NumPy."""
 
-    Attributes
-    ----------
-    tier : int8 ``[groups, tokens]``
-        Where each token lives now (`Tier`).
-    scores : mapping of name to float64 ``[groups, tokens]``
-        What `Policy.scores` asked for; vectors are ``[groups, tokens, size]``.
-    tree : ThoughtTree
-    leaves : tuple of int
-        Active leaves; the next tokens will belong to them.
-    prompt_tokens, budget_tokens : int
-        First tokens that are the prompt; tokens that HBM may hold after a decision.
-    iterations : int
-        Decode iterations so far.
-    vocabulary : int
-        Size of the model's vocabulary, which normalises entropies.
-    """
-
-    tier: np.ndarray
+    tier: np.ndarray  # int8 [groups, tokens]: where each token lives now (`Tier`)
+    #: What `Policy.scores` asked for: float64 [groups, tokens], vectors [groups, tokens, size]
     scores: Mapping[str, np.ndarray]
     tree: ThoughtTree
-    leaves: tuple[int, ...]
+    leaves: tuple[int, ...]  # active ones: the next tokens will belong to them
+    #: First tokens that are the prompt; tokens that HBM may hold after a decision
     prompt_tokens: int
     budget_tokens: int
-    iterations: int
-    vocabulary: int
+    iterations: int  # decode iterations so far
+    vocabulary: int  # size of the model's vocabulary, which normalises entropies
 
     @property
     def num_tokens(self) -> int:

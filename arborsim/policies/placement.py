@@ -165,18 +165,12 @@ class Ladder:
             placed += tier[live] & 1  # quantised tiers have odd numbers
             protected, rank = at.protected[live], at.rank[group, live]
             self._quantise(placed, Tier.HBM, self.hbm_quantised, protected, rank)
-            self._overflow(placed, self.ddr * at.view.budget_tokens, protected, rank)
+            over = np.count_nonzero(placed >= Tier.DDR) - self.ddr * at.view.budget_tokens
+            if over > 0:  # nothing is evicted yet
+                free = np.flatnonzero((placed >= Tier.DDR) & ~protected)
+                placed[free[lowest(rank.take(free), math.ceil(over))]] = Tier.EVICTED
             self._quantise(placed, Tier.DDR, self.ddr_quantised, protected, rank)
             tier[live] = placed
-
-    @staticmethod
-    def _overflow(tiers: np.ndarray, size: float, protected: np.ndarray, rank: np.ndarray) -> None:
-        """Evict the lowest of DDR until it holds no more than `size` tokens."""
-        held = tiers >= Tier.DDR  # nothing is evicted yet
-        over = int(np.count_nonzero(held)) - size
-        if over > 0:
-            free = np.flatnonzero(held & ~protected)
-            tiers[free[lowest(rank.take(free), math.ceil(over))]] = Tier.EVICTED
 
     @staticmethod
     def _quantise(

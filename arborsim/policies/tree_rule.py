@@ -21,25 +21,14 @@ from arborsim.policies.blocks import Decision
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a tree at one decision; arrays ``[blocks]``.
-
-    Attributes
-    ----------
-    sizes, held, reachable, pinned : int64
-        Tokens of each block; those in HBM; those that HBM could hold after this decision, because
-        they are there or can be brought back; protected ones, of which it never keeps fewer.
-    pruned, on_path : bool
-        Blocks off the active paths that the search has given up for good; blocks on a path.
-    fixed : bool
-        Blocks that relief never touches: the prompt if it is protected whole, and active leaves.
-    """
+    """The blocks of a tree at one decision: int64 numbers of tokens, and flags; ``[blocks]``."""
 
     sizes: np.ndarray
-    held: np.ndarray
-    reachable: np.ndarray
-    pinned: np.ndarray
-    pruned: np.ndarray
-    fixed: np.ndarray
+    held: np.ndarray  # in HBM
+    reachable: np.ndarray  # that HBM could hold after the decision: there, or can be brought back
+    pinned: np.ndarray  # protected, of which a block never keeps fewer
+    pruned: np.ndarray  # off the active paths and given up by the search for good
+    fixed: np.ndarray  # never relieved: the prompt if it is protected whole, and active leaves
     on_path: np.ndarray
 
 

@@ -16,7 +16,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.attention import NewestState
 from arborsim.signals.rows import head_rows, num_row_groups
-from arborsim.signals.scores import Changes, FixedScore, Score, ScoreState, sum_in_order
+from arborsim.signals.scores import AtBirth, Changes, FixedScore, Score, ScoreState, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -69,37 +69,26 @@ def layer_statistics(attention: np.ndarray) -> np.ndarray:
     )
 
 
-class _SensitivityState(ScoreState):
+class _SensitivityState(AtBirth):
     def __init__(self, spec: LayerSensitivity) -> None:
-        super().__init__()
+        super().__init__(lambda run: np.repeat(self._of_groups[:, None], run.num_tokens, axis=1))
         self._spec = spec
-        self._sensitivity = np.zeros(0)  # of each group
-        self._tokens = 0
-
-    @property
-    def values(self) -> np.ndarray:
-        """Float64 ``[groups, tokens]``, the same for all tokens; not to be written to."""
-        shape = (len(self._sensitivity), self._tokens)
-        return np.broadcast_to(self._sensitivity[:, None], shape)
+        self._of_groups = np.zeros(0)
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._tokens += run.num_tokens
-        if generated:
-            return
-        rows = head_rows(run.observed)
-        layers, window = len(rows.row(0)), self._spec.window
-        keys = run.steps - window
-        sensitivity = np.zeros(layers)
-        if keys > 0:
-            queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
-            attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
-            of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
-            sensitivity = self._spec.combine(np.stack(of_layer))
-        groups = num_row_groups(rows.row(0), rows.kv_heads, self._spec.grouping)
-        self._sensitivity = np.repeat(sensitivity, groups // layers)
-
-    def observe(self, step: int) -> None:
-        pass
+        if not generated:
+            rows = head_rows(run.observed)
+            layers, window = len(rows.row(0)), self._spec.window
+            keys = run.steps - window
+            sensitivity = np.zeros(layers)
+            if keys > 0:
+                queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
+                attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
+                of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
+                sensitivity = self._spec.combine(np.stack(of_layer))
+            groups = num_row_groups(rows.row(0), rows.kv_heads, self._spec.grouping)
+            self._of_groups = np.repeat(sensitivity, groups // layers)
+        super().begin(run, tree, generated)
 
 
 @dataclass(frozen=True)
