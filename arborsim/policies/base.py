@@ -195,7 +195,10 @@ class Policy:
         return self.protection(budget_tokens).floor(prompt_tokens)
 
     def next_decision(self, view: CacheView) -> int:
-        """Decode iterations until `decide` is to be called; `NEVER` for tree events only."""
+        """Decode iterations until `decide` is to be called: 1 is after the very next one.
+
+        `NEVER` for tree events only.
+        """
         return NEVER
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
