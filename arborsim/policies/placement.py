@@ -62,21 +62,17 @@ class Pool(Allocation):
                 over -= evict(tier, block)
             if over > 0:
                 free = at.movable & (tier <= Tier.HBM_QUANTISED)
-                excess = over - (at.view.budget_tokens - goal)
-                self.thin(at, group, tier, free, over, excess)
+                excess, count = over - (at.view.budget_tokens - goal), int(np.count_nonzero(free))
+                if count < excess:
+                    raise at.policy.infeasible(at.view, count, excess)
+                self.thin(at, group, tier, free, over)
 
-    def thin(
-        self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int, excess: int
-    ) -> None:
-        """Let the lowest tokens of one group leave: change its `tier`, int8 ``[tokens]``.
+    def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
+        """Let the `over` lowest of the tokens that may leave, bool ``[tokens]`` `free`, leave.
 
-        Of those that may leave, bool ``[tokens]`` `free`, `over` should and `excess` must: with
-        fewer the budget is infeasible.
+        Changes `tier`, int8 ``[tokens]``, of one group; fewer leave if there are no more.
         """
-        doomed = lowest_of(free, at.rank[group], over)
-        if len(doomed) < excess:
-            raise at.policy.infeasible(at.view, len(doomed), excess)
-        tier[doomed] = Tier.EVICTED
+        tier[lowest_of(free, at.rank[group], over)] = Tier.EVICTED
 
 
 def evict(tier: np.ndarray, tokens: np.ndarray) -> int:

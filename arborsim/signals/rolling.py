@@ -12,9 +12,7 @@ sections 3.2 and 3.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -133,18 +131,17 @@ class RollingBands(Score):
     def start(self, layers: int) -> ScoreState:
         return _RollingState(self, layers)
 
-    def rolling(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """The statistic as a function of the values before a run and those of the run."""
+    def values(self, before: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """The statistic at each of the new values of a stream; float64 ``[n]``."""
         if self.statistic == "mean":
-            return partial(rolling_mean, window=self.window)
-        return partial(rolling_z, window=self.window, epsilon=self.epsilon)
+            return rolling_mean(before, new, self.window)
+        return rolling_z(before, new, self.window, self.epsilon)
 
 
 class _RollingState(AtBirth):
     def __init__(self, spec: RollingBands, layers: int) -> None:
         super().__init__(self._scores)
         self._spec = spec
-        self._rolling = spec.rolling()
         self._layers = [band.layers(layers) for band in spec.bands]
         self._streams = [GrowingArray(np.float64) for _ in spec.bands]
         self._prompt_tokens = 0
@@ -174,7 +171,7 @@ class _RollingState(AtBirth):
         for band, stream in zip(self._spec.bands, self._streams, strict=True):
             values = stream.values[window]
             old, new = values[: len(values) - steps], values[len(values) - steps :]
-            total += band.weight * self._rolling(old, new)
+            total += band.weight * self._spec.values(old, new)
         return total
 
 

@@ -47,13 +47,9 @@ class Cut(Pool):
 
     about: ClassVar[str] = "cut to a share of the budget"
 
-    def thin(
-        self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int, excess: int
-    ) -> None:
+    def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Evict the lowest; of those kept outside the window, all but the best turn to FP8."""
         candidates = np.flatnonzero(free)
-        if len(candidates) < excess:
-            raise at.policy.infeasible(at.view, len(candidates), excess)
         slack = 1.0 if self.whole_prompt and only_prompt(at.view) else self.slack
         keeps = int(slack * (at.view.budget_tokens - self.window))
         # Several leaves can protect more than the window: then the budget limits what is kept.

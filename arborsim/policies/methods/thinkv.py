@@ -47,15 +47,11 @@ class Segments(Pool):
     def scores(self) -> Mapping[str, Score]:
         return {"attention": self.attention}
 
-    def thin(
-        self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int, excess: int
-    ) -> None:
+    def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Evict what the segments of the stream do not keep."""
         stream = at.view.path if self.adaptation == "path" else np.arange(len(tier))
         whole = len(stream) == len(tier)  # then tokens are at their own numbers
         held = np.flatnonzero(free if whole else free[stream])  # positions in the stream
-        if len(held) < excess:
-            raise at.policy.infeasible(at.view, len(held), excess)
         tokens = held if whole else stream[held]
         sizes = segment_sizes(held, self.segment)
         newest = [row.take(tokens) for row in at.view.scores["attention"]]
