@@ -204,10 +204,17 @@ def _stop(
         verdict = f"The most is served by {names[most]}{_usual(most, result)}."
     else:
         verdict = _cheapest(costs, names, result)
+    rows = []
+    for number, row in served.items():
+        cells = [row.reason or "no load meets the target", "", ""]
+        if row.largest is not None:
+            carried = load(row.largest, result.unit) + (" or more" if is_least(row) else "")
+            cells = [carried, money(compared_cost(row), result.currency), runs_out(row)]
+        rows.append([names[number], *cells])
     return {
         "label": _label(own, factor),
         "figure": _moved(result, own, names, factor),
-        "rows": [[names[number], *_cells(row, result)] for number, row in served.items()],
+        "rows": rows,
         "verdict": verdict,
         "note": _unchanged(result) if factor == 1 else "",
     }
@@ -239,28 +246,16 @@ def _unchanged(result: PlanResult) -> str:
     )
 
 
-def _cells(row: CandidateResult, result: PlanResult) -> list[str]:
-    """Largest load, cost, what runs out first."""
-    if row.largest is None:
-        return [row.reason or "no load meets the target", "", ""]
-    more = " or more" if is_least(row) else ""
-    price = money(compared_cost(row), result.currency)
-    return [f"{load(row.largest, result.unit)}{more}", price, runs_out(row)]
-
-
 def _label(own: Sequence[Sensitivity], factor: float) -> str:
     """The factor, and the numbers that come of it."""
-    kind, times = own[0].assumption.kind, f"× {factor:g}"
+    kind, values = own[0].assumption.kind, [factor * each.base for each in own]
     if kind == "factor":
-        return times
-    values = dict.fromkeys(_quantity(kind, factor * each.base) for each in own)
-    return f"{times} ({', '.join(values)})"
-
-
-def _quantity(kind: str, value: float) -> str:
+        return f"× {factor:g}"
     if kind.startswith("bytes"):
-        return quantity("bytes", value) + kind.removeprefix("bytes")
-    return f"{digits(value / 1e12)} T{kind}"
+        texts = [quantity("bytes", value) + kind.removeprefix("bytes") for value in values]
+    else:
+        texts = [f"{digits(value / 1e12)} T{kind}" for value in values]
+    return f"× {factor:g} ({', '.join(dict.fromkeys(texts))})"
 
 
 def _moved(
@@ -309,10 +304,8 @@ def _cost_bars(
     costs: dict[int, float], names: dict[int, str], result: PlanResult, most: float
 ) -> Figure:
     title = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
-    texts = [names[number] for number in costs]
-    bars = stacked_bars(
-        texts, [("", list(costs.values()), "c1")], axis(title, range=[0, 1.03 * most]), ""
-    )
+    x, parts = axis(title, range=[0, 1.03 * most]), [("", list(costs.values()), "c1")]
+    bars = stacked_bars([names[number] for number in costs], parts, x, "")
     paint = [colour(place + 1) for place in range(len(costs))]
     bars["data"][0] |= {"showlegend": False, "marker": {"color": paint}}
     return bars
