@@ -100,7 +100,11 @@ class LiveLog(RecordLog[LiveResult]):
     def add(self, record: Any) -> None:
         """Store a result, its memory series thinned; it is on the disk afterwards."""
         if isinstance(record, LiveResult):
-            series = _thinned(record.measured.series)
+            series = record.measured.series
+            keep = thinned(series, _POINTS)
+            columns = {f.name: np.asarray(getattr(series, f.name))[keep] for f in fields(series)}
+            columns["time_s"] = np.round(columns["time_s"].astype(float), _NS)
+            series = MemorySeries(**{name: kept.tolist() for name, kept in columns.items()})
             record = replace(record, measured=replace(record.measured, series=series))
         super().add(record)
 
@@ -116,13 +120,6 @@ class LiveLog(RecordLog[LiveResult]):
                 f"--out {self.path}: holds results of another {what} ({said}): choose another "
                 "name, or --overwrite"
             )
-
-
-def _thinned(series: MemorySeries) -> MemorySeries:
-    keep = thinned(series, _POINTS)
-    columns = {f.name: np.asarray(getattr(series, f.name))[keep] for f in fields(series)}
-    columns["time_s"] = np.round(columns["time_s"].astype(float), _NS)
-    return MemorySeries(**{name: column.tolist() for name, column in columns.items()})
 
 
 class Collector:

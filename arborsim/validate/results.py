@@ -101,10 +101,6 @@ class CellCheck:
     output_error: float = _NAN
     correct: int = -1  #: 1, 0 or -1 for "not judged", of the live run
 
-    @property
-    def key(self) -> tuple[int, str, str]:
-        return self.episode, self.policy, self.budget
-
 
 @dataclass(frozen=True)
 class Validation:
@@ -162,7 +158,7 @@ def read_results(path: Path) -> tuple[Validation, dict[str, Any]]:
 
 def merged(old: Iterable[CellCheck], new: Iterable[CellCheck]) -> tuple[CellCheck, ...]:
     """Both, one per search, policy and budget, in order of problem."""
-    found = {check.key: check for check in (*old, *new)}
+    found = {(check.episode, check.policy, check.budget): check for check in (*old, *new)}
     return tuple(sorted(found.values(), key=lambda check: check.episode))
 
 
