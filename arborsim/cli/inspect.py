@@ -32,7 +32,7 @@ def inspect(
 
     from arborsim.core.documents import strict
     from arborsim.show.describe import describe
-    from arborsim.trace.draw import draw_tree, plain
+    from arborsim.trace.draw import draw_tree, escaped
     from arborsim.trace.reader import TraceReader
 
     reader = TraceReader(trace)
@@ -57,7 +57,7 @@ def inspect(
             _line(console, line)
         answer = episode.text[-1] if episode.text else None
         if facts.answered and answer:
-            _line(console, f"answer: {plain(answer, unicode)}")
+            _line(console, f"answer: {escaped(answer, unicode)}")
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
@@ -108,7 +108,7 @@ def _about(found: Description, unicode: bool) -> Table:
     """How the trace was made; what is empty or unknown is left out."""
     from rich.text import Text
 
-    from arborsim.trace.draw import plain
+    from arborsim.trace.draw import escaped
 
     info, geometry, right = found.info, found.info.geometry, found.accuracy
     top = f", top {info.attention_top} positions per row" if info.attention == "sparse" else ""
@@ -143,7 +143,7 @@ def _about(found: Description, unicode: bool) -> Table:
         }
     # The file is not trusted: its strings must not steer the terminal or rich.
     rows = [
-        (name, Text(plain(str(value), unicode, _LONGEST)))
+        (name, Text(escaped(str(value), unicode, _LONGEST)))
         for name, value in pairs.items()
         if value not in ("", None)
     ]

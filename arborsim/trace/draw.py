@@ -48,7 +48,7 @@ class _Block:
         if self.pruned:
             about.append("pruned")
         star = " *" if self.on_answer_path else ""
-        text = f" | {plain(self.text, unicode)}" if self.text else ""
+        text = f" | {escaped(self.text, unicode)}" if self.text else ""
         return f"{self.number}{star} ({', '.join(about)}){text}"
 
 
@@ -110,7 +110,7 @@ def draw_tree(episode: Episode, nodes: int = 24, unicode: bool = True) -> list[s
     return lines
 
 
-def plain(text: str, unicode: bool = True, longest: int = 200) -> str:
+def escaped(text: str, unicode: bool = True, longest: int = 200) -> str:
     """Text from a trace on one line, with everything escaped that could steer a terminal."""
     cut = text[:longest]
     shown = "".join(

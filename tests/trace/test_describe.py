@@ -25,7 +25,7 @@ from arborsim.show.describe import (
     policy_fits,
 )
 from arborsim.trace.columns import encode
-from arborsim.trace.draw import draw_tree, plain
+from arborsim.trace.draw import draw_tree, escaped
 from arborsim.trace.episode import decode_episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
@@ -115,9 +115,9 @@ def test_every_block_is_drawn_once_however_deep(tmp_path):
 
 
 def test_text_is_escaped_and_cut():
-    assert plain("a\tb\u202ec\u2028") == r"a\tb\u202ec\u2028"
-    assert plain("über", unicode=False) == r"\xfcber"
-    assert plain("x" * 300).endswith("x...")
+    assert escaped("a\tb\u202ec\u2028") == r"a\tb\u202ec\u2028"
+    assert escaped("über", unicode=False) == r"\xfcber"
+    assert escaped("x" * 300).endswith("x...")
 
 
 def test_revisits_agree_with_the_events(tmp_path):

@@ -32,22 +32,19 @@ from arborsim.trace.importers.sources import (
 )
 from arborsim.trace.schema import End
 
-#: Three votes of at most 20 ("sure"), as the program's value prompt scores them.
-VALUE_SCALE = 60.0
-
-#: Pieces of about cl100k's splitting pattern (a token or more each) per character in GPT-4's Game
-#: of 24 log: 138,989 / 225,183.
-TOKENS_PER_CHARACTER = 0.62
-
 
 @dataclass(frozen=True)
 class TotLog:
     """How a log becomes searches."""
 
-    tokens_per_character: float = TOKENS_PER_CHARACTER  # the log has text, but no tokens
+    #: The log has text, but no tokens.  In GPT-4's Game of 24 log there are 138,989 pieces of about
+    #: cl100k's splitting pattern (a token or more each) in 225,183 characters
+    tokens_per_character: float = 0.62
     #: Length of the prompt, of which the log has only the problem; 0: the problem's length
     prompt_tokens: int = 0
-    value_scale: float = VALUE_SCALE  # the value that becomes reward 1
+    #: The value that becomes reward 1: three votes of at most 20 ("sure"), as the program's value
+    #: prompt scores them
+    value_scale: float = 60.0
 
     def tokens(self, written: str) -> int:
         """Tokens of a text; at least one."""
@@ -210,10 +207,7 @@ def _levels(
     if data["0"]["end"] != 0:
         raise Damage(f"the prompt ends at {data['0']['end']} instead of 0")
     level, batches = ["0"], []
-    while True:
-        pairs = [(up, name) for up in level for name in children[up]]
-        if not pairs:
-            break
+    while pairs := [(up, name) for up in level for name in children[up]]:
         for up, name in pairs:
             if name in number:
                 raise Damage(f"node {name} is reached twice: this is no tree")
