@@ -83,15 +83,19 @@ class TreeFilm:
             time_s, table = controller.executor.clock(), tokens_by_tier(controller)
             self._frames.append(Frame(time_s, label, controller.view().leaves, table))
 
-    def frames(self, nodes: int) -> tuple[Frame, ...]:
-        """At most `MAX_FRAMES`, evenly spread, first and last included; a row for each node."""
+    def finish(self, tree: ThoughtTree) -> tuple[tuple[NodeRecord, ...], tuple[Frame, ...]]:
+        """The blocks as they are now, and at most `MAX_FRAMES`, first and last included."""
         last, count = len(self._frames) - 1, min(len(self._frames), MAX_FRAMES)
         frames = []
         for i in np.linspace(0, last, count).round().astype(int):
             table = self._frames[i].tokens_by_tier
-            table = np.pad(table, ((0, nodes - len(table)), (0, 0)))
+            table = np.pad(table, ((0, len(tree) - len(table)), (0, 0)))
             frames.append(replace(self._frames[i], tokens_by_tier=table))
-        return tuple(frames)
+        nodes = tuple(
+            NodeRecord(n.parent, n.depth, tree.num_node_tokens(i), n.reward, n.pruned, n.closed)
+            for i, n in enumerate(tree.nodes)
+        )
+        return nodes, tuple(frames)
 
 
 def tokens_by_tier(controller: Controller) -> np.ndarray:
@@ -99,14 +103,6 @@ def tokens_by_tier(controller: Controller) -> np.ndarray:
     tree, tier = controller.tree, controller.executor.tier[0]
     cell = tree.node_of_token.values * NUM_TIERS + tier.astype(np.int64)
     return np.bincount(cell, minlength=len(tree) * NUM_TIERS).reshape(-1, NUM_TIERS)
-
-
-def node_records(tree: ThoughtTree) -> tuple[NodeRecord, ...]:
-    """The blocks as they are now."""
-    return tuple(
-        NodeRecord(n.parent, n.depth, tree.num_node_tokens(i), n.reward, n.pruned, n.closed)
-        for i, n in enumerate(tree.nodes)
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from arborsim.policies.base import Policy
 from arborsim.policies.registry import parameters
 from arborsim.run.episode import Cell, cells_of, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
-from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture, node_records
+from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
 from arborsim.run.results import (
     ORACLE,
     EpisodeResult,
@@ -276,13 +276,12 @@ def _play(
     )
     if film is None or mapper is None:
         return replace(outcome, result=result)
-    nodes = node_records(played.controller.tree)
     where = (cell.policy.name, cell.budget.text, outcome.trace, episode.index)
     cells = mapper.finish(executor.tier)
     return replace(
         outcome,
         result=result,
-        picture=TreePicture(*where, nodes, film.frames(len(nodes))),
+        picture=TreePicture(*where, *film.finish(played.controller.tree)),
         token_map=TokenMap(*where, mapper.first_tokens, mapper.iterations, cells),
     )
 
