@@ -192,8 +192,7 @@ def _moments(path: Path, format: str) -> np.ndarray:
         raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
     contents = read_requests(path, format)
     refuse_damage(path, contents)
-    found = [request.arrival_s for request in contents.searches]
-    return np.asarray(found)
+    return np.array([request.arrival_s for request in contents.searches])
 
 
 def _of_trace(reader: TraceReader) -> np.ndarray:
@@ -202,12 +201,11 @@ def _of_trace(reader: TraceReader) -> np.ndarray:
             f"{reader.path}: the trace has no arrivals; name one that arborsim import mooncake, "
             "bailian or azure has made"
         )
-    first = [
-        numbers_of(reader.table(episode, ["arrival_s"]).column("arrival_s"))[:1]
-        for episode in range(reader.num_episodes)
-    ]
-    moments = np.concatenate(first)
-    if not np.isfinite(moments).all():
-        episode = int(np.argmin(np.isfinite(moments)))
-        raise UsageError(f"{reader.path}: episode {episode} has no arrival_s; import the log again")
+    tables = (reader.table(number, ["arrival_s"]) for number in range(reader.num_episodes))
+    moments = np.concatenate([numbers_of(table.column("arrival_s"))[:1] for table in tables])
+    missing = np.flatnonzero(~np.isfinite(moments))
+    if len(missing):
+        raise UsageError(
+            f"{reader.path}: episode {missing[0]} has no arrival_s; import the log again"
+        )
     return moments
