@@ -31,8 +31,7 @@ def inspect(
     from rich.console import Console
 
     from arborsim.core.documents import strict
-    from arborsim.show.describe import describe
-    from arborsim.trace.draw import draw_tree, escaped
+    from arborsim.show.describe import describe, draw_tree, escaped
     from arborsim.trace.reader import TraceReader
 
     reader = TraceReader(trace)
@@ -108,7 +107,7 @@ def _about(found: Description, unicode: bool) -> Table:
     """How the trace was made; what is empty or unknown is left out."""
     from rich.text import Text
 
-    from arborsim.trace.draw import escaped
+    from arborsim.show.describe import escaped
 
     info, geometry, right = found.info, found.info.geometry, found.accuracy
     top = f", top {info.attention_top} positions per row" if info.attention == "sparse" else ""

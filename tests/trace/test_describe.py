@@ -21,11 +21,12 @@ from arborsim.show.describe import (
     clopper_pearson,
     column_sizes,
     describe,
+    draw_tree,
     episode_facts,
+    escaped,
     policy_fits,
 )
 from arborsim.trace.columns import encode
-from arborsim.trace.draw import draw_tree, escaped
 from arborsim.trace.episode import decode_episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
