@@ -14,7 +14,7 @@ from arborsim.show import page
 from arborsim.show.table import LABEL, Column, Table, name_column
 from arborsim.show.validation import COLUMNS, sentences, term_name
 from arborsim.show.words import percent
-from arborsim.validate.dual import PARTS
+from arborsim.validate.compare import PARTS
 from arborsim.validate.results import (
     PEAKS,
     CellCheck,

@@ -65,7 +65,7 @@ class CellCheck:
     calls: int = 0
     equal_calls: int = 0
     tiers_differ: int = 0
-    #: Largest difference by `arborsim.validate.dual.PARTS`, simulated less live
+    #: Largest difference by `arborsim.validate.compare.PARTS`, simulated less live
     off_bytes: tuple[int, ...] = ()
     #: By `PEAKS`
     live_peaks: tuple[int, ...] = ()

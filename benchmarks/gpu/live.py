@@ -23,7 +23,7 @@ from arborsim.machine.profile import HardwareProfile
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
 from arborsim.search import make_search
-from arborsim.validate.dual import PARTS, DualExecutor
+from arborsim.validate.compare import PARTS, DualExecutor
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import usable_bytes

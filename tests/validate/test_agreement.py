@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from arborsim.core.tiers import Tier
 from arborsim.trace.schema import Kind
-from arborsim.validate.agreement import Generated, agreement
+from arborsim.validate.compare import Generated, agreement
 
 GONE, BACK, SMALL, AWAY = Tier.EVICTED, Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from arborsim.core.errors import UsageError
 from arborsim.show.validation import print_validation, sentences
 from arborsim.show.validation_page import render
-from arborsim.validate.dual import BytesOverTime
+from arborsim.validate.compare import BytesOverTime
 from arborsim.validate.results import (
     CellCheck,
     Validation,

@@ -31,8 +31,14 @@ from arborsim.run.episode import Cell
 from arborsim.run.meters import MoveLog
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
-from arborsim.validate.agreement import Generated, Replayed, agreement, replay_cells
-from arborsim.validate.dual import DualExecutor, Held
+from arborsim.validate.compare import (
+    DualExecutor,
+    Generated,
+    Held,
+    Replayed,
+    agreement,
+    replay_cells,
+)
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS, CellCheck
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
@@ -187,7 +193,7 @@ class ValidationRun:
 
 
 def held(mover: Mover) -> Held:
-    """Bytes of the tokens in the pools, by `arborsim.validate.dual.PARTS`."""
+    """Bytes of the tokens in the pools, by `arborsim.validate.compare.PARTS`."""
     pools = mover.cache.pools
     staging = pools[Place.STAGING].used_bytes + pools[Place.STAGING_QUANTISED].used_bytes
     staging += mover.cache.buffer_bytes  # what streamed tokens pass through
