@@ -27,20 +27,14 @@ class PlanReport:
 
 
 def write_plan_page(report: PlanReport, path: str | Path) -> None:
-    """Write the page; the same plan gives the same bytes.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written, or there is nothing to report.
-    """
+    """Write the page; `UsageError` where it cannot be written, or there is nothing to report."""
     if not report.result.candidates:
         raise UsageError("no candidate was finished: there is nothing to report")
     page.write(render(report), path)
 
 
 def render(report: PlanReport) -> str:
-    """The whole page as text."""
+    """The whole page as text; the same plan gives the same bytes."""
     result, found = report.result, report.sensitivities
     main, use = plan_tables.tables(result)
     line, line_note = plan_figures.timeline(result)
@@ -68,12 +62,10 @@ def render(report: PlanReport) -> str:
         data,
         title=f"Capacity plan: {result.workload}",
         subtitle=_subtitle(result),
-        complete=result.complete,
+        result=result,
         headline=plan_words.headline(result),
-        answer=result.recommendation.text,
         heads=heads,
         figures=figures,
-        unknown=result.recommendation.unknown,
         notes=[text for text in (plan_words.shared_prefixes(result), *result.notes) if text],
         pareto=pareto,
         table=main,
@@ -86,8 +78,6 @@ def render(report: PlanReport) -> str:
         timeline_note=line_note,
         overview_note=plan_sensitivity.overview_note(result, found),
         sensitivity_note=_sensitivity_note(report),
-        settings=result.settings,
-        assumed=result.assumed,
         file_columns=plan_tables.ABOUT,
     )
 

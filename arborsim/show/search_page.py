@@ -59,20 +59,14 @@ class SearchReport:
 
 
 def write_search_page(report: SearchReport, path: str | Path) -> None:
-    """Write the page; the same results give the same bytes.
-
-    Raises
-    ------
-    UsageError
-        The file cannot be written, or there is nothing to report.
-    """
+    """Write the page; `UsageError` where it cannot be written, or there is nothing to report."""
     if not report.results:
         raise UsageError("no search was completed: there is nothing to report")
     page.write(render(report), path)
 
 
 def render(report: SearchReport) -> str:
-    """The whole page as text."""
+    """The whole page as text; the same results give the same bytes."""
     rows = rows_of(report.results)
     sentences = summarise(report.results, rows)
     return page.render(
@@ -87,9 +81,7 @@ def render(report: SearchReport) -> str:
         table=_table(rows),
         tree_notes=[note for each in report.trees for note in each.notes()],
         most_text=MOST_TEXT,
-        settings=report.settings,
-        assumed=report.assumed,
-        left_out=report.left_out,
+        report=report,
     )
 
 
