@@ -34,13 +34,7 @@ from arborsim.calibrate.documents import (
 from arborsim.core.errors import UsageError
 from arborsim.core.events import Boundary, Decode, Prefill, Transition
 from arborsim.core.observations import Signal
-from arborsim.core.statistics import (
-    auc,
-    bootstrap,
-    fit_logistic,
-    leave_one_out_scores,
-    rows_of,
-)
+from arborsim.core.statistics import auc, bootstrap, fit_logistic, leave_one_out_scores, rows_of
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.tree_rule import attention_share, certainty
 from arborsim.signals.attention import CumulativeAttention
