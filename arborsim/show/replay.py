@@ -246,20 +246,18 @@ def _ranked(rows: Sequence[Row], budgets: Sequence[str]) -> list[str]:
     """
     by_cell = {(row.policy, row.budget): row for row in rows}
 
-    def key(policy: str) -> tuple[object, ...]:
-        found = [by_cell.get((policy, budget)) for budget in budgets]
-        ranks = [
-            (1, 0.0, 0)
-            if row is None
-            else (0, 0.0 if math.isnan(row.attention_kept) else -row.attention_kept,
-                  row.peak_hbm_kv_bytes)
-            for row in found
-        ]  # fmt: skip
-        oracle = any(row is not None and row.is_oracle for row in found)
-        unbounded = any(row is not None and not row.bounded for row in found)
-        return (not oracle, unbounded, *itertools.chain(*ranks), policy)
+    def rank(policy: str, budget: str) -> tuple[bool, float, int]:
+        row = by_cell.get((policy, budget))
+        if row is None:
+            return True, 0.0, 0
+        kept = 0.0 if math.isnan(row.attention_kept) else row.attention_kept
+        return False, -kept, row.peak_hbm_kv_bytes
 
-    return sorted(dict.fromkeys(row.policy for row in rows), key=key)
+    def place(row: Row) -> tuple[Any, ...]:
+        ranks = [rank(row.policy, budget) for budget in budgets]
+        return not row.is_oracle, not row.bounded, ranks, row.policy
+
+    return list(dict.fromkeys(row.policy for row in sorted(rows, key=place)))
 
 
 def _block(

@@ -95,24 +95,17 @@ def _median(values: Sequence[float]) -> float:
     return float(np.median(known)) if known else math.nan
 
 
-def _column(
-    title: str, about: str, value: Callable[[Line], float], text: Callable[[Line], str]
-) -> Column[Line]:
-    """A figure of searches that ran, shown as `text`."""
-    return Column(title, title, "count", value, about,
-                  text=lambda line: text(line) if line.searches else "")  # fmt: skip
-
-
 def _figure(
-    title: str, about: str, value: Callable[[Line], float], form: str = ".3f"
-) -> Column[Line]:
-    """A figure of searches that ran; empty where it is unknown."""
+    title: str, about: str, value: Callable[[Line], float],
+    text: Callable[[Line], str] | None = None, form: str = ".3f",
+) -> Column[Line]:  # fmt: skip
+    """A figure of searches that ran: as `text`, else in this form; empty where it is unknown."""
 
-    def text(line: Line) -> str:
-        figure = value(line)
-        return "" if math.isnan(figure) else format(figure, form)
+    def shown(line: Line) -> str:
+        known = line.searches and not math.isnan(value(line))
+        return "" if not known else text(line) if text else format(value(line), form)
 
-    return _column(title, about, value, text)
+    return Column(title, title, "count", value, about, text=shown)
 
 
 def _of(count: int, total: int) -> str:
@@ -137,16 +130,16 @@ COLUMNS: tuple[Column[Line], ...] = (
     Column("plans", "plans", "count", lambda line: line.parity,
            "shadow runs that decide exactly as the replay of their own recording",
            text=lambda line: _of(line.parity, line.searches + line.infeasible)),
-    _column("bytes",
+    _figure("bytes",
             "share of steps after which the simulated bytes of every tier are the live ones",
             lambda line: line.equal_calls, lambda line: _share(line.equal_calls, line.calls)),
-    _column("peaks", "searches in which all simulated peaks are the live ones",
+    _figure("peaks", "searches in which all simulated peaks are the live ones",
             lambda line: line.peaks_equal, lambda line: _of(line.peaks_equal, line.searches)),
     _figure("time", "relative error of all seconds, simulated against measured",
-            lambda line: line.error("total_s"), "+.0%"),
+            lambda line: line.error("total_s"), form="+.0%"),
     _figure("token", "relative error of the seconds per generated token, without the prompt",
-            _per_token, "+.0%"),
-    _column("same", "share of the iterations that the live run repeats token by token",
+            _per_token, form="+.0%"),
+    _figure("same", "share of the iterations that the live run repeats token by token",
             lambda line: line.same, lambda line: _share(line.same, 1.0)),
     _figure("J", "Jaccard index of the tokens in HBM, shadow against live, while the tokens are "
             "the same", lambda line: line.jaccard_before),
@@ -154,7 +147,7 @@ COLUMNS: tuple[Column[Line], ...] = (
             lambda line: line.jaccard_after),
     _figure("kept", "attention kept, in the replay of the full-retention trace",
             lambda line: line.attention_kept),
-    _column("right", "answers of the live searches", lambda line: line.correct,
+    _figure("right", "answers of the live searches", lambda line: line.correct,
             lambda line: f"{line.correct}/{line.judged}" if line.judged else ""),
 )  # fmt: skip
 
