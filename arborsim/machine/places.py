@@ -149,7 +149,7 @@ class Places:
                 self._refuse(search, "what it holds has outgrown the memory")
 
     def _fits(self, search: Search) -> bool:
-        """Whether the search can be admitted; unused prefixes give way."""
+        """Whether the search can be admitted; unused prefixes are evicted for it."""
         state = self._state
         key = state.prefix_of(search)
         need = self._first_need(search)

@@ -1,8 +1,8 @@
 """Prefixes that searches share: where they lie, which tokens go first, and what is copied.
 
 A prefix is a chain: of what one memory holds, a head of any length can be read, so tokens are given
-up from the end, whole blocks at a time.  Among prefixes the one unused for longest gives way first,
-and keeps giving way until nothing of it is left, as in vLLM.
+up from the end, whole blocks at a time.  The prefix unused for longest is evicted first, until
+nothing of it is left, as in vLLM.
 
 A prefix is copied to DDR once it is computed (write-through, as in LMCache and SGLang's HiCache):
 giving it up in HBM later waits for nothing, at the price of copies that may never be asked for.
@@ -169,7 +169,7 @@ class Host:
 
     What lies on NVMe is taken to be spread evenly over all that the host holds: that share of every
     transfer passes the NVMe, too.  Copies of shared prefixes lie in DDR only, in at most
-    `copies_bytes`, and give way by `block_tokens` whenever a search wants their place.
+    `copies_bytes`, and are evicted by `block_tokens` whenever a search needs their room.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Host:
     def begin_copy(self, key: str, prefix: Prefix) -> int:
         """Take DDR for what of a prefix in HBM has no copy yet; returns the bytes to be copied.
 
-        Older copies give way to it; of one that does not fit even so, as many blocks as do.
+        Older copies are evicted for it; if it still does not fit, as many blocks as do are copied.
         """
         if not self._copies_bytes:
             return 0
@@ -266,7 +266,7 @@ class Reuse:
             prefix.load = Load(there)
             size = prefix.bytes_of(there) - prefix.bytes_of(prefix.filled)
             ended = partial(self._loaded, prefix, prefix.load)
-            # A copy that gives way to a search meanwhile is still read to its end.
+            # A copy that is evicted meanwhile is still read to its end.
             state.clock.up.send(size, state.transfer_s(size, up=True), ended)
         prefix.load.waiting.append(search)
         search.parked = True

@@ -91,16 +91,12 @@ class OpenProgram(PricedProgram):
             [self], [0], self.price, ServingOptions(prefix_sharing=False), UNBOUNDED, self.clock,
             Batch(), MemoryTally,
         )  # fmt: skip
+        assert isinstance(self._server.state.tally, MemoryTally)
+        self.tally = self._server.state.tally
         self._server.expect(Timed(((0.0, 0),)))
         self.clock.env.process(serving(self._server))
         self._run()
         (self.search,) = self._server.state.searches
-
-    @property
-    def tally(self) -> MemoryTally:
-        tally = self._server.state.tally
-        assert isinstance(tally, MemoryTally)
-        return tally
 
     # Writing.
 
@@ -127,7 +123,7 @@ class OpenProgram(PricedProgram):
         self._append(Op.TURN, sequences)
 
     def settle_levels(self) -> None:
-        """Tell what memory holds now, if that has changed."""
+        """Write down what memory holds now, if that has changed."""
         self._flush()
         levels = self._levels()
         if levels != self._shown:
