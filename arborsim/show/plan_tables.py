@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arborsim.core.units import Scale, scale_for
 from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult
-from arborsim.plan.sensitivity import Sensitivity
 from arborsim.plan.statistics import Estimate
 from arborsim.show import plan_words
 from arborsim.show.table import NOTHING, REMARK, UNKNOWN, Column, Table, name_column, shown
 from arborsim.show.words import plain_scale
+
+if TYPE_CHECKING:
+    from arborsim.plan.sensitivity import Sensitivity
 
 
 def tables(result: PlanResult) -> tuple[Table[CandidateResult], Table[CandidateResult]]:
