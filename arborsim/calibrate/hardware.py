@@ -184,21 +184,13 @@ def _alternate(
     return best
 
 
-@dataclass(frozen=True)
-class MeasuredProfile:
-    """A profile, and how it predicts."""
-
-    profile: HardwareProfile
-    #: "decode fitted", "decode held out", "prefill fitted", "prefill held out"
-    agreements: Mapping[str, PassAgreement]
-
-
 def make_profile(
     name: str, measured: HardwareMeasurements, decisions: DecisionCost, date: str, command: str
-) -> MeasuredProfile:
-    """Put the numbers into a profile; `date` and `command` say when and how they were measured.
+) -> tuple[HardwareProfile, dict[str, PassAgreement]]:
+    """The numbers as a profile, and how it predicts passes ("decode held out", ...).
 
-    Raises `UsageError` if there are too few passes to fit to.
+    `date` and `command` are when and how they were measured.  Raises `UsageError` if there are too
+    few passes to fit to.
     """
     kernels, link = measured.kernels, measured.link
     flops = max(kernels.matrix_flops.values())
@@ -235,7 +227,7 @@ def make_profile(
         if (passes := [p for p in measured.passes if (p.kind, p.held_out) == (kind, held_out)])
     }
     evidence = _evidence(measured, decisions, found, date, command)
-    return MeasuredProfile(replace(profile, evidence=evidence), found)
+    return replace(profile, evidence=evidence), found
 
 
 def profile_toml(profile: HardwareProfile) -> str:

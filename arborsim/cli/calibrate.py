@@ -128,13 +128,11 @@ def hardware(
         threads = os.environ.get("OMP_NUM_THREADS")
         ran = f"OMP_NUM_THREADS={threads} {command_line()}" if threads else command_line()
         date = datetime.now(UTC).date().isoformat()
-        made = make_profile(out.stem, measured, decisions, date, ran)
-        write_profile(made.profile, out)
-    rows = [
-        (name, f"{getattr(made.profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN
-    ]
+        profile, agreements = make_profile(out.stem, measured, decisions, date, ran)
+        write_profile(profile, out)
+    rows = [(name, f"{getattr(profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN]
     _table(("number", "value", "unit"), rows)
-    for line in (*measured.notes, *_show_agreements(made.agreements), f"wrote {out}"):
+    for line in (*measured.notes, *_show_agreements(agreements), f"wrote {out}"):
         typer.echo(line)
 
 

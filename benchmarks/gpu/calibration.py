@@ -21,12 +21,14 @@ def calibrate(model: str, device: str, quick: bool, path: Path, command: str) ->
 
     measured = measure(HardwareRequest(model, device, quick=quick), progress)
     decisions = measure_decisions(quick, progress)
-    made = make_profile(path.stem, measured, decisions, time.strftime("%Y-%m-%d"), command)
+    profile, agreements = make_profile(
+        path.stem, measured, decisions, time.strftime("%Y-%m-%d"), command
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_profile(made.profile, path)
+    write_profile(profile, path)
     return {
         "profile": path.name,
         "quick": quick,
-        "agreement": {name: asdict(each) for name, each in made.agreements.items()},
+        "agreement": {name: asdict(each) for name, each in agreements.items()},
         "notes": list(measured.notes),
     }

@@ -155,8 +155,9 @@ DECISIONS = DecisionCost(3e-5, 5e-9, {"h2o": (3e-5, 5e-9)}, (512, 2048), 1e-6)
 
 
 def test_a_profile_says_where_every_number_is_from_and_reads_back() -> None:
-    made = make_profile("m", measurements(), DECISIONS, "2026-01-02", "arborsim calibrate hardware")
-    profile = made.profile
+    profile, agreements = make_profile(
+        "m", measurements(), DECISIONS, "2026-01-02", "arborsim calibrate hardware"
+    )
     assert profile.assumed() == ["reserve_share"]
     source = "measured 2026-01-02 on a machine, torch 2.0: "
     assert all(text.startswith(source) for text in profile.sources.values())
@@ -170,14 +171,14 @@ def test_a_profile_says_where_every_number_is_from_and_reads_back() -> None:
     assert profile.block_efficiency == pytest.approx((0.075, 0.325, 1.0))
     assert profile.block_bytes == (4096, 65536, 1048576)
     assert profile.pageable_factor == 1
-    assert made.agreements["decode held out"].median < 1e-4
-    assert set(made.agreements) == {
+    assert agreements["decode held out"].median < 1e-4
+    assert set(agreements) == {
         f"{kind} {part}" for kind in ("decode", "prefill") for part in ("fitted", "held out")
     }
 
 
 def test_a_gpus_peak_is_that_of_buffers_no_cache_holds() -> None:
-    profile = make_profile("m", measurements(on_cpu=False), DECISIONS, "", "").profile
+    profile, _ = make_profile("m", measurements(on_cpu=False), DECISIONS, "", "")
     assert profile.hbm_bytes_per_s == BYTES / 2
     # Shares 0.5 0.5 0.5 up and 0.5 0.4 0.25 down.
     assert profile.pageable_factor == pytest.approx(0.5)
@@ -214,7 +215,7 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     )
     assert fit_policies(times[:2]) is None
     timed = replace(measurements(), policies=tuple(times))
-    profile = make_profile("m", timed, DECISIONS, "2026-01-02", "").profile
+    profile, _ = make_profile("m", timed, DECISIONS, "2026-01-02", "")
     cost = CostModel(profile, CHAIN)
     assert profile.policy_seconds("unknown", True).decision_s(1000) == pytest.approx(7e-4)
     assert profile.policy_seconds("unknown", False).decision_s(1000) == pytest.approx(1e-3)
@@ -223,7 +224,7 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
     assert float(slower) == pytest.approx(CHAIN.layers * 5e-5)
     assert "under 4 policies" in profile.source("decision_rows_s")
     assert profile_of(profile_toml(profile)) == profile
-    alone = make_profile("m", measurements(), DECISIONS, "", "").profile
+    alone, _ = make_profile("m", measurements(), DECISIONS, "", "")
     assert (alone.decision_base_s, alone.decision_rows_s) == (DECISIONS.base_s, 0)
     assert "decisions alone" in alone.source("decision_base_s")
 
@@ -255,7 +256,7 @@ def test_a_policy_that_was_also_timed_without_decisions_has_its_own_seconds() ->
     )  # fmt: skip
     assert found["never"] == PolicySeconds(iteration_s=5e-6)
     timed = replace(measurements(), policies=(*times, never, untimed))
-    profile = make_profile("m", timed, DECISIONS, "", "").profile
+    profile, _ = make_profile("m", timed, DECISIONS, "", "")
     assert profile.policy_seconds("a", True).decision_s(1000) == pytest.approx(8.25e-4)
     assert profile.policy_seconds("a", True).observing_s(4) == pytest.approx(6e-5)
     assert profile.policy_seconds("a", True).turning_s(4) == pytest.approx(1.1e-3)
