@@ -44,22 +44,18 @@ class TraceReader:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        if self.path.is_dir():
-            files = part_files(self.path)
-        else:
+        in_parts = self.path.is_dir()
+        if not in_parts:
             _must_exist(self.path)
-            files = [self.path]
+        files = part_files(self.path) if in_parts else [self.path]
         first = _open(files[0], self.path)
         self.info = _info_of(first.schema_arrow, self.path)
         self.columns = tuple(first.schema_arrow.names)
         _check_columns(first.schema_arrow, self.info, self.path)
         self._open_file: tuple[Path, pq.ParquetFile] = (files[0], first)
         # Where each episode lies: its file, and the row group in it.
-        self._places = (
-            [(file, 0) for file in files]
-            if self.path.is_dir()
-            else [(self.path, group) for group in range(first.metadata.num_row_groups)]
-        )
+        groups = 1 if in_parts else first.metadata.num_row_groups
+        self._places = [(file, group) for file in files for group in range(groups)]
         if not self._places or first.metadata.num_rows == 0:
             raise TraceError(f"{self.path}: the trace holds no episodes; record it again")
         self._held: dict[Signal, bool] = {}
