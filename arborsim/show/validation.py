@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborsim.show.table import LABEL, Column, Table, name_column, print_tables
-from arborsim.show.words import number, percent, plain
+from arborsim.show.words import percent, plain
 from arborsim.validate.results import (
     LEAST_PROBLEMS,
     PEAKS,
@@ -35,7 +35,10 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
     """The verdict, part by part."""
     lines = lines_of(checks)
     ran = [line for line in lines if line.searches]
-    searches, calls = sum(line.searches for line in ran), sum(line.calls for line in ran)
+
+    def total(name: str, of: Sequence[Line] = ran) -> int:
+        return sum(getattr(line, name) for line in of)
+
     errors = {error.term: error for error in term_errors(ran)}
     token, thread, against = (errors[n] for n in ("per_token_s", "thread_s", "against_full_s"))
     time = f"Time: seconds per token {off(token)}."
@@ -49,18 +52,17 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
             f"is {off(thread)}."
         )
     said = [
-        f"Plans: {sum(line.parity for line in lines):,} of {len(checks):,} shadow runs decide "
-        "exactly as the replay of their own recording "
-        f"({sum(line.equal_moves for line in lines):,} of "
-        f"{sum(line.shadow_moves for line in lines):,} moves).",
-        f"Bytes: equal to the byte after {sum(line.equal_calls for line in ran):,} of {calls:,} "
-        f"steps of {searches:,} live searches; all {len(PEAKS)} peaks equal in "
-        f"{sum(line.peaks_equal for line in ran):,}.",
+        f"Plans: {total('parity', lines):,} of {len(checks):,} shadow runs decide exactly as the "
+        f"replay of their own recording ({total('equal_moves', lines):,} of "
+        f"{total('shadow_moves', lines):,} moves).",
+        f"Bytes: equal to the byte after {total('equal_calls'):,} of {total('calls'):,} steps of "
+        f"{total('searches'):,} live searches; all {len(PEAKS)} peaks equal in "
+        f"{total('peaks_equal'):,}.",
         time,
         "Decisions under real eviction: Jaccard index of the tokens in HBM "
-        f"{number(_median([line.jaccard_before for line in ran]))} while the tokens are the same, "
-        f"{number(_median([line.jaccard_after for line in ran]))} after that (medians over "
-        "policies and budgets).",
+        f"{_median([line.jaccard_before for line in ran])} while the tokens are the same, "
+        f"{_median([line.jaccard_after for line in ran])} after that (medians over policies and "
+        "budgets).",
     ]
     ranks = rank_agreements(checks)
     said += [
@@ -90,9 +92,9 @@ def term_name(error: TermError) -> str:
     return error.term.removesuffix("_s").replace("_", " ")
 
 
-def _median(values: Sequence[float]) -> float:
+def _median(values: Sequence[float]) -> str:
     known = [value for value in values if not math.isnan(value)]
-    return float(np.median(known)) if known else math.nan
+    return f"{np.median(known):.3f}" if known else "n/a"
 
 
 def _figure(

@@ -28,18 +28,13 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'es' if what.endswith('ch') else 's'}"
 
 
-def number(value: float) -> str:
-    """A figure between 0 and 1, with three decimals."""
-    return "n/a" if math.isnan(value) else f"{value:.3f}"
-
-
 def percent(value: float) -> str:
     """A share with one decimal."""
     return "n/a" if math.isnan(value) else f"{100 * value:.1f}%"
 
 
 def hundredths(share: float) -> str:
-    """A share in per cent for a cell whose head says so; nothing right is a figure, too."""
+    """A share in per cent, for a cell whose head has the sign; zero is shown as such."""
     return "n/a" if math.isnan(share) else f"{100 * share:.1f}"
 
 
