@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import active_children, get_context
 from typing import TypeVar
 
@@ -92,9 +92,7 @@ def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
 def _taken(next_item: Callable[[], Item], most: int) -> list[Item]:
     """The next items, as many as there are now."""
     found: list[Item] = []
-    try:
+    with suppress(LookupError):
         while len(found) < most:
             found.append(next_item())
-    except LookupError:
-        pass
     return found

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,11 +138,7 @@ def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
     seen: set[int] = set()
     saved = 0
     for request in requests:
-        leading = 0
-        for block in request.prefix_blocks:
-            if block not in seen:
-                break
-            leading += 1
+        leading = sum(1 for _ in takewhile(seen.__contains__, request.prefix_blocks))
         saved += min(leading * block_tokens, request.prompt_tokens)
         seen.update(request.prefix_blocks)
     return saved
