@@ -38,6 +38,7 @@ def render(report: PlanReport) -> str:
     result, found = report.result, report.sensitivities
     main, use = plan_tables.tables(result)
     line, line_note = plan_figures.timeline(result)
+    bars, bars_note = plan_sensitivity.overview(result, found)
     heads, figures = plan_words.key_figures(result)
     pareto = plan_pareto.figures(result)
     curves = plan_figures.with_curves(result)
@@ -48,7 +49,7 @@ def render(report: PlanReport) -> str:
         "memory": plan_figures.memory(result),
         "timeline": line,
         "time": plan_figures.time_split(result),
-        "overview": plan_sensitivity.overview(result, found),
+        "overview": bars,
         "sliders": plan_sensitivity.sliders(result, found),
         "csv": {
             "candidates": plan_tables.candidates(result),
@@ -76,7 +77,7 @@ def render(report: PlanReport) -> str:
         more_bars=len(main.rows) - page.MOST_BARS,
         watched=_watched(result),
         timeline_note=line_note,
-        overview_note=plan_sensitivity.overview_note(result, found),
+        overview_note=bars_note,
         sensitivity_note=_sensitivity_note(report),
         file_columns=plan_tables.ABOUT,
     )

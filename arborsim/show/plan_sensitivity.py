@@ -67,15 +67,15 @@ def _end(each: Sensitivity, factor: float) -> End:
     return End(factor, ratio, LEAST if open_here else MOST)
 
 
-def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
-    """The recommended candidate's largest load with each number halved and doubled.
+def overview(result: PlanResult, found: Sequence[Sensitivity]) -> tuple[Figure | None, str]:
+    """The recommended candidate's largest load with each number halved and doubled, and a note.
 
     What is known best and matters most is on top; bounds are hatched, and a text replaces the
     bar of what the runs leave open.
     """
     own = [each for each in found if each.candidate == result.recommendation.candidate]
     if not own:
-        return None
+        return None, ""
     bars = sorted(((each.assumption.title, ends(each)) for each in own), key=_rank)
     data = [
         trace
@@ -83,14 +83,16 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> Figure | None:
         for bound in (KNOWN, LEAST, MOST)
         if (trace := _bars([(title, pair[place]) for title, pair in bars], bound, _COLOURS[place]))
     ]
-    notes = [_open(place, pair, run_of(result)) for place, (_, pair) in enumerate(bars)]
+    runs = run_of(result)
+    texts = [_open(place, pair, runs) for place, (_, pair) in enumerate(bars)]
     unchanged = upright(100) | {"line": {"color": "var(--soft)", "width": 1}}
     names, room = [title for title, _ in bars], (-0.5, len(bars) - 0.5)
-    return figure(
+    drawn = figure(
         data, axis("largest load (unchanged: 100 %)", **_room(bars)),
         named_axis(range(len(bars)), names, room), 130 + 46 * len(bars),
-        barmode="overlay", shapes=[unchanged], annotations=[note for note in notes if note],
+        barmode="overlay", shapes=[unchanged], annotations=[text for text in texts if text],
     )  # fmt: skip
+    return drawn, _note(bars, runs)
 
 
 def _drawn(pair: tuple[End, End]) -> list[float]:
@@ -151,22 +153,18 @@ def _room(bars: Sequence[Bar]) -> dict[str, Any]:
                       high + 0.6 * (100 - low)]}  # fmt: skip
 
 
-def overview_note(result: PlanResult, found: Sequence[Sensitivity]) -> str:
+def _note(bars: Sequence[Bar], runs: str) -> str:
     """How to read bars that are not known for sure; "" if all are."""
-    own = [each for each in found if each.candidate == result.recommendation.candidate]
-    bounds = {end.bound for each in own for end in ends(each)}
-    notes = []
-    if bounds & {LEAST, MOST}:
-        notes.append(
-            "Hatched bars are bounds: on one side of the comparison the runs are too short to show "
-            "the largest load."
-        )
-    if OPEN in bounds:
-        notes.append(
-            f"“No difference for sure”: runs of {run_of(result)} show no difference that is "
-            "certain, which does not mean that there is none."
-        )
-    return " ".join(notes)
+    bounds = {end.bound for _, pair in bars for end in pair}
+    hatched = (
+        "Hatched bars are bounds: on one side of the comparison the runs are too short to show the "
+        "largest load."
+    )
+    left_open = (
+        f"“No difference for sure”: runs of {runs} show no difference that is certain, which does "
+        "not mean that there is none."
+    )
+    return " ".join([hatched] * bool(bounds & {LEAST, MOST}) + [left_open] * (OPEN in bounds))
 
 
 _PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)

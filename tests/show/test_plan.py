@@ -321,7 +321,8 @@ def test_sliders_stop_at_every_factor_and_the_curves_move() -> None:
 
 
 def test_the_overview_shows_what_matters_most_on_top() -> None:
-    figure = overview(plan(), sensitivities(plan()))
+    figure, note = overview(plan(), sensitivities(plan()))
+    assert note == ""
     assert figure is not None
     assert figure["layout"]["yaxis"]["ticktext"][-1] == "Length of searches"
     assert figure["layout"]["yaxis"]["ticktext"][0] == "PCIe bandwidth"
@@ -498,7 +499,7 @@ def test_loads_that_short_runs_bound_from_below_are_called_so() -> None:
     stops = sliders(result, found)[0]["stops"]
     assert stops[-1]["rows"][0][1].endswith(" searches/s or more")
     assert stops[-2]["rows"][0][1].endswith(" searches/s")
-    figure = overview(result, found)
+    figure, _ = overview(result, found)
     assert figure is not None
     halved, doubled = figure["data"]
     assert all(" × 2: at least " in text for text in doubled["customdata"])

@@ -8,7 +8,7 @@ import pytest
 
 from arborsim.plan.results import CandidateResult
 from arborsim.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
-from arborsim.show.plan_sensitivity import End, ends, overview, overview_note, sliders
+from arborsim.show.plan_sensitivity import End, ends, overview, sliders
 from tests.show.plan_synthetic import plan, sensitivities
 
 HBM = ASSUMPTIONS[0]
@@ -79,7 +79,7 @@ def test_the_chart_ranks_by_what_is_known_and_hatches_bounds() -> None:
         changed((0.3, TARGET), (1.0, TARGET), (3.0, SHORT), compute),
     ]
     result = plan()
-    figure = overview(result, found)
+    figure, reading = overview(result, found)
     assert figure is not None
     assert figure["layout"]["yaxis"]["ticktext"] == ["HBM size", "Compute", "HBM bandwidth"]
     names = {each["name"]: each for each in figure["data"]}
@@ -92,9 +92,9 @@ def test_the_chart_ranks_by_what_is_known_and_hatches_bounds() -> None:
     (note,) = figure["layout"]["annotations"]
     assert (note["text"], note["y"]) == ("no difference<br>for sure in runs<br>of 200 searches", 0)
     assert 0 not in [place for each in figure["data"] for place in each["y"]]
-    assert "Hatched bars are bounds" in overview_note(result, found)
-    assert "runs of 200 searches show no difference" in overview_note(result, found)
-    assert overview_note(result, found[1:2]) == ""
+    assert "Hatched bars are bounds" in reading
+    assert "runs of 200 searches show no difference" in reading
+    assert overview(result, found[1:2])[1] == ""
 
 
 def test_what_stands_at_the_unchanged_number_says_that_it_is_one_short_run() -> None:
