@@ -150,6 +150,46 @@ def efficient(rows: Sequence[Row], metric: Metric) -> list[Row]:
     return found
 
 
+class _Plane:
+    """Rows of a trace as markers: memory across, a metric up."""
+
+    def __init__(self, rows: Sequence[Row], metric: Metric) -> None:
+        self.rows, self.metric = rows, metric
+        self._relative = known(PEAK, rows)
+        self._size = scales([COLUMNS["peak_hbm"]], rows)["peak_hbm"]
+
+    @property
+    def axes(self) -> tuple[page.Figure, page.Figure]:
+        title = PEAK.axis if self._relative else f"peak KV in HBM ({self._size.unit})"
+        return page.axis(title, rangemode="tozero"), page.axis(self.metric.axis)
+
+    def across(self, row: Row) -> float:
+        return PEAK.value(row) if self._relative else row.peak_hbm_kv_bytes / self._size.size
+
+    def words(self, row: Row) -> str:
+        peak = quantity("bytes", row.peak_hbm_kv_bytes)
+        if self._relative:
+            peak = f"{PEAK.show(row, self.rows)} of full retention's memory ({peak})"
+        name = row.policy if row.is_baseline else f"{row.label} at budget {row.budget}"
+        return f"{name}: {peak}, {self.metric.title.lower()} {self.metric.show(row, self.rows)}"
+
+    def markers(self, rows: Sequence[Row]) -> page.Figure:
+        names = [r.label if r.is_baseline else f"{r.label}, budget {r.budget}" for r in rows]
+        return {
+            "x": [round(self.across(row), 4) for row in rows],
+            "y": [round(self.metric.value(row), 5) for row in rows],
+            "customdata": list(map(page.label, names)),
+            "hovertemplate": "<b>%{customdata}</b><br>memory %{x:.4g}<br>"
+            f"{self.metric.axis} %{{y:.4g}}<extra></extra>",
+        }
+
+    def scatter(
+        self, rows: Sequence[Row], name: str, marker: page.Figure, **others: Any
+    ) -> page.Figure:
+        drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
+        return {**drawn, **others, **self.markers(rows)}
+
+
 def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
     """The plot of one trace, and the efficient settings in words.
 
@@ -159,72 +199,55 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
         ``figure``; ``efficient``: one text per numbered marker; ``policies``: name to ``x``, ``y``
         and ``budget`` of its markers, for highlighting one.
     """
-    relative = known(PEAK, rows)
-    size = scales([COLUMNS["peak_hbm"]], rows)["peak_hbm"]
-
-    def across(row: Row) -> float:
-        return PEAK.value(row) if relative else row.peak_hbm_kv_bytes / size.size
-
-    def words(row: Row) -> str:
-        peak = quantity("bytes", row.peak_hbm_kv_bytes)
-        if relative:
-            peak = f"{PEAK.show(row, rows)} of full retention's memory ({peak})"
-        name = row.policy if row.is_baseline else f"{row.label} at budget {row.budget}"
-        return f"{name}: {peak}, {metric.title.lower()} {metric.show(row, rows)}"
-
-    def markers(rows: Sequence[Row]) -> page.Figure:
-        names = [r.label if r.is_baseline else f"{r.label}, budget {r.budget}" for r in rows]
-        return {
-            "x": [round(across(row), 4) for row in rows],
-            "y": [round(metric.value(row), 5) for row in rows],
-            "customdata": list(map(page.label, names)),
-            "hovertemplate": "<b>%{customdata}</b><br>memory %{x:.4g}<br>"
-            f"{metric.axis} %{{y:.4g}}<extra></extra>",
-        }
-
-    def scatter(rows: Sequence[Row], name: str, marker: page.Figure, **others: Any) -> page.Figure:
-        drawn = {"type": "scatter", "mode": "lines+markers", "name": name, "marker": marker}
-        return {**drawn, **others, **markers(rows)}
-
+    plane = _Plane(rows, metric)
     shown = [row for row in rows if not math.isnan(metric.value(row))]
     best = efficient(rows, metric)
-    beaten = [row for row in shown if not row.is_oracle and row not in best]
-    policies = list(dict.fromkeys(row.policy for row in shown if not row.is_oracle))
-    data = []
-    if len(policies) > page.COLOURS:
-        dot = {"color": "var(--dot)", "size": 7, "line": {"width": 0}}
-        data.append(scatter(beaten, "others", dot, mode="markers"))
-    else:
-        for i, policy in enumerate(policies):
-            marker = {"color": page.colour(i), "size": 10, "symbol": page.symbol(i)}
-            if own := [row for row in beaten if row.policy == policy]:
-                data.append(scatter(own, page.label(policy), marker, mode="markers"))
-    # What evicting could keep if it knew the future; of equal memory the best.
-    bound: dict[float, Row] = {}
-    for row in sorted(shown, key=metric.value, reverse=not metric.higher):
-        if row.is_oracle:
-            bound[round(across(row), 1)] = row
-    if bound:
-        data.append(scatter(
-            sorted(bound.values(), key=across), "oracle: knows the future, only evicts",
-            {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
-            line={"color": "var(--bound)", "width": 1.5, "dash": "dash"},
-        ))  # fmt: skip
-    data.append(scatter(
+    real = [row for row in shown if not row.is_oracle]
+    policies = list(dict.fromkeys(row.policy for row in real))
+    numbered = plane.scatter(
         best, "efficient (numbers: see below)",  # names would overlap
         {"color": "var(--accent)", "size": 18, "line": {"width": 1.5, "color": "var(--card)"}},
         line={"color": "var(--accent)", "width": 2}, mode="lines+markers+text",
         text=[str(number) for number in range(1, len(best) + 1)],
         textfont={"color": "var(--card)", "size": 11},
-    ))  # fmt: skip
-    x = page.axis(PEAK.axis if relative else f"peak KV in HBM ({size.unit})", rangemode="tozero")
+    )  # fmt: skip
+    beaten = _beaten(plane, [row for row in real if row not in best], policies)
+    bound = _bound(plane, [row for row in shown if row.is_oracle])
     return {
-        "figure": page.figure(data, x, page.axis(metric.axis), 460),
-        "efficient": list(map(words, best)),
+        "figure": page.figure([*beaten, *bound, numbered], *plane.axes, 460),
+        "efficient": list(map(plane.words, best)),
         "policies": {
-            policy: markers([row for row in shown if row.policy == policy]) for policy in policies
+            policy: plane.markers([row for row in shown if row.policy == policy])
+            for policy in policies
         },
     }
+
+
+def _beaten(plane: _Plane, rows: Sequence[Row], policies: Sequence[str]) -> list[page.Figure]:
+    """Settings that others beat: by policy if there are few policies, else all alike."""
+    if len(policies) > page.COLOURS:
+        dot = {"color": "var(--dot)", "size": 7, "line": {"width": 0}}
+        return [plane.scatter(rows, "others", dot, mode="markers")]
+    found = []
+    for i, policy in enumerate(policies):
+        marker = {"color": page.colour(i), "size": 10, "symbol": page.symbol(i)}
+        if own := [row for row in rows if row.policy == policy]:
+            found.append(plane.scatter(own, page.label(policy), marker, mode="markers"))
+    return found
+
+
+def _bound(plane: _Plane, oracles: Sequence[Row]) -> list[page.Figure]:
+    """What evicting could keep if it knew the future; of equal memory the best."""
+    metric, best = plane.metric, dict[float, Row]()
+    for row in sorted(oracles, key=metric.value, reverse=not metric.higher):
+        best[round(plane.across(row), 1)] = row
+    if not best:
+        return []
+    return [plane.scatter(
+        sorted(best.values(), key=plane.across), "oracle: knows the future, only evicts",
+        {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
+        line={"color": "var(--bound)", "width": 1.5, "dash": "dash"},
+    )]  # fmt: skip
 
 
 def heat(rows: Sequence[Row]) -> dict[str, Any]:
