@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from arborsim.run.replay import Replay
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 POLICY = "arkv"
 #: Searched range of each setting, on a logarithmic scale; all hold the published value.
 RANGES: dict[str, tuple[float, float]] = {
@@ -52,9 +55,7 @@ Objective = Callable[[Values], np.ndarray]
 class Tuning:
     """The outcome."""
 
-    #: The best settings found, and the policy's defaults
-    values: dict[str, float]
-    published: dict[str, float]
+    values: dict[str, float]  # the best settings found
     errors: tuple[float, ...]  # mean error of every trial, in order; the first is the published one
     tuned_on: tuple[float, float]  # mean error on the episodes that were tuned on: published, best
     held_out: tuple[float, float]  # the same on the other episodes; NaN without any
@@ -86,26 +87,24 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
     study.enqueue_trial(published())
-    errors: list[float] = []
 
     def trial_error(trial: optuna.Trial) -> float:
         values = {
             name: trial.suggest_float(name, low, high, log=True)
             for name, (low, high) in RANGES.items()
         }
-        errors.append(float(np.mean(objective(values))))
-        on_progress("tuning arkv", len(errors), trials)
-        return errors[-1]
+        error = float(np.mean(objective(values)))
+        on_progress("tuning arkv", trial.number + 1, trials)
+        return error
 
     study.optimize(trial_error, n_trials=trials)
+    errors = tuple(trial.value for trial in study.trials if trial.value is not None)
     # `study.best_params` of equals is the first, so that nothing changes without a gain.
     best = {name: float(value) for name, value in study.best_params.items()}
-    others = (
-        (float("nan"), float("nan"))
-        if held_out is None
-        else (float(np.mean(held_out(published()))), float(np.mean(held_out(best))))
-    )
-    return Tuning(best, published(), tuple(errors), (errors[0], min(errors)), others)
+    others = (float("nan"), float("nan"))
+    if held_out is not None:
+        others = float(np.mean(held_out(published()))), float(np.mean(held_out(best)))
+    return Tuning(best, errors, (errors[0], study.best_value), others)
 
 
 def episodes_of(paths: Sequence[Path], odd: bool) -> list[tuple[Path, int]]:
@@ -178,17 +177,12 @@ def arkv_calibration(
     )
 
 
-def arkv_figure(tuning: Tuning, title: str) -> dict[str, Any]:
+def arkv_figure(tuning: Tuning, title: str) -> Figure:
     """Error of every trial, and the least so far."""
-    errors = list(tuning.errors)
-    trials = list(range(1, len(errors) + 1))
-    every = {
-        "type": "scatter", "x": trials, "y": errors, "mode": "markers",
-        "marker": {"color": MUTED}, "name": "trial",
-    }  # fmt: skip
-    least = {
-        "type": "scatter", "x": trials, "y": np.minimum.accumulate(errors), "mode": "lines",
-        "line": {"color": MAIN}, "name": "least so far",
-    }  # fmt: skip
+    from plotly.graph_objects import Scatter
+
+    trials, least = np.arange(1, len(tuning.errors) + 1), np.minimum.accumulate(tuning.errors)
+    every = Scatter(x=trials, y=tuning.errors, mode="markers", marker_color=MUTED, name="trial")
+    best = Scatter(x=trials, y=least, mode="lines", line_color=MAIN, name="least so far")
     x = {"title": "trial (1: published values)"}
-    return figure(title, [every, least], x, {"title": "relative error of the attention output"})
+    return figure(title, [every, best], x, "relative error of the attention output")

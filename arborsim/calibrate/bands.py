@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from arborsim.core.errors import UsageError
 from arborsim.core.statistics import bootstrap, spearman
 from arborsim.signals.rolling import rolling_mean_std, rolling_z
 
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 ROLLING = 64  #: tokens of the rolling mean, as in the paper
 FIRST_LAYER = 1  #: layer 0 reads embeddings: its change depends on neighbouring words alone
 LEAST_SHARE = 0.05  #: of important tokens, and of unimportant ones
@@ -37,24 +40,16 @@ _NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True)
-class LayerCorrelation:
-    """How one layer's rolling hidden-state change goes with importance."""
-
-    layer: int
-    #: Mean over traces of the correlation inside each trace: what ranks tokens of one cache
-    mean: float
-    #: 95% interval of `mean`, by bootstrap over traces
-    low: float
-    high: float
-    pooled: float  # correlation over the tokens of all traces together, as the paper reports it
-    per_trace: tuple[float, ...]  # NaN for a trace whose tokens are all alike
-
-
-@dataclass(frozen=True)
 class Bands:
-    """The outcome."""
+    """How rolling hidden-state change goes with importance: float64 ``[layers]``, and the bands."""
 
-    layers: tuple[LayerCorrelation, ...]  # of every layer, layer 0 included
+    #: Mean over traces of the correlation inside each trace: what ranks tokens of one cache
+    mean: np.ndarray
+    #: 95% interval of `mean`, by bootstrap over traces
+    low: np.ndarray
+    high: np.ndarray
+    pooled: np.ndarray  # correlation over the tokens of all traces together, as in the paper
+    per_trace: np.ndarray  # ``[traces, layers]``; NaN for a trace whose tokens are all alike
     #: Layers of the contrast
     a: int
     b: int
@@ -72,7 +67,11 @@ class Bands:
     @property
     def opposed(self) -> bool:
         """Whether A is certainly positive and B certainly negative, as the paper found."""
-        return self.layers[self.a].low > 0 and self.layers[self.b].high < 0
+        return bool(self.low[self.a] > 0 and self.high[self.b] < 0)
+
+    def shown(self, layer: int) -> str:
+        """The mean correlation of a layer, with its interval."""
+        return f"{self.mean[layer]:+.3f} [{self.low[layer]:+.3f}, {self.high[layer]:+.3f}]"
 
 
 def sliding_windows(tokens: int, window: int, stride: int) -> np.ndarray:
@@ -105,23 +104,20 @@ def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
         )
     smooth = [_rolling_mean(trace.hidden_change) for trace in traces]
     rho = np.array([
-        [spearman(values[:, layer], own) for layer in range(values.shape[1])]
+        [spearman(change, own) for change in values.T]
         for values, own in zip(smooth, labels, strict=True)
     ])  # fmt: skip
     mean = np.nanmean(rho, axis=0)
     informative = rho[~np.isnan(rho).all(axis=1)]
     low, high = bootstrap(lambda chosen: informative[chosen].mean(axis=0), len(informative), seed)
     stacked = np.concatenate(smooth)
-    layers = tuple(
-        LayerCorrelation(
-            layer, float(mean[layer]), float(low[layer]), float(high[layer]),
-            spearman(stacked[:, layer], everything), tuple(rho[:, layer].tolist()),
-        )
-        for layer in range(len(mean))
-    )  # fmt: skip
     a, b = choose_layers(mean)
     return Bands(
-        layers,
+        mean,
+        low,
+        high,
+        np.array([spearman(change, everything) for change in stacked.T]),
+        rho,
         a,
         b,
         run_around(mean, a, b),
@@ -185,9 +181,8 @@ def bands_calibration(
     bands: Bands, occlusions: Occlusions, request: OcclusionRequest, seed: int, command: str
 ) -> Calibration:
     """EpiKV's layers and bands as shares of the depth."""
-    depth = len(bands.layers)
+    depth = len(bands.mean)
     single = {"layer_a": bands.a / depth, "layer_b": bands.b / depth}
-    a, b = bands.layers[bands.a], bands.layers[bands.b]
     verdict = (
         "as in the paper, A is positive and B negative"
         if bands.opposed
@@ -212,8 +207,8 @@ def bands_calibration(
             },
         },
         finding=(
-            f"A: layer {bands.a} of {depth} (rho {_signed(a.mean, a.low, a.high)}), "
-            f"B: layer {bands.b} (rho {_signed(b.mean, b.low, b.high)}); {verdict}"
+            f"A: layer {bands.a} of {depth} (rho {bands.shown(bands.a)}), "
+            f"B: layer {bands.b} (rho {bands.shown(bands.b)}); {verdict}"
         ),
         protocol={
             "split": request.split,
@@ -234,46 +229,32 @@ def bands_calibration(
             "effective_n": bands.traces,
             "held_out_contrast": rounded(bands.contrast),
             "layer": {
-                name: rounded([getattr(item, name) for item in bands.layers])
+                name: rounded(getattr(bands, name).tolist())
                 for name in ("mean", "low", "high", "pooled")
             },
         },
     )
 
 
-def _signed(mean: float, low: float, high: float) -> str:
-    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def bands_figure(bands: Bands, title: str) -> dict[str, Any]:
+def bands_figure(bands: Bands, title: str) -> Figure:
     """Correlation with importance per layer: mean with interval, pooled, and single traces."""
-    layers = [item.layer for item in bands.layers]
+    from plotly import graph_objects as plot
+
+    layers = np.arange(len(bands.mean))
     colours = [MUTED] * len(layers)
     for (first, last), colour in ((bands.band_a, MAIN), (bands.band_b, SECOND)):
         colours[first : last + 1] = [colour] * (last + 1 - first)
-    means = {
-        "type": "bar",
-        "x": layers,
-        "y": [item.mean for item in bands.layers],
-        "marker": {"color": colours},
-        "name": "mean over traces, 95% interval",
-        "error_y": interval((item.low, item.mean, item.high) for item in bands.layers),
-    }
-    single = {
-        "type": "scatter",
-        "x": np.repeat(layers, len(bands.layers[0].per_trace)),
-        "y": [rho for item in bands.layers for rho in item.per_trace],
-        "mode": "markers",
-        "marker": {"color": "rgba(120, 120, 120, 0.35)", "size": 6},
-        "name": "single traces",
-    }
-    pooled = {
-        "type": "scatter",
-        "x": layers,
-        "y": [item.pooled for item in bands.layers],
-        "mode": "markers",
-        "marker": {"color": "#111", "symbol": "line-ew-open", "size": 14},
-        "name": "all tokens pooled",
-    }
+    means = plot.Bar(
+        x=layers, y=bands.mean, error_y=interval(bands.low, bands.mean, bands.high),
+        marker_color=colours, name="mean over traces, 95% interval",
+    )  # fmt: skip
+    single = plot.Scatter(
+        x=np.repeat(layers, len(bands.per_trace)), y=bands.per_trace.T.ravel(), mode="markers",
+        marker={"color": "rgba(120, 120, 120, 0.35)", "size": 6}, name="single traces",
+    )  # fmt: skip
+    pooled = plot.Scatter(
+        x=layers, y=bands.pooled, mode="markers", name="all tokens pooled",
+        marker={"color": "#111", "symbol": "line-ew-open", "size": 14},
+    )  # fmt: skip
     x = {"title": "layer (A and B coloured)", "dtick": 1}
-    return figure(title, [means, single, pooled], x, {"title": "Spearman rho with importance"})
+    return figure(title, [means, single, pooled], x, "Spearman rho with importance")

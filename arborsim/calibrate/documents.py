@@ -11,12 +11,12 @@ Small, readable TOML that says how it was made::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.records import convert, located, parse_toml, read_text
 from arborsim.policies.registry import build
 from arborsim.trace.reader import TraceReader
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 Settings = dict[str, dict[str, str]]
 #: Colours of a calibration's figure.
@@ -178,31 +181,29 @@ def _as_text(values: Mapping[str, Any]) -> dict[str, str]:
             for name, value in values.items()}  # fmt: skip
 
 
-def interval(points: Iterable[tuple[float, float, float]]) -> dict[str, Any]:
-    """Plotly's error bars of (low, value, high)."""
-    low, value, high = np.array(list(points)).T
+def interval(low: np.ndarray, value: np.ndarray, high: np.ndarray) -> dict[str, Any]:
+    """Plotly's error bars of `value`."""
     return {"symmetric": False, "array": high - value, "arrayminus": value - low}
 
 
-def figure(
-    title: str, data: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], **layout: Any
-) -> dict[str, Any]:
-    """A plotly figure in the style of calibrations; `x` and `y` are its axes."""
-    style = {
-        "title": {"text": title.replace("; ", "<br>"), "font": {"size": 14}},
-        "template": "plotly_white",
-        "legend": {"orientation": "h", "y": -0.2},
-        "margin": {"t": 60, "r": 20},
-    }
-    return {"data": data, "layout": {"xaxis": x, "yaxis": y, **style, **layout}}
+def figure(title: str, data: list[Any], x: dict[str, Any], y: str = "") -> Figure:
+    """A figure in the style of calibrations; `x` is an axis, `y` the title of the other."""
+    from plotly.graph_objects import Figure
+
+    return Figure(data).update_layout(
+        title={"text": title.replace("; ", "<br>"), "font": {"size": 14}},
+        template="plotly_white",
+        legend={"orientation": "h", "y": -0.2},
+        margin={"t": 60, "r": 20},
+        xaxis=x,
+        yaxis_title=y,
+    )
 
 
-def write_figure(figure: dict[str, Any], path: Path) -> None:
+def write_figure(figure: Figure, path: Path) -> None:
     """Write a page that needs no network; the same figure gives the same bytes.
 
     Raises `UsageError` if it cannot be written.
     """
-    from plotly.graph_objects import Figure
-
-    page = Figure(figure).to_html(include_plotlyjs=True, full_html=True, div_id="calibration")
+    page = figure.to_html(include_plotlyjs=True, full_html=True, div_id="calibration")
     write_text(path, page)

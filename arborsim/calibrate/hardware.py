@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from scipy.optimize import lsq_linear
 
 from arborsim.calibrate.backend import HardwareMeasurements, LinkRates, Pass, PolicyTime
 from arborsim.calibrate.documents import rounded
-from arborsim.calibrate.policy_cost import DecisionCost, PolicyCost, fit_policies, seconds_of
-from arborsim.core.documents import plain, to_toml, write_text
+from arborsim.calibrate.policy_cost import DecisionCost, fit_policies, seconds_of
+from arborsim.core.documents import plain, to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.machine.cost import CostModel
@@ -35,21 +34,13 @@ _ROUNDS = 30
 #: Unknowns: seconds per FLOP, per byte of keys and values, per layer, step and sequence.
 _COMPUTE, _MEMORY, _OVERHEAD = 0, 1, slice(2, 5)
 _UNKNOWNS = 5
+#: Fields of a `HardwareProfile` that follow from timed passes.
+_FITTED = (
+    "mfu", "kv_read_efficiency", "overlap", "per_layer_s", "per_step_s", "per_sequence_s",
+)  # fmt: skip
 RESERVE_SHARE = 0.1  # what fragmentation takes cannot be measured on a machine that is idle
 GOOD_ERROR = 0.1  #: median error on passes held out, above which the fit is to be doubted
 _DIGITS = ".6g"  # as many as mean anything
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The cost model's numbers that follow from timed passes."""
-
-    mfu: float
-    kv_read_efficiency: float
-    overlap: float
-    per_layer_s: float
-    per_step_s: float
-    per_sequence_s: float
 
 
 @dataclass(frozen=True)
@@ -70,8 +61,8 @@ def fit_passes(
     flops_per_s: float,
     bytes_per_s: float,
     weights_bytes_per_s: float,
-) -> Fitted:
-    """Fit to the passes that are not held out.
+) -> dict[str, float]:
+    """Fields of a `HardwareProfile`, fitted to the passes that are not held out.
 
     `geometry` is the whole model's; `flops_per_s` and `bytes_per_s` are peaks that no rate may
     exceed.  `weights_bytes_per_s`, at which weights are read for one row, is measured apart: time
@@ -95,14 +86,8 @@ def fit_passes(
         for start in (True, False)
     ]
     _, x, overlap = min(tried, key=lambda each: each[0])
-    return Fitted(
-        mfu=float(least[_COMPUTE] / x[_COMPUTE]),
-        kv_read_efficiency=float(least[_MEMORY] / x[_MEMORY]),
-        overlap=overlap,
-        per_layer_s=float(x[2]),
-        per_step_s=float(x[3]),
-        per_sequence_s=float(x[4]),
-    )
+    values = (*(least[:2] / x[:2]), overlap, *x[_OVERHEAD])
+    return dict(zip(_FITTED, map(float, values), strict=True))
 
 
 def predicted_s(profile: HardwareProfile, geometry: Geometry, one: Pass) -> float:
@@ -167,8 +152,8 @@ def _alternate(
         rows /= seconds[:, None]
         target = 1 - of_memory * weights_s / seconds
         # Units of which one explains a pass: the unknowns differ by twelve orders of magnitude.
-        unit = 1 / np.maximum(rows.max(axis=0), 1e-300)
-        unit = np.where(rows.max(axis=0) > 0, unit, 1.0)
+        largest = rows.max(axis=0)
+        unit = 1 / np.where(largest > 0, largest, 1.0)
         found = lsq_linear(rows * unit, target, bounds=(least / unit, np.inf), method="bvls")
         x = np.maximum(found.x * unit, least)
         compute = work[:, _COMPUTE] * x[_COMPUTE]
@@ -196,7 +181,11 @@ def make_profile(
     flops = max(kernels.matrix_flops.values())
     memory = _memory_peak(measured)
     weights = min(kernels.weights_bytes, memory)
-    alone = PolicyCost(decisions.base_s, decisions.per_token_s)
+    alone = {
+        "decision_base_s": decisions.base_s, "decision_per_token_s": decisions.per_token_s,
+    }  # fmt: skip
+    fitted: dict[str, Any] = fit_passes(measured.passes, measured.geometry, flops, memory, weights)
+    fitted |= fit_policies(measured.policies) or alone
     profile = HardwareProfile(
         name=name,
         hbm_bytes=measured.memory_bytes,
@@ -216,8 +205,7 @@ def make_profile(
         pageable_factor=_pageable(link),
         reserve_share=RESERVE_SHARE,
         sources=_sources(measured, decisions, date),
-        **vars(fit_policies(measured.policies) or alone),
-        **vars(fit_passes(measured.passes, measured.geometry, flops, memory, weights)),
+        **fitted,
     )
     profile = _rounded(profile)
     found = {
@@ -237,11 +225,6 @@ def profile_toml(profile: HardwareProfile) -> str:
         "# table below is assumed, and what it was derived from is under evidence.\n"
     )
     return head + to_toml(profile)
-
-
-def write_profile(profile: HardwareProfile, path: Path) -> None:
-    """Write the file, whole or not at all; a `UsageError` says why it cannot be written."""
-    write_text(path, profile_toml(profile))
 
 
 def _memory_peak(measured: HardwareMeasurements) -> float:
@@ -270,22 +253,19 @@ def _sources(measured: HardwareMeasurements, decisions: DecisionCost, date: str)
     torch = measured.versions.get("torch", "?")
     stem = f"measured {date} on {measured.device}, torch {torch}"
     same = "; device and host are two buffers in the same memory" if measured.on_cpu else ""
-    peak = "best of reading and copying buffers of several sizes, caches included"
-    peak = peak if measured.on_cpu else "best of reading and copying the largest buffer"
+    buffers = "buffers of several sizes, caches included"
+    buffers = buffers if measured.on_cpu else "the largest buffer"
     fit = f"fitted to passes of {measured.geometry.name}"
     how = {
         "hbm_bytes": "installed memory" + (", which is the host's" if measured.on_cpu else ""),
-        "hbm_bytes_per_s": peak,
+        "hbm_bytes_per_s": f"best of reading and copying {buffers}",
         "flops_per_s": f"best square product in {measured.dtype}",
         "ddr_bytes": "installed memory",
         "ddr_bytes_per_s": "reading the largest buffer",
-        "mfu": fit,
         "mbu": f"all weights of {measured.geometry.name}, one row",
-        "kv_read_efficiency": fit,
         "eager_bytes_per_s": "softmax written and averaged over heads, median over lengths",
         "dequantise_bytes_per_s": "fp8 e4m3, a scale per token and KV head",
-        **dict.fromkeys(("per_layer_s", "per_step_s", "per_sequence_s"), fit),
-        "overlap": fit,
+        **dict.fromkeys(_FITTED, fit),
         **dict.fromkeys(
             ("decision_base_s", "decision_per_token_s", "decision_rows_s", "eager_per_layer_s"),
             f"searches of {measured.geometry.name} under "
@@ -295,10 +275,8 @@ def _sources(measured: HardwareMeasurements, decisions: DecisionCost, date: str)
         ),
         "policies": f"searches of {measured.geometry.name} of one and of several sequences, with "
         "decisions and without",
-        "h2d_bytes_per_s": f"best block size{same}",
-        "d2h_bytes_per_s": f"best block size{same}",
-        "block_bytes": f"mean of both directions{same}",
-        "block_efficiency": f"mean of both directions{same}",
+        **dict.fromkeys(("h2d_bytes_per_s", "d2h_bytes_per_s"), f"best block size{same}"),
+        **dict.fromkeys(("block_bytes", "block_efficiency"), f"mean of both directions{same}"),
         "pcie_latency_s": f"an empty copy{same}",
         "pageable_factor": "a CPU has no page-locked memory of its own"
         if measured.on_cpu

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from arborsim.signals.scores import ScoreBook
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 FEATURES = ("value", "certainty", "attention")
 LEAST_SHARE = 0.05  #: of blocks that matter, and of blocks that do not
@@ -272,21 +275,15 @@ def msve_calibration(
     )
 
 
-def msve_figure(msve: Msve, title: str) -> dict[str, Any]:
+def msve_figure(msve: Msve, title: str) -> Figure:
     """Theta with its intervals, each coefficient in units of its own interval's scale."""
+    from plotly.graph_objects import Scatter
+
     rows = np.array([msve.low, msve.theta, msve.high])
     rows /= np.maximum(np.abs(rows[[0, 2]]).max(axis=0), 1e-12)
-    points = {
-        "type": "scatter",
-        "x": rows[1],
-        "y": [f"{name} ({value:.3g})" for name, value in zip(FEATURES, msve.theta, strict=True)],
-        "mode": "markers",
-        "marker": {"color": MAIN, "size": 12},
-        "error_x": interval(rows.T.tolist()),
-    }
-    zero = {
-        "type": "line", "x0": 0, "x1": 0, "y0": 0, "y1": 1, "yref": "y domain",
-        "line": {"color": MUTED},
-    }  # fmt: skip
+    points = Scatter(
+        x=rows[1], error_x=interval(*rows), mode="markers", marker={"color": MAIN, "size": 12},
+        y=[f"{name} ({value:.3g})" for name, value in zip(FEATURES, msve.theta, strict=True)],
+    )  # fmt: skip
     x = {"title": "theta, as a share of the far end of its 95% interval"}
-    return figure(title, [points], x, {}, shapes=[zero])
+    return figure(title, [points], x).add_vline(0, line_color=MUTED)

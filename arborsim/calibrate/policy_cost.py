@@ -186,28 +186,17 @@ def _relative_line(tokens: tuple[int, ...], seconds: tuple[float, ...]) -> tuple
     return float(x[0] / scale[0]), float(x[1] / scale[1])
 
 
-@dataclass(frozen=True)
-class PolicyCost:
-    """Numbers of a `HardwareProfile`: medians over policies."""
+def fit_policies(times: Sequence[PolicyTime]) -> dict[str, float]:
+    """Fields of a `HardwareProfile`, medians over policies.
 
-    #: A decision of a policy that reads no attention
-    decision_base_s: float
-    decision_per_token_s: float
-    decision_rows_s: float = 0.0  # what is added to it where attention rows are read
-    #: What an iteration takes longer where attention rows are read, per layer
-    eager_per_layer_s: float = 0.0
-
-
-def fit_policies(times: Sequence[PolicyTime]) -> PolicyCost | None:
-    """None without both a policy that reads attention and one that does not.
-
+    Empty without both a policy that reads attention and one that does not.
     Policies that rarely decide say little about a decision; those that round tokens read them more
     slowly whether or not they need rows.
     """
     often = [one for one in times if one.decides_often]
     blind, seeing = ([one for one in often if one.rows == rows] for rows in (False, True))
     if not blind or not seeing:
-        return None
+        return {}
     base_s, per_token_s = _line(blind)
     rows_s = _median(one.decision_s - base_s - per_token_s * one.tokens for one in seeing)
     slower_s = _median(
@@ -215,7 +204,12 @@ def fit_policies(times: Sequence[PolicyTime]) -> PolicyCost | None:
         for one in times
         if one.rows and not one.quantises
     )
-    return PolicyCost(base_s, per_token_s, max(0.0, rows_s), max(0.0, slower_s))
+    return {
+        "decision_base_s": base_s,
+        "decision_per_token_s": per_token_s,
+        "decision_rows_s": max(0.0, rows_s),
+        "eager_per_layer_s": max(0.0, slower_s),
+    }
 
 
 def seconds_of(
@@ -258,26 +252,19 @@ def _own_seconds(times: Sequence[PolicyTime], alone: tuple[float, float]) -> Pol
 
 def _quiet_seconds(quiet: Sequence[Quiet]) -> PolicySeconds:
     """What iterations and turns take: over lengths of thoughts, then over sequences."""
-    pairs = {lanes: _iteration_and_turn(each) for lanes, each in _grouped(quiet, "lanes").items()}
+    # A thought of n iterations spreads one turn over them: 1 / n turns per iteration.
+    pairs = {
+        lanes: _base_and_slope({1 / one.thought: one.per_iteration_s for one in each})
+        for lanes, each in _grouped(quiet, "lanes").items()
+    }
     (iteration_s, lane_s), (turn_s, turn_lane_s) = (
         _base_and_slope({lanes: pair[i] for lanes, pair in pairs.items()}) for i in (0, 1)
     )
     return PolicySeconds(iteration_s, lane_s, turn_s, turn_lane_s)
 
 
-def _iteration_and_turn(quiet: Sequence[Quiet]) -> tuple[float, float]:
-    """Seconds of an iteration, and of a turn, which longer thoughts spread over more iterations."""
-    ordered = sorted(quiet, key=lambda one: one.thought)
-    short, long = ordered[0], ordered[-1]
-    if short.thought == long.thought:
-        return long.per_iteration_s, 0.0
-    rate = 1 / short.thought - 1 / long.thought
-    turn_s = max(0.0, (short.per_iteration_s - long.per_iteration_s) / rate)
-    return max(0.0, long.per_iteration_s - turn_s / long.thought), turn_s
-
-
-def _base_and_slope(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """Neither negative."""
+def _base_and_slope(seconds: Mapping[float, float]) -> tuple[float, float]:
+    """Of the line through the first and the last point; neither negative."""
     few, many = min(seconds), max(seconds)
     slope = max(0.0, (seconds[many] - seconds[few]) / (many - few)) if many > few else 0.0
     return max(0.0, seconds[few] - few * slope), slope

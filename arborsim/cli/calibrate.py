@@ -110,8 +110,9 @@ def hardware(
     from datetime import UTC, datetime
 
     from arborsim.calibrate.backend import HardwareRequest, get_measuring_backend
-    from arborsim.calibrate.hardware import make_profile, write_profile
+    from arborsim.calibrate.hardware import make_profile, profile_toml
     from arborsim.calibrate.policy_cost import measure_decisions
+    from arborsim.core.documents import write_text
     from arborsim.policies.registry import available
 
     _check_profile(out, overwrite)
@@ -129,7 +130,7 @@ def hardware(
         ran = f"OMP_NUM_THREADS={threads} {command_line()}" if threads else command_line()
         date = datetime.now(UTC).date().isoformat()
         profile, agreements = make_profile(out.stem, measured, decisions, date, ran)
-        write_profile(profile, out)
+        write_text(out, profile_toml(profile))
     rows = [(name, f"{getattr(profile, name) * scale:.3g}", unit) for name, scale, unit in _SHOWN]
     _table(("number", "value", "unit"), rows)
     for line in (*measured.notes, *_show_agreements(agreements), f"wrote {out}"):
@@ -242,8 +243,9 @@ def arkv(
     made = tuning.arkv_calibration(
         found, traces, len(own), len(others), budgets, seed, command_line()
     )
+    published = tuning.published()
     rows = [
-        (name, f"{found.published[name]:.4g}", f"{found.values[name]:.4g}", f"{low:g} .. {high:g}")
+        (name, f"{published[name]:.4g}", f"{found.values[name]:.4g}", f"{low:g} .. {high:g}")
         for name, (low, high) in tuning.RANGES.items()
     ]
     _table(("setting", "published", "found", "searched"), rows)
@@ -264,9 +266,9 @@ def _show_bands(found: Any, traces: int, padding: str) -> list[str]:
     from arborsim.calibrate.bands import FIRST_LAYER
 
     rows = [
-        (str(item.layer), {found.b: "B", found.a: "A"}.get(item.layer, ""), f"{item.mean:+.3f}",
-         f"[{item.low:+.3f}, {item.high:+.3f}]", f"{item.pooled:+.3f}")
-        for item in found.layers
+        (str(layer), {found.b: "B", found.a: "A"}.get(layer, ""),
+         *found.shown(layer).split(" ", 1), f"{pooled:+.3f}")
+        for layer, pooled in enumerate(found.pooled)
     ]  # fmt: skip
     _table(("layer", "", "rho, mean of traces", "95% interval", "rho, pooled"), rows)
     mean, low, high = found.contrast

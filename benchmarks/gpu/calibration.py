@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from arborsim.calibrate.backend import HardwareRequest
-from arborsim.calibrate.hardware import make_profile, write_profile
+from arborsim.calibrate.hardware import make_profile, profile_toml
 from arborsim.calibrate.policy_cost import measure_decisions
+from arborsim.core.documents import write_text
 from arborsim_torch.hardware.measure import measure
 from benchmarks.gpu.journal import Facts
 
@@ -25,7 +26,7 @@ def calibrate(model: str, device: str, quick: bool, path: Path, command: str) ->
         path.stem, measured, decisions, time.strftime("%Y-%m-%d"), command
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_profile(profile, path)
+    write_text(path, profile_toml(profile))
     return {
         "profile": path.name,
         "quick": quick,

@@ -24,16 +24,15 @@ from arborsim.calibrate.backend import (
     Quiet,
 )
 from arborsim.calibrate.hardware import (
-    Fitted,
     agreement,
     fit_passes,
     make_profile,
     predicted_s,
     profile_toml,
-    write_profile,
 )
 from arborsim.calibrate.policy_cost import DecisionCost, fit_policies, measure_decisions, seconds_of
 from arborsim.cli.app import main
+from arborsim.core.documents import write_text
 from arborsim.core.errors import UsageError
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
@@ -44,6 +43,11 @@ ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "reports" / "calibration" / "cpu-2core.toml"
 CHAIN = load_geometry("chain")
 FLOPS, BYTES, WEIGHTS = 1e11, 1e11, 4e10
+#: A machine that is all overhead.
+OVERHEAD = {
+    "mfu": 0.5, "kv_read_efficiency": 0.2, "overlap": 0.0,
+    "per_layer_s": 2e-4, "per_step_s": 4e-4, "per_sequence_s": 1e-5,
+}  # fmt: skip
 
 
 def profile_of(text: str) -> HardwareProfile:
@@ -69,7 +73,7 @@ def passes(profile: HardwareProfile, layers: tuple[int, ...] = (2, 4, 6)) -> lis
 
 
 def machine(**changes: Any) -> HardwareProfile:
-    """Peaks as above; the rest as in `Fitted`."""
+    """Peaks as above; the rest as given."""
     return replace(
         PROFILE, flops_per_s=FLOPS, hbm_bytes_per_s=BYTES, mbu=WEIGHTS / BYTES, **changes
     )
@@ -87,11 +91,11 @@ def machine(**changes: Any) -> HardwareProfile:
 def test_the_fit_predicts_what_it_has_not_seen(
     mfu: float, kv: float, overlap: float, layer: float, step: float, sequence: float,
 ) -> None:  # fmt: skip
-    truth = Fitted(mfu, kv, overlap, layer, step, sequence)
-    timed = passes(machine(**vars(truth)))
+    truth = dict(zip(OVERHEAD, (mfu, kv, overlap, layer, step, sequence), strict=True))
+    timed = passes(machine(**truth))
     found = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
     held_out = [one for one in timed if one.held_out]
-    agreed = agreement(machine(**vars(found)), CHAIN, held_out)
+    agreed = agreement(machine(**found), CHAIN, held_out)
     assert agreed.median < 0.02
     assert agreed.r2 > 0.99
 
@@ -99,13 +103,13 @@ def test_the_fit_predicts_what_it_has_not_seen(
 def test_the_fit_finds_the_numbers_of_a_machine_that_is_all_overhead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    truth = Fitted(0.5, 0.2, 0.0, 2e-4, 4e-4, 1e-5)
-    timed = passes(machine(**vars(truth)))
+    truth = OVERHEAD
+    timed = passes(machine(**truth))
     found = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
-    assert vars(found) == pytest.approx(vars(truth), rel=1e-6)
+    assert found == pytest.approx(truth, rel=1e-6)
     monkeypatch.setattr(hardware, "OVERLAPS", (1.0,))
     rough = fit_passes(timed, CHAIN, FLOPS, BYTES, WEIGHTS)
-    assert agreement(machine(**vars(rough)), CHAIN, timed).median > 1e-3
+    assert agreement(machine(**rough), CHAIN, timed).median > 1e-3
 
 
 def test_too_few_passes_are_refused() -> None:
@@ -127,7 +131,7 @@ def test_agreement_by_hand() -> None:
 
 def measurements(on_cpu: bool = True) -> HardwareMeasurements:
     """Round numbers, and passes of a machine that is known."""
-    truth = Fitted(0.5, 0.2, 0.0, 2e-4, 4e-4, 1e-5)
+    truth = OVERHEAD
     sizes = {1 << 20: BYTES, 1 << 26: BYTES / 2}
     slow = () if on_cpu else (0.5e9, 2e9, 5e9)
     return HardwareMeasurements(
@@ -146,7 +150,7 @@ def measurements(on_cpu: bool = True) -> HardwareMeasurements:
             {256: 1e10}, {256: 1e9, 1024: 2e9, 4096: 6e9}, {"fp8": 1e9}, {"fp8": 4e8}, {256: 1e10},
             {1024: 1e-5}, {1024: 1e-5},
         ),
-        passes=tuple(passes(machine(**vars(truth)))),
+        passes=tuple(passes(machine(**truth))),
         notes=("a note",),
     )  # fmt: skip
 
@@ -204,8 +208,7 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
         replace(searched("rounding", True, 100, 8e-4 + 100 * 2e-7, 9e-4), quantises=True),
     ]
     found = fit_policies(times)
-    assert found is not None
-    assert vars(found) == pytest.approx(
+    assert found == pytest.approx(
         {
             "decision_base_s": 5e-4,
             "decision_per_token_s": 2e-7,
@@ -213,7 +216,7 @@ def test_policies_cost_what_their_searches_take_longer() -> None:
             "eager_per_layer_s": 5e-5,
         }
     )
-    assert fit_policies(times[:2]) is None
+    assert fit_policies(times[:2]) == {}
     timed = replace(measurements(), policies=tuple(times))
     profile, _ = make_profile("m", timed, DECISIONS, "2026-01-02", "")
     cost = CostModel(profile, CHAIN)
@@ -280,13 +283,13 @@ def test_an_interrupted_write_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            write_profile(PROFILE, path)
+            write_text(path, profile_toml(PROFILE))
     assert [each.name for each in tmp_path.iterdir()] == ["m.toml"]
     assert path.read_text() == "before"
-    write_profile(PROFILE, path)
+    write_text(path, profile_toml(PROFILE))
     assert load_profile(path) == PROFILE
     with pytest.raises(UsageError, match="cannot write"):
-        write_profile(PROFILE, tmp_path / "no" / "m.toml")
+        write_text(tmp_path / "no" / "m.toml", profile_toml(PROFILE))
 
 
 def test_decisions_cost_more_over_more_tokens() -> None:
