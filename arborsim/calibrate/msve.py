@@ -36,7 +36,7 @@ from arborsim.core.events import Boundary, Decode, Prefill, Transition
 from arborsim.core.observations import Signal
 from arborsim.core.statistics import auc, bootstrap, fit_logistic, leave_one_out_scores, rows_of
 from arborsim.core.tree import ThoughtTree
-from arborsim.policies.tree_rule import attention_share, certainty
+from arborsim.policies.tree import attention_share, certainty
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import ScoreBook
 from arborsim.trace.episode import Episode, play

@@ -1,7 +1,7 @@
 """Blocks that policies are composed of: what to protect, when to decide, and what comes back.
 
 Each is a small frozen dataclass whose fields are its settings.  Scores are in `arborsim.signals`;
-allocations and places in `arborsim.policies.placement`, and over a tree in `tree_blocks`.
+allocations and places in `arborsim.policies.placement`, and over a tree in `tree`.
 `arborsim.policies.stream.Composed` puts them together.
 """
 
@@ -29,7 +29,7 @@ ANY = 1 << 60
 
 
 class Allocation(ABC):
-    """Which tokens HBM holds: `Pool`, or `Tree` (`arborsim.policies.tree_blocks`)."""
+    """Which tokens HBM holds: `Pool`, or `Tree` (`arborsim.policies.tree`)."""
 
     about: ClassVar[str]
 

@@ -54,7 +54,7 @@ from arborsim.policies.blocks import (
 )
 from arborsim.policies.placement import Ladder, Pool
 from arborsim.policies.stream import Composed
-from arborsim.policies.tree_blocks import Tree
+from arborsim.policies.tree import Tree
 from arborsim.signals.attention import CumulativeAttention, NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform

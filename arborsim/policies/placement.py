@@ -1,11 +1,14 @@
 """Two blocks over one stream: which of its tokens HBM holds (`Pool`), and where the others go.
 
-The allocation over a tree is in `arborsim.policies.tree_blocks`.
+With what they choose by.  Ties break by one rule everywhere: of two tokens with equal scores the
+older one loses.  Token ids rise with age, so in an array ordered by id the earlier entry is evicted
+first.  The allocation over a tree is in `arborsim.policies.tree`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,9 +18,94 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import Allocation, Decision
-from arborsim.policies.selection import lowest, lowest_of
 
 ADAPTATIONS = ("path", "flat")
+
+
+def lowest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` lowest scores, ascending; the earliest first among equals.
+
+    Scores, float64 ``[n]``, are ordered from oldest to newest token; int64 ``[min(count, n)]``.
+    """
+    if count == 1 and len(scores):
+        return np.asarray([int(scores.argmin())])
+    return lowest_of_each(scores, [count])[0]
+
+
+def lowest_of_each(scores: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+    """`lowest` for several counts at the price of one partition."""
+    parted, found = scores, []
+    thresholds: dict[int, float] = {}
+    # The largest first: what lies below it holds the other thresholds.  A pass for each is faster
+    # than one for all, which NumPy does without vector instructions.
+    for count in sorted({count for count in counts if 0 < count < len(scores)}, reverse=True):
+        parted = np.partition(parted, count - 1)[:count]
+        thresholds[count] = parted[-1]
+    for count in counts:
+        if count <= 0:
+            found.append(np.empty(0, dtype=np.int64))
+            continue
+        if count >= len(scores):
+            found.append(np.arange(len(scores)))
+            continue
+        threshold = thresholds[count]
+        chosen = scores < threshold
+        ties = np.flatnonzero(scores == threshold)
+        chosen[ties[: count - np.count_nonzero(chosen)]] = True
+        found.append(np.flatnonzero(chosen))
+    return found
+
+
+def lowest_of(mask: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` lowest scores where `mask`, bool ``[n]``, is set; see `lowest`."""
+    if count == 1:  # what a policy asks at every iteration: no index array is made
+        one = int(np.where(mask, scores, np.inf).argmin())
+        if mask[one]:
+            return np.asarray([one])
+    among = np.flatnonzero(mask)
+    return np.asarray(among[lowest(scores[among], count)])
+
+
+def highest(scores: np.ndarray, count: int) -> np.ndarray:
+    """Indices of the `count` highest scores, ascending; the latest first among equals."""
+    keep = np.ones(len(scores), dtype=bool)
+    keep[lowest(scores, len(scores) - max(0, count))] = False
+    return np.flatnonzero(keep)
+
+
+def keep_highest(key: np.ndarray, lengths: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """Which entries are among the highest of their block, bool ``[tokens]``; the newer of equals.
+
+    `key`, float64 ``[tokens]``, holds block after block, each from its oldest token to its newest;
+    `lengths` and `keep`, int64 ``[blocks]``, say how many tokens a block has and how many are
+    wanted of it, at most as many.
+    """
+    width = int(lengths.max())
+    inside = np.arange(width) < lengths[:, None]
+    table = np.full(inside.shape, -np.inf)
+    table[inside] = key
+    rank = np.clip(width - keep, 0, width - 1)
+    threshold = np.take_along_axis(np.sort(table, axis=1), rank[:, None], axis=1)
+    kept = table >= threshold
+    crowded = np.flatnonzero(kept.sum(axis=1) > keep)
+    if len(crowded):  # equals at the threshold: the newest stay
+        higher = table[crowded] > threshold[crowded]
+        ties = kept[crowded] & ~higher
+        wanted = keep[crowded] - higher.sum(axis=1)
+        newer = np.cumsum(ties[:, ::-1], axis=1)[:, ::-1]
+        kept[crowded] = higher | (ties & (newer <= wanted[:, None]))
+    return np.asarray(kept[inside])
+
+
+def neighbour_mean(values: np.ndarray, kernel: int) -> np.ndarray:
+    """Mean over `kernel` (odd) neighbours along the last axis; those beyond the ends count as 0."""
+    reach = kernel // 2
+    padded = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(reach, reach)])
+    total = np.zeros_like(values)
+    for shift in range(kernel):  # in a fixed order, so that equal neighbourhoods tie
+        total += padded[..., shift : shift + values.shape[-1]]
+    total /= kernel
+    return total
 
 
 @dataclass(frozen=True)

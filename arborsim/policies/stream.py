@@ -22,10 +22,11 @@ A composition (`arborsim.policies.composition`) has the blocks themselves as fie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import heapq
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -38,8 +39,102 @@ from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import Allocation, Decision, EveryStep, Never, Protect
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
-from arborsim.policies.selection import ChangingPool, HeapPool, MakeCandidates
 from arborsim.signals.scores import Score, sum_in_order
+
+
+class Candidates(Protocol):
+    """Candidates of a stream for eviction."""
+
+    def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
+        ...
+
+    def pop(self) -> int | None:
+        """Position of the candidate to evict, removed; None if there is none."""
+        ...
+
+
+MakeCandidates = Callable[[np.ndarray, np.ndarray, int, int], Candidates]
+"""Makes them of `ids`, `alive`, `start` and `stop`, as `HeapPool` takes them."""
+
+
+class HeapPool:
+    """Candidates whose scores never change, or rise, few of them from one iteration to the next.
+
+    A heap holds what each score was when it was last looked at, which is never above what it is
+    now; the lowest entry is brought up to date until the lowest is.
+
+    `scores`, float64 ``[tokens]``, is a live array; `ids`, int64 ``[positions]``, has the token at
+    each position of the stream, and bool `alive` whether it is there.  Positions from `start` to
+    `stop` are candidates at first.
+    """
+
+    def __init__(
+        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+    ) -> None:
+        # Plain lists: reading one element of an array costs more than a heap operation.
+        self._scores = scores
+        self._ids: list[int] = ids.tolist()
+        self._alive: list[bool] = alive.tolist()
+        self._stop = max(start, stop)
+        at = np.flatnonzero(alive[start : self._stop]) + start
+        self._heap = list(zip(scores[ids[at]].tolist(), at.tolist(), strict=True))
+        heapq.heapify(self._heap)
+
+    def admit(self, stop: int) -> None:
+        while self._stop < stop:
+            at = self._stop
+            if self._alive[at]:
+                heapq.heappush(self._heap, (self._scores.item(self._ids[at]), at))
+            self._stop = at + 1
+
+    def pop(self) -> int | None:
+        heap = self._heap
+        while heap:
+            known, at = heap[0]
+            score = self._scores.item(self._ids[at])
+            if not score > known:
+                return heapq.heappop(heap)[1]
+            heapq.heapreplace(heap, (score, at))
+        return None
+
+
+class ChangingPool:
+    """Candidates whose scores change freely; the parameters are those of `HeapPool`."""
+
+    def __init__(
+        self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
+    ) -> None:
+        self._scores = scores
+        self._ids = ids
+        self._alive: list[bool] = alive.tolist()
+        self._stop = max(start, stop)
+        first = np.flatnonzero(alive[start : self._stop]) + start
+        # Only candidates are looked at, and they are few: those kept but for the recent ones.
+        self._count = len(first)
+        self._at = np.empty(len(alive), dtype=np.int64)  # positions of candidates, rising
+        self._token = np.empty(len(alive), dtype=np.int64)
+        self._at[: self._count] = first
+        self._token[: self._count] = ids[first]
+
+    def admit(self, stop: int) -> None:
+        while self._stop < stop:
+            if self._alive[self._stop]:
+                self._at[self._count] = self._stop
+                self._token[self._count] = self._ids[self._stop]
+                self._count += 1
+            self._stop += 1
+
+    def pop(self) -> int | None:
+        count = self._count
+        if not count:
+            return None
+        lowest = int(self._scores.take(self._token[:count]).argmin())
+        position = int(self._at[lowest])
+        self._at[lowest : count - 1] = self._at[lowest + 1 : count]
+        self._token[lowest : count - 1] = self._token[lowest + 1 : count]
+        self._count = count - 1
+        return position
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from arborsim.calibrate.msve import HiddenBlock, blocks_of, features_of, fit_msv
 from arborsim.core.errors import UsageError
 from arborsim.core.observations import Signal
 from arborsim.policies.base import Policy
-from arborsim.policies.tree_rule import TreeRule
+from arborsim.policies.tree import TreeRule
 from arborsim.run.controller import Controller
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import Score

@@ -29,7 +29,7 @@ from arborsim.policies.methods.random import Random
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.placement import Ladder, Pool
 from arborsim.policies.registry import available, build, find, parameters, values_of
-from arborsim.policies.tree_blocks import Tree
+from arborsim.policies.tree import Tree
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform

@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 from scipy.stats import entropy, kurtosis
 
 from arborsim.core.errors import UsageError
+from arborsim.policies.methods.arkv import LayerSensitivity, Spread, layer_statistics
 from arborsim.policies.methods.rkv import max_pool, redundancy
-from arborsim.policies.methods.thinkv_paper import ThinKVPaper, reached_rungs, representatives
+from arborsim.policies.methods.thinkv_paper import (
+    ThinKVPaper,
+    reached_rungs,
+    representatives,
+    row_sparsity,
+)
 from arborsim.policies.registry import build
-from arborsim.signals.heads import LayerSensitivity, Spread, layer_statistics, row_sparsity
 from arborsim.signals.rows import grouped_row
 
 

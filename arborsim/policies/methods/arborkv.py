@@ -24,8 +24,7 @@ from arborsim.policies.blocks import (
     TreeEvents,
 )
 from arborsim.policies.stream import Composed
-from arborsim.policies.tree_blocks import Tree
-from arborsim.policies.tree_rule import TreeRule
+from arborsim.policies.tree import Tree, TreeRule
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import Position, Score
 

@@ -19,8 +19,7 @@ from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
-from arborsim.policies.placement import off_path_blocks
-from arborsim.policies.selection import lowest_of_each
+from arborsim.policies.placement import lowest_of_each, off_path_blocks
 from arborsim.policies.stream import Composed
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.scores import Score

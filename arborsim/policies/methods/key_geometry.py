@@ -14,8 +14,7 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome
-from arborsim.policies.selection import MakeCandidates
-from arborsim.policies.stream import RecentPolicy
+from arborsim.policies.stream import MakeCandidates, RecentPolicy
 from arborsim.signals.scores import GROUPINGS, Score
 from arborsim.signals.vectors import KeyDirections, KeyLength
 

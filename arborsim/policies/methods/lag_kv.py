@@ -17,7 +17,7 @@ from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
-from arborsim.policies.selection import lowest
+from arborsim.policies.placement import lowest
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
 from arborsim.signals.scores import LagVariance, Score, sum_in_order
 from arborsim.signals.vectors import Vectors

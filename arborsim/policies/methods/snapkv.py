@@ -13,7 +13,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import AfterPrefill, EveryStep, Protect
-from arborsim.policies.selection import neighbour_mean
+from arborsim.policies.placement import neighbour_mean
 from arborsim.policies.stream import Composed
 from arborsim.signals.attention import PromptAttention
 from arborsim.signals.scores import GROUPINGS, Score

@@ -19,8 +19,7 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.blocks import Allocation, Decision, Protect, ProtectSome
 from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
-from arborsim.policies.placement import Pool
-from arborsim.policies.selection import keep_highest
+from arborsim.policies.placement import Pool, keep_highest
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast

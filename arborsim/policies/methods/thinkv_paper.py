@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.core.events import Boundary, Event, Pressure, Prune
+from arborsim.core.events import Boundary, Event, Pressure, Prune, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
@@ -19,13 +19,38 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
-from arborsim.signals.heads import AttentionSparsity
-from arborsim.signals.scores import Score, sum_in_order
+from arborsim.signals.rows import head_rows
+from arborsim.signals.scores import FixedScore, Score, sum_in_order
 from arborsim.signals.vectors import Vectors
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 # Distances and means are rounded, so that ties do not depend on the order of summation.
 _DECIMALS = 9
+
+
+@dataclass(frozen=True)
+class AttentionSparsity(FixedScore):
+    """Share of a row's entries under a part of its maximum, mean over captured layers and heads.
+
+    ThinKV (Ramachandran et al. 2025, arXiv:2510.01290), where the part is 1 %.  Heads whose softmax
+    overflowed are left out.
+    """
+
+    part: float = 0.01
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+    about: ClassVar[str] = "sparsity of the attention"
+
+    def compute(self, run: TokenRun) -> np.ndarray:
+        rows = head_rows(run.observed)
+        return np.array([[row_sparsity(rows.row(i), self.part) for i in range(run.num_tokens)]])
+
+
+def row_sparsity(row: np.ndarray, part: float) -> float:
+    """Sparsity of one token's rows ``[layers, heads, positions]``; 0 if all are NaN."""
+    heads = row.reshape(-1, row.shape[-1])
+    heads = heads[~np.isnan(heads).any(axis=1)]
+    small = np.count_nonzero(heads < np.float32(part) * heads.max(axis=1, keepdims=True))
+    return float(small / max(1, heads.size))
 
 
 @dataclass(frozen=True)
