@@ -18,7 +18,6 @@ AVOIDED = {
     r"(?:told|tell|tells) apart": "distinguish",
     r"served at it": "served at this load",
     r"onlookers?": "observer, meter",
-    r"lanes?": "sum, component; rows of a batch are sequences",
     r"whoever|whosoever": "the caller, the user",
     r"streak": "run",
     r"gets? to know": "learns, reads, is given",
