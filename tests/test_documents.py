@@ -24,6 +24,7 @@ SOURCES = sorted(
 )
 _TOP = "arborsim|backends|benchmarks|docs|reports|tests|traces"
 _PATH = re.compile(rf"(?<![\w/.-])(?:{_TOP})/[\w./*-]*\w/?")
+_INNER = re.compile(r"`((?:[a-z]\w*/)+(?:[\w*]+\.\w+)?)`")  # of arborsim/
 _DOTTED = re.compile(r"(?<![\w/.-])(?:arborsim|arborsim_torch)(?:\.\w+)+")
 _LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 _MADE_BY_RUNS = re.compile(r"DEVICE|\.jsonl$")  # written by a run on a GPU, not shipped
@@ -38,6 +39,13 @@ def test_paths_in_documents_exist(path: Path) -> None:
     mentioned = {m for m in _PATH.findall(path.read_text()) if not _MADE_BY_RUNS.search(m)}
     missing = [m for m in mentioned if not any(ROOT.glob(m.rstrip("/")))]
     assert not missing, f"{path.name} mentions what does not exist: {sorted(missing)}"
+
+
+def test_files_of_the_architecture_exist() -> None:
+    mentioned = set(_INNER.findall((ROOT / "docs" / "architecture.md").read_text()))
+    assert len(mentioned) > 20
+    missing = [m for m in mentioned if not any((ROOT / "arborsim").glob(m.rstrip("/")))]
+    assert not missing, f"docs/architecture.md mentions what does not exist: {sorted(missing)}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
