@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from arborsim.cli import options
 from arborsim.cli.command import command, option, panel
-from arborsim.cli.options import (
-    OutputOptions,
-    PolicyOptions,
-    check_recall,
-    command_line,
-    json_option,
-    output_option,
-)
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, settled
 from arborsim.cli.progress import LiveBar, interrupted
 from arborsim.core.errors import ArborsimError, UsageError
@@ -66,7 +59,7 @@ class CacheOptions:
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
 
-        check_recall(self.recall)
+        options.check_recall(self.recall)
         if self.gpu and not self.shadow:
             raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
         if self.shadow and not self.overlap:
@@ -81,14 +74,14 @@ class CacheOptions:
 
 
 @dataclass(frozen=True)
-class LiveOutput(OutputOptions):
+class LiveOutput(options.OutputOptions):
     """What to print and to write."""
 
-    out: Path | None = output_option(None, "Log of all results, JSON lines.")
-    trace: Path | None = output_option(None, "--shadow: also record this trace.")
-    resume: bool = output_option(False, "Go on with the log.", "--resume")
-    overwrite: bool = output_option(False, "Replace log and trace.", "--overwrite")
-    json: bool = json_option()
+    out: Path | None = options.output_option(None, "Log of all results, JSON lines.")
+    trace: Path | None = options.output_option(None, "--shadow: also record this trace.")
+    resume: bool = options.output_option(False, "Go on with the log.", "--resume")
+    overwrite: bool = options.output_option(False, "Replace log and trace.", "--overwrite")
+    json: bool = options.json_option()
 
     def check_with(self, cache: CacheOptions) -> None:
         """Refuse outputs that cannot be written, or that options contradict."""
@@ -110,7 +103,7 @@ class LiveOutput(OutputOptions):
 
 @command
 def live(
-    policies: PolicyOptions = PolicyOptions(),
+    policies: options.PolicyOptions = options.PolicyOptions(),
     full: bool = option(True, "Also run full retention, to compare."),
     problems: LiveProblems = LiveProblems(),
     cache: CacheOptions = CacheOptions(),
@@ -127,7 +120,7 @@ def live(
     output.check_with(cache)
     request = LiveRequest(
         **settled(problems, policies, full=full), **cache.request(), trace=output.trace,
-        command=command_line(),
+        command=options.command_line(),
     )  # fmt: skip
     log = None
     if output.out is not None:

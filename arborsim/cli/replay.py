@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from arborsim.cli import options
 from arborsim.cli.command import command, option
-from arborsim.cli.options import (
-    JobOptions,
-    MachineOptions,
-    OutputOptions,
-    PolicyOptions,
-    build_policies,
-    calibration_option,
-    expert_option,
-    json_option,
-    output_option,
-    policy_settings,
-    traces_argument,
-)
 from arborsim.cli.progress import PatientProgress, interruptible
 from arborsim.core.errors import UnknownName, UsageError
 
@@ -32,15 +20,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ReplayOutput(OutputOptions):
+class ReplayOutput(options.OutputOptions):
     """What to print and to write."""
 
-    out: Path | None = output_option(None, "Write results to this Parquet file.")
-    view: str = output_option("auto", "table (all figures), matrix (a line per policy) or auto.")
-    explain: bool = output_option(
+    out: Path | None = options.output_option(None, "Write results to this Parquet file.")
+    view: str = options.output_option(
+        "auto", "table (all figures), matrix (a line per policy) or auto."
+    )
+    explain: bool = options.output_option(
         False, "Also print every term of each policy's time.", "--explain"
     )
-    json: bool = json_option()
+    json: bool = options.json_option()
 
     def check(self, *inputs: Path) -> None:
         from arborsim.show.replay import VIEWS
@@ -54,16 +44,16 @@ class ReplayOutput(OutputOptions):
 
 @command
 def replay(
-    traces: list[Path] = traces_argument(),
-    policies: PolicyOptions = PolicyOptions(),
-    calibration: list[str] = calibration_option(),
+    traces: list[Path] = options.traces_argument(),
+    policies: options.PolicyOptions = options.PolicyOptions(),
+    calibration: list[str] = options.calibration_option(),
     oracle: bool = option(True, "Also replay the offline optimum, and show the gap to it."),
-    job: JobOptions = JobOptions(),
-    machine: MachineOptions = MachineOptions(),
-    event_by_event: bool = expert_option(
+    job: options.JobOptions = options.JobOptions(),
+    machine: options.MachineOptions = options.MachineOptions(),
+    event_by_event: bool = options.expert_option(
         False, "One simulated event per decode iteration (slow check)."
     ),
-    keep_matrices: bool = expert_option(
+    keep_matrices: bool = options.expert_option(
         False,
         "A prefill that needs attention matrices holds all layers' (output_attentions).",
         "--keep-matrices",
@@ -81,8 +71,8 @@ def replay(
 
     output.check(*traces)
     chosen = policies.names(oracle=oracle)
-    settings = _calibrated(policy_settings(chosen, policies.set_), calibration, traces)
-    made = build_policies(settings)
+    settings = _calibrated(options.policy_settings(chosen, policies.set_), calibration, traces)
+    made = options.build_policies(settings)
     simulated = machine.machine(
         traces, event_by_event=event_by_event, explain=output.explain, keep_matrices=keep_matrices
     )

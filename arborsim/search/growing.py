@@ -16,16 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import (
-    ROOT,
-    Expansion,
-    Leaf,
-    Leaves,
-    Search,
-    best_first,
-    deepest_first,
-    newest,
-)
+from arborsim.search import base
 
 MOST_NODES = 1_000_000  #: a tree that may grow larger is refused
 
@@ -46,10 +37,10 @@ class Dense:
     children: tuple[int, ...] = (8,)
     depth: int = 0  # of the last level; 0 for as many as `children` has entries
     slots: int = 256  # thoughts that may run at once
-    _known: dict[int, Leaf] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[int, base.Leaf] = field(default_factory=dict, init=False, repr=False)
     _opened: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _open_below: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-    _finished: list[Leaf] = field(default_factory=list, init=False, repr=False)
+    _finished: list[base.Leaf] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.children or min(*self.children, self.slots) < 1 or self.depth < 0:
@@ -76,9 +67,9 @@ class Dense:
     def _children_at(self, depth: int) -> int:
         return self.children[min(depth, len(self.children) - 1)]
 
-    def expand(self, frontier: Leaves, width: int) -> Expansion:
-        dropped: list[Leaf] = []
-        for leaf in newest(frontier, self._known):
+    def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        dropped: list[base.Leaf] = []
+        for leaf in base.newest(frontier, self._known):
             self._enter(leaf, dropped)
         children: dict[int, int] = {}
         waiting = sorted(self._opened, key=lambda n: (-self._known[n].depth, n))
@@ -93,9 +84,9 @@ class Dense:
             if self._opened[node] == self._children_at(self._known[node].depth):
                 del self._opened[node]
         over = not children and not any(self._open_below.values())
-        return Expansion(children, deepest_first(dropped), done=over)
+        return base.Expansion(children, base.deepest_first(dropped), done=over)
 
-    def _enter(self, leaf: Leaf, dropped: list[Leaf]) -> None:
+    def _enter(self, leaf: base.Leaf, dropped: list[base.Leaf]) -> None:
         """A thought is complete: it waits for children, or is given up with what is above it."""
         self._known[leaf.node] = leaf
         if leaf.expandable and leaf.depth < self.depth:
@@ -110,13 +101,13 @@ class Dense:
             if self._open_below[node] or node in self._opened:
                 return
             del self._open_below[node]
-            if node != ROOT:
+            if node != base.ROOT:
                 dropped.append(self._known[node])
             node = self._known[node].parent
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
+    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
         """All finished thoughts: whether any is right bounds what a search can find."""
-        return tuple(leaf.node for leaf in best_first(self._finished)) or (ROOT,)
+        return tuple(leaf.node for leaf in base.best_first(self._finished)) or (base.ROOT,)
 
 
 @dataclass
@@ -129,7 +120,7 @@ class SharedTree:
     name: ClassVar[str] = "shared-tree"
     synchronous: ClassVar[bool] = False
     keeps_duplicates: ClassVar[bool] = True
-    searches: Sequence[Search]  # new objects
+    searches: Sequence[base.Search]  # new objects
     slots: int = 256  # thoughts that may run at once, of all searches together
     #: A thought that repeats one of its siblings is dead, for each search that does not keep
     #: duplicates
@@ -148,15 +139,17 @@ class SharedTree:
         """Whether a driver has to give leaves their embeddings."""
         return any(getattr(search, "uses_embeddings", False) for search in self.searches)
 
-    def expand(self, frontier: Leaves, width: int) -> Expansion:
+    def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         self._tree.note(frontier)
         self._walks = [walk for walk in self._walks if next(walk, _OVER) is not _OVER]
         children = self._tree.open(width)
-        return Expansion(children, done=not (self._walks or children or self._tree.running))
+        return base.Expansion(children, done=not (self._walks or children or self._tree.running))
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
+    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
         """All finished thoughts: whether any is right bounds what each of the searches can find."""
-        return tuple(x.node for x in best_first(x for x in frontier if x.finished)) or (ROOT,)
+        return tuple(x.node for x in base.best_first(x for x in frontier if x.finished)) or (
+            base.ROOT,
+        )
 
 
 _OVER = object()
@@ -166,13 +159,13 @@ class _Tree:
     """The thoughts that are open or asked for."""
 
     def __init__(self) -> None:
-        self.leaf: list[Leaf | None] = [None]  # of each node, once it is complete
+        self.leaf: list[base.Leaf | None] = [None]  # of each node, once it is complete
         self.children: list[list[int]] = [[]]  # of each node, in order of opening
         self.running = 1  # open nodes that are not complete: the prompt, until the driver shows it
         self._wanted = [0]  # children of each node, those to be opened included
         self._queue: dict[int, int] = {}  # node -> children to be opened, in order of asking
 
-    def note(self, frontier: Leaves) -> None:
+    def note(self, frontier: base.Leaves) -> None:
         """Take in the leaves that are new: the last ones of a frontier in order of completion."""
         for leaf in reversed(frontier):
             if self.leaf[leaf.node] is not None:
@@ -211,23 +204,23 @@ class _Tree:
 class _Walk:
     """One search, with node numbers of its own: in order of opening, as if it were alone."""
 
-    def __init__(self, search: Search, tree: _Tree, dedupe: bool) -> None:
+    def __init__(self, search: base.Search, tree: _Tree, dedupe: bool) -> None:
         self.search, self.tree = search, tree
         self._dedupe = dedupe and not getattr(search, "keeps_duplicates", False)
-        self._of = [ROOT]  # node of the tree
+        self._of = [base.ROOT]  # node of the tree
         self._parent = [-1]
         self._visits = [0]
         self._ends = [0]  # iteration of the last token
-        self._frontier: dict[int, Leaf] = {}
+        self._frontier: dict[int, base.Leaf] = {}
         self._said: dict[tuple[int, int], int] = {}  # (parent, twin) -> complete, not given up
         self._active: list[int] = []
         self._iteration = 0
 
     def run(self) -> Iterator[None]:
         """The search as a coroutine that waits, by yielding, for thoughts of the tree."""
-        while self.tree.leaf[ROOT] is None:
+        while self.tree.leaf[base.ROOT] is None:
             yield
-        self._frontier[ROOT] = self._leaf(ROOT)
+        self._frontier[base.ROOT] = self._leaf(base.ROOT)
         while True:
             if not self._active or not self.search.synchronous:
                 free = self.search.slots - len(self._active)
@@ -242,7 +235,7 @@ class _Walk:
                 return
             yield from self._decode()
 
-    def _open(self, wish: Expansion) -> Iterator[None]:
+    def _open(self, wish: base.Expansion) -> Iterator[None]:
         for node, count in wish.children.items():
             self.tree.want(self._of[node], self._visits[node] + count)
         for node, count in wish.children.items():
@@ -272,7 +265,7 @@ class _Walk:
         for node in ended:
             self._close(node)
 
-    def _leaf(self, node: int) -> Leaf:
+    def _leaf(self, node: int) -> base.Leaf:
         leaf = self.tree.leaf[self._of[node]]
         assert leaf is not None, "a walk goes on once its thoughts are complete"
         return leaf
@@ -284,7 +277,7 @@ class _Walk:
         leaf, content = self._leaf(node), self._content(node)
         repeats = self._said.get(content, 0) > 0 and self._dedupe
         self._said[content] = self._said.get(content, 0) + 1
-        self._frontier[node] = Leaf(
+        self._frontier[node] = base.Leaf(
             node, self._parent[node], leaf.depth, leaf.score, leaf.finished and not repeats,
             leaf.dead or repeats, 0, leaf.tokens, leaf.embedding, leaf.answer,
         )  # fmt: skip

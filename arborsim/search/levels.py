@@ -32,21 +32,11 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import (
-    ROOT,
-    Children,
-    Expansion,
-    Leaves,
-    Wide,
-    best_first,
-    hopeless,
-    value,
-    weighted_majority,
-)
+from arborsim.search import base
 
 
 @dataclass
-class LevelSearch(Wide, ABC):
+class LevelSearch(base.Wide, ABC):
     """One level at a time."""
 
     synchronous: ClassVar[bool] = True
@@ -58,25 +48,25 @@ class LevelSearch(Wide, ABC):
             raise UsageError(f"{self.name}: width and depth must be 1 or more")
 
     @abstractmethod
-    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
+    def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
         """Children per candidate (those without any left out), at most `width` in all.
 
         `candidates` are the states that can be continued, best first; `width` is 1 or more.
         """
 
-    def expand(self, frontier: Leaves, width: int) -> Expansion:
+    def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         left = min(width, self.width - sum(leaf.finished for leaf in frontier))
         candidates = [
             x for x in frontier if x.visits == 0 and x.expandable and x.depth < self.depth
         ]
         if left < 1 or not candidates:
-            return Expansion(done=True)
-        children = self.share(frontier, best_first(candidates), left)
+            return base.Expansion(done=True)
+        children = self.share(frontier, base.best_first(candidates), left)
         kept = [leaf.node for leaf in frontier if leaf.finished or leaf.node in children]
-        return Expansion(children, hopeless(frontier, kept), done=not children)
+        return base.Expansion(children, base.hopeless(frontier, kept), done=not children)
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
-        return weighted_majority(frontier)
+    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
+        return base.weighted_majority(frontier)
 
 
 @dataclass
@@ -89,7 +79,7 @@ class BeamSqrt(LevelSearch):
     def _kept(self) -> int:
         return ceil_sqrt(self.width)
 
-    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
+    def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
         kept = candidates[: self._kept]
         counts = even_parts(width, len(kept))  # what does not divide goes to the first, one each
         return {leaf.node: count for leaf, count in zip(kept, counts, strict=True) if count}
@@ -123,9 +113,9 @@ class DvtsSqrt(LevelSearch):
     def _subtrees(self) -> int:
         return ceil_sqrt(self.width)
 
-    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
-        if candidates[0].node == ROOT:
-            return {ROOT: width}
+    def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
+        if candidates[0].node == base.ROOT:
+            return {base.ROOT: width}
         self._assign(frontier)
         finished = Counter(self._subtree[leaf.node] for leaf in frontier if leaf.finished)
         children: dict[int, int] = {}
@@ -137,7 +127,7 @@ class DvtsSqrt(LevelSearch):
                 width -= left
         return children
 
-    def _assign(self, frontier: Leaves) -> None:
+    def _assign(self, frontier: base.Leaves) -> None:
         """Deal the first level out to the subtrees; later states are where their parent is."""
         fresh = [leaf for leaf in frontier if leaf.node not in self._subtree]
         first = sorted(leaf.node for leaf in fresh if leaf.depth == 1)
@@ -178,17 +168,17 @@ class Rebase(LevelSearch):
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
             raise UsageError(f"{self.name}: temperature must be more than 0")
 
-    def share(self, frontier: Leaves, candidates: Leaves, width: int) -> Children:
+    def share(self, frontier: base.Leaves, candidates: base.Leaves, width: int) -> base.Children:
         counts = rebase_weights(candidates, width, self.temperature)
         return {x.node: count for x, count in zip(candidates, counts, strict=True) if count}
 
 
-def rebase_weights(leaves: Leaves, width: int, temperature: float) -> list[int]:
+def rebase_weights(leaves: base.Leaves, width: int, temperature: float) -> list[int]:
     """Children of each leaf; they add up to `width` exactly.
 
     One leaf or more, best first; an unknown score counts as minus infinity.
     """
-    scores = np.array([value(leaf) for leaf in leaves], dtype=np.float64)
+    scores = np.array([base.value(leaf) for leaf in leaves], dtype=np.float64)
     counts = []
     for i, score in enumerate(scores):
         # Relative to the leaf that is served: equal scores give ones exactly, nothing overflows,

@@ -23,24 +23,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import (
-    ROOT,
-    Expansion,
-    Leaf,
-    Leaves,
-    Wide,
-    deepest_first,
-    newest,
-    reward,
-    value,
-)
+from arborsim.search import base
 
 
 @dataclass
 class _State:
     """A complete node: what came out at and below it, and what may still come."""
 
-    leaf: Leaf  # as it was last shown
+    leaf: base.Leaf  # as it was last shown
     #: Rewards seen here and below, and their sum
     count: int = 0
     total: float = 0.0
@@ -56,7 +46,7 @@ class _State:
 
 
 @dataclass
-class Mcts(Wide):
+class Mcts(base.Wide):
     """Selection by UCT, one thought per simulation.
 
     Subtrees in which nothing is left to open are not selected again: a second visit would see the
@@ -79,35 +69,35 @@ class Mcts(Wide):
         if not (self.exploration >= 0 and math.isfinite(self.exploration)):
             raise UsageError("mcts: exploration must be 0 or more")
 
-    def expand(self, frontier: Leaves, width: int) -> Expansion:
-        new = newest(frontier, self._states)
+    def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        new = base.newest(frontier, self._states)
         for leaf in new:
             self._back_up(leaf)
-        if any(leaf.finished and value(leaf) >= self.accept for leaf in new):
-            return Expansion(done=True)
+        if any(leaf.finished and base.value(leaf) >= self.accept for leaf in new):
+            return base.Expansion(done=True)
         may_differ = self._asked.union(*((leaf.node, leaf.parent) for leaf in new))
         changed = [leaf for leaf in frontier if leaf.node in may_differ]
         for leaf in changed:
             self._update(leaf)
         closed = self._closed(changed)
         children: dict[int, int] = {}
-        opened = len(self._states) - 1 + self._states[ROOT].running
+        opened = len(self._states) - 1 + self._states[base.ROOT].running
         for _ in range(min(width, self.steps - opened)):
             state = self._select()
             if state is None:
                 break
             children[state.leaf.node] = children.get(state.leaf.node, 0) + 1
         self._asked = set(children)
-        return Expansion(children, closed)
+        return base.Expansion(children, closed)
 
-    def _back_up(self, leaf: Leaf) -> None:
+    def _back_up(self, leaf: base.Leaf) -> None:
         self._states[leaf.node] = _State(leaf)
-        if leaf.node == ROOT:
+        if leaf.node == base.ROOT:
             return
         self._states[leaf.parent].arrived.append(self._states[leaf.node])
         for state in self._upwards(leaf.node):
             state.count += 1
-            state.total += reward(leaf)
+            state.total += base.reward(leaf)
 
     def _upwards(self, node: int) -> Iterator[_State]:
         """The state and all above it."""
@@ -115,7 +105,7 @@ class Mcts(Wide):
             yield self._states[node]
             node = self._states[node].leaf.parent
 
-    def _update(self, leaf: Leaf) -> None:
+    def _update(self, leaf: base.Leaf) -> None:
         """What is opened below a state, not what was asked for: a bank may have had nothing."""
         state = self._states[leaf.node]
         state.leaf = leaf
@@ -128,7 +118,7 @@ class Mcts(Wide):
 
     def _select(self) -> _State | None:
         """The state that gets the next child, which is noted as running; None if there is none."""
-        state = self._states[ROOT]
+        state = self._states[base.ROOT]
         if not state.live:
             return None
         while state.room <= 0:
@@ -147,13 +137,13 @@ class Mcts(Wide):
         wide = math.sqrt(math.log(above.count + above.running) / seen)
         return state.total / state.count + self.exploration * wide, -state.leaf.node
 
-    def _closed(self, changed: Iterable[Leaf]) -> tuple[int, ...]:
+    def _closed(self, changed: Iterable[base.Leaf]) -> tuple[int, ...]:
         """States below which nothing runs or can be opened, but not the answers; deepest first."""
-        over: dict[int, Leaf] = {}
+        over: dict[int, base.Leaf] = {}
         for leaf in changed:
             for state in self._upwards(leaf.node):
-                if state.live or state.running or state.leaf.node == ROOT:
+                if state.live or state.running or state.leaf.node == base.ROOT:
                     break
                 if not state.leaf.finished:
                     over[state.leaf.node] = state.leaf
-        return deepest_first(over.values())
+        return base.deepest_first(over.values())

@@ -14,22 +14,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import (
-    ROOT,
-    Expansion,
-    Leaves,
-    Search,
-    Wide,
-    best_answer,
-    best_first,
-    hopeless,
-    newest,
-    value,
-)
+from arborsim.search import base
 
 
 @dataclass
-class TotBfs(Search):
+class TotBfs(base.Search):
     """Propose, value, keep the best."""
 
     name: ClassVar[str] = "tot-bfs"
@@ -51,11 +40,13 @@ class TotBfs(Search):
     def slots(self) -> int:
         return self.keep * self.children
 
-    def expand(self, frontier: Leaves, width: int) -> Expansion:
+    def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         # Finished states compete with the new ones for their place.
-        leaves = best_first(x for x in frontier if x.visits == 0 and (x.finished or x.expandable))
+        leaves = base.best_first(
+            x for x in frontier if x.visits == 0 and (x.finished or x.expandable)
+        )
         kept = leaves[: self.keep]
-        dropped = hopeless(frontier, (leaf.node for leaf in kept))
+        dropped = base.hopeless(frontier, (leaf.node for leaf in kept))
         children: dict[int, int] = {}
         for leaf in kept:
             share = min(self.children, width)
@@ -63,15 +54,15 @@ class TotBfs(Search):
                 continue
             children[leaf.node] = share
             width -= share
-        return Expansion(children, dropped, done=not children)
+        return base.Expansion(children, dropped, done=not children)
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
-        finished = best_first(leaf for leaf in frontier if leaf.finished)
-        return tuple(x.node for x in finished[: self.any_of]) or best_answer(frontier)
+    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
+        finished = base.best_first(leaf for leaf in frontier if leaf.finished)
+        return tuple(x.node for x in finished[: self.any_of]) or base.best_answer(frontier)
 
 
 @dataclass
-class TotDfs(Wide):
+class TotDfs(base.Wide):
     """Depth-first search with backtracking."""
 
     name: ClassVar[str] = "tot-dfs"
@@ -87,22 +78,22 @@ class TotDfs(Wide):
     steps: int = 100  # most thoughts in all
     accept: float = 0.9  # a finished thought valued at least this ends the search
     width: int = 1  # proposals of one state that may run in one batch
-    _seen: set[int] = field(default_factory=lambda: {ROOT}, init=False, repr=False)
-    _at: int = field(default=ROOT, init=False, repr=False)
+    _seen: set[int] = field(default_factory=lambda: {base.ROOT}, init=False, repr=False)
+    _at: int = field(default=base.ROOT, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(self.children, self.propose, self.steps, self.width) < 1:
             raise UsageError("tot-dfs: children, propose, steps and width must be 1 or more")
 
-    def expand(self, frontier: Leaves, width: int) -> Expansion:
+    def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         states = {leaf.node: leaf for leaf in frontier}
         dropped: list[int] = []
-        for leaf in newest(frontier, self._seen):
+        for leaf in base.newest(frontier, self._seen):
             self._seen.add(leaf.node)
-            if leaf.finished and value(leaf) >= self.accept:
-                return Expansion(dropped=tuple(dropped), done=True)
-            above = max(value(states[leaf.parent]), 0.0)  # the root has no value
-            if leaf.dead or value(leaf) < max(self.threshold, self.relative * above):
+            if leaf.finished and base.value(leaf) >= self.accept:
+                return base.Expansion(dropped=tuple(dropped), done=True)
+            above = max(base.value(states[leaf.parent]), 0.0)  # the root has no value
+            if leaf.dead or base.value(leaf) < max(self.threshold, self.relative * above):
                 dropped.append(leaf.node)
         while True:
             state = states[self._at]
@@ -115,17 +106,17 @@ class TotDfs(Wide):
             full = state.visits >= self.children or state.dead
             proposed = state.visits and state.visits % self.propose == 0
             if below and (proposed or full):
-                self._at = best_first(below)[0].node
+                self._at = base.best_first(below)[0].node
             elif not full:
                 opened = sum(leaf.visits for leaf in frontier)
                 batch = self.propose - state.visits % self.propose
                 left = max(0, self.steps - max(opened, len(self._seen) - 1))
                 count = min(batch, self.children - state.visits, width, left)
-                return Expansion(
+                return base.Expansion(
                     {state.node: count} if count else {}, tuple(dropped), done=count == 0
                 )
-            elif self._at == ROOT:
-                return Expansion(dropped=tuple(dropped), done=True)
+            elif self._at == base.ROOT:
+                return base.Expansion(dropped=tuple(dropped), done=True)
             else:
                 dropped.append(state.node)
                 self._at = state.parent

@@ -13,21 +13,7 @@ from typing import Any
 from arborsim.core.units import quantity
 from arborsim.live.backends import LiveResult
 from arborsim.run.results import ANY, at_budget
-from arborsim.show import page, replay_figures
-from arborsim.show.live import (
-    ANSWERS,
-    MEMORY,
-    SIGNIFICANT,
-    TIME,
-    LiveReport,
-    LiveRow,
-    cautions,
-    episode_result,
-    least_visible,
-    left_out,
-    live_frame,
-    live_rows,
-)
+from arborsim.show import live, page, replay_figures
 from arborsim.show.replay import NAMES
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted, score
@@ -35,14 +21,14 @@ from arborsim.show.words import counted, score
 _POINTS = 600
 
 
-def write_live_page(report: LiveReport, path: str | Path) -> None:
+def write_live_page(report: live.LiveReport, path: str | Path) -> None:
     """Write the page; `UsageError` where the file cannot be written."""
     page.write(render(report), path)
 
 
-def render(report: LiveReport) -> str:
+def render(report: live.LiveReport) -> str:
     """The whole page as text; the same results give the same bytes."""
-    rows, facts = live_rows(report), report.facts
+    rows, facts = live.live_rows(report), report.facts
     return page.render(
         "live",
         ("live.js",),
@@ -54,33 +40,33 @@ def render(report: LiveReport) -> str:
             f"{quantity('bytes', facts.kv_bytes_per_token)} of KV per token."
         ),
         sentences=summarise(rows),
-        cautions=cautions(report, rows),
+        cautions=live.cautions(report, rows),
         table=Table(
             rows,
-            shown((*NAMES, *ANSWERS, *MEMORY, *TIME), rows) if rows else NAMES,
+            shown((*NAMES, *live.ANSWERS, *live.MEMORY, *live.TIME), rows) if rows else NAMES,
             look=lambda row: "baseline" if row.is_baseline else "",
         ),
         settings=_settings(report),
         left_out=[
             f"{policy}, budget {budget}: {reason}"
-            for (policy, budget), reasons in left_out(report).items()
+            for (policy, budget), reasons in live.left_out(report).items()
             for reason in dict.fromkeys(reasons)
         ],
     )
 
 
-def _data(report: LiveReport, rows: Sequence[LiveRow]) -> dict[str, Any]:
+def _data(report: live.LiveReport, rows: Sequence[live.LiveRow]) -> dict[str, Any]:
     memory = memories(report)
     return {
         "accuracy": accuracy(rows),
         "time": replay_figures.time_splits(rows, lambda row: row.other_s) if rows else [],
         "memory": memory,
         "start": memory[1]["cell"] if len(memory) > 1 else "",
-        "csv": live_frame(report).to_csv(index=False, lineterminator="\n"),
+        "csv": live.live_frame(report).to_csv(index=False, lineterminator="\n"),
     }
 
 
-def _settings(report: LiveReport) -> dict[str, str]:
+def _settings(report: live.LiveReport) -> dict[str, str]:
     facts, request = report.facts, report.request
     found = {
         "command": report.command,
@@ -103,7 +89,7 @@ def _settings(report: LiveReport) -> dict[str, str]:
 # --- the answer ---
 
 
-def summarise(rows: Sequence[LiveRow]) -> list[str]:
+def summarise(rows: Sequence[live.LiveRow]) -> list[str]:
     """Sentences about the rows; the first is the answer.
 
     What full retention solves, which settings answer measurably worse and what so few problems
@@ -121,12 +107,14 @@ def summarise(rows: Sequence[LiveRow]) -> list[str]:
     if full is None or not full.judged:
         best = max(others, key=lambda row: (row.accuracy, -row.peak_hbm_kv_bytes))
         return [f"{_name(best)} solves most: {_score(best)}.", _smallest(others, None)]
-    worse = [row for row in others if row.p < SIGNIFICANT and row.difference < 0]
+    worse = [row for row in others if row.p < live.SIGNIFICANT and row.difference < 0]
     rest = [row for row in others if row not in worse and row.judged]
     sentences = [f"Full retention solves {_score(full)}. {_verdict(full, rest, worse)}"]
     if worse:
         names = "; ".join(f"{_name(row)}: {_score(row)}" for row in worse)
-        sentences.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
+        sentences.append(
+            f"Worse than full retention (Fisher's p below {live.SIGNIFICANT}): {names}."
+        )
     if rest:
         small = min(rest, key=lambda row: row.peak_hbm_kv_bytes)
         sentences.append(
@@ -136,11 +124,13 @@ def summarise(rows: Sequence[LiveRow]) -> list[str]:
     return [*sentences, *_speeds(others)]
 
 
-def _verdict(full: LiveRow, rest: Sequence[LiveRow], worse: Sequence[LiveRow]) -> str:
+def _verdict(
+    full: live.LiveRow, rest: Sequence[live.LiveRow], worse: Sequence[live.LiveRow]
+) -> str:
     """Which settings lose answers, and what this number of problems can show."""
     if not rest:
         return "Every setting tried answers measurably worse."
-    least = least_visible(full.correct, full.judged)
+    least = live.least_visible(full.correct, full.judged)
     problems = counted(full.judged, "problem")
     if least is None:
         are = "is" if full.judged == 1 else "are"
@@ -148,17 +138,17 @@ def _verdict(full: LiveRow, rest: Sequence[LiveRow], worse: Sequence[LiveRow]) -
     shows = f"with {problems}, a loss shows only from {least}/{full.judged} down"
     count = len(rest) + len(worse)
     found = f"{len(worse)} of {count} settings are" if worse else "No setting is"
-    return f"{found} measurably worse; {shows} (p < {SIGNIFICANT})."
+    return f"{found} measurably worse; {shows} (p < {live.SIGNIFICANT})."
 
 
-def _smallest(others: Sequence[LiveRow], full: LiveRow | None) -> str:
+def _smallest(others: Sequence[live.LiveRow], full: live.LiveRow | None) -> str:
     small = min(others, key=lambda row: row.peak_hbm_kv_bytes)
     base = "" if full is None else f"; full retention {_memory(full)}"
     return f"{_name(small)} needs the least HBM: {_memory(small)}{base}."
 
 
-def _speeds(others: Sequence[LiveRow]) -> list[str]:
-    def speed(row: LiveRow) -> float:
+def _speeds(others: Sequence[live.LiveRow]) -> list[str]:
+    def speed(row: live.LiveRow) -> float:
         return row.relative.tokens_per_s
 
     known = [row for row in others if not math.isnan(speed(row))]
@@ -173,17 +163,17 @@ def _speeds(others: Sequence[LiveRow]) -> list[str]:
     ]
 
 
-def _name(row: LiveRow) -> str:
+def _name(row: live.LiveRow) -> str:
     if row.is_baseline:
         return "Full retention"
     return row.label if row.budget == ANY else f"{row.label} at budget {row.budget}"
 
 
-def _score(row: LiveRow) -> str:
+def _score(row: live.LiveRow) -> str:
     return score(row.correct, row.judged, row.low, row.high)
 
 
-def _memory(row: LiveRow) -> str:
+def _memory(row: live.LiveRow) -> str:
     share = row.relative.peak_hbm
     of_full = "" if math.isnan(share) or row.is_baseline else f" ({share:.0%} of full)"
     return f"{quantity('bytes', row.peak_hbm_kv_bytes)}{of_full}"
@@ -192,7 +182,7 @@ def _memory(row: LiveRow) -> str:
 # --- figures ---
 
 
-def accuracy(rows: Sequence[LiveRow]) -> page.Figure | None:
+def accuracy(rows: Sequence[live.LiveRow]) -> page.Figure | None:
     """Accuracy with its interval, policies side by side per budget; None if nothing was judged."""
     judged = [row for row in rows if row.judged and not row.is_baseline]
     full = next((row for row in rows if row.judged and row.is_baseline), None)
@@ -221,7 +211,7 @@ def _size(budget: str) -> tuple[bool, float, str]:
     return number > 1, number, budget
 
 
-def _baseline(full: LiveRow, budgets: int) -> list[page.Figure]:
+def _baseline(full: live.LiveRow, budgets: int) -> list[page.Figure]:
     line = {"type": "scatter", "mode": "lines", "x": [-0.5, budgets - 0.5], "hoverinfo": "skip"}
     edge = {**line, "line": {"width": 0}, "showlegend": False}
     dashed = {"width": 2, "dash": "dash", "color": "var(--c0)"}
@@ -233,7 +223,7 @@ def _baseline(full: LiveRow, budgets: int) -> list[page.Figure]:
     ]  # fmt: skip
 
 
-def memories(report: LiveReport) -> list[dict[str, Any]]:
+def memories(report: live.LiveReport) -> list[dict[str, Any]]:
     """Bytes by tier of one search per policy and budget: the first that most of them have."""
     ran = [r for r in report.results if not r.infeasible and r.measured.series.time_s]
     count = Counter(result.episode for result in ran)
@@ -242,7 +232,7 @@ def memories(report: LiveReport) -> list[dict[str, Any]]:
         found.setdefault((result.policy, result.budget), result)
     items = []
     for (policy, budget), result in found.items():
-        drawn = episode_result(report, result)
+        drawn = live.episode_result(report, result)
         if budget == ANY:  # no budget, no line
             drawn = replace(drawn, kv_bytes_per_token=0)
         clock = "simulated time" if report.shadow else "time"

@@ -20,19 +20,9 @@ from arborsim.run.results import (
     Row,
     aggregate,
 )
-from arborsim.show import page, trees
+from arborsim.show import page, replay_figures, trees
 from arborsim.show.page import packed
 from arborsim.show.replay import COLUMNS, MEMORY, NAMES, TIME, to_frame
-from arborsim.show.replay_figures import (
-    ERROR,
-    KEPT,
-    TIMES,
-    heat,
-    known,
-    memory,
-    pareto,
-    time_splits,
-)
 from arborsim.show.replay_words import cautions, headline, summarise
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted
@@ -108,15 +98,15 @@ def _data(result: ReplayResult, by_trace: dict[str, list[Row]]) -> tuple[dict[st
         "traces": list(by_trace),
         "pareto": {
             trace: [
-                {"title": metric.title, **pareto(own, metric)}
-                for metric in (KEPT, ERROR, TIMES)
-                if known(metric, own)
+                {"title": metric.title, **replay_figures.pareto(own, metric)}
+                for metric in (replay_figures.KEPT, replay_figures.ERROR, replay_figures.TIMES)
+                if replay_figures.known(metric, own)
             ]
             for trace, own in by_trace.items()
         },
-        "heat": {trace: heat(own) for trace, own in by_trace.items()},
-        "time": {trace: time_splits(own) for trace, own in by_trace.items()},
-        "memory": [{**_labels(e), "figure": memory(e, points)} for e in kept],
+        "heat": {trace: replay_figures.heat(own) for trace, own in by_trace.items()},
+        "time": {trace: replay_figures.time_splits(own) for trace, own in by_trace.items()},
+        "memory": [{**_labels(e), "figure": replay_figures.memory(e, points)} for e in kept],
         "trees": _trees(result.pictures),
         "maps": _maps(result.token_maps),
         "start": _cell(best.policy, best.budget) if best else "",

@@ -10,18 +10,7 @@ import numpy as np
 
 from arborsim.show.table import LABEL, Column, Table, name_column, print_tables
 from arborsim.show.words import percent, plain
-from arborsim.validate.results import (
-    LEAST_PROBLEMS,
-    PEAKS,
-    TERMS,
-    CellCheck,
-    Line,
-    TermError,
-    Validation,
-    lines_of,
-    rank_agreements,
-    term_errors,
-)
+from arborsim.validate import results
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,21 +20,21 @@ _WIDE = 100
 _SPARE = ("time", "same", "kept")
 
 
-def sentences(checks: Sequence[CellCheck]) -> list[str]:
+def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
     """The verdict, part by part."""
-    lines = lines_of(checks)
+    lines = results.lines_of(checks)
     ran = [line for line in lines if line.searches]
 
-    def total(name: str, of: Sequence[Line] = ran) -> int:
+    def total(name: str, of: Sequence[results.Line] = ran) -> int:
         return sum(getattr(line, name) for line in of)
 
-    errors = {error.term: error for error in term_errors(ran)}
+    errors = {error.term: error for error in results.term_errors(ran)}
     token, thread, against = (errors[n] for n in ("per_token_s", "thread_s", "against_full_s"))
     time = f"Time: seconds per token {off(token)}."
     if against.lines:  # the machine's pace of the moment cancels out
         time += f" As multiples of full retention's in this run, {off(against)}."
     if thread.lines:
-        terms_s = sum(line.live_s[TERMS.index("total_s")] for line in ran)
+        terms_s = sum(line.live_s[results.TERMS.index("total_s")] for line in ran)
         time += (
             " Seconds are CPU time of the searching thread here, of which the terms are "
             f"{percent(terms_s / sum(line.thread_s for line in ran))}; against all of it the sum "
@@ -56,7 +45,7 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
         f"replay of their own recording ({total('equal_moves', lines):,} of "
         f"{total('shadow_moves', lines):,} moves).",
         f"Bytes: equal to the byte after {total('equal_calls'):,} of {total('calls'):,} steps of "
-        f"{total('searches'):,} live searches; all {len(PEAKS)} peaks equal in "
+        f"{total('searches'):,} live searches; all {len(results.PEAKS)} peaks equal in "
         f"{total('peaks_equal'):,}.",
         time,
         "Decisions under real eviction: Jaccard index of the tokens in HBM "
@@ -64,7 +53,7 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
         f"{_median([line.jaccard_after for line in ran])} after that (medians over policies and "
         "budgets).",
     ]
-    ranks = rank_agreements(checks)
+    ranks = results.rank_agreements(checks)
     said += [
         f"Quality: {rank.figure.replace('_', ' ')} against live accuracy, Spearman "
         f"{rank.rho:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}] over {rank.lines} policies and "
@@ -75,12 +64,12 @@ def sentences(checks: Sequence[CellCheck]) -> list[str]:
         problems = len({check.episode for check in checks})
         said.append(
             f"Quality: {problems} problems and {len(ran)} policies and budgets are too few to rank "
-            f"accuracies; at least {LEAST_PROBLEMS} problems are needed."
+            f"accuracies; at least {results.LEAST_PROBLEMS} problems are needed."
         )
     return said
 
 
-def off(error: TermError) -> str:
+def off(error: results.TermError) -> str:
     """How far off a term is, and where most."""
     return (
         f"off by {percent(error.median)} in the median, {percent(error.worst)} at worst "
@@ -88,7 +77,7 @@ def off(error: TermError) -> str:
     )
 
 
-def term_name(error: TermError) -> str:
+def term_name(error: results.TermError) -> str:
     return error.term.removesuffix("_s").replace("_", " ")
 
 
@@ -98,12 +87,12 @@ def _median(values: Sequence[float]) -> str:
 
 
 def _figure(
-    title: str, about: str, value: Callable[[Line], float],
-    text: Callable[[Line], str] | None = None, form: str = ".3f",
-) -> Column[Line]:  # fmt: skip
+    title: str, about: str, value: Callable[[results.Line], float],
+    text: Callable[[results.Line], str] | None = None, form: str = ".3f",
+) -> Column[results.Line]:  # fmt: skip
     """A figure of searches that ran: as `text`, else in this form; empty where it is unknown."""
 
-    def shown(line: Line) -> str:
+    def shown(line: results.Line) -> str:
         known = line.searches and not math.isnan(value(line))
         return "" if not known else text(line) if text else format(value(line), form)
 
@@ -118,12 +107,12 @@ def _share(part: float, whole: float) -> str:
     return "all" if part == whole else f"{100 * part / whole:.1f}%" if whole else ""
 
 
-def _per_token(line: Line) -> float:
+def _per_token(line: results.Line) -> float:
     live, simulated = line.per_token_s()
     return simulated / live - 1 if live else math.nan
 
 
-COLUMNS: tuple[Column[Line], ...] = (
+COLUMNS: tuple[Column[results.Line], ...] = (
     name_column("policy", lambda line: line.policy),
     name_column("budget", lambda line: line.budget, LABEL),
     Column("n", "n", "count", lambda line: line.searches,
@@ -154,7 +143,7 @@ COLUMNS: tuple[Column[Line], ...] = (
 )  # fmt: skip
 
 
-def print_validation(result: Validation, console: Console | None = None) -> None:
+def print_validation(result: results.Validation, console: Console | None = None) -> None:
     """Print the verdict, the lines and the terms of the time; fits 80 columns."""
     from rich.console import Console
 
@@ -162,7 +151,7 @@ def print_validation(result: Validation, console: Console | None = None) -> None
     if not result.checks:
         console.print("Nothing was compared.")
         return
-    lines = lines_of(result.checks)
+    lines = results.lines_of(result.checks)
     table = Table(lines, COLUMNS)
     if console.width < _WIDE:
         table = table.without(_SPARE)
@@ -173,7 +162,7 @@ def print_validation(result: Validation, console: Console | None = None) -> None
     hidden = [column.title for column in COLUMNS if column not in table.columns]
     missing = f" From {_WIDE} columns on also {', '.join(hidden)}." if hidden else ""
     console.print(plain(f"{legend}.{missing}"), style="dim", markup=False)
-    for error in term_errors(lines):
+    for error in results.term_errors(lines):
         if error.lines:
             text = f"  {term_name(error)}: {off(error)}, n {error.lines}"
             console.print(plain(text), markup=False)

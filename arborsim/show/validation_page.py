@@ -14,24 +14,15 @@ from arborsim.show import page
 from arborsim.show.table import LABEL, Column, Table, name_column
 from arborsim.show.validation import COLUMNS, sentences, term_name
 from arborsim.show.words import percent
+from arborsim.validate import results
 from arborsim.validate.compare import PARTS
-from arborsim.validate.results import (
-    PEAKS,
-    CellCheck,
-    Line,
-    TermError,
-    Validation,
-    lines_of,
-    rank_agreements,
-    term_errors,
-)
 
 _PARTS = {part: part.replace("_", " ") for part in PARTS}
 _COLOURS = ("--hbm", "--quantised", "--ddr", "--ddr-quantised", "--staging")
 _BUDGET_COLOURS = ("--c5", "--c2", "--c3", "--c4", "--c6", "--c1", "--c7")
 _MOST_DRAWN = 6
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 22, 44
-_ERRORS: tuple[Column[TermError], ...] = (
+_ERRORS: tuple[Column[results.TermError], ...] = (
     name_column("term", term_name),
     Column("lines", "policies and budgets", "count", lambda error: error.lines,
            text=lambda error: str(error.lines)),
@@ -43,14 +34,14 @@ _ERRORS: tuple[Column[TermError], ...] = (
 )  # fmt: skip
 
 
-def write_page(result: Validation, path: Path) -> None:
+def write_page(result: results.Validation, path: Path) -> None:
     """Write the page; `UsageError` where the file cannot be written."""
     page.write(render(result), path)
 
 
-def render(result: Validation) -> str:
+def render(result: results.Validation) -> str:
     """The whole page as text; the same result gives the same bytes."""
-    lines = lines_of(result.checks)
+    lines = results.lines_of(result.checks)
     about = result.about
     where = [about[key] for key in ("task", "search", "device", "GPU profile") if key in about]
     infeasible = (c for c in result.checks if c.infeasible)
@@ -64,7 +55,7 @@ def render(result: Validation) -> str:
         parts=dict(zip(_PARTS.values(), _COLOURS, strict=True)),
         peaks=_peak_notes(result),
         time=_time(lines),
-        terms=Table(term_errors(lines), _ERRORS),
+        terms=Table(results.term_errors(lines), _ERRORS),
         jaccard=_jaccard(result.checks),
         quality=_quality(result.checks, lines),
         budgets={f"budget {line.budget}": _colour(line, lines) for line in lines},
@@ -76,7 +67,7 @@ def render(result: Validation) -> str:
     )
 
 
-def _peak_notes(result: Validation) -> list[str]:
+def _peak_notes(result: results.Validation) -> list[str]:
     """Peaks that differ, one by one; the size of tensors and of the allocator."""
     ran = [check for check in result.checks if not check.infeasible]
     said = [
@@ -84,7 +75,7 @@ def _peak_notes(result: Validation) -> list[str]:
         f"{simulated:,} B simulated, {live:,} B live"
         for check in ran
         for name, live, simulated in zip(
-            PEAKS, check.live_peaks, check.simulated_peaks, strict=True
+            results.PEAKS, check.live_peaks, check.simulated_peaks, strict=True
         )
         if live != simulated
     ]
@@ -187,7 +178,7 @@ def _short(value: float) -> str:
     return f"{value * 1e6:g}µ" if value and abs(value) < 1e-3 else f"{value:.6g}"
 
 
-def _bytes(checks: Sequence[CellCheck]) -> list[Plot]:
+def _bytes(checks: Sequence[results.CellCheck]) -> list[Plot]:
     """Live and simulated bytes over the iterations: those that use most tiers, then most bytes."""
     drawn = [
         (check, np.array(check.bytes_over_time, dtype=np.int64).reshape(-1, 1 + 2 * len(PARTS)))
@@ -212,7 +203,7 @@ def _bytes(checks: Sequence[CellCheck]) -> list[Plot]:
     return found
 
 
-def _time(lines: Sequence[Line]) -> list[Plot]:
+def _time(lines: Sequence[results.Line]) -> list[Plot]:
     """Measured against simulated seconds per token."""
     known = [(line, *line.per_token_s()) for line in lines if line.searches]
     known = [item for item in known if item[1] > 0 and item[2] > 0]
@@ -229,7 +220,7 @@ def _time(lines: Sequence[Line]) -> list[Plot]:
     return [plot]
 
 
-def _jaccard(checks: Sequence[CellCheck]) -> list[Plot]:
+def _jaccard(checks: Sequence[results.CellCheck]) -> list[Plot]:
     """A panel per budget: every policy's line over the iterations of the first search."""
     drawn = [check for check in checks if check.jaccard and check.shadow_moves]
     first = min((check.episode for check in drawn), default=0)
@@ -254,9 +245,9 @@ def _jaccard(checks: Sequence[CellCheck]) -> list[Plot]:
     return found
 
 
-def _quality(checks: Sequence[CellCheck], lines: Sequence[Line]) -> list[Plot]:
+def _quality(checks: Sequence[results.CellCheck], lines: Sequence[results.Line]) -> list[Plot]:
     """Attention kept and output error against live accuracy, if there are enough problems."""
-    judged = [line for line in lines if line.judged] if rank_agreements(checks) else []
+    judged = [line for line in lines if line.judged] if results.rank_agreements(checks) else []
     found = []
     for figure in ("attention_kept", "output_error"):
         values = [getattr(line, figure) for line in judged]
@@ -275,7 +266,7 @@ def _quality(checks: Sequence[CellCheck], lines: Sequence[Line]) -> list[Plot]:
     return found
 
 
-def _colour(line: Line, lines: Sequence[Line]) -> str:
+def _colour(line: results.Line, lines: Sequence[results.Line]) -> str:
     """Of the line's budget."""
     budgets = list(dict.fromkeys(each.budget for each in lines))
     return _BUDGET_COLOURS[budgets.index(line.budget) % len(_BUDGET_COLOURS)]

@@ -14,16 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from arborsim.core.events import (
-    Answer,
-    Boundary,
-    Decode,
-    Event,
-    Prefill,
-    Prune,
-    TokenRun,
-    Transition,
-)
+from arborsim.core import events
 from arborsim.core.observations import (
     AttentionRows,
     DenseRows,
@@ -270,7 +261,7 @@ def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:
     return rows, values.reshape(len(rows), size)
 
 
-def play(episode: Episode) -> Iterator[Event]:
+def play(episode: Episode) -> Iterator[events.Event]:
     """The events of one search in time order.
 
     One `Prefill`; one `Transition` per batch of transition rows; a `Decode` for every longest run
@@ -288,27 +279,27 @@ def play(episode: Episode) -> Iterator[Event]:
         kind, node = int(episode.kind[start]), int(episode.node[start])
         if kind == Kind.PREFILL:
             seen = 1
-            yield Prefill(_run(episode, first, first + stop - start, (0,)))
+            yield events.Prefill(_run(episode, first, first + stop - start, (0,)))
         elif kind == Kind.TOKEN:
             leaves = tuple(episode.node[start : start + width].tolist())
-            yield Decode(_run(episode, first, first + stop - start, leaves))
+            yield events.Decode(_run(episode, first, first + stop - start, leaves))
         elif kind == Kind.TRANSITION:
             turned = tuple(episode.node[start:stop].tolist())
             parents = episode.parent[start:stop].tolist()
             pairs = zip(turned, parents, strict=True)
-            yield Transition(turned, tuple((leaf, up) for leaf, up in pairs if leaf >= seen))
+            yield events.Transition(turned, tuple((leaf, up) for leaf, up in pairs if leaf >= seen))
             seen = max(seen, max(turned) + 1)
         elif kind == Kind.BOUNDARY:
-            yield Boundary(node, float(episode.reward[start]), float(episode.entropy[start]))
+            yield events.Boundary(node, float(episode.reward[start]), float(episode.entropy[start]))
         elif kind == Kind.PRUNE:
-            yield Prune(node)
+            yield events.Prune(node)
         else:
             verdict = int(episode.correct[start])
-            yield Answer(None if verdict < 0 else bool(verdict))
+            yield events.Answer(None if verdict < 0 else bool(verdict))
 
 
-def _run(episode: Episode, start: int, stop: int, leaves: tuple[int, ...]) -> TokenRun:
-    return TokenRun(
+def _run(episode: Episode, start: int, stop: int, leaves: tuple[int, ...]) -> events.TokenRun:
+    return events.TokenRun(
         leaves=leaves,
         steps=(stop - start) // len(leaves),
         token=episode.token[start:stop],

@@ -24,25 +24,14 @@ import numpy as np
 import pyarrow as pa
 
 from arborsim.trace.columns import lists
-from arborsim.trace.importers.sources import (
-    Contents,
-    Damage,
-    Thought,
-    ThoughtBatch,
-    WrittenSearch,
-    array,
-    field,
-    finite,
-    read_lines,
-    whole,
-)
+from arborsim.trace.importers import sources
 
 _AZURE_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d|Z)?")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True)
-class Request(WrittenSearch):
+class Request(sources.WrittenSearch):
     """One request: a search without branches."""
 
     arrival_s: float = 0.0  # on the source's clock
@@ -56,7 +45,9 @@ class Request(WrittenSearch):
         prefix_blocks: tuple[int, ...] = (), other: dict[str, Any] | None = None,
     ) -> Request:  # fmt: skip
         """A request by its lengths; an answer without tokens is no block."""
-        batches = [ThoughtBatch([Thought(0, answer_tokens)])] if answer_tokens else []
+        batches = (
+            [sources.ThoughtBatch([sources.Thought(0, answer_tokens)])] if answer_tokens else []
+        )
         return cls(prompt_tokens, batches, None, None, arrival_s, prefix_blocks, other)
 
     def columns(self) -> dict[str, Any]:
@@ -85,19 +76,19 @@ def json_request(line: str, ticks_per_s: float, block_tokens: int) -> Request:
     try:
         item = json.loads(line)
     except (ValueError, RecursionError):
-        raise Damage("this is not JSON") from None
-    arrival_s = finite(field(item, "timestamp"), "timestamp", low=0.0) / ticks_per_s
-    prompt = whole(field(item, "input_length"), "input_length", low=1)
-    answer = whole(field(item, "output_length"), "output_length")
+        raise sources.Damage("this is not JSON") from None
+    arrival_s = sources.finite(sources.field(item, "timestamp"), "timestamp", low=0.0) / ticks_per_s
+    prompt = sources.whole(sources.field(item, "input_length"), "input_length", low=1)
+    answer = sources.whole(sources.field(item, "output_length"), "output_length")
     named = ("timestamp", "input_length", "output_length", "hash_ids")
     other = {key: value for key, value in item.items() if key not in named}
     blocks = tuple(
-        whole(value, "an id in hash_ids", -(1 << 63), (1 << 63) - 1)
-        for value in array(field(item, "hash_ids"), "hash_ids")
+        sources.whole(value, "an id in hash_ids", -(1 << 63), (1 << 63) - 1)
+        for value in sources.array(sources.field(item, "hash_ids"), "hash_ids")
     )
     complete, every = prompt // block_tokens, math.ceil(prompt / block_tokens)
     if len(blocks) not in (complete, every):  # the last, partial one may be left out
-        raise Damage(
+        raise sources.Damage(
             f"hash_ids names {len(blocks)} blocks, but a prompt of {prompt} tokens has "
             f"{every} of {block_tokens}"
         )
@@ -109,25 +100,25 @@ def azure_request(line: str) -> Request:
     try:
         cells = next(csv.reader([line.strip()]), [])
     except csv.Error as error:
-        raise Damage(f"this is not CSV ({error})") from None
+        raise sources.Damage(f"this is not CSV ({error})") from None
     if len(cells) != len(AZURE_COLUMNS):
-        raise Damage(f"it has {len(cells)} cells instead of {len(AZURE_COLUMNS)}")
+        raise sources.Damage(f"it has {len(cells)} cells instead of {len(AZURE_COLUMNS)}")
     match = _AZURE_TIME.fullmatch(cells[0].strip())
     try:
         if match is None:
             raise ValueError
         moment = datetime.fromisoformat(match[1] + (match[3] or ""))
     except ValueError:
-        raise Damage(f"TIMESTAMP is {cells[0]!r:.40} instead of a date and time") from None
+        raise sources.Damage(f"TIMESTAMP is {cells[0]!r:.40} instead of a date and time") from None
     seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     counts = []
     for name, cell in zip(AZURE_COLUMNS[1:], cells[1:], strict=True):
         if not re.fullmatch(r"\d{1,12}", cell.strip(), re.ASCII):
-            raise Damage(f"{name} is {cell!r:.40} instead of a whole number")
+            raise sources.Damage(f"{name} is {cell!r:.40} instead of a whole number")
         counts.append(int(cell))
-    prompt = whole(counts[0], "ContextTokens", low=1)
+    prompt = sources.whole(counts[0], "ContextTokens", low=1)
     arrival_s = seconds + float(match[2] or 0)
-    return Request.of(arrival_s, prompt, whole(counts[1], "GeneratedTokens"))
+    return Request.of(arrival_s, prompt, sources.whole(counts[1], "GeneratedTokens"))
 
 
 def shared_prefix_tokens(requests: Iterable[Request], block_tokens: int) -> int:
@@ -159,7 +150,7 @@ FORMATS = {
 }
 
 
-def read_requests(path: Path, format: str, limit: int = 0) -> Contents[Request]:
+def read_requests(path: Path, format: str, limit: int = 0) -> sources.Contents[Request]:
     """The requests of a log in one of `FORMATS`, as `read_lines` reads it."""
     made = FORMATS[format]
-    return read_lines(path, made.request_of, limit, made.header)
+    return sources.read_lines(path, made.request_of, limit, made.header)
