@@ -56,7 +56,7 @@ def test_the_policy_table_names_every_policy_where_it_belongs() -> None:
     assert shown == sorted((facts["name"], facts["family"], recorded_for(facts)) for facts in every)
 
 
-def test_accuracy_figures_are_those_beside_the_weights() -> None:
+def test_accuracy_figures_are_those_of_the_weights() -> None:
     weights = ROOT / "backends" / "arborsim_torch" / "reference" / "weights"
     rows = {
         (name, row["method"], row["setting"]): row

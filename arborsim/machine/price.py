@@ -205,7 +205,7 @@ class Price:
         return found
 
     def nvme_s(self, size_bytes: int) -> float:
-        """Reading or writing so much below DDR."""
+        """Reading or writing `size_bytes` on NVMe."""
         return size_bytes / self._nvme_bytes_per_s
 
     def workspace_bytes(self, demands: Sequence[SearchDemand], chunk: int) -> int:

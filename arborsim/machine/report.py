@@ -93,7 +93,7 @@ class Tally:
         setattr(self.busy, cause, getattr(self.busy, cause) + seconds)
 
     def hbm(self, used_bytes: int, decoding: bool = False) -> None:
-        """So much is in use, or will be in iterations that are about to pass."""
+        """Memory in use, now or in iterations that are about to pass."""
         if used_bytes > self.peak_hbm_bytes:
             self.peak_hbm_bytes = used_bytes
 

@@ -83,7 +83,7 @@ class Search:
         return self.priced.pieces[self.priced.ops[self.at][1]]
 
     def tokens_of(self, size_bytes: int) -> int:
-        """Tokens whose keys and values take so much, at full precision."""
+        """Tokens whose keys and values take `size_bytes`, at full precision."""
         return -(-size_bytes // self.priced.info.kv_bytes_per_token)
 
     def arrived(self, chain: int) -> bool:

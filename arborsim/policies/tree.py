@@ -60,7 +60,7 @@ def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray)
 
 
 def _least(fits: Callable[[float], bool], low: float, high: float, rounds: int) -> float:
-    """The least number in a range that fits, as all above it do, by so many bisections."""
+    """The least number in a range that fits, as all above it do, found by bisection."""
     for _ in range(rounds):
         middle = 0.5 * (low + high)
         low, high = (low, middle) if fits(middle) else (middle, high)

@@ -35,9 +35,9 @@ def print_terms(
     for (trace, policy, budget), terms in explained(episodes).items():
         console.print()
         print_heading(console, policy, f"budget {budget}, {trace}")
-        _print(console, terms, sum(term.seconds for term in terms), "beside")
+        _print(console, terms, sum(term.seconds for term in terms), "hidden")
     console.print(
-        "beside: ran behind something else, or how long the link was in use; no part of the total.",
+        "hidden: ran behind something else, or how long the link was in use; no part of the total.",
         style="dim", markup=False,
     )  # fmt: skip
     resting = resting_on(each.split()[0] for each in assumed)

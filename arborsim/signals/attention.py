@@ -313,7 +313,7 @@ class _SparseStamps(SparseUpdater):
         self._shifted = False
 
     def begin(self, rows: SparseRows, values: np.ndarray, iteration: int = 0) -> None:
-        """Take the rows of a run after so many iterations.
+        """Take the rows of a run, after the iterations before it.
 
         Values, float64 ``[generated tokens]``, are true if the last run was not taken here.
         """

@@ -104,7 +104,7 @@ WHOLE_MODEL = Band(0.0, 1.0)
 class RollingBands(Score):
     """Weighted sum over bands of a rolling statistic of a signal with one value per layer.
 
-    The window of so many tokens, the current one included, trails over the generated tokens of the
+    The `window` newest tokens, the current one included, trail over the generated tokens of the
     token's own path; prompt tokens, which every user of the score protects, get 0.  The statistic
     is the window's mean, or how far ("z") the newest value lies from it in standard deviations, to
     which `epsilon` is added.

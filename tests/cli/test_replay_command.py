@@ -85,7 +85,7 @@ def test_workers_give_the_same_json(trace: Path, capsys: pytest.CaptureFixture[s
 def test_composed_policies_and_their_parameters(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file and a class stand beside names; a parameter of a block has a dot of its own."""
+    """Files and classes work where names do; a parameter of a block has a dot of its own."""
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\n[score]\nuse = "position"\n[protect]\nrecent = 4\n')
     command = ["replay", str(trace), "--policy", f"{file},arborsim.policies.methods.h2o:H2O",

@@ -124,7 +124,7 @@ def test_stream_exposes_what_exceeds_the_layers() -> None:
     )
 
 
-def test_near_attends_beside_the_gpu() -> None:
+def test_near_attends_while_the_gpu_works() -> None:
     bench = started(recall="near", machine=profile(ddr_bytes_per_s=1e5))
     bench.move(range(4), Tier.DDR)
     bench.decode(1)
