@@ -44,12 +44,8 @@ def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
     ``head_dim`` is read where present (it need not be ``hidden / heads``), KV heads default to the
     query heads, and the number of parameters follows from the shape unless ``num_parameters``
     gives it.  A multimodal model's language model is nested as ``text_config``; the rest of the
-    model is not counted.
-
-    Raises
-    ------
-    UsageError
-        Not JSON, keys missing or senseless, or a cache of another form.
+    model is not counted.  Raises `UsageError` if it is not JSON, keys are missing or senseless, or
+    the cache has another form.
     """
     config = parse_config(text, origin)
     dtype = _dtype(config, origin)
@@ -106,12 +102,7 @@ def parse_config(text: str, origin: str) -> dict[str, Any]:
 
 
 def with_kv_dtype(geometry: Geometry, dtype: str) -> Geometry:
-    """The model with a cache of another type; ``fp8`` is one byte per number, without scales.
-
-    Raises
-    ------
-    UnknownName
-    """
+    """The model with a cache of one of `KV_DTYPES`; ``fp8`` is a byte a number, without scales."""
     if dtype not in KV_DTYPES:
         raise UnknownName("type of a KV cache", dtype, KV_DTYPES)
     width = KV_DTYPES[dtype]

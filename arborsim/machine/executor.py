@@ -47,26 +47,23 @@ _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 class SimulatedExecutor:
     """Implements `arborsim.run.controller.Executor` on a `Machine`.
 
+    Raises `UsageError` for a name or number that cannot work, or if what a demand cannot describe
+    is to be recorded.
+
     Parameters
     ----------
-    machine : Machine
-    geometry : Geometry
+    geometry
         Model that bytes and seconds are charged for (it need not be the recorded one).
-    groups : int
+    groups
         Cache groups that plans distinguish: 1, layers, or layers x KV heads.
-    policy : str
+    policy
         Name of the policy that decides: the profile may know what it takes.
-    fused : bool
+    fused
         False if the policy reads attention rows, which then must be written out.
-    compact : bool
+    compact
         Merge half-empty pages after every decision outside runs.
-    record, prefix_tokens : bool, int
+    record, prefix_tokens
         Keep what `demand` needs, and how many first tokens other searches may share.
-
-    Raises
-    ------
-    UsageError
-        A name or number that cannot work; or what a demand cannot describe is to be recorded.
     """
 
     def __init__(

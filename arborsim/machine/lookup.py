@@ -61,28 +61,13 @@ class _Kind(NamedTuple):
         return sorted(name.removesuffix(self.suffix) for name in found)
 
 
-_GPU = _Kind(
-    "GPU", "profiles", ".toml", PROFILE_ALIASES, "--gpu {0}, or arborsim hardware {0}"
-)  # fmt: skip
+_GPU = _Kind("GPU", "profiles", ".toml", PROFILE_ALIASES, "--gpu {0}, or arborsim hardware {0}")
 _HOST = _Kind("host", "hosts", ".toml", {}, "--host {0}, next to a GPU")
 _MODEL = _Kind(
     "model", "geometries", ".json", GEOMETRY_ALIASES, "--model {0}, or arborsim models {0}"
 )  # fmt: skip
-
-
-def profile_names() -> list[str]:
-    """Names of the shipped hardware profiles."""
-    return _GPU.names()
-
-
-def geometry_names() -> list[str]:
-    """Names of the shipped model geometries."""
-    return _MODEL.names()
-
-
-def host_names() -> list[str]:
-    """Names of the shipped hosts."""
-    return _HOST.names()
+#: Names of what is shipped.
+profile_names, host_names, geometry_names = _GPU.names, _HOST.names, _MODEL.names
 
 
 def load_profile(name_or_path: str | Path, host: str | Path | None = None) -> HardwareProfile:
@@ -112,7 +97,7 @@ def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfil
 def load_host(name_or_path: str | Path) -> HostProfile:
     """The host of that name (``ddr5-2tb``), or in that TOML file."""
     text, origin, _ = _read(name_or_path, _HOST)
-    return HostProfile.from_toml(text, origin)
+    return from_toml(HostProfile, text, origin)
 
 
 def load_geometry(name_or_path: str | Path) -> Geometry:

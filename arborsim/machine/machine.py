@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import UNBOUNDED, Geometry
+from arborsim.core.records import check_ranges
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
@@ -15,6 +18,11 @@ if TYPE_CHECKING:
     from arborsim.machine.executor import SimulatedExecutor
     from arborsim.policies.base import Policy
     from arborsim.trace.schema import TraceInfo
+
+_Count = Annotated[int, Meta(ge=1)]
+_Amount = Annotated[int, Meta(ge=0)]
+_Rate = Annotated[float, Meta(gt=0)]
+_Seconds = Annotated[float, Meta(ge=0)]
 
 PREEMPTIONS = ("swap", "recompute")
 #: HBM of driver and libraries: 0.15 GiB for dense models in BLIS (read 2026-11).
@@ -51,12 +59,8 @@ class Machine:
     ) -> SimulatedExecutor:
         """A simulated machine for one search of a trace under `policy`.
 
-        `record` and `prefix_tokens` are those of `SimulatedExecutor`.
-
-        Raises
-        ------
-        UsageError
-            The policy has no meaning on the model: see `unsuited`.
+        `record` and `prefix_tokens` are those of `SimulatedExecutor`.  Raises `UsageError` if the
+        policy has no meaning on the model: see `unsuited`.
         """
         from arborsim.machine.executor import SimulatedExecutor
 
@@ -98,57 +102,41 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
 def num_groups(policy: Policy, recorded: TraceInfo) -> int:
     """Cache groups that the plans of `policy` distinguish on a trace: see `Policy.grouping`."""
     layers = len(recorded.qkv_layers)
-    return {"shared": 1, "layer": layers, "head": layers * recorded.geometry.kv_heads}[
-        policy.grouping
-    ]
+    groups = {"shared": 1, "layer": layers, "head": layers * recorded.geometry.kv_heads}
+    return groups[policy.grouping]
 
 
 @dataclass(frozen=True)
 class ServingOptions:
     """How searches share a machine."""
 
-    max_searches: int = 1 << 30  # admitted at a time
+    max_searches: _Count = 1 << 30  # admitted at a time
     #: Tokens of one prompt that take part in a decode iteration of the others; 0 prefills a prompt
     #: in a pass of its own, while the others wait.
-    prefill_chunk: int = 0
+    prefill_chunk: _Amount = 0
     #: What happens to the keys and values in HBM of a search that loses its place: `PREEMPTIONS`.
     preemption: str = "swap"
     prefix_sharing: bool = True  # hold the prefix that searches have in common once
-    prefix_block_tokens: int = 16  # tokens by which an unused prefix is given up, from its end
+    prefix_block_tokens: _Count = 16  # tokens by which an unused prefix is given up, from its end
     #: DDR for copies of shared prefixes, at most; 0 for none.  Every prefix is copied there over
     #: PCIe once it is computed; what HBM no longer holds of it is copied back.
-    prefix_host_bytes: int = 0
-    prefix_load_tokens: int = 10  # fewer tokens than that are computed again, not copied back
-    watermark: float = 0.01  # share of the KV pool left free when others have a place already
-    tensor_parallel: int = 1  # GPUs that share weights, KV, FLOPs and transfers equally
+    prefix_host_bytes: _Amount = 0
+    prefix_load_tokens: _Count = 10  # fewer tokens than that are computed again, not copied back
+    #: Share of the KV pool left free when others have a place already
+    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.01
+    tensor_parallel: _Count = 1  # GPUs that share weights, KV, FLOPs and transfers equally
     #: Of the link between them: each layer adds up two activations per sequence over a ring,
     #: ``latency + 2 (n - 1) / n * bytes / bandwidth`` each.
-    all_reduce_bytes_per_s: float = 450e9
-    all_reduce_latency_s: float = 10e-6
-    nvme_bytes: int = 0  # storage below DDR: takes what DDR cannot hold; 0 for none
-    nvme_bytes_per_s: float = 6e9  # it works while PCIe does, the slower one counts
-    series_points: int = 1024  # samples kept of the run's course
+    all_reduce_bytes_per_s: _Rate = 450e9
+    all_reduce_latency_s: _Seconds = 10e-6
+    nvme_bytes: _Amount = 0  # storage below DDR: takes what DDR cannot hold; 0 for none
+    nvme_bytes_per_s: _Rate = 6e9  # it works while PCIe does, the slower one counts
+    series_points: Annotated[int, Meta(ge=2)] = 1024  # samples kept of the run's course
 
     def __post_init__(self) -> None:
         if self.preemption not in PREEMPTIONS:
             raise UnknownName("preemption", self.preemption, PREEMPTIONS)
-        rules = {
-            "max_searches": (self.max_searches >= 1, "must be 1 or more"),
-            "prefill_chunk": (self.prefill_chunk >= 0, "must not be negative"),
-            "prefix_block_tokens": (self.prefix_block_tokens >= 1, "must be 1 or more"),
-            "prefix_host_bytes": (self.prefix_host_bytes >= 0, "must not be negative"),
-            "prefix_load_tokens": (self.prefix_load_tokens >= 1, "must be 1 or more"),
-            "watermark": (0 <= self.watermark < 1, "must lie in [0, 1)"),
-            "tensor_parallel": (self.tensor_parallel >= 1, "must be 1 or more"),
-            "all_reduce_bytes_per_s": (self.all_reduce_bytes_per_s > 0, "must be positive"),
-            "all_reduce_latency_s": (self.all_reduce_latency_s >= 0, "must not be negative"),
-            "nvme_bytes": (self.nvme_bytes >= 0, "must not be negative"),
-            "nvme_bytes_per_s": (self.nvme_bytes_per_s > 0, "must be positive"),
-            "series_points": (self.series_points >= 2, "must be 2 or more"),
-        }
-        for name, (holds, rule) in rules.items():
-            if not holds:
-                raise UsageError(f"serving: {name} {getattr(self, name)} {rule}")
+        check_ranges(self, "serving")
 
 
 @dataclass(frozen=True)
@@ -168,10 +156,7 @@ class KvPool:
     def of(cls, cost: CostModel, options: ServingOptions, workspace_bytes: int) -> KvPool:
         """The pool of a machine whose forward passes need `workspace_bytes` on each GPU.
 
-        Raises
-        ------
-        UsageError
-            Nothing is left for keys and values.
+        Raises `UsageError` if nothing is left for keys and values.
         """
         gpus, profile = options.tensor_parallel, cost.profile
         hbm, usable = gpus * profile.hbm_bytes, gpus * profile.usable_hbm_bytes

@@ -48,12 +48,7 @@ Arrivals = Timed | ClosedLoop
 class Places:
     """Queues of searches without a place, and room in HBM and on the host for those with one.
 
-    Parameters
-    ----------
-    demands : sequence of PricedProgram
-        What arrivals name by number.
-    peaks : sequence of int
-        HBM that each needs by itself.
+    Arrivals name `demands` by number; `peaks` is the HBM in bytes that each needs by itself.
     """
 
     def __init__(
@@ -77,13 +72,7 @@ class Places:
     # Arrival.
 
     def expect(self, arrivals: Arrivals) -> None:
-        """Let searches arrive.  Call once, first.
-
-        Raises
-        ------
-        UsageError
-            They name a demand that does not exist.
-        """
+        """Let searches arrive.  Call once, first; a `UsageError` names a demand that is unknown."""
         if isinstance(arrivals, Timed):
             named = [demand for _, demand in arrivals.arrivals]
         else:

@@ -173,12 +173,7 @@ class Host:
     """
 
     def __init__(
-        self,
-        clock: Clock,
-        ddr_bytes: int,
-        nvme_bytes: int,
-        copies_bytes: int = 0,
-        block_tokens: int = 1,
+        self, clock: Clock, ddr_bytes: int, nvme_bytes: int, copies_bytes: int, block_tokens: int
     ) -> None:
         self.level = Level(clock)  # all that the host holds
         self.ddr_bytes = ddr_bytes
@@ -204,10 +199,6 @@ class Host:
         if delta > 0 and over > 0 and self.copies.bytes:
             self.level.add(-self.copies.evict(over))
         self.level.add(delta)
-
-    def copied_tokens(self, key: str) -> int:
-        """How much of a prefix can be read from DDR."""
-        return self.copies[key].filled if key in self.copies else 0
 
     def begin_copy(self, key: str, prefix: Prefix) -> int:
         """Take DDR for what of a prefix in HBM has no copy yet; returns the bytes to be copied.
@@ -260,7 +251,8 @@ class Reuse:
         if prefix.filled >= wanted:
             return True
         if prefix.load is None:
-            there = min(state.host.copied_tokens(key), wanted)
+            copy = state.host.copies.get(key)
+            there = min(copy.filled, wanted) if copy else 0
             if there - prefix.filled < state.options.prefix_load_tokens:
                 return True
             prefix.load = Load(there)

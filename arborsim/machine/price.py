@@ -87,13 +87,7 @@ class Price:
     # Phases of a program.
 
     def program(self, demand: SearchDemand) -> PricedProgram:
-        """Price every phase.
-
-        Raises
-        ------
-        UsageError
-            The demand counts the bytes of another model.
-        """
+        """Price every phase; a `UsageError` if the demand counts the bytes of another model."""
         geometry, info = self.cost.geometry, demand.info
         if (info.geometry, info.kv_bytes_per_token) != (geometry.name, geometry.kv_bytes_per_token):
             raise UsageError(

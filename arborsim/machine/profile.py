@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.records import Whole, check_ranges, from_toml, given_values, located
+from arborsim.core.records import Whole, check_ranges, given_values, located
 
 Direction = Literal["h2d", "d2h"]
 ASSUMED = "assumed"
@@ -73,6 +73,12 @@ class _Sourced:
     """A record whose numbers name their sources."""
 
     sources: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        known = [entry.name for entry in fields(self)]  # type: ignore[arg-type]
+        for name in self.sources:
+            if name not in known:
+                raise UnknownName("source of", name, known)
 
     def source(self, name: str) -> str:
         """Where the number `name` comes from, or "assumed"."""
@@ -137,6 +143,7 @@ class HardwareProfile(_Sourced):
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, "hardware profile")
         sizes, shares = self.block_bytes, self.block_efficiency
         rising = all(a < b for a, b in zip((0.0, *sizes), sizes, strict=False))
@@ -194,16 +201,11 @@ class HardwareProfile(_Sourced):
     ) -> HardwareProfile:
         """A profile from a TOML table; with a `base`, the table gives only what differs from it.
 
-        A number that is given without a source is assumed.  `origin` names the file in messages.
-
-        Raises
-        ------
-        UsageError
-            A key is missing, unknown, of the wrong type, or out of its range.
+        A number that is given without a source is assumed.  `origin` names the file in messages:
+        a `UsageError` if a key is missing, unknown, of the wrong type, or out of its range.
         """
         with located(origin):
             values = given_values(cls, table)
-            _check_sources(cls, values)
             if base is not None:
                 kept = {name: text for name, text in base.sources.items() if name not in values}
                 values["sources"] = {**kept, **values.get("sources", {})}
@@ -242,20 +244,6 @@ class HostProfile(_Sourced):
     d2h_bytes_per_s: _Rate
     sources: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_toml(cls, text: str, origin: str) -> HostProfile:
-        """Parse a host; `origin` names it in error messages.
-
-        Raises
-        ------
-        UsageError
-            Not TOML, or a key is missing, unknown, of the wrong type, or out of its range.
-        """
-        host = from_toml(cls, text, origin)
-        with located(origin):
-            _check_sources(cls, vars(host))
-        return host
-
     def with_gpu(self, profile: HardwareProfile) -> HardwareProfile:
         """The GPU of `profile` in this host, with a link as fast as the slower of both ends."""
         link = ("h2d_bytes_per_s", "d2h_bytes_per_s")
@@ -268,13 +256,6 @@ class HostProfile(_Sourced):
             profile, name=f"{profile.name}+{self.name}",
             sources={**profile.sources, **sources}, **given,
         )  # fmt: skip
-
-
-def _check_sources(kind: type[Any], values: Mapping[str, Any]) -> None:
-    known = [entry.name for entry in fields(kind)]
-    for name in values.get("sources", {}):
-        if name not in known:
-            raise UnknownName("source of", name, known)
 
 
 @dataclass(frozen=True)

@@ -180,13 +180,7 @@ class SearchDemand:
 
     @classmethod
     def load(cls, path: Path) -> SearchDemand:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        UsageError
-            The file cannot be read or is no demand of this format.
-        """
+        """Read what `save` wrote; a `UsageError` if it is no demand of this format."""
         try:
             with np.load(path, allow_pickle=False) as stored:
                 header = json.loads(str(stored["header"]))
@@ -209,17 +203,9 @@ def _table(stored: np.ndarray, width: int) -> np.ndarray:
 def cut(fixed: np.ndarray, linear: np.ndarray) -> np.ndarray:
     """The fewest linear pieces that reproduce every iteration exactly, first come, longest first.
 
-    Parameters
-    ----------
-    fixed : int64 ``[iterations, f]``
-        Quantities that must not change within a piece, as `FIXED`.
-    linear : int64 ``[iterations, g]``
-        Quantities that may grow by a constant amount within a piece, as `LINEAR`.
-
-    Returns
-    -------
-    int64 ``[pieces, 1 + f + 2 g]``
-        Iterations, `fixed`, `linear` and its growth, as `PIECE_COLUMNS`.
+    Within a piece, `fixed` (`FIXED`, int64 ``[iterations, f]``) must not change, and `linear`
+    (`LINEAR`, int64 ``[iterations, g]``) may grow by a constant amount.  Returns `PIECE_COLUMNS`:
+    iterations, `fixed`, `linear` and its growth, int64 ``[pieces, 1 + f + 2 g]``.
     """
     count = len(fixed)
     growth = np.diff(linear, axis=0)

@@ -275,25 +275,15 @@ class Reading:
 class Recall:
     """Knows what iterations read in a recall mode.
 
-    Parameters
-    ----------
-    bytes_by_tier : int64 ``[tiers]``
-        Of one token in one cache group.
-    fused : bool
-        Whether attention runs without writing out probabilities.
-    tree_attention : bool
-        Whether a batch reads a shared token once, or once per branch.
+    `bytes_by_tier`, int64 ``[tiers]``, is that of one token in one cache group; `fused` attention
+    writes out no probabilities; with `tree_attention` a batch reads a shared token once, not once
+    per branch.
     """
 
     def __init__(
-        self,
-        cost: CostModel,
-        bytes_by_tier: np.ndarray,
-        groups: int,
-        mode: str,
-        fused: bool,
+        self, cost: CostModel, bytes_by_tier: np.ndarray, groups: int, mode: str, fused: bool,
         tree_attention: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.mode = mode
         self.fused = fused
         self._cost = cost

@@ -59,12 +59,8 @@ _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 class Server:
     """Serves searches; a driver lets time pass as its commands say.
 
-    Parameters
-    ----------
-    peaks : sequence of int
-        HBM that each demand needs by itself.
-    kv_bytes : int
-        HBM for keys and values.
+    `peaks` is the HBM in bytes that each demand needs by itself, `kv_bytes` what there is for keys
+    and values.
     """
 
     def __init__(
@@ -346,19 +342,10 @@ def _iterations_until(time: IterationTime, sums: Sums, most: int, seconds: float
 class ServingEngine:
     """A machine with demands priced for it, which can run many times.
 
-    Parameters
-    ----------
-    demands : sequence of SearchDemand
-        What may arrive, all recorded for `geometry`; arrivals name them by number.
-    profile, geometry
-        The machine (one GPU of it) and the model.
-    kv_bytes : int, optional
-        HBM for keys and values, in place of what the machine leaves for them.
+    All `demands` were recorded for `geometry`; arrivals name them by number.  `profile` is one GPU
+    of the machine; `kv_bytes` takes the place of the HBM that it leaves for keys and values.
 
-    Raises
-    ------
-    UsageError
-        The model does not fit, or a demand is of another model.
+    Raises `UsageError` if the model does not fit, or a demand is of another model.
     """
 
     def __init__(

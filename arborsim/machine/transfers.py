@@ -204,13 +204,8 @@ def stretches(
 
     An iteration stands alone if transfers run meanwhile, or if its moves, part of `changes`, start
     some.  `one_by_one` tells whether iterations must be written by themselves from now on; it is
-    asked before each stretch.
-
-    Yields
-    ------
-    first, last : int
-        Iterations ``first`` up to, not including, ``last``.
-    together : bool
+    asked before each stretch.  Yields the first iteration, the last one + 1, and whether they are
+    written together.
     """
     starting = changes.of(_STARTING)
     alone = np.unique(starting.step) if len(starting) else starting.step

@@ -55,12 +55,8 @@ _SPENT = (Op.PREFILL, Op.DECIDE, Op.COPY, Op.RECOMPUTE, Op.TURN)
 class OpenProgram(PricedProgram):
     """A program that is being written, and the machine that plays it by itself.
 
-    Parameters
-    ----------
-    levels : callable
-        Tells bytes of HBM in pages and streaming buffers, of those the shared prefix, and of DDR.
-    keep : bool
-        Keep the iterations, for `kept` and `terms`.
+    `levels` tells bytes of HBM in pages and streaming buffers, of those the shared prefix, and of
+    DDR; `keep` keeps the iterations, for `kept` and `terms`.
     """
 
     open = True

@@ -389,7 +389,7 @@ WRONG = {
                 "unknown key of [serving] 'tensor_parallel': "),
     "preemption": ({"x": '[serving]\npreemption = "swop"'},
                    "unknown preemption 'swop': did you mean swap"),
-    "watermark": ({"x": "[serving]\nwatermark = 2"}, "watermark 2.0 must lie in [0, 1)"),
+    "watermark": ({"x": "[serving]\nwatermark = 2"}, "[serving] watermark must be below 1, not 2"),
     "flag": ({"x": "[serving]\nprefix_sharing = 1"},
              "[serving] prefix_sharing must be true or false, not 1"),
     "page": ({"x": "[serving]\npage_size = 0"}, "[serving] page_size must be at least 1, not 0"),
