@@ -55,12 +55,8 @@ class Bank:
         """The bank that an episode of a trace is.
 
         The episode was read with text, and with embeddings if a search needs them; `scores` are
-        those of nodes that have no reward.
-
-        Raises
-        ------
-        TraceError
-            The trace does not say which thoughts ended, so it is unknown which could be continued.
+        those of nodes that have no reward.  Refuses a trace that does not say which thoughts ended,
+        because it is unknown which could be continued.
         """
         if episode.end is None:
             raise TraceError(_no_bank(f"episode {episode.index}"))
@@ -77,6 +73,10 @@ class Bank:
         for node, value in (scores or {}).items():
             score[node] = value
         node_of_token = episode.node[episode.token_rows]
+        embedding = {}
+        if episode.embedding_rows is not None and episode.embedding is not None:
+            of = episode.node[episode.embedding_rows].tolist()
+            embedding = dict(zip(of, episode.embedding, strict=True))
         children: list[list[int]] = [[] for _ in range(nodes)]
         for node in range(1, nodes):
             children[parent[node]].append(node)
@@ -93,7 +93,7 @@ class Bank:
             twin=_twins(episode, parent.tolist(), closing, at),
             children=[tuple(below) for below in children],
             judged=bool((episode.correct >= 0).any()),
-            embedding=_embeddings(episode),
+            embedding=embedding,
         )
 
 
@@ -150,13 +150,6 @@ def _by_node(
         for row, node in zip(rows.tolist(), nodes.tolist(), strict=True):
             found[node] = values[row]
     return found
-
-
-def _embeddings(episode: Episode) -> dict[int, np.ndarray]:
-    if episode.embedding_rows is None or episode.embedding is None:
-        return {}
-    nodes = episode.node[episode.embedding_rows].tolist()
-    return dict(zip(nodes, episode.embedding, strict=True))
 
 
 def _twins(episode: Episode, parent: list[int], closing: np.ndarray, at: np.ndarray) -> list[int]:

@@ -69,8 +69,7 @@ class SearchJob:
         """Open the trace, and check that it serves everything that was asked for."""
         reader = open_bank(self.trace)
         for arm in self.arms:
-            if arm.uses_embeddings:
-                require_embeddings(reader, arm)
+            require_embeddings(reader, arm)
         for cell in self.cells:
             reader.require(cell.policy.reads(), f"policy {cell.policy.name}")
         if not self.chosen(reader):
@@ -124,15 +123,10 @@ class SearchJob:
             key=lambda r: (cell[r.policy, r.budget], arm[r.label, r.width], r.episode),
         )
 
-    def quality_of(self, reader: TraceReader) -> Quality:
-        """Which quality figures are taken: full retention keeps all attention."""
-        measured = self.quality and any(cell.policy.name != "full" for cell in self.cells)
-        return Quality(attention_kept=measured and reader.has(Signal.ATTENTION))
-
 
 def require_embeddings(reader: TraceReader, arm: Arm) -> None:
-    """Raises `MissingSignal` if the trace has no embeddings to cluster by."""
-    if "embedding" not in reader.columns:
+    """Raises `MissingSignal` if the search clusters by embeddings that the trace does not hold."""
+    if arm.uses_embeddings and "embedding" not in reader.columns:
         raise MissingSignal(
             f"{arm.algorithm} clusters thoughts by embeddings, which {reader.path} does not hold: "
             "record it with --capture signals or --bank, or search with ets-kv"
@@ -144,7 +138,8 @@ def run_problem(
 ) -> tuple[list[SearchResult], list[Skipped]]:
     """All searches on one problem, under all policies and budgets; and what was left out."""
     reader = TraceReader(job.trace)
-    quality = job.quality_of(reader)
+    lossy = any(cell.policy.name != "full" for cell in job.cells)  # full keeps all attention
+    quality = Quality(attention_kept=job.quality and lossy and reader.has(Signal.ATTENTION))
     needs = quality.reads().union(*(cell.policy.reads() for cell in job.cells))
     embeddings = any(arm.uses_embeddings for arm in job.arms)
     bank = read_bank(reader, number, sorted(needs), embeddings)
@@ -188,10 +183,6 @@ def simulate(
     """Replay one episode, with what the policy and `quality` read, under one policy and budget.
 
     A share of a budget is one of this search's own tokens.
-
-    Raises
-    ------
-    BudgetInfeasible
     """
     executor = machine.executor(cell.policy, episode.info)
     token_bytes = int(machine.charged(episode.info).kv_bytes_per_token)

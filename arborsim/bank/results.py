@@ -8,7 +8,7 @@ with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
@@ -118,22 +118,13 @@ class SearchRow:
         return self.figures[figure] / other if other else math.nan
 
 
-#: The figures of a `SearchRow`: all are means over searches.
-FIGURES: dict[str, Callable[[SearchResult], float]] = {
-    "kv_tokens": lambda r: r.kv_tokens,
-    "kv_tokens_with_prompt": lambda r: r.kv_tokens_with_prompt,
-    "kv_bytes": lambda r: r.kv_tokens * r.kv_bytes_per_token,
-    "model_calls": lambda r: r.model_calls,
-    "iterations": lambda r: r.iterations,
-    "generated_tokens": lambda r: r.generated_tokens,
-    "peak_hbm_kv_bytes": lambda r: r.simulated.measured.peak_hbm_kv_bytes,
-    "peak_ddr_bytes": lambda r: r.simulated.measured.peak_ddr_bytes,
-    "hbm_kv_byte_s": lambda r: r.simulated.hbm_kv_byte_s,
-    "peak_held_kv_bytes": lambda r: r.simulated.peak_held_kv_bytes,
-    "held_kv_byte_s": lambda r: r.simulated.held_kv_byte_s,
-    "total_s": lambda r: r.simulated.measured.time.total_s,
-    "attention_kept": lambda r: r.simulated.attention_kept,
-}
+#: The figures of a `SearchRow`: means over searches of these columns of
+#: `SearchResult.flat`, and `kv_bytes`: `kv_tokens` in bytes.
+FIGURES = (
+    "kv_tokens", "kv_tokens_with_prompt", "kv_bytes", "model_calls", "iterations",
+    "generated_tokens", "peak_hbm_kv_bytes", "peak_ddr_bytes", "hbm_kv_byte_s",
+    "peak_held_kv_bytes", "held_kv_byte_s", "total_s", "attention_kept",
+)  # fmt: skip
 
 
 def rows_of(results: Iterable[SearchResult]) -> list[SearchRow]:
@@ -159,7 +150,8 @@ def rows_of(results: Iterable[SearchResult]) -> list[SearchRow]:
 
 
 def _figures(results: Sequence[SearchResult]) -> dict[str, float]:
-    found = {name: fmean(map(of, results)) for name, of in FIGURES.items()}
+    rows = [{**r.flat(), "kv_bytes": r.kv_tokens * r.kv_bytes_per_token} for r in results]
+    found = {name: fmean(row[name] for row in rows) for name in FIGURES}
     seconds = math.fsum(r.simulated.measured.time.total_s for r in results)
     tokens = sum(r.generated_tokens for r in results)
     found["tokens_per_s"] = tokens / seconds if seconds else math.nan

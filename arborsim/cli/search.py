@@ -210,8 +210,7 @@ def _served(
     served, lacking = [], []
     for arm in arms:
         try:
-            if arm.uses_embeddings:
-                require_embeddings(reader, arm)
+            require_embeddings(reader, arm)
             served.append(arm)
         except MissingSignal as error:
             if not optional:

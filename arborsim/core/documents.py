@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from typing import IO, Any, Generic, TypeVar
 
 import msgspec
 
+from arborsim import __version__
 from arborsim.core.errors import UsageError
 from arborsim.core.records import convert
 
@@ -66,6 +68,23 @@ def write_text(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def file_digest(path: Path) -> str:
+    """Beginning of the SHA-256 of a file, or of all files of an interrupted recording."""
+    digest = hashlib.sha256()
+    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
+        with each.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()[:16]
+
+
+def versions(*libraries: str) -> str:
+    """``"arborsim 1.0, numpy 2.1"``: what results depend on."""
+    from importlib.metadata import version  # slow to import
+
+    found = (f"{each} {version(each)}" for each in libraries)
+    return ", ".join([f"arborsim {__version__}", *found])
 
 
 def toml_lines(name: str, table: Mapping[str, Any]) -> Iterator[str]:

@@ -163,9 +163,10 @@ class KvPool:
         pool = cls(hbm, hbm - usable, cost.geometry.weight_bytes, gpus * workspace_bytes)
         if pool.kv_bytes <= 0:
             raise UsageError(
-                f"{cost.geometry.name} leaves no HBM for keys and values on {gpus} x "
-                f"{profile.name}: {usable} bytes usable - {pool.weight_bytes} weights - "
-                f"{pool.workspace_bytes} workspace; use more or larger GPUs"
+                f"{cost.geometry.name} does not fit: {pool.weight_bytes / 1e9:.2f} GB of weights + "
+                f"{pool.workspace_bytes / 1e9:.2f} GB of activations leave nothing for keys and "
+                f"values on {gpus} x {profile.name}, and {usable / 1e9:.2f} GB are usable; take "
+                "larger or more GPUs"
             )
         return pool
 

@@ -156,13 +156,8 @@ def _positive(load: float) -> float:
 def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     """The arrivals of a log of requests, or of a trace made from one.
 
-    The format is ``"mooncake"``, ``"bailian"``, ``"azure"`` or ``"trace"``, or empty: then the
-    file's ending tells.
-
-    Raises
-    ------
-    UsageError
-        The file is missing, damaged, of another format, or has no two moments that differ.
+    The format is one of `FORMATS` or `TRACE`, or empty: then the file's ending tells.  Refuses a
+    log that has no two moments that differ.
     """
     moments = np.sort(_moments(path, format or _format_of(path)))
     if len(moments) < 2 or moments[0] == moments[-1]:

@@ -18,10 +18,9 @@ from functools import partial
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.machine.cost import CostModel
 from arborsim.machine.places import ClosedLoop
 from arborsim.machine.price import Price
-from arborsim.machine.program import PricedProgram, SearchDemand
+from arborsim.machine.program import PricedProgram
 from arborsim.machine.terms import plan_name
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands, solved
@@ -61,40 +60,6 @@ def cost_terms(priced: PricedProgram, price: Price, alone_s: float) -> Mapping[s
             terms[name] += price.transfer_s(leg.bytes, leg.up)
     terms[HIDDEN] = alone_s - sum(terms.values())
     return dict(terms)
-
-
-def weights_too_large(workload: Workload, hardware: Hardware) -> str:
-    """Why the model's weights alone leave no memory, which needs no search to know; "" if not."""
-    geometry, gpus = workload.geometry, hardware.gpus
-    usable = gpus * hardware.profile.usable_hbm_bytes
-    if geometry.weight_bytes < usable:
-        return ""
-    return (
-        f"{geometry.name} does not fit: its weights take {geometry.weight_bytes / 1e9:.2f} GB, and "
-        f"{usable / 1e9:.2f} GB are usable; take larger or more GPUs"
-    )
-
-
-def _peak_kv_bytes(demand: SearchDemand) -> int:
-    """HBM for keys and values of a search by itself."""
-    last = demand.column("iterations") - 1
-    held = demand.column("hbm_bytes") + last * demand.column("hbm_bytes_growth")
-    return int(held.max(initial=0))
-
-
-def too_large(workload: Workload, hardware: Hardware, found: MixDemands) -> str:
-    """What the model and the smallest search need, against what the GPUs have."""
-    geometry = workload.geometry
-    options = replace(workload.serving, tensor_parallel=hardware.gpus)
-    price = Price(CostModel(hardware.profile, geometry), options)
-    workspace = hardware.gpus * price.workspace_bytes(found.demands, options.prefill_chunk)
-    least = min(map(_peak_kv_bytes, found.demands), default=0)
-    usable = hardware.gpus * hardware.profile.usable_hbm_bytes
-    return (
-        f"{geometry.name} does not fit: {geometry.weight_bytes / 1e9:.2f} GB of weights + "
-        f"{workspace / 1e9:.2f} GB of activations + at least {least / 1e9:.2f} GB of keys and "
-        f"values for one search, and {usable / 1e9:.2f} GB are usable; take larger or more GPUs"
-    )
 
 
 def too_many_refused(bench: Bench) -> str:
@@ -176,8 +141,8 @@ def evaluate(workload: Workload, candidate: Candidate, found: MixDemands) -> Can
         return result
     try:
         bench = Bench(workload, hardware, found)
-    except UsageError:
-        return replace(result, status=UNFIT, reason=too_large(workload, hardware, found))
+    except UsageError as error:
+        return replace(result, status=UNFIT, reason=str(error))
     counts = np.bincount(np.concatenate(list(bench.drawn.values())), minlength=len(found.places))
     quality = found.quality(counts.astype(np.float64))
     result = replace(result, pool=bench.engine.pool, quality=quality)
@@ -193,9 +158,18 @@ def evaluate(workload: Workload, candidate: Candidate, found: MixDemands) -> Can
 
 
 def unfit(workload: Workload, candidate: Candidate) -> CandidateResult | None:
-    """The candidate's result if not even the model's weights fit; None if they do."""
-    why = weights_too_large(workload, candidate.hardware)
-    return _without(candidate, UNFIT, why) if why else None
+    """The candidate's result if not even the model's weights fit; None if they do.
+
+    That is known before any search is recorded.
+    """
+    geometry, hardware = workload.geometry, candidate.hardware
+    usable = hardware.gpus * hardware.profile.usable_hbm_bytes
+    if geometry.weight_bytes < usable:
+        return None
+    return _without(candidate, UNFIT, (
+        f"{geometry.name} does not fit: its weights take {geometry.weight_bytes / 1e9:.2f} GB, and "
+        f"{usable / 1e9:.2f} GB are usable; take larger or more GPUs"
+    ))  # fmt: skip
 
 
 def _without(each: Candidate, status: str, reason: str) -> CandidateResult:
@@ -238,36 +212,15 @@ STEP = 1.02
 _WIDEST = 32  # steps of the grid
 
 
-class RateGrid:
-    """Loads ``1.02 ** k`` for every whole k."""
-
-    def load(self, k: int) -> float:
-        return float(STEP**k)
-
-    def below(self, load: float) -> int:
-        """The largest k whose load is not above `load`, which is above 0."""
-        k = math.floor(math.log(load) / math.log(STEP))
-        while self.load(k + 1) <= load:
-            k += 1
-        while self.load(k) > load:
-            k -= 1
-        return k
+RATES = tuple(STEP**k for k in range(-2000, 2000))
+CLIENTS = [1.0]
+while CLIENTS[-1] < 1_000_000:
+    CLIENTS.append(max(CLIENTS[-1] + 1, float(math.floor(CLIENTS[-1] * STEP))))
 
 
-class ClientGrid:
-    """Whole numbers from 1 on, 2% apart where that is more than one; k counts from 0."""
-
-    def __init__(self) -> None:
-        self._loads = [1]
-        while self._loads[-1] < 1_000_000:
-            self._loads.append(max(self._loads[-1] + 1, math.floor(self._loads[-1] * STEP)))
-
-    def load(self, k: int) -> float:
-        return float(self._loads[k])
-
-    def below(self, load: float) -> int:
-        """The largest k whose load is not above `load`; -1 below 1."""
-        return bisect_right(self._loads, load) - 1
+def below(loads: Sequence[float], load: float) -> int:
+    """Which of `RATES` or `CLIENTS` is the largest that is not above `load`; -1 for none."""
+    return bisect_right(loads, load) - 1
 
 
 def largest(meets: Callable[[int], bool], low: int, high: int, start: int) -> tuple[int, int]:
@@ -315,7 +268,7 @@ class LargestLoad:
         self._bench, self._workload = bench, bench.workload
         self._result, self._solved = result, solved
         self._closed = isinstance(bench.workload.arrivals, ClientLoop)
-        self._grid: RateGrid | ClientGrid = ClientGrid() if self._closed else RateGrid()
+        self._loads = CLIENTS if self._closed else RATES
         self._last: dict[int, tuple[int, Run]] = {}  # seed -> k, its last run that met the target
 
     def found(self) -> CandidateResult:
@@ -334,15 +287,15 @@ class LargestLoad:
         k, runs = self._confirmed(min(borders))
         if not runs:
             return self._never()
-        loads = [self._grid.load(each) for each in borders]
-        point = self._point(self._grid.load(k), runs)
+        loads = [self._loads[each] for each in borders]
+        point = self._point(self._loads[k], runs)
         return replace(
             self._result,
             status=MET,
-            largest=self._grid.load(k),
+            largest=self._loads[k],
             largest_by_seed=tuple(loads),
             spread=rate_interval(loads),
-            refuted=self._grid.load(min(beyond)),
+            refuted=self._loads[min(beyond)],
             limited_by=limits[int(np.argmin(borders))],
             at_largest=point,
             at_stated=self._at_stated(point),
@@ -364,27 +317,29 @@ class LargestLoad:
         """A k that meets the target, one that does not, and why that one does not."""
         if self._closed:
             most = self._workload.searches * MOST_AT_ONCE
-            return -1, self._grid.below(most) + 1, "run length"
+            return -1, below(self._loads, most) + 1, "run length"
         rate, full = self._bench.keeps_up_with(seed)
         alone = self._result.alone
         assert alone is not None
-        low = self._grid.below(_IDLE / alone.seconds)
+        low = below(self._loads, _IDLE / alone.seconds)
         why = "throughput" if full and self._bench.knows_rate(seed) else "run length"
-        return low, max(low + 1, self._grid.below(rate) + 1), why
+        return low, max(low + 1, below(self._loads, rate) + 1), why
 
     def _guess(self, seed: int, low: int, high: int) -> int:
         """Where to begin: where the beginning of the run seems to have its border."""
         first = (low + high) // 2
         if not self._closed:
-            first = self._grid.below(_FIRST_GUESS * self._grid.load(high))
+            first = below(self._loads, _FIRST_GUESS * self._loads[high])
         if self._workload.searches < _SCOUTED:
             return first
-        return largest(
-            lambda k: self._bench.scout(self._grid.load(k), seed, _SCOUT), low, high, first
-        )[0]
+
+        def meets(k: int) -> bool:
+            return self._bench.scout(self._loads[k], seed, _SCOUT)
+
+        return largest(meets, low, high, first)[0]
 
     def _meets(self, seed: int, k: int) -> bool:
-        run = self._bench.attempt(self._grid.load(k), seed)
+        run = self._bench.attempt(self._loads[k], seed)
         if run is not None:
             # Later ones are closer to the border: only there is a run looked at again.
             self._last[seed] = (k, run)
@@ -392,13 +347,11 @@ class LargestLoad:
 
     def _confirmed(self, k: int) -> tuple[int, list[Run]]:
         """All runs at the largest load that meets the target in every one of them, from k down."""
-        for lower in range(k, k - 20, -1):
-            if self._closed and lower < 0:
-                break
+        for lower in range(k, max(k - 20, -1), -1):
             runs = [
                 self._last[seed][1]
                 if seed in self._last and self._last[seed][0] == lower
-                else self._bench.run(self._grid.load(lower), seed)
+                else self._bench.run(self._loads[lower], seed)
                 for seed in self._workload.seeds()
             ]
             if all(run.meets for run in runs):

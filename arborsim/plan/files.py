@@ -116,10 +116,7 @@ class PlanLog(RecordLog[CandidateResult]):
     def resume(self) -> dict[int, CandidateResult]:
         """The candidates that an interrupted plan has finished, by number.
 
-        Raises
-        ------
-        UsageError
-            There is no such file, it is damaged, or it is of another plan.
+        Refuses a file that is not there, damaged or of another plan.
         """
         if not self.path.exists():
             raise UsageError(
@@ -156,11 +153,6 @@ def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
     That is the share of judged answers that are right, with Clopper and Pearson's 95% interval.
     The budget of a policy that ignores budgets is "-".  Searches that a budget could not hold count
     as wrong.
-
-    Raises
-    ------
-    UsageError
-        A file cannot be read or is no such log.
     """
     verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for path in paths:

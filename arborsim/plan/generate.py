@@ -398,11 +398,6 @@ def write_generated(
 
     Replays charge for a model of this geometry unless they are given another.  `advance` is called
     with what was written and its number of tokens.
-
-    Raises
-    ------
-    UsageError
-        A tree is too large, or `out` cannot be written.
     """
     drawn = tuple(generate_search(spec, seed, number) for number in range(searches))
     contents = Contents(drawn, (), searches)

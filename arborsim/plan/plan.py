@@ -22,7 +22,7 @@ from arborsim.plan.demands import (
     recorded_facts,
     solved,
 )
-from arborsim.plan.evaluate import evaluate, unfit, weights_too_large
+from arborsim.plan.evaluate import evaluate, unfit
 from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
 from arborsim.plan.recommend import Demanded, recommend
 from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for
@@ -55,10 +55,7 @@ def work_on(item: Unit | Task) -> list[RecordedSearch] | str | CandidateResult:
 class Planner:
     """Evaluates candidates one by one, so that what is done survives an interruption.
 
-    Raises
-    ------
-    UsageError
-        The model's weights fit none of the machines.
+    Refuses a model whose weights fit none of the machines.
     """
 
     workload: Workload
@@ -81,15 +78,17 @@ class Planner:
         self._short: tuple[str, ...] = ()
         # What cannot hold the model's weights is known before anything is served.
         found = [unfit(self.workload, each) for each in self.candidates]
-        if found and all(found):
+        known = {each.number: each for each in found if each is not None}
+        if found and len(known) == len(found):
             largest = max(
-                self.workload.hardware, key=lambda each: each.gpus * each.profile.usable_hbm_bytes
+                self.candidates,
+                key=lambda each: each.hardware.gpus * each.hardware.profile.usable_hbm_bytes,
             )
             raise UsageError(
-                f"no machine of the workload can hold the model; the largest is {largest.name}: "
-                f"{weights_too_large(self.workload, largest)}"
+                "no machine of the workload can hold the model; the largest is "
+                f"{largest.hardware.name}: {known[largest.number].reason}"
             )
-        self.finished |= {each.number: each for each in found if each is not None}
+        self.finished |= known
 
     @property
     def missing(self) -> list[Candidate]:
@@ -109,11 +108,6 @@ class Planner:
 
         `advance` is called with what was worked on, and units of `work`; `done` with each candidate
         as soon as it is finished, in any order.
-
-        Raises
-        ------
-        UsageError
-            A trace cannot be read, or a process died.
         """
         with self._traces() as traces:
             facts = recorded_facts(self.workload, traces)

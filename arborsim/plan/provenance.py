@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
-from arborsim import __version__
+from arborsim.core.documents import file_digest, versions
 from arborsim.core.units import quantity
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import numbers_of
@@ -39,17 +37,14 @@ def settings_of(workload: Workload) -> dict[str, str]:
         "tokens per page": str(workload.page_tokens),
         "tree attention": "on" if workload.tree_attention else "off",
         "prices": f"{prices.currency}, {prices.date}: {prices.source}",
-        "versions": ", ".join(
-            [f"arborsim {__version__}"]
-            + [f"{name} {version(name)}" for name in ("numpy", "pyarrow", "scipy")]
-        ),
+        "versions": versions("numpy", "pyarrow", "scipy"),
     }
     for entry in workload.mix:
         found[f"mix: {entry.name}"] = f"weight {entry.weight:g}; {_source(entry)}"
     for made in workload.calibrations:
         found[f"calibration {Path(made.source).name}"] = (
             f"{made.kind} of {', '.join(made.policies)}, measured on {made.model} ({made.layers} "
-            f"layers, seed {made.seed}), sha256 {_digest(Path(made.source))}"
+            f"layers, seed {made.seed}), sha256 {file_digest(Path(made.source))}"
         )
     for choice in workload.policies:
         values = ", ".join(
@@ -107,18 +102,8 @@ def _source(entry: MixEntry) -> str:
     info = TraceReader(entry.source).info
     return (
         f"{entry.source.name}: {info.task}, {info.search}, recorded on {info.model} (seed "
-        f"{info.seed}), sha256 {_digest(entry.source)}{shared}"
+        f"{info.seed}), sha256 {file_digest(entry.source)}{shared}"
     )
-
-
-def _digest(path: Path) -> str:
-    """Beginning of the SHA-256 of a file, or of a trace that is a folder of files."""
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*.parquet")) if path.is_dir() else [path]:
-        with file.open("rb") as opened:
-            while chunk := opened.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()[:16]
 
 
 def assumed_numbers(workload: Workload) -> tuple[str, ...]:

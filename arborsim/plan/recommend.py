@@ -45,13 +45,6 @@ def money(cost: tuple[float, float] | None, currency: str) -> str:
     return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
 
 
-def named(candidate: CandidateResult) -> str:
-    """All that tells a candidate from the others, in a sentence."""
-    budget = "" if candidate.budget == "-" else f" at a budget of {candidate.budget}"
-    recall = "" if candidate.recall == "-" else f" (recall {candidate.recall})"
-    return f"{candidate.policy}{budget}{recall} on {candidate.hardware}"
-
-
 def load_of(load: float, plan: PlanResult) -> str:
     """``"1.25 searches/s"``, ``"12 clients"``."""
     return f"{load:.3g} {plan.unit}" if plan.unit != "clients" else f"{load:.0f} clients"
@@ -210,7 +203,7 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
     assert point is not None
     assert best.largest is not None
     text = (
-        f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
+        f"Take {best.name}: offered up to {load_of(best.largest, plan)}, one machine keeps "
         f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
         f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
         f"{_limit(best, point)}"
@@ -260,7 +253,9 @@ def _why(
     demanded: Demanded,
     plan: PlanResult,
 ) -> str:
-    one = "reaches the quality that was asked for" if demanded.anything else "keeps every token"
+    all_kept = not demanded.anything
+    one = "keeps every token" if all_kept else "reaches the quality that was asked for"
+    several = "keep every token exactly" if all_kept else "reach the quality that was asked for"
     if not good:
         return (
             f"It is the cheapest of {len(met)} candidates that meet the target, but none of them "
@@ -270,11 +265,9 @@ def _why(
         return (
             f"It is the only candidate of {len(plan.candidates)} that meets the target and {one}."
         )
-    quality = "reach the quality that was asked for" if demanded.anything else (
-        "keep every token exactly")  # fmt: skip
     return (
         f"It is the cheapest of the {len(good)} candidates (of {len(plan.candidates)}) that meet "
-        f"the target and {quality}."
+        f"the target and {several}."
     )
 
 
@@ -284,12 +277,12 @@ def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -
     assert other.at_largest is not None
     assert other.largest is not None
     if not (math.isfinite(here) and math.isfinite(there)) or not here:
-        return f"{named(other)}, which serves {load_of(other.largest, plan)}"
+        return f"{other.name}, which serves {load_of(other.largest, plan)}"
     point = other.fleet or other.at_largest
     change = there / here - 1
     words = "about the same" if abs(change) < _SAME else (
         f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
-    text = f"{named(other)} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
+    text = f"{other.name} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
     return text + _left_open(other, best)
 
 

@@ -103,13 +103,7 @@ class Run:
 
 
 class Bench:
-    """A candidate's machine, ready for runs.
-
-    Raises
-    ------
-    UsageError
-        The model does not fit.
-    """
+    """A candidate's machine, ready for runs; refuses one that the model does not fit."""
 
     def __init__(self, workload: Workload, hardware: Hardware, found: MixDemands) -> None:
         self.workload, self.hardware = workload, hardware
@@ -190,13 +184,8 @@ class Bench:
         """Searches per second that the machine finishes when it never lacks any.
 
         As many clients as a run of this length can hold in a steady state start one search after
-        the other, without a pause.
-
-        Returns
-        -------
-        float, bool
-            The rate, and whether some search had to wait for a place: if none did, more clients
-            might get more done.
+        the other, without a pause.  Also whether some search had to wait for a place: if none did,
+        more clients might get more done.
         """
         clients = max(1, int(self.workload.searches * MOST_AT_ONCE))
         searches = tuple(np.tile(self.drawn[seed], 2).tolist())
@@ -269,22 +258,18 @@ def runs_out(runs: Sequence[Run]) -> str:
     (`WAITING`); else what of `TIME` is in use for the largest share of it (`mean_shares`).
     """
     lacking = {name for run in runs for name in run.report.first_s}
-    if lacking and _wait(runs):
+    queue = sum(run.queue for run in runs)
+    # By Little's law, mean numbers of searches are as mean times.
+    waits = queue >= WAITING * (queue + sum(run.concurrency for run in runs)) > 0
+    measured = sum(len(run.measured) for run in runs)
+    preempted = sum(run.preemptions for run in runs) >= WAITING * measured > 0
+    if lacking and (waits or preempted):
         # Where it did not run out, the run's end counts.
         return min(sorted(lacking), key=lambda name: sum(
             run.report.first_s.get(name, run.report.total_s) for run in runs
         ))  # fmt: skip
     used = mean_shares(runs)
     return max(TIME, key=lambda name: float(getattr(used, name)))
-
-
-def _wait(runs: Sequence[Run]) -> bool:
-    """Whether waiting matters; by Little's law, mean numbers of searches are as mean times."""
-    queue = sum(run.queue for run in runs)
-    there = queue + sum(run.concurrency for run in runs)
-    preemptions = sum(run.preemptions for run in runs)
-    measured = sum(len(run.measured) for run in runs)
-    return queue >= WAITING * there > 0 or preemptions >= WAITING * measured > 0
 
 
 def mean_shares(runs: Sequence[Run]) -> Utilisation:
@@ -312,17 +297,10 @@ def summed_up(
     solved: Estimate | None,
     arriving_per_s: float | None = None,
 ) -> LoadPoint:
-    """Figures of a load over all runs.
+    """Figures of a load over all runs of it, at least one.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Of the bench at that load, at least one.
-    solved : Estimate or None
-        Share of searches with a correct answer.
-    arriving_per_s : float or None
-        Searches per second that arrive in the long run, which costs are per; None for what the runs
-        finished.
+    `solved` is the share of searches with a correct answer.  Costs are per search that arrives, if
+    `arriving_per_s` says how many do in the long run; else per search that the runs finished.
     """
     measured = [search for run in runs for search in run.measured]
     refusals = [search.refused for search in measured if search.refused]

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from arborsim.core.errors import UsageError
+from arborsim.core.documents import write_text
+from arborsim.core.records import located
 from arborsim.machine.clock import Command, Decode, Link, Spend
 from arborsim.machine.program import Op
 from arborsim.machine.server import Server
@@ -149,10 +150,8 @@ def trace_events(line: Timeline) -> dict[str, Any]:
 def write_perfetto(line: Timeline, path: Path) -> None:
     """Write the timeline as JSON, or a `UsageError` if the file cannot be written."""
     text = json.dumps(trace_events(line), separators=(",", ":"), allow_nan=False)
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--perfetto {path}: cannot write: {error.strerror}") from None
+    with located("--perfetto"):
+        write_text(path, text + "\n")
 
 
 def _names(line: Timeline) -> Iterator[dict[str, Any]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arborsim import __version__
+from arborsim.core.documents import file_digest, versions
 from arborsim.policies.registry import values_of
 from arborsim.run.results import BASELINE, MACHINE, assumed_policy_time, at_budget, does_not_fit
 from arborsim.show.words import counted
@@ -67,13 +64,13 @@ def replay_settings(job: Replay, readers: Sequence[TraceReader]) -> dict[str, st
     found = {
         **machine_settings(job.machine, [reader.info.geometry for reader in readers]),
         "attention matrices held": "of all layers" if job.machine.keep_matrices else "of one layer",
-        "versions": _versions("numpy", "pyarrow", "simpy"),
+        "versions": versions("numpy", "pyarrow", "simpy"),
     }
     for reader in readers:
         info = reader.info
         found[f"trace {reader.path.name}"] = (
             f"{info.task}, {info.search}, recorded on {info.model} (seed {info.seed}), "
-            f"sha256 {_digest(reader.path)}"
+            f"sha256 {file_digest(reader.path)}"
         )
     return {**found, **_policies(job.policies)}
 
@@ -83,7 +80,7 @@ def search_settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
     info, problems = reader.info, job.chosen(reader)
     recipe = ", ".join(f"{key} {_shown(value)}" for key, value in info.search_parameters.items())
     found = {
-        "bank": f"{reader.path.name}, sha256 {_digest(reader.path)}",
+        "bank": f"{reader.path.name}, sha256 {file_digest(reader.path)}",
         "recorded": f"{info.task} on {info.model}, seed {info.seed}; {info.search}"
         + (f" ({recipe})" if recipe else ""),
         "problems": f"{len(problems)}, from {problems.start} to {problems.stop - 1}",
@@ -97,7 +94,7 @@ def search_settings(job: SearchJob, reader: TraceReader) -> dict[str, str]:
     budgets = dict.fromkeys(cell.budget.text for cell in job.cells if cell.policy.uses_budget)
     if budgets:
         found["budgets"] = ", ".join(budgets)
-    return {**found, "versions": _versions("numpy", "pyarrow", "scipy")}
+    return {**found, "versions": versions("numpy", "pyarrow", "scipy")}
 
 
 def search_heading(job: SearchJob, reader: TraceReader, results: Sequence[SearchResult]) -> str:
@@ -143,20 +140,6 @@ def _policies(policies: Iterable[Policy]) -> dict[str, str]:
     """The parameters of each."""
     values = {p.name: ", ".join(f"{k} {v}" for k, v in values_of(p).items()) for p in policies}
     return {f"policy {name}": text or "no parameters" for name, text in values.items()}
-
-
-def _versions(*libraries: str) -> str:
-    named = [f"{name} {version(name)}" for name in libraries]
-    return ", ".join([f"arborsim {__version__}", *named])
-
-
-def _digest(path: Path) -> str:
-    """Of the file, or of all files of a recording that was broken off."""
-    digest = hashlib.sha256()
-    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
-        with each.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()[:16]
 
 
 def _charged(machine: Machine, recorded: Sequence[Geometry]) -> list[Geometry]:

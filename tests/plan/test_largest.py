@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arborsim.plan.evaluate import ClientGrid, RateGrid, largest
+from arborsim.plan.evaluate import CLIENTS, RATES, below, largest
 
 
 @given(st.integers(-500, 500), st.integers(1, 400), st.data())
@@ -42,17 +42,15 @@ def test_a_good_guess_needs_few_questions() -> None:
 
 @given(st.floats(1e-6, 1e6))
 def test_rates_lie_two_percent_apart(load: float) -> None:
-    grid = RateGrid()
-    k = grid.below(load)
-    assert grid.load(k) <= load < grid.load(k + 1)
-    assert grid.load(k + 1) / grid.load(k) == pytest.approx(1.02)
+    k = below(RATES, load)
+    assert RATES[k] <= load < RATES[k + 1]
+    assert RATES[k + 1] / RATES[k] == pytest.approx(1.02)
 
 
 def test_clients_are_whole_and_at_most_two_percent_apart() -> None:
-    grid = ClientGrid()
-    loads = [grid.load(k) for k in range(300)]
+    loads = CLIENTS[:300]
     assert loads[:60] == [float(n) for n in range(1, 61)]
     assert all(load == int(load) for load in loads)
     steps = itertools.pairwise(loads)
     assert all(b - a == 1 or b / a <= 1.02 for a, b in steps)
-    assert [grid.below(load) for load in (0.5, 1, 1.5, 2)] == [-1, 0, 0, 1]
+    assert [below(CLIENTS, load) for load in (0.5, 1, 1.5, 2)] == [-1, 0, 0, 1]
