@@ -20,7 +20,7 @@ from arborsim.calibrate.documents import (
     MUTED,
     Calibration,
     figure,
-    recording,
+    recordings,
     rounded,
     software,
 )
@@ -166,13 +166,11 @@ def arkv_calibration(
             "budgets": list(budgets),
             "trials": len(tuning.errors),
             "episodes_held_out": held_out,
-            "recordings": {reader.path.name: recording(reader) for reader in readers},
+            "recordings": recordings(readers),
         },
         versions=software("numpy", "optuna"),
         evidence={
-            "tuned_on": rounded(tuning.tuned_on),
-            "held_out": rounded(tuning.held_out),
-            "errors": rounded(tuning.errors),
+            name: rounded(getattr(tuning, name)) for name in ("tuned_on", "held_out", "errors")
         },
     )
 

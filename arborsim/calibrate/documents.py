@@ -11,7 +11,7 @@ Small, readable TOML that says how it was made::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -78,11 +78,15 @@ def software(*packages: str) -> dict[str, str]:
     return found
 
 
-def recording(reader: TraceReader) -> dict[str, Any]:
-    """What a calibration says about a recording that it rests on."""
-    info = reader.info
-    about = {"search": info.search, "searches": reader.num_episodes, "seed": info.seed}
-    return about | info.search_parameters
+def recordings(readers: Iterable[TraceReader]) -> dict[str, dict[str, Any]]:
+    """What a calibration says about recordings that it rests on, by file name."""
+    return {
+        each.path.name: {
+            "search": each.info.search, "searches": each.num_episodes, "seed": each.info.seed,
+            **each.info.search_parameters,
+        }
+        for each in readers
+    }  # fmt: skip
 
 
 def rounded(value: Any, form: str = ".6f") -> Any:

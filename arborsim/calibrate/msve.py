@@ -7,10 +7,10 @@ A logistic fit of the targets on the features of MSVE (Eq. 1) gives theta.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from arborsim.calibrate.documents import (
     Calibration,
     figure,
     interval,
-    recording,
+    recordings,
     rounded,
     software,
 )
@@ -58,7 +58,7 @@ class HiddenBlock:
 
     trace: int  # number of its search
     #: v, u and a of MSVE, as the policy reads them when the search ends
-    features: tuple[float, float, float]
+    features: tuple[float, ...]
     masking: Masking
     #: Whether greedy decoding from the block's end on answers right: with all keys and values
     #: readable, and without the block's
@@ -70,14 +70,9 @@ class HiddenBlock:
 class Searches:
     """What was asked of the model about all traces."""
 
-    model: str
-    layers: int
-    blocks: tuple[HiddenBlock, ...]
-    #: Searches that found the right answer, and all that were read
-    right: int
-    all: int
-    #: By file name: the search, its parameters and how many searches there are
-    recordings: Mapping[str, Mapping[str, Any]]
+    readers: Sequence[TraceReader]
+    blocks: Sequence[HiddenBlock]
+    right: int  # searches that found the right answer
 
 
 def mask_searches(
@@ -94,12 +89,10 @@ def mask_searches(
     readers = [TraceReader(path) for path in paths]
     for reader in readers:
         reader.require((Signal.ATTENTION,), "calibrating MSVE")
-    infos = [reader.info for reader in readers]
-    for reader in readers[1:]:
-        if reader.info.model != infos[0].model:
+        if reader.info.model != readers[0].info.model:
             raise UsageError(
                 f"{reader.path} was recorded on {reader.info.model}, {readers[0].path} on "
-                f"{infos[0].model}: calibrate one model at a time"
+                f"{readers[0].info.model}: calibrate one model at a time"
             )
     blocks: list[HiddenBlock] = []
     right = 0
@@ -134,14 +127,7 @@ def mask_searches(
             f"{', '.join(map(str, paths))}: no search found a right answer by more than one block, "
             "so there is no block to hide"
         )
-    return Searches(
-        infos[0].model,
-        infos[0].geometry.layers,
-        tuple(blocks),
-        right,
-        sum(reader.num_episodes for reader in readers),
-        {reader.path.name: recording(reader) for reader in readers},
-    )
+    return Searches(readers, blocks, right)
 
 
 def blocks_of(episode: Episode, number: int, problem: int) -> list[HiddenBlock]:
@@ -159,9 +145,8 @@ def blocks_of(episode: Episode, number: int, problem: int) -> list[HiddenBlock]:
     for node in path[1:-1]:
         whole = episode.token[tree.path(node)].tolist()
         generated = tuple(whole[len(prompt) :])
-        v, u, a = features[node].tolist()
         masking = Masking(problem, prompt, generated, tree.num_node_tokens(node))
-        found.append(HiddenBlock(number, (v, u, a), masking))
+        found.append(HiddenBlock(number, tuple(features[node].tolist()), masking))
     return found
 
 
@@ -247,18 +232,17 @@ def msve_calibration(
     msve: Msve, searches: Searches, ridge: float, seed: int, command: str
 ) -> Calibration:
     """Theta of ArborKV's MSVE."""
-    theta = {
-        f"theta_{name}": rounded(value) for name, value in zip(FEATURES, msve.theta, strict=True)
-    }
+    theta = {f"theta_{name}": value for name, value in zip(FEATURES, msve.theta, strict=True)}
+    info = searches.readers[0].info
     return Calibration(
         kind="msve",
-        model=searches.model,
-        layers=searches.layers,
+        model=info.model,
+        layers=info.geometry.layers,
         traces=msve.traces,
         tokens=sum(block.masking.block_tokens for block in searches.blocks if block.whole),
         seed=seed,
         command=command,
-        policies={"arborkv": theta},
+        policies={"arborkv": rounded(theta)},
         finding=(
             f"without a block of its path, the answer is lost in {msve.lost:.0%} of {msve.blocks} "
             f"cases; held-out AUC of MSVE {msve.auc:.3f}"
@@ -268,10 +252,10 @@ def msve_calibration(
             "features": "as read when the search ends",
             "ridge": ridge,
             "interval": "95%, bootstrap over traces",
-            "recordings": searches.recordings,
+            "recordings": recordings(searches.readers),
         },
         versions=software("numpy", "scipy", "torch", "transformers"),
-        evidence={name: rounded(value) for name, value in asdict(msve).items() if name != "theta"},
+        evidence={name: rounded(value) for name, value in vars(msve).items() if name != "theta"},
     )
 
 

@@ -214,7 +214,8 @@ def msve(
         f"{found.blocks} blocks of {found.traces} traces; the answer is lost without "
         f"{found.lost:.0%} of them; {found.unjudged} blocks more lead to no right answer anyway",
         f"AUC on traces the fit has not seen: {found.auc:.3f}",
-        f"{searches.right} of {searches.all} searches ended right",
+        f"{searches.right} of {sum(each.num_episodes for each in searches.readers)} searches "
+        "ended right",
     ]
     output.write(made, fitting.msve_figure(found, made.finding), notes)
 

@@ -106,7 +106,7 @@ def test_several_traces_are_numbered_on(trace: Path, tmp_path: Path) -> None:
     assert both.right == 2 * one.right
     assert sorted({block.trace for block in both.blocks}) == list(range(both.right))
     assert [block.masked for block in one.blocks] == [i % 2 == 0 for i in range(len(one.blocks))]
-    assert both.recordings.keys() == {"t.parquet", "o.parquet"}
+    assert [reader.path.name for reader in both.readers] == ["t.parquet", "o.parquet"]
 
 
 def planted(theta: tuple[float, float, float], traces: int, seed: int = 0) -> list[HiddenBlock]:
