@@ -84,17 +84,10 @@ class CostModel:
     ) -> np.ndarray:
         """Iterations in which each sequence decodes one token; arrays ``[steps]`` or numbers.
 
-        Parameters
-        ----------
-        attended_tokens
-            Summed over the sequences; where layers differ, their mean.
-        read_bytes
-            Keys and values read: a shared node counts once with a tree-attention kernel, once per
-            branch without.
-        quantised_bytes
-            The part of `read_bytes` that must be dequantised.
-        fused
-            Whether attention is one kernel; what others write is `eager_rows_s`.
+        `attended_tokens` are summed over the sequences; where layers differ, their mean.  In
+        `read_bytes`, keys and values of a shared node count once with a tree-attention kernel, once
+        per branch without; `quantised_bytes` of them must be dequantised.  `fused` attention is one
+        kernel; what others write is `eager_rows_s`.
         """
         compute_s = self.flops_s(sequences, attended_tokens)
         memory_s = self.weights_read_s(sequences) + self.kv_read_s(read_bytes)
