@@ -19,11 +19,11 @@ from arborsim.signals.attention import (
     LastAttended,
     NewestAttention,
     PromptAttention,
+    ValueWeightedAttention,
     fresh_pages,
     median,
 )
 from arborsim.signals.scores import Score, ScoreBook
-from arborsim.signals.vectors import ValueWeightedAttention
 
 PROMPT, TOKENS, LAYERS = 3, 9, 2
 

@@ -14,7 +14,7 @@ from arborsim.core.observations import Observations, Signal
 from arborsim.policies.methods.epikv import BandAdaptive
 from arborsim.policies.methods.lag_kv import lag_score
 from arborsim.signals.rolling import Band, rolling_mean, rolling_mean_std
-from arborsim.signals.vectors import layer_mean, vectors_per_group
+from arborsim.signals.scores import layer_mean, vectors_per_group
 
 NAN, INF = float("nan"), float("inf")
 

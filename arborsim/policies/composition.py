@@ -17,16 +17,8 @@
     [recover]
     use = "fetch"                     # or "never", "recompute"
 
-A section that is left out, or has no `use`, takes the block that `Composition` has by default.
-The same in Python::
-
-    @dataclass(frozen=True)
-    class MyPolicy(Composition):
-        score: Score = HiddenChangeContrast(window=32)
-        allocate: Allocation = Tree()
-        place: Ladder = Ladder(ddr=1.0)
-
-        name: ClassVar[str] = "my-policy"
+A section that is left out, or has no `use`, takes the block that `Composition` has by default.  In
+Python, a subclass of `Composition` gives the blocks as defaults of its fields.
 """
 
 from __future__ import annotations
@@ -55,10 +47,9 @@ from arborsim.policies.blocks import (
 from arborsim.policies.placement import Ladder, Pool
 from arborsim.policies.stream import Composed
 from arborsim.policies.tree import Tree
-from arborsim.signals.attention import CumulativeAttention, NewestAttention
+from arborsim.signals.attention import CumulativeAttention, NewestAttention, ValueWeightedAttention
 from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import LagVariance, Position, Score, SeededUniform
-from arborsim.signals.vectors import ValueWeightedAttention
 
 SCORES: dict[str, type[Score]] = {
     "cumulative-attention": CumulativeAttention,

@@ -1,23 +1,8 @@
 """Policies as compositions: score x allocate x place x schedule x recover, and what to protect.
 
 `Composed` turns six blocks into decisions.  A published method is a `StreamPolicy`: a dataclass
-whose fields are its hyper-parameters, and which says what blocks they make::
-
-    @dataclass(frozen=True)
-    class Mine(StreamPolicy):
-        recent: int = setting(64, "protected newest tokens", unit="tokens", low=1)
-
-        name: ClassVar[str] = "mine"
-
-        @cached_property
-        def score(self) -> Score:
-            return CumulativeAttention()
-
-        @cached_property
-        def protect(self) -> Protect:
-            return Protect(recent=self.recent)
-
-A composition (`arborsim.policies.composition`) has the blocks themselves as fields.
+whose fields are its hyper-parameters, and which says what blocks they make (CONTRIBUTING.md has an
+example).  A composition (`arborsim.policies.composition`) has the blocks themselves as fields.
 """
 
 from __future__ import annotations
@@ -106,22 +91,22 @@ class ChangingPool:
         self, scores: np.ndarray, ids: np.ndarray, alive: np.ndarray, start: int, stop: int
     ) -> None:
         self._scores = scores
-        self._ids = ids
+        self._of = ids  # what a candidate is known by, by position
         self._alive: list[bool] = alive.tolist()
         self._stop = max(start, stop)
         first = np.flatnonzero(alive[start : self._stop]) + start
         # Only candidates are looked at, and they are few: those kept but for the recent ones.
         self._count = len(first)
         self._at = np.empty(len(alive), dtype=np.int64)  # positions of candidates, rising
-        self._token = np.empty(len(alive), dtype=np.int64)
+        self._known = np.empty_like(ids)  # of each candidate
         self._at[: self._count] = first
-        self._token[: self._count] = ids[first]
+        self._known[: self._count] = ids[first]
 
     def admit(self, stop: int) -> None:
         while self._stop < stop:
             if self._alive[self._stop]:
                 self._at[self._count] = self._stop
-                self._token[self._count] = self._ids[self._stop]
+                self._known[self._count] = self._of[self._stop]
                 self._count += 1
             self._stop += 1
 
@@ -129,10 +114,10 @@ class ChangingPool:
         count = self._count
         if not count:
             return None
-        lowest = int(self._scores.take(self._token[:count]).argmin())
+        lowest = int(self._scores.take(self._known[:count]).argmin())
         position = int(self._at[lowest])
         self._at[lowest : count - 1] = self._at[lowest + 1 : count]
-        self._token[lowest : count - 1] = self._token[lowest + 1 : count]
+        self._known[lowest : count - 1] = self._known[lowest + 1 : count]
         self._count = count - 1
         return position
 

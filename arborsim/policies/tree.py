@@ -78,9 +78,9 @@ def trim_by_weight(
     tokens, where blocks tie, are taken one at a time.  The result is the same, in
     ``O(blocks log(precision))`` instead of ``O(excess log(blocks))``.
 
-    Int64 ``[blocks]`` of `keep` and `least`, int64 ``[blocks]``: what each block holds, and what it
-    cannot go below; fewer than `excess` are taken if all are at their least.  `scale`, float64
-    ``[blocks]``, is the weight of each block times its size; 0 gives its tokens first.
+    `keep` and `least`, int64 ``[blocks]``, are what each block holds and what it cannot go below;
+    fewer than `excess` are taken if all are at their least.  `scale`, float64 ``[blocks]``, is the
+    weight of each block times its size; 0 gives its tokens first.
     """
     least = np.minimum(least, keep)
     goal = int(keep.sum()) - excess
@@ -335,22 +335,17 @@ class Tree(TreeRule, Allocation):
         if not protection.prompt:  # sinks are the prompt's
             protection = replace(protection, sinks=min(protection.sinks, view.prompt_tokens))
         mask = protection.mask(view)
-        for node in self._pinned(view):
-            if node != 0:  # of the prompt, what `protect` says
-                mask[view.tree.tokens(node)] = True
+        pinned = set(view.leaves)  # what no decision may trim: open leaves, or the whole path
+        if self.path_floor == 1:
+            pinned = set(np.flatnonzero(view.tree.on_path(view.leaves)).tolist())
+        if self.trims_path:
+            pinned -= {leaf for leaf in view.leaves if view.tree.nodes[leaf].closed}
+        for node in pinned - {0}:  # of the prompt, what `protect` says
+            mask[view.tree.tokens(node)] = True
         return mask
 
-    def _pinned(self, view: CacheView) -> list[int]:
-        """Nodes that no decision may trim: open leaves, or the whole path."""
-        nodes = set(view.leaves)
-        if self.path_floor == 1:
-            nodes = set(np.flatnonzero(view.tree.on_path(view.leaves)).tolist())
-        if self.trims_path:
-            nodes -= {leaf for leaf in view.leaves if view.tree.nodes[leaf].closed}
-        return sorted(nodes)
-
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
-        view, tree, tier = at.view, at.view.tree, tiers[0]
+        tree, tier = at.view.tree, tiers[0]
         blocks = self._blocks(at, tier)
         keep = self.numbers(at, blocks, self.trims_path)
         for node in np.flatnonzero(keep > blocks.held).tolist():
@@ -359,9 +354,7 @@ class Tree(TreeRule, Allocation):
             tier[tokens[away]] = Tier.HBM
         shrunk = np.flatnonzero(keep < blocks.held)
         if len(shrunk):
-            rank, protected = at.rank[0], at.protected
-            leaving = tokens_that_leave(view, shrunk, keep[shrunk], rank, protected, self.tail)
-            tier[leaving] = Tier.EVICTED
+            tier[self._leaving(at, shrunk, keep[shrunk])] = Tier.EVICTED
 
     def _blocks(self, at: Decision, tier: np.ndarray) -> Blocks:
         tree, count = at.view.tree, len(at.view.tree)
@@ -386,41 +379,33 @@ class Tree(TreeRule, Allocation):
             on_path=on_path,
         )
 
+    def _leaving(self, at: Decision, nodes: np.ndarray, keep: np.ndarray) -> np.ndarray:
+        """Tokens that blocks give up to shrink to `keep` (Algorithm 1, Evict); in no order.
 
-def tokens_that_leave(
-    view: CacheView,
-    nodes: np.ndarray,
-    keep: np.ndarray,
-    score: np.ndarray,
-    protected: np.ndarray,
-    tail: int,
-) -> np.ndarray:
-    """Tokens that blocks give up to shrink to `keep` (Algorithm 1, Evict).
-
-    A block keeps protected tokens first, then its tail, then its highest-scored tokens; of equals
-    the newest.  Blocks of similar size are sorted together, as the rows of one table.
-
-    Of the blocks `nodes`, int64 ``[blocks]``, each keeps at most what it has in HBM; `score` is
-    float64 ``[tokens]``, `protected` bool ``[tokens]``.  Int64 ``[tokens that leave]``, in no
-    order to rely on.
-    """
-    leaving = [np.empty(0, dtype=np.int64)]
-    lengths = view.tree.sizes[nodes]
-    # 0 for a token that may leave, above for a protected one, below for one that is not in HBM.
-    state = protected.astype(np.int8)
-    state[view.tier[0] > Tier.HBM_QUANTISED] = -1
-    for rows in _similar(lengths):
-        ids = np.concatenate(list(map(view.tree.tokens, nodes[rows].tolist())))
-        key = score.take(ids)
-        of_each = state.take(ids)
-        held = of_each >= 0
-        if of_each.any():
-            key[of_each > 0] = np.inf
-            key[~held] = -np.inf
-        _lift_tails(key, lengths[rows], tail)
-        kept = keep_highest(key, lengths[rows], keep[rows])
-        leaving.append(ids.take(np.flatnonzero(held & ~kept)))
-    return np.concatenate(leaving)
+        A block keeps protected tokens first, then its tail, then its highest-scored tokens; of
+        equals the newest.  Each of the blocks `nodes`, int64 ``[blocks]``, keeps at most what it
+        has in HBM.  Blocks of similar size are sorted together, as the rows of one table.
+        """
+        leaving = []
+        tree = at.view.tree
+        # 0 for a token that may leave, above for a protected one, below for one not in HBM.
+        state = at.protected.astype(np.int8)
+        state[at.view.tier[0] > Tier.HBM_QUANTISED] = -1
+        for rows in _similar(tree.sizes[nodes]):
+            lengths = tree.sizes[nodes[rows]]
+            ids = np.concatenate(list(map(tree.tokens, nodes[rows].tolist())))
+            key, of_each = at.rank[0].take(ids), state.take(ids)
+            held = of_each >= 0
+            if of_each.any():
+                key[of_each > 0] = np.inf
+                key[~held] = -np.inf
+            ends = np.cumsum(lengths)
+            for back in range(1, min(self.tail, int(lengths.max())) + 1):  # tails above all scores
+                last = ends[lengths >= back] - back
+                key[last] = np.where(np.isfinite(key[last]), _TAIL, key[last])
+            kept = keep_highest(key, lengths, keep[rows])
+            leaving.append(ids.take(np.flatnonzero(held & ~kept)))
+        return np.concatenate(leaving)
 
 
 def _similar(lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -433,11 +418,3 @@ def _similar(lengths: np.ndarray) -> Iterator[np.ndarray]:
         last = first + max(1, int(np.searchsorted(table, _TABLE_TOKENS, side="right")))
         yield order[first:last]
         first = last
-
-
-def _lift_tails(key: np.ndarray, lengths: np.ndarray, tail: int) -> None:
-    """Rank the last `tail` tokens of each block above all scores."""
-    ends = np.cumsum(lengths)
-    for back in range(1, min(tail, int(lengths.max())) + 1):
-        at = ends[lengths >= back] - back
-        key[at] = np.where(np.isfinite(key[at]), _TAIL, key[at])

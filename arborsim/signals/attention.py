@@ -29,7 +29,7 @@ from arborsim.signals.rows import (
     lists_numbers,
     row_signal,
 )
-from arborsim.signals.scores import Changes, Score, ScoreState, grouping_setting
+from arborsim.signals.scores import Changes, Score, ScoreState, ValueSize, grouping_setting
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,46 @@ class _LaterState(RowState):
                 if is_number(row):
                     later = row[: len(row) - (own + step + 1)]
                     self._take(now, self._paths.places(leaf, len(later)), later)
+
+
+@dataclass(frozen=True)
+class ValueWeightedAttention(Score):
+    """Attention received so far times the size of the token's value (VATP's score).
+
+    ``S(i) = ||v_i||_1 x sum over queries t of a_t(i)`` (Guo et al. 2024, arXiv:2406.12335); norms
+    are averaged over the layers and KV heads of a group.
+    """
+
+    grouping: str = grouping_setting()
+    about: ClassVar[str] = "cumulative attention x L1 norm of the value"
+    changes: ClassVar[Changes] = "freely"
+
+    @property
+    def needs(self) -> frozenset[Signal]:
+        return row_signal(self.grouping) | ValueSize(self.grouping).needs
+
+    def start(self, layers: int) -> ScoreState:
+        received = CumulativeAttention(grouping=self.grouping).start(layers)
+        return _ProductState(received, ValueSize(self.grouping).start(layers))
+
+
+class _ProductState(ScoreState):
+    def __init__(self, changing: ScoreState, frozen: ScoreState) -> None:
+        super().__init__()
+        self._changing, self._frozen = changing, frozen
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._changing.begin(run, tree, generated)
+        self._frozen.begin(run, tree, generated)
+        self._grow(len(self._changing.values), run.num_tokens)
+
+    def observe(self, step: int) -> None:
+        self._changing.observe(step)
+        np.multiply(self._changing.values, self._frozen.values, out=self.values)
+
+    def observe_all(self, first: int, last: int) -> None:
+        self._changing.observe_all(first, last)
+        np.multiply(self._changing.values, self._frozen.values, out=self.values)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, sum_in_order
-from arborsim.signals.vectors import layer_mean
+from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, layer_mean, sum_in_order
 
 _SHORT = 4  # runs of fewer windows than this are computed in whole tables
 EPSILON = 1e-6
@@ -97,9 +96,6 @@ class Band:
         return min(round(self.first * depth), depth - 1), min(round(self.last * depth), depth - 1)
 
 
-WHOLE_MODEL = Band(0.0, 1.0)
-
-
 @dataclass(frozen=True)
 class RollingBands(Score):
     """Weighted sum over bands of a rolling statistic of a signal with one value per layer.
@@ -119,8 +115,7 @@ class RollingBands(Score):
     @property
     def about(self) -> str:
         kind = "z-scored" if self.statistic == "z" else "rolling mean"
-        whole = self.bands == (WHOLE_MODEL,)
-        contrast = "" if whole or len(self.bands) < 2 else ", contrast of two bands of layers"
+        contrast = "" if len(self.bands) < 2 else ", contrast of two bands of layers"
         name = self.signal.value.replace("_", " ").replace("hidden ", "hidden-state ")
         return f"{name}, {kind}{contrast}"
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from arborsim.policies.base import Policy
-from arborsim.policies.methods.arborkv import ABLATIONS, ArborKV
+from arborsim.policies.methods.arborkv import ArborKV
+from tests.helpers.ablations import ABLATIONS
 from tests.helpers.slow_world import EVICTED, HBM, SlowWorld
 from tests.policies import oracles
 

@@ -17,10 +17,11 @@ from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView
-from arborsim.policies.methods.arborkv import ABLATIONS, ArborKV
+from arborsim.policies.methods.arborkv import ArborKV
 from arborsim.policies.tree import tighten_distance
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
+from tests.helpers.ablations import ABLATIONS
 from tests.helpers.plain_executor import decide_all
 from tests.helpers.traces import make_trace
 from tests.policies.arbor_oracle import SWITCHES

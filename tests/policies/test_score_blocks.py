@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arborsim.policies.methods import hierarchy as neighbours
 from arborsim.policies.methods.rkv import latest_similar, redundancy
 from arborsim.policies.methods.thinkv import fill_segments, segment_entropy, segment_sizes
-from arborsim.signals.vectors import sum_in_order
+from arborsim.signals.scores import sum_in_order
 
 few_ranks = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0])
 

@@ -36,21 +36,6 @@ class _Printed(Tree):
     trims_path: ClassVar[bool] = True
 
 
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "no v": {"use_value": False},
-    "no u": {"use_certainty": False},
-    "no a": {"use_attention": False},
-    "no sibling coordination": {"eta": 1.0},
-    "TAE only": {"msve": False},
-    "MSVE only": {"lambda_distance": 0.0},
-    "no rehydration": {"rehydrate": False},
-    "tail only": {"retain": "tail", "keep_prompt": False},
-    "sinks + tail": {"retain": "sinks+tail", "keep_prompt": False},
-    "sinks + tail + heavy hitters": {"keep_prompt": False},
-}
-"""The rows of the paper's Tables 3, 4 and 7 as settings."""
-
-
 @dataclass(frozen=True)
 class ArborKV(TreeRule, Composed):
     """Tree-aware eviction with lazy rehydration.

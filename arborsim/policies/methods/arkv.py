@@ -31,12 +31,6 @@ _LOSS = (
     "the code drops an FP8 token before the next query reads it; here a decision follows an "
     "iteration, so that query still does; tokens that a revisited path protects are not lost",
 )
-_ROUNDING = (
-    "the code's third defect, one scale per cache slot for heads that hold different tokens, "
-    "changes values and not decisions: it is not reproduced",
-    "what was rounded to FP8 stays FP8 when it ranks among the best again (the code stores the "
-    "rounded value at full precision)",
-)
 _KERNEL = 5  # neighbouring tokens whose scores are averaged
 
 
@@ -212,28 +206,28 @@ class Spread:
 class Cut(Pool):
     """A group over budget is cut, but for the window, to `slack` times what it may be (Eq. 10).
 
-    With `whole_prompt` the prompt is cut without slack.
+    As published, the prompt is cut without slack.
     """
 
     window: int = 32
     slack: float = 0.75
-    whole_prompt: bool = False
 
     about: ClassVar[str] = "cut to a share of the budget"
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Evict the lowest; of those kept outside the window, all but the best turn to FP8."""
         candidates = np.flatnonzero(free)
-        slack = 1.0 if self.whole_prompt and only_prompt(at.view) else self.slack
-        keeps = int(slack * (at.view.budget_tokens - self.window))
+        quantiser = at.policy if isinstance(at.policy, _Quantiser) else None
+        whole_prompt = quantiser and quantiser.as_published and only_prompt(at.view)
+        keeps = int((1.0 if whole_prompt else self.slack) * (at.view.budget_tokens - self.window))
         # Several leaves can protect more than the window: then the budget limits what is kept.
         keeps = min(keeps, len(candidates) - over)
         score = neighbour_mean(at.view.scores["score"][group, candidates], _KERNEL)
         kept = candidates[highest(score, keeps)]
         were, tier[candidates] = tier[kept], Tier.EVICTED
         tier[kept] = were
-        if isinstance(at.policy, _Quantiser):
-            full = int(at.policy.full_precision(at.view)[group])
+        if quantiser:
+            full = int(quantiser.full_precision(at.view)[group])
             best = candidates[highest(score, min(keeps, full))]
             were, tier[kept] = tier[best], Tier.HBM_QUANTISED
             tier[best] = were  # what was rounded once stays rounded
@@ -280,10 +274,6 @@ class _Quantiser(_Tailor):
         "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
     }
 
-    @cached_property
-    def allocate(self) -> Allocation:
-        return Cut(self.adaptation, self.window, self.slack, self.as_published)
-
     def full_precision(self, view: CacheView) -> np.ndarray:
         """Int64 ``[groups]``: how many of the best that a cut keeps stay at full precision."""
         return np.zeros(len(view.tier), dtype=np.int64)
@@ -326,7 +316,10 @@ class ARKV(_Quantiser):
         "subtracted from O_l twice, O_l is at most the prompt before its window, the prompt is "
         "cut to C - W without slack or FP8, and every FP8 token is lost one step later",
         *_LOSS,
-        *_ROUNDING,
+        "the code's third defect, one scale per cache slot for heads that hold different tokens, "
+        "changes values and not decisions: it is not reproduced",
+        "what was rounded to FP8 stays FP8 when it ranks among the best again (the code stores the "
+        "rounded value at full precision)",
     )
 
     def scores(self) -> Mapping[str, Score]:

@@ -15,7 +15,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.attention import CumulativeAttention
-from arborsim.signals.rolling import WHOLE_MODEL, Band, HiddenChangeContrast, RollingBands, Sum
+from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands, Sum
 from arborsim.signals.scores import Score
 
 PAPER = "EpiKV, arXiv:2606.26472"
@@ -113,10 +113,8 @@ class BandAdaptive(RollingPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for band, first, last in (
-            ("a", self.a_first, self.a_last),
-            ("b", self.b_first, self.b_last),
-        ):
+        for band in ("a", "b"):
+            first, last = getattr(self, f"{band}_first"), getattr(self, f"{band}_last")
             if first > last:
                 raise UsageError(
                     f"{self.name}: {band}_first ({first:g}) lies behind {band}_last ({last:g}); "
@@ -151,7 +149,7 @@ class KVKey(RollingPolicy):
 
     @cached_property
     def score(self) -> Score:
-        return RollingBands(self.signal, (WHOLE_MODEL,), "mean", self.window)
+        return RollingBands(self.signal, (Band(0.0, 1.0),), "mean", self.window)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
 from arborsim.policies.placement import lowest_of_each, off_path_blocks
 from arborsim.policies.stream import Composed
-from arborsim.signals.attention import CumulativeAttention
-from arborsim.signals.scores import Score
-from arborsim.signals.vectors import KeyDirections, ValueWeightedAttention
+from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
+from arborsim.signals.scores import KeyDirections, Score
 
 _HBM, _EVICTED = np.int8(Tier.HBM), np.int8(Tier.EVICTED)
 
@@ -109,8 +108,11 @@ class Hierarchy(Composed):
         at = np.flatnonzero(readable & ~pinned)
         importance = self.importance(view, at if whole else view.path[at])
         doomed = 0
-        if scheduled:
-            doomed = self._num_doomed(len(at), int(np.count_nonzero(~readable)))
+        if scheduled and self.evict == "of-candidates":
+            doomed = int(self.evict_ratio * len(at))
+        elif scheduled:
+            gone = int(np.count_nonzero(~readable))
+            doomed = max(0, int(self.evict_ratio * (len(at) + gone)) - gone)
         tiers = view.tier.copy()
         in_hbm = self._make_room(view, tiers, len(at) - doomed, int(np.count_nonzero(pinned)))
         cold = len(at) - doomed - in_hbm
@@ -123,11 +125,6 @@ class Hierarchy(Composed):
             here[at.take(lost)] = tier
         tiers[:, path] = here
         return Plan(tiers)
-
-    def _num_doomed(self, candidates: int, gone: int) -> int:
-        if self.evict == "of-candidates":
-            return int(self.evict_ratio * candidates)
-        return max(0, int(self.evict_ratio * (candidates + gone)) - gone)
 
     def _make_room(self, view: CacheView, tiers: np.ndarray, candidates: int, pinned: int) -> int:
         """How many candidates may stay in HBM; moves off-path blocks to DDR if need be."""

@@ -14,9 +14,8 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome
-from arborsim.policies.stream import MakeCandidates, RecentPolicy
-from arborsim.signals.scores import GROUPINGS, Score
-from arborsim.signals.vectors import KeyDirections, KeyLength
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
+from arborsim.signals.scores import GROUPINGS, KeyDirections, KeyLength, Score
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class KeyDiff(KeyPolicy):
         return partial(LikenessPool, view.scores["score"][0], recent)
 
 
-class LikenessPool:
+class LikenessPool(ChangingPool):
     """Candidates of one group, of which the one most like the sum of all held directions goes.
 
     The sum is carried along: directions, float64 ``[tokens, size]``, are whole numbers, so that
@@ -118,44 +117,32 @@ class LikenessPool:
         self, directions: np.ndarray, recent: int, ids: np.ndarray, alive: np.ndarray, start: int,
         stop: int,
     ) -> None:  # fmt: skip
-        self._directions = directions = directions[ids]
-        self._alive: list[bool] = alive.tolist()
+        directions = directions[ids]
+        super().__init__(directions, directions, alive, start, stop)
         self._recent = recent
-        self._stop = max(start, stop)
         self._arrived = stop + recent
-        held = directions[: self._arrived][alive[: self._arrived]]
-        self._total = held.sum(axis=0)
-        at = np.flatnonzero(alive[start : self._stop]) + start
-        # In no order: a new candidate takes the place of the last one evicted.
-        self._at = np.concatenate([at, np.empty(len(alive) - len(at), dtype=np.int64)])
-        self._key = np.empty_like(directions)
+        self._total = directions[: self._arrived][alive[: self._arrived]].sum(axis=0)
         self._likeness = np.empty(len(alive))
-        self._count = len(at)
-        self._key[: self._count] = directions[at]
 
     def admit(self, stop: int) -> None:
         while self._arrived < stop + self._recent:
-            self._total += self._directions[self._arrived]
+            self._total += self._scores[self._arrived]
             self._arrived += 1
-        while self._stop < stop:
-            if self._alive[self._stop]:
-                self._at[self._count] = self._stop
-                self._key[self._count] = self._directions[self._stop]
-                self._count += 1
-            self._stop += 1
+        super().admit(stop)
 
     def pop(self) -> int | None:
         count = self._count
         if not count:
             return None
-        likeness = np.dot(self._key[:count], self._total, out=self._likeness[:count])
+        likeness = np.dot(self._known[:count], self._total, out=self._likeness[:count])
         place = int(likeness.argmax())
         alike = likeness == likeness[place]
         if np.count_nonzero(alike) > 1:  # of equals the oldest
             places = np.flatnonzero(alike)
             place = int(places[self._at[places].argmin()])
         position, last = int(self._at[place]), count - 1
-        self._at[place], self._key[place] = self._at[last], self._key[last]
+        # In no order: the last candidate takes the place of the one evicted.
+        self._at[place], self._known[place] = self._at[last], self._known[last]
         self._count = last
-        self._total -= self._directions[position]
+        self._total -= self._scores[position]
         return position

@@ -19,8 +19,7 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
 from arborsim.policies.placement import lowest
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.scores import LagVariance, Score, sum_in_order
-from arborsim.signals.vectors import Vectors
+from arborsim.signals.scores import LagVariance, Score, Vectors, sum_in_order
 
 
 @dataclass(frozen=True)

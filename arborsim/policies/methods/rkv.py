@@ -19,8 +19,7 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, EveryStep, OnlyEvery, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import FixedScore, Score
-from arborsim.signals.vectors import Vectors, norms
+from arborsim.signals.scores import FixedScore, Score, Vectors, norms
 
 # Products of vectors and their means are rounded, so that plans do not depend on how a machine's
 # BLAS adds.

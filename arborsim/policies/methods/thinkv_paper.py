@@ -20,8 +20,7 @@ from arborsim.policies.blocks import Protect, ProtectSome
 from arborsim.policies.placement import evict, off_path_blocks
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import FixedScore, Score, sum_in_order
-from arborsim.signals.vectors import Vectors
+from arborsim.signals.scores import FixedScore, Score, Vectors, sum_in_order
 
 TRANSITION, EXECUTION, REASON = 0, 1, 2  # the least important first
 # Distances and means are rounded, so that ties do not depend on the order of summation.
@@ -135,7 +134,9 @@ class ThinKVPaper(RecentPolicy):
         generated = stream[view.prompt_tokens :]
         whole = len(generated) - len(generated) % self.segment
         segments = generated[:whole].reshape(-1, self.segment)
-        kind = self._kinds(view.scores["sparsity"][0, segments])
+        sparsity = sum_in_order(view.scores["sparsity"][0, segments])
+        mean = np.round(sparsity / self.segment, _DECIMALS)
+        kind = np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
         reached = reached_rungs(kind == TRANSITION, len(self.rungs()))
         settled = ~safe[segments].any(axis=1)
         segments, kind, reached = segments[settled], kind[settled], reached[settled]
@@ -170,11 +171,6 @@ class ThinKVPaper(RecentPolicy):
         while rungs[-1] // 2 >= self.least:
             rungs.append(rungs[-1] // 2)
         return rungs
-
-    def _kinds(self, sparsity: np.ndarray) -> np.ndarray:
-        """Kind of each segment, from the sparsity ``[segments, tokens]`` of its tokens; int64."""
-        mean = np.round(sum_in_order(sparsity) / self.segment, _DECIMALS)
-        return np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
 
 
 def reached_rungs(transition: np.ndarray, rungs: int) -> np.ndarray:

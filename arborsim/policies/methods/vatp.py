@@ -9,8 +9,8 @@ from typing import ClassVar
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, ProtectSome
 from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.attention import ValueWeightedAttention
 from arborsim.signals.scores import GROUPINGS, Score
-from arborsim.signals.vectors import ValueWeightedAttention
 
 
 @dataclass(frozen=True)
