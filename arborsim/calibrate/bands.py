@@ -102,21 +102,25 @@ def find_bands(traces: Sequence[OccludedTrace], seed: int) -> Bands:
             f"{share:.1%} of {len(everything)} reasoning tokens are important, and {mixed} of "
             f"{len(traces)} traces hold both kinds: bands cannot be chosen from such labels"
         )
-    smooth = [_rolling_mean(trace.hidden_change) for trace in traces]
+    # Float64 ``[layers, tokens]``; the window holds reasoning tokens only, as the policies' do.
+    smooth = [
+        np.stack([rolling_mean_std(_NOTHING, g, ROLLING)[0] for g in change.astype(np.float64).T])
+        for change in (trace.hidden_change for trace in traces)
+    ]
     rho = np.array([
-        [spearman(change, own) for change in values.T]
-        for values, own in zip(smooth, labels, strict=True)
+        [spearman(change, own) for change in layers]
+        for layers, own in zip(smooth, labels, strict=True)
     ])  # fmt: skip
     mean = np.nanmean(rho, axis=0)
     informative = rho[~np.isnan(rho).all(axis=1)]
     low, high = bootstrap(lambda chosen: informative[chosen].mean(axis=0), len(informative), seed)
-    stacked = np.concatenate(smooth)
+    stacked = np.concatenate(smooth, axis=1)
     a, b = choose_layers(mean)
     return Bands(
         mean,
         low,
         high,
-        np.array([spearman(change, everything) for change in stacked.T]),
+        np.array([spearman(change, everything) for change in stacked]),
         rho,
         a,
         b,
@@ -150,12 +154,6 @@ def run_around(mean: np.ndarray, layer: int, other: int) -> tuple[int, int]:
         while last + 1 < len(mean) and joins[last + 1]:
             last += 1
     return first, last
-
-
-def _rolling_mean(change: np.ndarray) -> np.ndarray:
-    """Float64 ``[tokens, layers]``; the window holds reasoning tokens only, as the policies' do."""
-    columns = change.astype(np.float64).T
-    return np.stack([rolling_mean_std(_NOTHING, g, ROLLING)[0] for g in columns], axis=1)
 
 
 def _contrast(

@@ -62,10 +62,6 @@ class Calibration:
         policies, evidence = head.pop("policies"), head.pop("evidence")
         return to_toml({"calibration": head, "policies": policies, "evidence": evidence})
 
-    def write(self, path: Path) -> None:
-        """Write the file, whole or not at all; a `UsageError` says why it cannot be written."""
-        write_text(path, self.to_toml())
-
 
 def software(*packages: str) -> dict[str, str]:
     """Versions of arborsim and of those of `packages` that are installed."""

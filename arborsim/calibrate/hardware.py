@@ -14,7 +14,7 @@ is tried on a grid.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from arborsim.core.documents import plain, to_toml
 from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.machine.cost import CostModel
-from arborsim.machine.profile import HardwareProfile, PolicySeconds
+from arborsim.machine.profile import HardwareProfile
 
 OVERLAPS = tuple(i / 10 for i in range(11))
 _ROUNDS = 30
@@ -186,7 +186,8 @@ def make_profile(
     }  # fmt: skip
     fitted: dict[str, Any] = fit_passes(measured.passes, measured.geometry, flops, memory, weights)
     fitted |= fit_policies(measured.policies) or alone
-    profile = HardwareProfile(
+    up, down = np.array(link.h2d), np.array(link.d2h)
+    table = dict(
         name=name,
         hbm_bytes=measured.memory_bytes,
         hbm_bytes_per_s=memory,
@@ -199,15 +200,17 @@ def make_profile(
         policies=seconds_of(measured.policies, decisions.policies),
         h2d_bytes_per_s=max(link.h2d),
         d2h_bytes_per_s=max(link.d2h),
-        block_bytes=tuple(float(size) for size in link.block_bytes),
-        block_efficiency=_shares(link),
+        block_bytes=link.block_bytes,
+        # Mean of both directions' shares, of which one is 1 nearly always.
+        block_efficiency=((up / up.max() + down / down.max()) / 2).tolist(),
         pcie_latency_s=link.latency_s,
         pageable_factor=_pageable(link),
         reserve_share=RESERVE_SHARE,
         sources=_sources(measured, decisions, date),
         **fitted,
     )
-    profile = _rounded(profile)
+    # Rounded before it is checked, so that what is checked is what is written.
+    profile = HardwareProfile.from_table(rounded(plain(table), _DIGITS), name)
     found = {
         f"{kind} {where}": agreement(profile, measured.geometry, passes)
         for kind in ("decode", "prefill")
@@ -233,12 +236,6 @@ def _memory_peak(measured: HardwareMeasurements) -> float:
     if measured.on_cpu:
         return max(max(rate.values()) for rate in rates)
     return max(rate[max(rate)] for rate in rates)
-
-
-def _shares(link: LinkRates) -> tuple[float, ...]:
-    """The curve of both directions: mean of their shares, of which one is 1 nearly always."""
-    up, down = np.array(link.h2d), np.array(link.d2h)
-    return tuple(float(share) for share in (up / up.max() + down / down.max()) / 2)
 
 
 def _pageable(link: LinkRates) -> float:
@@ -319,14 +316,3 @@ def _evidence(
         _DIGITS,
     )  # fmt: skip
     return evidence
-
-
-def _rounded(profile: HardwareProfile) -> HardwareProfile:
-    """Before it is checked, so that what is checked is what is written."""
-    numbers = {name: value for name, value in vars(profile).items() if isinstance(value, float)}
-    shares = tuple(rounded(profile.block_efficiency, _DIGITS))
-    policies = {
-        name: PolicySeconds(**rounded(asdict(taken), _DIGITS))
-        for name, taken in profile.policies.items()
-    }
-    return replace(profile, block_efficiency=shares, policies=policies, **rounded(numbers, _DIGITS))

@@ -85,8 +85,9 @@ class CalibrationOutput:
     def write(self, made: Calibration, figure: Any, notes: Iterable[str]) -> None:
         """Write both files and print what was found."""
         from arborsim.calibrate.documents import write_figure
+        from arborsim.core.documents import write_text
 
-        made.write(self.out)
+        write_text(self.out, made.to_toml())
         write_figure(figure, self.page)
         for line in (*notes, made.finding, f"wrote {self.out} and {self.page}"):
             typer.echo(line)

@@ -50,20 +50,11 @@ class SimulatedExecutor:
     Raises `UsageError` for a name or number that cannot work, or if what a demand cannot describe
     is to be recorded.
 
-    Parameters
-    ----------
-    geometry
-        Model that bytes and seconds are charged for (it need not be the recorded one).
-    groups
-        Cache groups that plans distinguish: 1, layers, or layers x KV heads.
-    policy
-        Name of the policy that decides: the profile may know what it takes.
-    fused
-        False if the policy reads attention rows, which then must be written out.
-    compact
-        Merge half-empty pages after every decision outside runs.
-    record, prefix_tokens
-        Keep what `demand` needs, and how many first tokens other searches may share.
+    Bytes and seconds are charged for `geometry`, which need not be the recorded model's.  `groups`
+    are the cache groups that plans distinguish: 1, layers, or layers x KV heads.  The profile may
+    know what `policy` takes; it is not `fused` if it reads attention rows, which then must be
+    written out.  `compact` merges half-empty pages after every decision outside runs.  `record`
+    keeps what `demand` needs; other searches may share the first `prefix_tokens`.
     """
 
     def __init__(

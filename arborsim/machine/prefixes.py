@@ -104,11 +104,6 @@ class Shelf(OrderedDict[str, Prefix]):
         self.bytes -= freed
         return freed
 
-    def touch(self, key: str) -> None:
-        """It has been used."""
-        if key in self:
-            self.move_to_end(key)
-
     def unused_bytes(self, spared: str = "") -> int:
         """Bytes that could be given up, `spared` aside."""
         return sum(prefix.held_bytes for _, prefix in self._unused(spared))
@@ -152,7 +147,7 @@ class Prefixes(Shelf):
         """A search no longer uses it; returns the bytes freed at once (they were never filled)."""
         prefix = self[key]
         prefix.references -= 1
-        self.touch(key)
+        self.move_to_end(key)
         if prefix.references:
             return 0
         prefix.load = None  # what it still carries has no place any more
@@ -207,7 +202,8 @@ class Host:
         """
         if not self._copies_bytes:
             return 0
-        self.copies.touch(key)
+        if key in self.copies:
+            self.copies.move_to_end(key)
         tokens, size = prefix.filled, prefix.bytes_of(prefix.filled)
         lacking = self.copies.missing_bytes(key, tokens, size)
         if not lacking:
