@@ -12,7 +12,7 @@ from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.records import check_ranges
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
-from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.profile import HardwareProfile, Rate, Seconds
 
 if TYPE_CHECKING:
     from arborsim.machine.executor import SimulatedExecutor
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _Count = Annotated[int, Meta(ge=1)]
 _Amount = Annotated[int, Meta(ge=0)]
-_Rate = Annotated[float, Meta(gt=0)]
-_Seconds = Annotated[float, Meta(ge=0)]
 
 PREEMPTIONS = ("swap", "recompute")
 #: HBM of driver and libraries: 0.15 GiB for dense models in BLIS (read 2026-11).
@@ -127,10 +125,10 @@ class ServingOptions:
     tensor_parallel: _Count = 1  # GPUs that share weights, KV, FLOPs and transfers equally
     #: Of the link between them: each layer adds up two activations per sequence over a ring,
     #: ``latency + 2 (n - 1) / n * bytes / bandwidth`` each.
-    all_reduce_bytes_per_s: _Rate = 450e9
-    all_reduce_latency_s: _Seconds = 10e-6
+    all_reduce_bytes_per_s: Rate = 450e9
+    all_reduce_latency_s: Seconds = 10e-6
     nvme_bytes: _Amount = 0  # storage below DDR: takes what DDR cannot hold; 0 for none
-    nvme_bytes_per_s: _Rate = 6e9  # it works while PCIe does, the slower one counts
+    nvme_bytes_per_s: Rate = 6e9  # it works while PCIe does, the slower one counts
     series_points: Annotated[int, Meta(ge=2)] = 1024  # samples kept of the run's course
 
     def __post_init__(self) -> None:

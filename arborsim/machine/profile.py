@@ -37,24 +37,24 @@ def _is(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
 
 
 _Bytes = Annotated[Whole, Meta(gt=0)]
-_Rate = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(gt=0)]
 _Share = Annotated[float, Meta(gt=0, le=1)]
-_Seconds = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0)]
 
 
 @dataclass(frozen=True)
 class PolicySeconds:
     """What a policy takes on the host: taking signals in, scoring, deciding."""
 
-    iteration_s: _Seconds = 0.0  # every decode iteration, also those after which nothing is decided
-    lane_s: _Seconds = 0.0  # the same for each sequence that decodes: its newest token's signals
+    iteration_s: Seconds = 0.0  # every decode iteration, also those after which nothing is decided
+    lane_s: Seconds = 0.0  # the same for each sequence that decodes: its newest token's signals
     #: Whenever the search turns to other sequences, once and for each of them: thoughts end and
     #: begin, with the signals that were held back until then
-    turn_s: _Seconds = 0.0
-    turn_lane_s: _Seconds = 0.0
+    turn_s: Seconds = 0.0
+    turn_lane_s: Seconds = 0.0
     #: A decision: once, and per token it looks at
-    decision_base_s: _Seconds = 0.0
-    decision_per_token_s: _Seconds = 0.0
+    decision_base_s: Seconds = 0.0
+    decision_per_token_s: Seconds = 0.0
 
     def decision_s(self, examined_tokens: Any) -> Any:
         """One decision over `examined_tokens`; a number or an array."""
@@ -102,41 +102,41 @@ class HardwareProfile(_Sourced):
 
     name: str
     hbm_bytes: Annotated[_Bytes, _is("memory of the GPU", "GB", 1e9)]
-    hbm_bytes_per_s: Annotated[_Rate, _is("its peak bandwidth", "GB/s", 1e9)]
-    flops_per_s: Annotated[_Rate, _is("peak of dense bf16 matrix products", "TFLOP/s", 1e12)]
+    hbm_bytes_per_s: Annotated[Rate, _is("its peak bandwidth", "GB/s", 1e9)]
+    flops_per_s: Annotated[Rate, _is("peak of dense bf16 matrix products", "TFLOP/s", 1e12)]
     ddr_bytes: Annotated[_Bytes, _is("host memory that offloading may use", "GB", 1e9)]
-    ddr_bytes_per_s: Annotated[_Rate, _is("its bandwidth", "GB/s", 1e9)]
+    ddr_bytes_per_s: Annotated[Rate, _is("its bandwidth", "GB/s", 1e9)]
     mfu: Annotated[_Share, _is("of the peak FLOP/s that matrix products reach")]
     mbu: Annotated[_Share, _is("of the HBM bandwidth that reading weights reaches")]
     kv_read_efficiency: Annotated[_Share, _is("of the HBM bandwidth that reading KV reaches")]
     eager_bytes_per_s: Annotated[
-        _Rate, _is("writing and reading attention probabilities", "GB/s", 1e9)
+        Rate, _is("writing and reading attention probabilities", "GB/s", 1e9)
     ]
-    dequantise_bytes_per_s: Annotated[_Rate, _is("8-bit bytes that are dequantised", "GB/s", 1e9)]
+    dequantise_bytes_per_s: Annotated[Rate, _is("8-bit bytes that are dequantised", "GB/s", 1e9)]
     per_layer_s: Annotated[
-        _Seconds, _is("launch overhead of each layer of an iteration", "us", 1e-6)
+        Seconds, _is("launch overhead of each layer of an iteration", "us", 1e-6)
     ]
-    per_step_s: Annotated[_Seconds, _is("scheduling overhead of an iteration", "us", 1e-6)]
-    per_sequence_s: Annotated[_Seconds, _is("the same for each sequence in it", "us", 1e-6)]
-    decision_base_s: Annotated[_Seconds, _is("a policy's decision, once", "us", 1e-6)]
-    decision_per_token_s: Annotated[_Seconds, _is("a decision, per token it looks at", "ns", 1e-9)]
-    h2d_bytes_per_s: Annotated[_Rate, _is("PCIe to the GPU: large pinned blocks", "GB/s", 1e9)]
-    d2h_bytes_per_s: Annotated[_Rate, _is("PCIe from the GPU: large pinned blocks", "GB/s", 1e9)]
+    per_step_s: Annotated[Seconds, _is("scheduling overhead of an iteration", "us", 1e-6)]
+    per_sequence_s: Annotated[Seconds, _is("the same for each sequence in it", "us", 1e-6)]
+    decision_base_s: Annotated[Seconds, _is("a policy's decision, once", "us", 1e-6)]
+    decision_per_token_s: Annotated[Seconds, _is("a decision, per token it looks at", "ns", 1e-9)]
+    h2d_bytes_per_s: Annotated[Rate, _is("PCIe to the GPU: large pinned blocks", "GB/s", 1e9)]
+    d2h_bytes_per_s: Annotated[Rate, _is("PCIe from the GPU: large pinned blocks", "GB/s", 1e9)]
     block_bytes: Annotated[
         tuple[float, ...], _is("contiguous block sizes of the PCIe curve", "KiB", 1024)
     ]
     block_efficiency: Annotated[tuple[_Share, ...], _is("of the PCIe bandwidth at these sizes")]
-    pcie_latency_s: Annotated[_Seconds, _is("latency of each transfer", "us", 1e-6)]
+    pcie_latency_s: Annotated[Seconds, _is("latency of each transfer", "us", 1e-6)]
     pageable_factor: Annotated[_Share, _is("of the pinned bandwidth from pageable memory")]
     reserve_share: Annotated[float, Meta(ge=0, lt=1), _is("HBM that nothing may use")]
     overlap: Annotated[
         float, Meta(ge=0, le=1), _is("of computing and reading memory that overlaps")
     ] = 1.0
     decision_rows_s: Annotated[
-        _Seconds, _is("a decision longer where attention rows are read", "us", 1e-6)
+        Seconds, _is("a decision longer where attention rows are read", "us", 1e-6)
     ] = 0.0
     eager_per_layer_s: Annotated[
-        _Seconds, _is("each layer longer where attention rows are read", "us", 1e-6)
+        Seconds, _is("each layer longer where attention rows are read", "us", 1e-6)
     ] = 0.0
     policies: Mapping[str, PolicySeconds] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -239,9 +239,9 @@ class HostProfile(_Sourced):
 
     name: str
     ddr_bytes: _Bytes
-    ddr_bytes_per_s: _Rate
-    h2d_bytes_per_s: _Rate
-    d2h_bytes_per_s: _Rate
+    ddr_bytes_per_s: Rate
+    h2d_bytes_per_s: Rate
+    d2h_bytes_per_s: Rate
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def with_gpu(self, profile: HardwareProfile) -> HardwareProfile:
