@@ -20,12 +20,7 @@ from arborsim.bank.bank import open_bank, read_bank
 from arborsim.bank.results import SearchResult, Simulated
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import walk
-from arborsim.core.errors import (
-    ArborsimError,
-    BudgetInfeasible,
-    MissingSignal,
-    UsageError,
-)
+from arborsim.core.errors import ArborsimError, BudgetInfeasible, MissingSignal, UsageError
 from arborsim.core.events import Decode, Event, Prefill, Prune
 from arborsim.core.observations import Signal
 from arborsim.core.workers import in_order
@@ -204,13 +199,9 @@ def simulate(
     played = play_episode(episode, cell, executor, quality=quality, watch=watched)
     seconds, in_hbm, held = np.array(moments).T
     return Simulated(
-        played.measured,
-        played.budget_tokens,
-        played.attention_kept,
-        _integral(seconds, in_hbm),
-        int(held.max()),
-        _integral(seconds, held),
-    )
+        played.measured, played.budget_tokens, played.attention_kept,
+        _integral(seconds, in_hbm), int(held.max()), _integral(seconds, held),
+    )  # fmt: skip
 
 
 def _integral(seconds: np.ndarray, values: np.ndarray) -> float:

@@ -61,7 +61,11 @@ def visited(walk: Walk, episode: Episode) -> Episode:
         answer=_strings(episode.answer, source),
         **_embeddings(episode, source),
     )
-    return replace(new, head_attention=_head_rows(episode, new, token))
+    heads = episode.head_attention
+    if isinstance(heads, VectorRows) and new.keys is not None:  # computed over the new paths
+        paths = (new.keys, new.position, new.token_rows, new.node, new.parent)
+        new = replace(new, head_attention=VectorRows(heads.queries[token], *paths))
+    return new
 
 
 class _Rows:
@@ -123,16 +127,12 @@ class _Rows:
             self._chunks.append(tuple(np.asarray(self._pending).T))
             self._pending = []
 
-    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def columns(self) -> list[np.ndarray]:
         """Kind int8, node and iteration int32, row of the bank int64; all ``[rows]``."""
         self._flush()
-        kind, node, iteration, source = (
-            np.concatenate(parts) for parts in zip(*self._chunks, strict=True)
-        )
-        return (
-            kind.astype(np.int8), node.astype(np.int32), iteration.astype(np.int32),
-            source.astype(np.int64),
-        )  # fmt: skip
+        columns = [np.concatenate(parts) for parts in zip(*self._chunks, strict=True)]
+        types = (np.int8, np.int32, np.int32, np.int64)
+        return [column.astype(kind) for column, kind in zip(columns, types, strict=True)]
 
 
 def _picked(values: np.ndarray, source: np.ndarray, missing: float) -> np.ndarray:
@@ -173,32 +173,19 @@ def _embeddings(episode: Episode, source: np.ndarray) -> dict[str, Any]:
     return {"embedding_rows": rows, "embedding": episode.embedding[found[rows]]}
 
 
-def _gather(offsets: np.ndarray, picked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the values of the picked rows lie, and the offsets of the rows made of them."""
-    lengths = np.diff(offsets)[picked]
-    ends = np.concatenate([[0], np.cumsum(lengths)])
-    within = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
-    return np.repeat(offsets[:-1][picked], lengths) + within, ends
-
-
 def _attention(rows: DenseRows | SparseRows | LayerRows | None, token: np.ndarray) -> Any:
     """The same kind of rows, of these tokens."""
     if rows is None:
         return None
+    lengths = np.diff(rows.offsets)[token]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     # Positions count along the path, and a path is the same whichever search visits it.
-    at, offsets = _gather(rows.offsets, token)
+    at = np.repeat(rows.offsets[:-1][token], lengths) + within
     match rows:
         case DenseRows():
             return DenseRows(rows.values[at], offsets)
         case SparseRows():
-            rest, lengths = rows.rest[token], rows.lengths[token]
-            return SparseRows(rows.index[at], rows.value[at], offsets, rest, lengths)
+            whole = rows.rest[token], rows.lengths[token]
+            return SparseRows(rows.index[at], rows.value[at], offsets, *whole)
     return LayerRows(rows.layers, rows.values[at], offsets)
-
-
-def _head_rows(old: Episode, new: Episode, token: np.ndarray) -> VectorRows | None:
-    """Rows that are computed from queries and keys, over the new paths."""
-    if not isinstance(old.head_attention, VectorRows) or new.keys is None:
-        return None
-    queries = old.head_attention.queries[token]
-    return VectorRows(queries, new.keys, new.position, new.token_rows, new.node, new.parent)

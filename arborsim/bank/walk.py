@@ -225,9 +225,8 @@ class _Driver:
         until = min(self._ends[n] for n in leaves)
         taken, self._iteration = until - self._iteration, until
         complete = self.bank.complete
-        ended = tuple(
-            n for n in leaves if self._ends[n] == until and complete[self._nodes[n].recorded]
-        )
+        over = (n for n in leaves if self._ends[n] == until)
+        ended = tuple(n for n in over if complete[self._nodes[n].recorded])
         self._runs.append(DecodeRun(leaves, taken, ended))
         self._leave(ended)
         return bool(ended)
@@ -236,8 +235,7 @@ class _Driver:
         for node in nodes:
             self._close(node)
             del self._ends[node]
-        gone = set(nodes)
-        self._active = [n for n in self._active if n not in gone]
+        self._active = [n for n in self._active if n in self._ends]
         self._completed += nodes
 
     def _close(self, number: int) -> None:

@@ -159,7 +159,16 @@ def read_arrivals(path: Path, format: str = "", scale: float = 1.0) -> Recorded:
     The format is one of `FORMATS` or `TRACE`, or empty: then the file's ending tells.  Refuses a
     log that has no two moments that differ.
     """
-    moments = np.sort(_moments(path, format or _format_of(path)))
+    format = format or _format_of(path)
+    if format == TRACE:
+        moments = _of_trace(TraceReader(path))
+    elif format in FORMATS:
+        contents = read_requests(path, format)
+        refuse_damage(path, contents)
+        moments = np.array([request.arrival_s for request in contents.searches])
+    else:
+        raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
+    moments.sort()
     if len(moments) < 2 or moments[0] == moments[-1]:
         raise UsageError(
             f"{path}: its arrivals ({len(moments)}) are all at one moment: no rate; name a "
@@ -178,16 +187,6 @@ def _format_of(path: Path) -> str:
         raise UsageError(f"{path}: there is no such file")
     lines = ", ".join(name for name in FORMATS if name != "azure")
     raise UsageError(f"{path}: whose format is it? Set format to one of {lines}, azure, {TRACE}")
-
-
-def _moments(path: Path, format: str) -> np.ndarray:
-    if format == TRACE:
-        return _of_trace(TraceReader(path))
-    if format not in FORMATS:
-        raise UnknownName("format of arrivals", format, [*FORMATS, TRACE])
-    contents = read_requests(path, format)
-    refuse_damage(path, contents)
-    return np.array([request.arrival_s for request in contents.searches])
 
 
 def _of_trace(reader: TraceReader) -> np.ndarray:

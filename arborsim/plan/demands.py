@@ -158,15 +158,11 @@ def _record(unit: Unit, episode: Episode, attention: bool) -> RecordedSearch:
         info = replace(demand.info, prefix=f"mix {unit.entry}, {short}", prefix_tokens=short)
         demand = replace(demand, info=info)
     tokens = measured.prompt_tokens + measured.generated_tokens
-    quality = Quality(
-        meter.share if meter else None,
-        measured.peak_hbm_kv_tokens / tokens,
-        measured.evicted_tokens / tokens,
-        measured.quantised_tokens / tokens,
-        measured.offloaded_tokens / tokens,
-        measured.rehydrated_tokens / tokens,
-    )
-    return RecordedSearch(demand, quality)
+    return RecordedSearch(demand, Quality(
+        meter.share if meter else None, measured.peak_hbm_kv_tokens / tokens,
+        measured.evicted_tokens / tokens, measured.quantised_tokens / tokens,
+        measured.offloaded_tokens / tokens, measured.rehydrated_tokens / tokens,
+    ))  # fmt: skip
 
 
 class Recording:

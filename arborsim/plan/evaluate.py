@@ -96,10 +96,10 @@ def served_alone(bench: Bench) -> tuple[Alone, bool]:
         not s.refused and target.allows(each.seconds, s.per_token_s)
         for s, each in zip(report.searches, engine.alone, strict=True)
     ]
-    terms: dict[str, float] = {}
+    terms: dict[str, float] = defaultdict(float)
     for weight, priced, seconds in zip(weights, engine.demands, latency, strict=True):
         for name, value in cost_terms(priced, engine.price, float(seconds)).items():
-            terms[name] = terms.get(name, 0.0) + float(weight * value)
+            terms[name] += float(weight * value)
 
     def mean(values: list[float]) -> float:
         return float(weights @ np.array(values, dtype=np.float64))
@@ -113,7 +113,7 @@ def served_alone(bench: Bench) -> tuple[Alone, bool]:
         mean([each.generated_tokens for each in sources]),
         float(np.percentile(latency[drawn], target.percentile)),
         float(np.percentile(token[drawn], target.percentile)),
-        terms,
+        dict(terms),
     )
     return alone, float(weights @ within) >= target.percentile / 100 - 1e-9
 

@@ -154,7 +154,24 @@ def parse_counts(given: object, what: str, base: Path = Path()) -> Counts:
     `base` is the folder that ``file:`` starts from.
     """
     with located(what):
-        return _counts(given, base)
+        if isinstance(given, list):
+            return Empirical(convert(tuple[int, ...], given, "its numbers:"))
+        if not isinstance(given, str):
+            return Fixed(convert(int, given, "it"))
+        form, colon, rest = given.strip().partition(":")
+        if form == "file" and colon:
+            return _from_file(base / rest.strip())
+        if colon:
+            if form not in _FORMS:
+                raise UnknownName("distribution", form, [*_FORMS, "file"])
+            return convert(_FORMS[form], _parameters(form, rest), form)
+        try:
+            return Fixed(int(form))
+        except ValueError:
+            raise UsageError(
+                f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
+                "lognormal:median=200,sigma=0.6 or file:NAME"
+            ) from None
 
 
 def check_range(found: Counts, what: str, most: int) -> None:
@@ -164,27 +181,6 @@ def check_range(found: Counts, what: str, most: int) -> None:
         drawn = f"{least}" if least == largest else f"{least} to {largest}"
         cap = ": set most" if isinstance(found, LogNormal) else ""
         raise UsageError(f"{what} must be in [1, {most}], not {drawn}{cap}")
-
-
-def _counts(given: object, base: Path) -> Counts:
-    if isinstance(given, list):
-        return Empirical(convert(tuple[int, ...], given, "its numbers:"))
-    if not isinstance(given, str):
-        return Fixed(convert(int, given, "it"))
-    form, colon, rest = given.strip().partition(":")
-    if form == "file" and colon:
-        return _from_file(base / rest.strip())
-    if colon:
-        if form not in _FORMS:
-            raise UnknownName("distribution", form, [*_FORMS, "file"])
-        return convert(_FORMS[form], _parameters(form, rest), form)
-    try:
-        return Fixed(int(form))
-    except ValueError:
-        raise UsageError(
-            f"'{given:.40}' is no distribution: give a whole number, uniform:low=64,high=512, "
-            "lognormal:median=200,sigma=0.6 or file:NAME"
-        ) from None
 
 
 def _parameters(form: str, text: str) -> dict[str, object]:

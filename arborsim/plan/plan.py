@@ -112,7 +112,7 @@ class Planner:
         with self._traces() as traces:
             facts = recorded_facts(self.workload, traces)
             self._solved = solved(self.workload, ((each.entry, each.solved) for each in facts))
-            self._short = short_prompts(self.workload, facts)
+            self._short = tuple(short_prompts(self.workload, facts))
             for result in self._evaluated(traces, advance):
                 self.finished[result.number] = result
                 done(result)

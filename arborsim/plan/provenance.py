@@ -204,9 +204,8 @@ def _share_text(share: Estimate) -> str:
     return f"{share.value:.1%} ({share.low:.1%} to {share.high:.1%} at 95% confidence)"
 
 
-def short_prompts(workload: Workload, facts: Sequence[Facts]) -> tuple[str, ...]:
+def short_prompts(workload: Workload, facts: Sequence[Facts]) -> Iterator[str]:
     """Notes on entries with prompts shorter than what the entry's prompts should share."""
-    found = []
     for number, entry in enumerate(workload.mix):
         shared = entry.shared_prompt_tokens
         if not shared or not workload.serving.prefix_sharing:
@@ -214,9 +213,8 @@ def short_prompts(workload: Workload, facts: Sequence[Facts]) -> tuple[str, ...]
         lengths = [each.prompt_tokens for each in facts if each.entry == number]
         short = sum(length < shared for length in lengths)
         if short:
-            found.append(
+            yield (
                 f"{entry.name}: {short:,} of {len(lengths):,} distinct searches have prompts "
                 f"shorter than shared_prompt_tokens = {shared:,}: each shares its whole prompt, "
                 "and that with prompts of the same length only."
             )
-    return tuple(found)

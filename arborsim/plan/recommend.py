@@ -113,16 +113,16 @@ def _missed_by(alone: Alone, plan: PlanResult) -> str:
             over.append(f"{scale * value:.3g} {unit} per {key} ({value / limit:.3g}x)")
             enough.append(f'{key} = "{_up(scale * value)} {unit}"')
     if not over:
-        relax = "Relax the target or take faster GPUs"
-        return f"which meets it alone, but not together with others. {relax}"
+        return (
+            "which meets it alone, but not together with others. Relax the target or take faster "
+            "GPUs"
+        )
     return f"alone {', '.join(over)}. Relax to {', '.join(enough)}, or take faster or more GPUs"
 
 
 def _excess(alone: Alone, plan: PlanResult) -> float:
-    return max(
-        alone.at_percentile_s / (plan.search_limit_s or math.inf),
-        alone.token_at_percentile_s / (plan.token_limit_s or math.inf),
-    )
+    search, token = plan.search_limit_s or math.inf, plan.token_limit_s or math.inf
+    return max(alone.at_percentile_s / search, alone.token_at_percentile_s / token)
 
 
 def _up(value: float) -> str:
@@ -236,15 +236,15 @@ def _runs(best: CandidateResult, point: LoadPoint, plan: PlanResult) -> str:
 
 def _limit(best: CandidateResult, point: LoadPoint) -> str:
     """What stands in the way of more load."""
-    first = resource(point, best.limited_by)
-    if best.limited_by == "target":
-        return f"Beyond that the target is missed; {first}."
-    if best.limited_by == "throughput":
-        return f"Beyond that searches arrive faster than they finish; {first}."
-    return (
-        "Beyond that, runs of so few searches show no steady state: it may serve more (longer "
-        f"runs would tell); {first}."
-    )
+    why = {
+        "target": "that the target is missed",
+        "throughput": "that searches arrive faster than they finish",
+        "run length": (
+            "that, runs of so few searches show no steady state: it may serve more (longer runs "
+            "would tell)"
+        ),
+    }[best.limited_by]
+    return f"Beyond {why}; {resource(point, best.limited_by)}."
 
 
 def _why(
@@ -320,9 +320,9 @@ def _left_open(a: CandidateResult, b: CandidateResult) -> str:
 def _counts(candidate: CandidateResult, load: float) -> str:
     """Machines that the runs, each by its own limit, ask for: ``"2 or 3 machines"``."""
     counts = sorted({machines_for(load, limit) for limit in candidate.largest_by_seed})
-    text = f"{counts[0]} or {counts[1]}" if len(counts) == 2 else (
-        f"{counts[0]} to {counts[-1]}" if len(counts) > 2 else f"{counts[0]}")  # fmt: skip
-    return f"{text} machine{'s' * (counts[-1] != 1)}"
+    least, most, between = counts[0], counts[-1], "or" if len(counts) == 2 else "to"
+    text = f"{least}" if least == most else f"{least} {between} {most}"
+    return f"{text} machine{'s' * (most != 1)}"
 
 
 def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:

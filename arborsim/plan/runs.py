@@ -127,27 +127,27 @@ class Bench:
         are the same ones in the same order, and only measured ones count.  `also` is called after
         each command of the engine, too.
         """
-        watch = self._verdicts(None)
+        watch = replace(self._watch(), allowed=None)
         return self._measured(self._served(load, seed, watch, also), watch)
 
     def attempt(self, load: float, seed: int) -> Run | None:
         """The run if it meets the target; None, as soon as that is certain, if it does not."""
-        watch = self._verdicts(self.allowed)
+        watch = self._watch()
         report = self._served(load, seed, watch)
         run = None if watch.given_up else self._measured(report, watch)
         return run if run is not None and run.meets else None
 
     def scout(self, load: float, seed: int, share: float) -> bool:
         """Whether the beginning of a run meets the target: a guess, for a share of the time."""
-        first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
-        allowed = self._allowed(count - first)
-        watch = Verdicts(self.workload.target, first, count, allowed)
+        watch = self._watch(share)
         self._served(load, seed, watch)
-        return not watch.given_up and count - first - watch.within <= allowed
+        measured = watch.count - watch.first
+        return not watch.given_up and measured - watch.within <= self._allowed(measured)
 
-    def _verdicts(self, allowed: int | None) -> Verdicts:
-        workload = self.workload
-        return Verdicts(workload.target, workload.warm_up, workload.searches, allowed)
+    def _watch(self, share: float = 1.0) -> Verdicts:
+        """Of this share of a run, which ends as soon as it has missed the target."""
+        first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
+        return Verdicts(self.workload.target, first, count, self._allowed(count - first))
 
     def _served(
         self, load: float, seed: int, watch: Verdicts, also: Watch | None = None

@@ -18,13 +18,7 @@ from arborsim.machine.program import SearchDemand
 from arborsim.plan.demands import MixDemands, stretched
 from arborsim.plan.evaluate import evaluate, load_curve
 from arborsim.plan.plan import Planner
-from arborsim.plan.results import (
-    CandidateResult,
-    LoadPoint,
-    PlanResult,
-    fleet_for,
-    middle_cost,
-)
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, fleet_for, middle_cost
 from arborsim.plan.timeline import timeline
 from arborsim.plan.workload import Candidate, Workload
 
@@ -130,11 +124,9 @@ def matters(assumption: Assumption, demands: Sequence[SearchDemand], base: Candi
 
 def scaled(profile: HardwareProfile, assumption: Assumption, factor: float) -> HardwareProfile:
     """`profile` with the assumption's numbers multiplied by `factor`; its name stays."""
-    values = {
-        name: type(getattr(profile, name))(factor * getattr(profile, name))
-        for name in assumption.fields
-    }
-    return replace(profile, **values) if values else profile
+    values = {name: getattr(profile, name) for name in assumption.fields}
+    scaled = {name: type(value)(factor * value) for name, value in values.items()}
+    return replace(profile, **scaled)
 
 
 def break_even(plan: PlanResult) -> tuple[CandidateResult, float] | None:

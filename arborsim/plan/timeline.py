@@ -169,25 +169,19 @@ def _names(line: Timeline) -> Iterator[dict[str, Any]]:
 
 def _slices(line: Timeline) -> Iterator[dict[str, Any]]:
     for each in line.slices:
-        if each.kind in _LINKS:
-            yield _complete(each, _MACHINE, _LINKS[each.kind])
-        elif each.search < 0:
-            yield _complete(each, _MACHINE, _GPU)
-        else:
-            yield _complete(each, _SEARCHES, each.search + 1)
-            if each.kind in ("prefill", "recompute", "policy"):  # the others wait meanwhile
-                yield _complete(each, _MACHINE, _GPU)
-
-
-def _complete(each: Slice, process: int, thread: int) -> dict[str, Any]:
-    event = {
-        "ph": "X", "name": _TITLES.get(each.kind, each.kind), "cat": each.kind,
-        "pid": process, "tid": thread, "ts": each.start_s * _US,
-        "dur": max(0.0, (each.end_s - each.start_s) * _US),
-    }  # fmt: skip
-    if each.kind in _AMOUNTS:
-        event["args"] = {_AMOUNTS[each.kind]: each.amount}
-    return event
+        of_search = each.search >= 0 and each.kind not in _LINKS
+        threads = [(_SEARCHES, each.search + 1)] if of_search else []
+        if not of_search or each.kind in ("prefill", "recompute", "policy"):  # the others wait
+            threads.append((_MACHINE, _LINKS.get(each.kind, _GPU)))
+        for process, thread in threads:
+            event = {
+                "ph": "X", "name": _TITLES.get(each.kind, each.kind), "cat": each.kind,
+                "pid": process, "tid": thread, "ts": each.start_s * _US,
+                "dur": max(0.0, (each.end_s - each.start_s) * _US),
+            }  # fmt: skip
+            if each.kind in _AMOUNTS:
+                event["args"] = {_AMOUNTS[each.kind]: each.amount}
+            yield event
 
 
 def _counters(line: Timeline) -> Iterator[dict[str, Any]]:

@@ -113,7 +113,6 @@ def workload_of(
         for entry in mix
         if measured
     }
-    target = file.target
     workload = Workload(
         name=file.name or name,
         geometry=geometry,
@@ -123,7 +122,7 @@ def workload_of(
         policies=_policies(file.candidates, base, measured, layers),
         budgets=file.candidates.budgets,
         recalls=file.candidates.recalls,
-        target=Target(target.percentile, target.search, target.token),
+        target=Target(file.target.percentile, file.target.search, file.target.token),
         prices=prices,
         calibrations=measured,
         serving=serving,
@@ -160,8 +159,8 @@ def _serving(raw: Mapping[str, Any]) -> tuple[LayoutTable, ServingOptions]:
             raise UnknownName("key of [serving]", key, known)
     options = {key: value for key, value in raw.items() if key in SERVING}
     layout = {key: value for key, value in raw.items() if key not in SERVING}
-    found = given_values(ServingOptions, options, "[serving]")
-    return convert(LayoutTable, layout, "[serving]"), ServingOptions(**found)
+    serving = ServingOptions(**given_values(ServingOptions, options, "[serving]"))
+    return convert(LayoutTable, layout, "[serving]"), serving
 
 
 # ------------------------------------------------------------------------- the mix

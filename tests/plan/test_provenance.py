@@ -124,12 +124,12 @@ def test_prompts_shorter_than_what_is_shared_are_counted() -> None:
         workload = _shared(planner.workload, shared)
         with Planner(workload)._traces() as traces:
             facts = recorded_facts(workload, traces)
-        found = short_prompts(workload, facts)
+        found = tuple(short_prompts(workload, facts))
         assert len(found) == (short > 0)
         assert all(
             f"trees: {short} of 4 distinct searches have prompts shorter than" in f for f in found
         )
-        assert not short_prompts(_serving(workload, prefix_sharing=False), facts)
+        assert not list(short_prompts(_serving(workload, prefix_sharing=False), facts))
 
 
 def test_costs_per_solved_search_say_what_they_rest_on() -> None:
