@@ -230,24 +230,15 @@ def largest(meets: Callable[[int], bool], low: int, high: int, start: int) -> tu
     start to the border, the fewer questions.  `meets` is asked about each k at most once, and only
     between `low`, at which it holds, and `high`, at which it does not.
     """
-    width, k, rose = 1, min(max(start, low + 1), high - 1), None
+    width, k, rose, turned = 1, start, None, False
     while high - low > 1:
-        if meets(k):
-            low, rises = k, True
-        else:
-            high, rises = k, False
-        if rose is not None and rises != rose:
-            break
+        k = (low + high) // 2 if turned else min(max(k, low + 1), high - 1)
+        rises = meets(k)
+        low, high = (k, high) if rises else (low, k)
+        turned = turned or rose not in (None, rises)
         rose = rises
-        k = k + width if rises else k - width
-        k = min(max(k, low + 1), high - 1)
+        k += width if rises else -width
         width = min(2 * width, _WIDEST)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if meets(middle):
-            low = middle
-        else:
-            high = middle
     return low, high
 
 

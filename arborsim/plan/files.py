@@ -46,12 +46,8 @@ def to_frame(plan: PlanResult) -> pd.DataFrame:
 def _flat(candidate: CandidateResult, plan: PlanResult) -> dict[str, Any]:
     row: dict[str, Any] = {"recommended": candidate.number == plan.recommendation.candidate}
     for name, value in strict(candidate).items():
-        if name in _LEFT_OUT or (value is None and name in _GROUPS):
-            continue
-        if name in _GROUPS:
-            _spread(row, "" if name == "at_largest" else f"{name}_", value)
-        else:
-            _spread(row, "", {name: value})
+        if name not in _LEFT_OUT and not (value is None and name in _GROUPS):
+            _spread(row, "", value if name == "at_largest" else {name: value})
     row["largest_by_seed"] = " ".join(repr(load) for load in candidate.largest_by_seed)
     return row
 

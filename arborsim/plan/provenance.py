@@ -93,9 +93,8 @@ def _spec_text(spec: TreeSpec) -> str:
 
 
 def _source(entry: MixEntry) -> str:
-    shared = f"; {entry.shared_prompt_tokens} prompt tokens in common" * (
-        entry.shared_prompt_tokens > 0
-    )
+    tokens = entry.shared_prompt_tokens
+    shared = f"; {tokens} prompt tokens in common" if tokens else ""
     if not isinstance(entry.source, Path):
         made, spec = entry.source, _spec_text(entry.source.spec)
         return f"{made.searches} searches generated from seed {made.seed}: {spec}{shared}"
