@@ -195,7 +195,7 @@ def _generated(table: GeneratedTable, place: str, base: Path, seed: int) -> Gene
     counts: dict[str, Any] = {
         key: parse_counts(getattr(table, key), f"{place} {key}", base)
         for key in MOST
-        if getattr(table, key) is not None
+        if key != "first" or table.first is not None
     }
     with located(place):
         spec = TreeSpec(
