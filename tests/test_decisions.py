@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arborsim.core.observations import Signal
-from arborsim.policies.methods.oracle import Oracle
+from arborsim.policies.methods.baselines import Oracle
 from arborsim.signals.attention import median
 from arborsim.trace import offline
 from arborsim.trace.episode import Episode

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,22 +25,6 @@ from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import Allocation, Decision, EveryStep, Never, Protect
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.signals.scores import Score, sum_in_order
-
-
-class Candidates(Protocol):
-    """Candidates of a stream for eviction."""
-
-    def admit(self, stop: int) -> None:
-        """Positions before `stop` are candidates now."""
-        ...
-
-    def pop(self) -> int | None:
-        """Position of the candidate to evict, removed; None if there is none."""
-        ...
-
-
-MakeCandidates = Callable[[np.ndarray, np.ndarray, int, int], Candidates]
-"""Makes them of `ids`, `alive`, `start` and `stop`, as `HeapPool` takes them."""
 
 
 class HeapPool:
@@ -67,6 +51,7 @@ class HeapPool:
         heapq.heapify(self._heap)
 
     def admit(self, stop: int) -> None:
+        """Positions before `stop` are candidates now."""
         while self._stop < stop:
             at = self._stop
             if self._alive[at]:
@@ -74,6 +59,7 @@ class HeapPool:
             self._stop = at + 1
 
     def pop(self) -> int | None:
+        """Position of the candidate to evict, removed; None if there is none."""
         heap = self._heap
         while heap:
             known, at = heap[0]
@@ -122,13 +108,18 @@ class ChangingPool:
         return position
 
 
+MakeCandidates = Callable[[np.ndarray, np.ndarray, int, int], HeapPool | ChangingPool]
+"""Makes candidates of `ids`, `alive`, `start` and `stop`."""
+
+
 @dataclass(frozen=True)
 class Composed(Policy):
     """A policy made of blocks.
 
     A decision has three parts: `allocate` says which tokens HBM holds, ranking by `score`;
     `place` says where the others live; `recover` says which of the others may come back.
-    `schedule` says when; a cache over budget is always reason enough.
+    `schedule` says when; a cache over budget is always reason enough.  `protect` says what never
+    moves down.
     """
 
     words: ClassVar[Mapping[str, Any]] = {}
@@ -136,32 +127,26 @@ class Composed(Policy):
 
     @cached_property
     def score(self) -> Score:
-        """What matters."""
         raise TypeError(f"{type(self).__name__} does not say what tokens rank by")
 
     @cached_property
     def allocate(self) -> Allocation:
-        """Which tokens HBM holds."""
         return Pool()
 
     @cached_property
     def place(self) -> Ladder:
-        """Where the others go."""
         return Ladder()
 
     @cached_property
     def schedule(self) -> EveryStep:
-        """When to decide."""
         return EveryStep()
 
     @cached_property
     def protect(self) -> Protect:
-        """What never moves down."""
         return Protect()
 
     @cached_property
     def recover(self) -> Never:
-        """What comes back."""
         return Never()
 
     @property

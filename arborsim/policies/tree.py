@@ -241,12 +241,7 @@ class TreeRule:
 
         `Boundary` shrinks the closed block (with `trim_path` even while it is on the active path),
         any other event shrinks all off-path blocks; `Transition` brings back the active path if
-        the policy recovers.
-
-        Raises
-        ------
-        BudgetInfeasible
-            Path and floors alone exceed the budget.
+        the policy recovers.  Path and floors that alone exceed the budget are an error.
         """
         view, event, budget = at.view, at.event, at.view.budget_tokens
         limit, goal = at.policy.schedule.room(at, 0)

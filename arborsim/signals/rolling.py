@@ -126,12 +126,6 @@ class RollingBands(Score):
     def start(self, layers: int) -> ScoreState:
         return _RollingState(self, layers)
 
-    def values(self, before: np.ndarray, new: np.ndarray) -> np.ndarray:
-        """The statistic at each of the new values of a stream; float64 ``[n]``."""
-        if self.statistic == "mean":
-            return rolling_mean(before, new, self.window)
-        return rolling_z(before, new, self.window, self.epsilon)
-
 
 class _RollingState(AtBirth):
     def __init__(self, spec: RollingBands, layers: int) -> None:
@@ -160,13 +154,16 @@ class _RollingState(AtBirth):
 
     def _leaf(self, path: np.ndarray, steps: int) -> np.ndarray:
         """Scores of the last `steps` tokens of `path`."""
-        first = max(self._prompt_tokens, len(path) - steps - (self._spec.window - 1))
-        window = path[first:]
+        spec = self._spec
+        window = path[max(self._prompt_tokens, len(path) - steps - (spec.window - 1)) :]
         total = np.zeros(steps)
-        for band, stream in zip(self._spec.bands, self._streams, strict=True):
+        for band, stream in zip(spec.bands, self._streams, strict=True):
             values = stream.values[window]
             old, new = values[: len(values) - steps], values[len(values) - steps :]
-            total += band.weight * self._spec.values(old, new)
+            if spec.statistic == "mean":
+                total += band.weight * rolling_mean(old, new, spec.window)
+            else:
+                total += band.weight * rolling_z(old, new, spec.window, spec.epsilon)
         return total
 
 

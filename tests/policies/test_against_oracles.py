@@ -15,12 +15,11 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.observations import Signal
 from arborsim.machine.machine import num_groups
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.baselines import Full, Random
 from arborsim.policies.methods.epikv import EpiKV
-from arborsim.policies.methods.full import Full
 from arborsim.policies.methods.h2o import H2O
 from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
-from arborsim.policies.methods.random import Random
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader

@@ -21,8 +21,8 @@ from arborsim.core.events import Decode
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.baselines import Oracle
 from arborsim.policies.methods.h2o import H2O
-from arborsim.policies.methods.oracle import Oracle
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.methods.tova import Tova
 from arborsim.run.controller import Controller

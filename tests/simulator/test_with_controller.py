@@ -11,7 +11,7 @@ from arborsim.core.measurements import Measurements
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.policies.base import Policy
-from arborsim.policies.methods.full import Full
+from arborsim.policies.methods.baselines import Full
 from arborsim.policies.methods.h2o import H2O
 from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.streaming_llm import StreamingLLM

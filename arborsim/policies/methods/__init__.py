@@ -1,1 +1,1 @@
-"""One small file per published method."""
+"""One small file per published method, and the baselines."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arborsim.core.events import Boundary, Decode, Event, Pressure, Prune, TokenRun
+from arborsim.core.events import Boundary, Decode, Event, Pressure, Prune
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
@@ -101,8 +101,12 @@ class LagKVOfficial(StreamPolicy):
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         if isinstance(event, Boundary | Prune | Pressure):
             return None
-        if isinstance(event, Decode) and not self._completes(view, event.run):
-            return None
+        if isinstance(event, Decode):  # a leaf that rests makes decisions come too early
+            run = event.run
+            arrived = run.num_tokens if self.adaptation == "flat" else run.steps
+            lengths = [len(stream) for stream in self._streams(view, run.leaves)]
+            if all(self._complete(n) == self._complete(n - arrived) for n in lengths):
+                return None
         tiers = view.tier.copy()
         free = ~self.protected(view)
         for stream in self._streams(view, view.leaves):
@@ -120,12 +124,6 @@ class LagKVOfficial(StreamPolicy):
     def _complete(self, length: int) -> int:
         """Complete partitions of a stream of this length."""
         return max(0, length - self.sinks) // self.lag
-
-    def _completes(self, view: CacheView, run: TokenRun) -> bool:
-        """Whether `run` completed a partition; a leaf that rests makes decisions come too early."""
-        arrived = run.num_tokens if self.adaptation == "flat" else run.steps
-        lengths = [len(stream) for stream in self._streams(view, run.leaves)]
-        return any(self._complete(n) > self._complete(n - arrived) for n in lengths)
 
     def _compress(
         self,

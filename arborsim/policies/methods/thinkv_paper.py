@@ -137,33 +137,29 @@ class ThinKVPaper(RecentPolicy):
         sparsity = sum_in_order(view.scores["sparsity"][0, segments])
         mean = np.round(sparsity / self.segment, _DECIMALS)
         kind = np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))
-        reached = reached_rungs(kind == TRANSITION, len(self.rungs()))
+        rungs = self.rungs()
+        reached = reached_rungs(kind == TRANSITION, len(rungs))
         settled = ~safe[segments].any(axis=1)
         segments, kind, reached = segments[settled], kind[settled], reached[settled]
+        keeps = np.array([*rungs, self.segment])[reached]  # -1 is the last: all of it
         blocks = off_path_blocks(view) if path else []
         for tier, keys in zip(tiers, view.scores["keys"], strict=True):
-            self._thin_settled(tier, segments, reached, keys)
+            # Quantise what is left of the segments, and take them to the rungs they have reached.
+            tier[segments[tier[segments] == Tier.HBM]] = Tier.HBM_QUANTISED
+            held = np.count_nonzero(tier[segments] <= Tier.HBM_QUANTISED, axis=1)
+            for j in np.flatnonzero(held > keeps):
+                thin(tier, segments[j], keys, int(keeps[j]))
             over = int(np.count_nonzero(tier <= Tier.HBM_QUANTISED)) - view.budget_tokens
             for block in blocks:
                 over -= evict(tier, block) if over > 0 else 0
             by_worth = segments[np.argsort(kind, kind="stable")]
-            over -= thin_further(tier, by_worth, keys, self.rungs(), over)
+            over -= thin_further(tier, by_worth, keys, rungs, over)
             if over > 0:
                 rest = stream[~safe[stream] & (tier[stream] <= Tier.HBM_QUANTISED)]
                 if len(rest) < over:
                     raise self.infeasible(view, len(rest), over)
                 tier[rest[:over]] = Tier.EVICTED
         return Plan(tiers) if (tiers != view.tier).any() else None
-
-    def _thin_settled(
-        self, tier: np.ndarray, segments: np.ndarray, reached: np.ndarray, keys: np.ndarray
-    ) -> None:
-        """Quantise what is left of the segments, and take them to the rungs they have reached."""
-        tier[segments[tier[segments] == Tier.HBM]] = Tier.HBM_QUANTISED
-        keeps = np.array([*self.rungs(), self.segment])[reached]  # -1 is the last: all of it
-        held = np.count_nonzero(tier[segments] <= Tier.HBM_QUANTISED, axis=1)
-        for j in np.flatnonzero(held > keeps):
-            thin(tier, segments[j], keys, int(keeps[j]))
 
     def rungs(self) -> list[int]:
         """Tokens that a segment keeps, from rung to rung: halves of `most` down to `least`."""

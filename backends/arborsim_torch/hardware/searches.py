@@ -17,7 +17,7 @@ import numpy as np
 
 from arborsim.calibrate.backend import PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
-from arborsim.policies.methods.full import Full
+from arborsim.policies.methods.baselines import Full
 from arborsim.policies.registry import available, build
 from arborsim.search import ROOT, Expansion, Leaf, make_search
 from arborsim_torch.hardware.timing import Timer

@@ -12,7 +12,7 @@ import torch
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.tiers import Budget
 from arborsim.live.backends import LiveFacts, LiveObserver, LiveRequest, LiveResult
-from arborsim.policies.methods.full import Full
+from arborsim.policies.methods.baselines import Full
 from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell
 from arborsim.search import make_search

@@ -1,4 +1,4 @@
-"""The bound: what an eviction policy could do if it knew the future."""
+"""What every method is compared with: all is kept, chance decides, or the future is known."""
 
 from __future__ import annotations
 
@@ -8,9 +8,37 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.policies.base import Method, Policy
 from arborsim.policies.blocks import ANY, Protect
-from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.scores import EvictionTime, Score
+from arborsim.policies.stream import RecentPolicy, StreamPolicy
+from arborsim.signals.scores import EvictionTime, Score, SeededUniform
+
+
+@dataclass(frozen=True)
+class Full(Policy):
+    """Full retention: nothing is evicted, offloaded or quantised, whatever the budget."""
+
+    name: ClassVar[str] = "full"
+    summary: ClassVar[str] = "keep every token in HBM"
+    method: ClassVar[Method] = Method("-", place="-", schedule="never", tiers=(Tier.HBM,))
+    bounded: ClassVar[bool] = False
+    uses_budget: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Random(RecentPolicy):
+    """Evict uniformly at random; prompt and recent tokens stay."""
+
+    seed: int = setting(0, "of the random numbers", low=0)
+
+    name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "evict uniformly at random, prompt and recent tokens stay"
+    formula: ClassVar[str] = "s(i) ~ U[0, 1)"
+
+    @cached_property
+    def score(self) -> Score:
+        return SeededUniform(self.seed)
 
 
 @dataclass(frozen=True)
