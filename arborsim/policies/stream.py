@@ -197,7 +197,13 @@ class Composed(Policy):
         return self.schedule.margin
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
-        if not self._due(view, event):
+        schedule = self.schedule
+        fits = view.num_tokens <= view.budget_tokens
+        if isinstance(event, Prune) or (schedule.wait and fits):
+            return None
+        over = schedule.bounded and view.in_hbm > view.budget_tokens
+        comes_back = isinstance(event, Transition) and self.recovers
+        if not (over or comes_back or schedule.due(view, event)):
             return None
         tiers = view.tier.copy()
         at = Decision(self, view, event)
@@ -207,25 +213,14 @@ class Composed(Policy):
             return None
         return Plan(tiers, recover=self.recovers)
 
-    def _due(self, view: CacheView, event: Event) -> bool:
-        schedule = self.schedule
-        fits = view.num_tokens <= view.budget_tokens
-        if isinstance(event, Prune) or (schedule.wait and fits):
-            return False
-        if schedule.bounded and view.in_hbm > view.budget_tokens:
-            return True
-        comes_back = isinstance(event, Transition) and self.recover.recomputes
-        return comes_back or schedule.due(view, event)
-
     def plans_runs(self, view: CacheView) -> bool:
         values = view.scores.get("score")
         alone = len(view.leaves) == 1 and view.tier.shape[0] == 1
         if not alone or (values is not None and len(values) > 1):
             return False
-        if type(self).decide is not Composed.decide:
-            return False
-        plain = (EveryStep, Pool, Never)
-        if (type(self.schedule), type(self.allocate), type(self.recover)) != plain:
+        own_decisions = type(self).decide is not Composed.decide
+        blocks = type(self.schedule), type(self.allocate), type(self.recover)
+        if own_decisions or blocks != (EveryStep, Pool, Never):
             return False
         # A single chain is the same pool either way.
         one_stream = self.allocate.adaptation == "path" or len(view.path) == view.num_tokens
