@@ -49,12 +49,9 @@ _PARTS = (
 
 def with_curves(result: PlanResult) -> list[CandidateResult]:
     """Candidates that were served under several loads: the recommended one, then the cheapest."""
-    leading = (result.recommendation.candidate, result.recommendation.alternative)
+    leading = {result.recommendation.candidate: 0, result.recommendation.alternative: 1}
     rows = [row for row in result.met() if len(row.curve) > 1]
-    return sorted(
-        rows,
-        key=lambda row: (leading.index(row.number) if row.number in leading else 2, *_rank(row)),
-    )
+    return sorted(rows, key=lambda row: (leading.get(row.number, 2), *_rank(row)))
 
 
 def _rank(row: CandidateResult) -> tuple[float, int]:
@@ -95,7 +92,7 @@ def against_load(result: PlanResult) -> list[dict[str, Any]]:
     lines = [(names[row.number], row, row) for row in rows]
     points = [point for row in rows for point in row.curve]
     return [{"title": kind.title, "figure": over_load(result, kind, lines, points)}
-            for kind in (time_kinds(result) if rows else ())]  # fmt: skip
+            for kind in time_kinds(result) if rows]  # fmt: skip
 
 
 def _verdict(row: CandidateResult, point: LoadPoint) -> str:
@@ -221,12 +218,10 @@ def time_split(result: PlanResult) -> Figure | None:
     ]
     idle = [max(0.0, 100 - 100 * point.busy.total_s / point.total_s) for _, point in rows]
     parts.append(("Idle", idle, "line"))
-    short = short_names(row for row, _ in rows)
-    return page.stacked_bars(
-        [row.name for row, _ in rows], [part for part in parts if any(part[1])],
-        page.axis("share of the time (%)", range=[0, 100]), "%",
-        [short[row.number] for row, _ in rows],
-    )  # fmt: skip
+    x = page.axis("share of the time (%)", range=[0, 100])
+    short = list(short_names(row for row, _ in rows).values())
+    shown = [part for part in parts if any(part[1])]
+    return page.stacked_bars([row.name for row, _ in rows], shown, x, "%", short)
 
 
 #: Kinds of `Slice`: title, colour, unit of its amount.
@@ -243,7 +238,7 @@ _KINDS = {
 #: Bars that stay distinct, and rows of them.
 _MOST_SLICES, _MOST_ROWS = 2500, 48
 _MOST_POINTS = 1000
-#: Rows of what no single search does.
+#: Rows above the searches: what concerns a link, or else the batch (-1).
 _ABOVE = {"up": -2, "down": -3}
 _SHARED = {-1: "batch", -2: "from host", -3: "to host"}
 
@@ -299,10 +294,11 @@ def timeline(result: PlanResult) -> tuple[Figure | None, str]:
         return None, ""
     slices, from_s, until_s = _window(line.slices, line.until_s)
     places = _places(slices)
-    placed = [(row, each) for each in slices if (row := _row(each, places)) < _MOST_ROWS]
+    rows = [places.get(each.search, _ABOVE.get(each.kind, -1)) for each in slices]
+    placed = [(row, each) for row, each in zip(rows, slices, strict=True) if row < _MOST_ROWS]
     time = scale_for("seconds", [until_s])
-    bars = {kind: [(row, each) for row, each in placed if each.kind == kind] for kind in _KINDS}
-    data = [_bars(own, kind, time) for kind, own in bars.items() if own]
+    data = [_bars(own, kind, time) for kind in _KINDS
+            if (own := [(row, each) for row, each in placed if each.kind == kind])]  # fmt: skip
     used = {row for row, _ in placed}
     shared = {row: name for row, name in _SHARED.items() if row in used}
     bottom, top = 1 + max(used, default=0), min(shared, default=0)
@@ -336,11 +332,6 @@ def _window(slices: Sequence[Slice], until_s: float) -> tuple[list[Slice], float
             for each in shown], from_s, until_s  # fmt: skip
 
 
-def _row(each: Slice, places: dict[int, int]) -> int:
-    """What concerns the batch, or a link, is above the searches."""
-    return places[each.search] if each.search >= 0 else _ABOVE.get(each.kind, -1)
-
-
 def _places(slices: Sequence[Slice]) -> dict[int, int]:
     """A row for each search: the topmost one that is free from its first slice to its last."""
     spans: dict[int, tuple[float, float]] = {}
@@ -360,12 +351,12 @@ def _places(slices: Sequence[Slice]) -> dict[int, int]:
 
 
 def _bars(placed: Sequence[tuple[int, Slice]], kind: str, time: Scale) -> Figure:
-    starts = np.array([each.start_s for _, each in placed]) / time.size
-    lengths = np.array([each.end_s - each.start_s for _, each in placed]) / time.size
+    starts, ends = np.array([(each.start_s, each.end_s) for _, each in placed]).T
     title, paint, unit = _KINDS[kind]
     return {
         "type": "bar", "orientation": "h", "name": title, "width": 0.8,
-        "base": page.packed(starts), "x": page.packed(lengths), "y": [row for row, _ in placed],
+        "base": page.packed(starts / time.size), "x": page.packed((ends - starts) / time.size),
+        "y": [row for row, _ in placed],
         "customdata": [_hover(row, each, unit) for row, each in placed],
         "marker": {"color": f"var(--{paint})", "line": {"width": 0}},
         "hovertemplate": f"%{{customdata}}<extra>{title}</extra>",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import le
 from typing import Any
 
 from arborsim.core.units import quantity
@@ -56,24 +57,21 @@ def _cost(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
 
 def _quality(rows: Sequence[CandidateResult]) -> list[Measure]:
     """At most one."""
-    for title, name, share in (
-        ("accuracy", "accuracy of live runs (%)", accuracy),
-        ("attention kept", "attention kept (%)", kept),
-        ("tokens never evicted", "tokens never evicted (%)", _whole),
-    ):
-        found = {share(row) for row in rows}
+
+    def percent(title: str, source: str, share: Callable[[CandidateResult], float]) -> Measure:
+        return Measure(title, f"{title}{source} (%)", lambda row: 100 * share(row),
+                       lambda row: f"{title} {100 * share(row):.1f} %", higher=True)  # fmt: skip
+
+    for measure in (
+        percent("accuracy", " of live runs", accuracy),
+        percent("attention kept", "", kept),
+        percent("tokens never evicted", "",
+                lambda row: max(0.0, 1 - row.quality.evicted) if row.quality else math.nan),
+    ):  # fmt: skip
+        found = {measure.value(row) for row in rows}
         if not any(map(math.isnan, found)):
-            return [_percent(title, name, share)] if len(found) > 1 else []
+            return [measure] if len(found) > 1 else []
     return []
-
-
-def _whole(row: CandidateResult) -> float:
-    return max(0.0, 1 - row.quality.evicted) if row.quality else math.nan
-
-
-def _percent(title: str, name: str, share: Callable[[CandidateResult], float]) -> Measure:
-    return Measure(title, name, lambda row: 100 * share(row),
-                   lambda row: f"{title} {100 * share(row):.1f} %", higher=True)  # fmt: skip
 
 
 def _latency(result: PlanResult, rows: Sequence[CandidateResult]) -> Measure:
@@ -103,9 +101,7 @@ def efficient(rows: Sequence[CandidateResult], by: Sequence[Measure]) -> list[Ca
     found: list[CandidateResult] = []
     for row in sorted(able, key=lambda each: (signed[each.number], each.number)):
         mine = signed[row.number]
-        if not any(
-            all(a <= b for a, b in zip(signed[other.number], mine, strict=True)) for other in found
-        ):
+        if not any(all(map(le, signed[other.number], mine)) for other in found):
             found.append(row)
     return found
 
@@ -155,6 +151,8 @@ def _plot(
     across = size_axis([v for row in rows if math.isfinite(v := x.value(row))], _FAR)
     spots = _spots(best, _along(x, rows, across), _along(y, rows, {}))
     single = [len(spot) == 1 for spot in spots]
+    ends = [compared_cost(spot[0]) or (0.0, 0.0) for spot in spots]
+    half = [(high - low) / 2 for low, high in ends]  # of the range of prices, around its middle
     # Several numbers do not fit into a marker: they stand above it.
     data.append(markers(
         "efficient (numbers: see below)", [spot[0] for spot in spots], mode="markers+text",
@@ -165,37 +163,24 @@ def _plot(
         marker={"color": "var(--accent)", "size": 18,
                 "line": {"width": 1.5, "color": "var(--card)"}},
         customdata=["<br>".join(label(row.name) for row in spot) for spot in spots],
-        error_x=_prices([spot[0] for spot in spots], x),
+        error_x={"type": "data", "array": [rounded(each, 5) for each in half], "thickness": 1.5,
+                 "width": 4, "color": "var(--accent)",
+                 "visible": x.title == "cost" and any(half)},
     ))  # fmt: skip
     return figure(data, axis(x.axis, **across), axis(y.axis), 440)
-
-
-def _prices(rows: Sequence[CandidateResult], x: Measure) -> Figure:
-    """The range of prices around their middle."""
-    ends = [compared_cost(row) or (0.0, 0.0) for row in rows]
-    half = [(high - low) / 2 for low, high in ends]
-    return {
-        "type": "data", "array": [rounded(each, 5) for each in half],
-        "thickness": 1.5, "width": 4, "color": "var(--accent)",
-        "visible": x.title == "cost" and any(half),
-    }  # fmt: skip
 
 
 def _spots(
     best: Sequence[CandidateResult], wide: dict[int, float], high: dict[int, float]
 ) -> list[list[CandidateResult]]:
     """Candidates by where they are drawn: those whose markers would cover each other, together."""
-    spots: list[list[CandidateResult]] = []
+    spots: dict[int, list[CandidateResult]] = {}  # by the number of the first
     for row in best:
-        for spot in spots:
-            at = spot[0].number
-            if (abs(wide[row.number] - wide[at]) < _MARKER_WIDE
-                    and abs(high[row.number] - high[at]) < _MARKER_HIGH):  # fmt: skip
-                spot.append(row)
-                break
-        else:
-            spots.append([row])
-    return spots
+        n = row.number
+        near = (at for at in spots if abs(wide[n] - wide[at]) < _MARKER_WIDE
+                and abs(high[n] - high[at]) < _MARKER_HIGH)  # fmt: skip
+        spots.setdefault(next(near, n), []).append(row)
+    return list(spots.values())
 
 
 def _along(measure: Measure, rows: Sequence[CandidateResult], drawn: Figure) -> dict[int, float]:

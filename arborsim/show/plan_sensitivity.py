@@ -156,15 +156,14 @@ def _room(bars: Sequence[Bar]) -> dict[str, Any]:
 def _note(bars: Sequence[Bar], runs: str) -> str:
     """How to read bars that are not known for sure; "" if all are."""
     bounds = {end.bound for _, pair in bars for end in pair}
-    hatched = (
-        "Hatched bars are bounds: on one side of the comparison the runs are too short to show the "
-        "largest load."
-    )
-    left_open = (
-        f"“No difference for sure”: runs of {runs} show no difference that is certain, which does "
-        "not mean that there is none."
-    )
-    return " ".join([hatched] * bool(bounds & {LEAST, MOST}) + [left_open] * (OPEN in bounds))
+    notes = []
+    if bounds & {LEAST, MOST}:
+        notes.append("Hatched bars are bounds: on one side of the comparison the runs are too "
+                     "short to show the largest load.")  # fmt: skip
+    if OPEN in bounds:
+        notes.append(f"“No difference for sure”: runs of {runs} show no difference that is "
+                     "certain, which does not mean that there is none.")  # fmt: skip
+    return " ".join(notes)
 
 
 _PRICES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -209,9 +208,13 @@ def _stop(
             carried = load(row.largest, result.unit) + (" or more" if is_least(row) else "")
             cells = [carried, money(compared_cost(row), result.currency), runs_out(row)]
         rows.append([names[number], *cells])
+    lines = [(names[each.candidate], at(each, factor), at(each, 1.0)) for each in own]
+    points = [p for each in own for variant in each.variants for p in variant.result.curve]
+    right = max((p.load for p in points), default=1.0)
     return {
         "label": _label(own, factor),
-        "figure": _moved(result, own, names, factor),
+        # Time per search against load; dotted as it was before the number was changed.
+        "figure": over_load(result, time_kinds(result)[0], lines, points, range=[0, 1.03 * right]),
         "rows": rows,
         "verdict": verdict,
         "note": _unchanged(result) if factor == 1 else "",
@@ -256,16 +259,6 @@ def _label(own: Sequence[Sensitivity], factor: float) -> str:
     return f"× {factor:g} ({', '.join(dict.fromkeys(texts))})"
 
 
-def _moved(
-    result: PlanResult, own: Sequence[Sensitivity], names: dict[int, str], factor: float
-) -> Figure:
-    """Time per search against load; dotted as it was before the number was changed."""
-    lines = [(names[each.candidate], at(each, factor), at(each, 1.0)) for each in own]
-    points = [p for each in own for variant in each.variants for p in variant.result.curve]
-    right = max((p.load for p in points), default=1.0)
-    return over_load(result, time_kinds(result)[0], lines, points, range=[0, 1.03 * right])
-
-
 def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[dict[str, Any]]:
     """The price of the recommended GPU, which needs nothing to be served again; if it has one.
 
@@ -279,14 +272,19 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[d
     names = short_names(priced)
     most = max(*map(cost, priced), _PRICES[-1] * cost(first))
     low, high = first.price_per_hour
+    title = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
+    x = axis(title, range=[0, 1.03 * most])
+    paint = [colour(place + 1) for place in range(len(priced))]
     stops = []
     for factor in _PRICES:
         costs = {row.number: cost(row) * (factor if row.hardware == first.hardware else 1.0)
                  for row in priced}  # fmt: skip
         hourly = money((factor * low, factor * high), result.currency)
+        bars = stacked_bars(list(names.values()), [("", list(costs.values()), "c1")], x, "")
+        bars["data"][0] |= {"showlegend": False, "marker": {"color": paint}}
         stops.append({
             "label": f"× {factor:g} ({hourly} per hour of {first.hardware})",
-            "figure": _cost_bars(costs, names, result, most),
+            "figure": bars,
             "rows": [
                 [names[row.number], load(row.largest, result.unit),
                  f"{digits(costs[row.number])} {result.currency}", runs_out(row)]
@@ -296,14 +294,3 @@ def _price_slider(result: PlanResult, rows: Sequence[CandidateResult]) -> list[d
             "note": "",
         })  # fmt: skip
     return [{"title": f"Price of {first.hardware}", "start": _PRICES.index(1.0), "stops": stops}]
-
-
-def _cost_bars(
-    costs: dict[int, float], names: dict[int, str], result: PlanResult, most: float
-) -> Figure:
-    title = f"cost of 1,000 searches{at_load(result)} ({result.currency})"
-    x, parts = axis(title, range=[0, 1.03 * most]), [("", list(costs.values()), "c1")]
-    bars = stacked_bars([names[number] for number in costs], parts, x, "")
-    paint = [colour(place + 1) for place in range(len(costs))]
-    bars["data"][0] |= {"showlegend": False, "marker": {"color": paint}}
-    return bars

@@ -9,15 +9,7 @@ from arborsim.bank.arms import REFERENCE
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import Scale
 from arborsim.run.results import BASELINE, at_budget
-from arborsim.show.table import (
-    NOTHING,
-    UNKNOWN,
-    Column,
-    Table,
-    name_column,
-    print_tables,
-    shown,
-)
+from arborsim.show.table import NOTHING, UNKNOWN, Column, Table, name_column, print_tables, shown
 from arborsim.show.words import hundredths, interval, plain
 
 if TYPE_CHECKING:
@@ -100,7 +92,7 @@ WORK: tuple[Column[Row], ...] = (
     _mean("kept", "Attention kept", "percent", "attention_kept",
           "Share of the recorded attention that fell on readable tokens.", ("attn.", "kept")),
 )  # fmt: skip
-_GROUPS = (("Answers and KV size", ANSWERS), ("Memory", MEMORY), ("Work and time", WORK))
+_GROUPS = {"Answers and KV size": ANSWERS, "Memory": MEMORY, "Work and time": WORK}
 
 LEGEND = (
     "Figures are means per search. KV size: unique tokens of all unfinished candidates and their "
@@ -148,11 +140,9 @@ def print_searches(rows: Sequence[Row], heading: str, console: Console | None = 
     for (policy, budget), own in cells.items():
         if len(cells) > 1 or policy != BASELINE:
             console.print(plain(f"policy {at_budget(policy, budget)}"), markup=False)
-        groups = [
-            (title, Table(own, (*NAMES, *shown(columns, own)), lambda row: str(row.width)))
-            for title, columns in _GROUPS
-        ]
-        print_tables(console, groups)
+        whole = Table(own, (), lambda row: str(row.width))
+        print_tables(console, [(title, whole.under((*NAMES, *shown(columns, own))))
+                               for title, columns in _GROUPS.items()])  # fmt: skip
     if any(row.policy != BASELINE for row in rows):
         console.print(ANSWERED, markup=False)
     if unjudged := [row for row in rows if row.judged < row.searches]:

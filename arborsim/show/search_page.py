@@ -68,17 +68,31 @@ def write_search_page(report: SearchReport, path: str | Path) -> None:
 def render(report: SearchReport) -> str:
     """The whole page as text; the same results give the same bytes."""
     rows = rows_of(report.results)
-    sentences = summarise(report.results, rows)
+    table = Table(
+        rows, shown((*NAMES, *ANSWERS, *MEMORY, *WORK), rows),
+        lambda row: at_budget(row.policy, row.budget), len(cells_of(rows)) > 1,
+        look=lambda row: "baseline" if row.label == REFERENCE else "",
+    )  # fmt: skip
+    records = pd.DataFrame([result.flat() for result in report.results])
+    films = [{**film, "layout": number}
+             for number, each in enumerate(report.trees) for film in each.films]  # fmt: skip
+    data = {
+        **figures_of(rows),
+        "trees": {"layouts": [each.layout for each in report.trees], "films": films},
+        "reference": REFERENCE,
+        "start": _start(rows),
+        "csv": records.to_csv(index=False, lineterminator="\n"),
+    }
     return page.render(
         "search",
         ("tree.js", "search.js"),
-        _data(report, rows),
+        data,
         title="Search algorithms compared",
         subtitle=report.heading,
-        sentences=[*map(_unbroken, (*sentences, *report.verdicts))],
+        sentences=[*map(_unbroken, (*summarise(report.results, rows), *report.verdicts))],
         warning=_unbroken(missing(rows)),
         caution=" ".join([*cautions(report.results, rows), *report.notes]),
-        table=_table(rows),
+        table=table.without(_SPARE),
         tree_notes=[note for each in report.trees for note in each.notes()],
         most_text=MOST_TEXT,
         report=report,
@@ -90,37 +104,12 @@ def _unbroken(text: str) -> str:
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _data(report: SearchReport, rows: Sequence[Row]) -> dict[str, Any]:
-    films = [
-        {**film, "layout": number}
-        for number, each in enumerate(report.trees)
-        for film in each.films
-    ]
-    table = pd.DataFrame([result.flat() for result in report.results])
-    return {
-        **figures_of(rows),
-        "trees": {"layouts": [each.layout for each in report.trees], "films": films},
-        "reference": REFERENCE,
-        "start": _start(rows),
-        "csv": table.to_csv(index=False, lineterminator="\n"),
-    }
-
-
 def _start(rows: Sequence[Row]) -> str:
     """The search to show first: ETS at the widest REBASE's width, or whatever comes last there."""
     base = reference(rows)
     near = [row for row in rows if base is None or row.width == base.width]
     row = next((row for row in near if row.label.startswith("ets")), near[0])
     return cell_name(row.label, row.width, row.policy, row.budget, len(cells_of(rows)) > 1)
-
-
-def _table(rows: Sequence[Row]) -> Table[Row]:
-    """A body per policy and budget."""
-    columns = shown((*NAMES, *(c for c in (*ANSWERS, *MEMORY, *WORK) if c.key not in _SPARE)), rows)
-    return Table(
-        rows, columns, lambda row: at_budget(row.policy, row.budget), len(cells_of(rows)) > 1,
-        look=lambda row: "baseline" if row.label == REFERENCE else "",
-    )  # fmt: skip
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
@@ -181,25 +170,25 @@ def _accuracies(
     title: str, rows: Sequence[Row], x: Sequence[float], unit: str, across: Figure
 ) -> dict[str, Any]:
     """A line per search over its widths; points are at `x`."""
-    lines: dict[str, list[tuple[Row, float]]] = {row.label: [] for row in rows}
-    for row, place in sorted(zip(rows, x, strict=True), key=lambda each: each[0].width):
-        lines[row.label].append((row, place))
+    ordered = sorted(zip(rows, x, strict=True), key=lambda each: each[0].width)
+    names = list(dict.fromkeys(row.label for row in rows))
     data = []
-    for number, (name, points) in enumerate(lines.items()):
+    for number, name in enumerate(names):
+        own, places = zip(*(each for each in ordered if each[0].label == name), strict=True)
         paint, dash = page.colour(number), _DASHES[number // page.COLOURS % len(_DASHES)]
         data.append(page.accuracies(
-            name, [row for row, _ in points], [page.rounded(place, 5) for _, place in points],
-            paint, number, [_point(row, place, unit) for row, place in points],
-            len(lines) <= _MOST_INTERVALS, mode="lines+markers",
+            name, own, [page.rounded(place, 5) for place in places], paint, number,
+            [_point(row, place, unit) for row, place in zip(own, places, strict=True)],
+            len(names) <= _MOST_INTERVALS, mode="lines+markers",
             line={"color": paint, "width": 2, "dash": dash},
         ))  # fmt: skip
     return {"title": title, "figure": page.figure(data, across, page.ACCURACY_AXIS, 460),
-            "names": list(lines)}  # fmt: skip
+            "names": names}  # fmt: skip
 
 
 def _point(row: Row, place: float, unit: str) -> str:
     size = f"{place:.3g} {unit}".strip()
-    interval = f"{100 * row.low:.1f} to {100 * row.high:.1f}"
     return page.label(f"{row.label}, width {row.width}: {size}") + (
-        f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f} %, 95% interval {interval}"
+        f"<br>{row.right}/{row.judged} right, {100 * row.accuracy:.1f} %, "
+        f"95% interval {100 * row.low:.1f} to {100 * row.high:.1f}"
     )
