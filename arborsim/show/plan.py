@@ -99,10 +99,7 @@ def _share(value: float) -> str:
 
 
 def _range(bounds: tuple[float, float] | None) -> str:
-    if bounds is None:
-        return "n/a"
-    low, high = map(_digits, bounds)
-    return low if low == high else f"{low}-{high}"
+    return "-".join(dict.fromkeys(map(_digits, bounds))) if bounds else "n/a"
 
 
 def _columns(plan: PlanResult) -> Iterator[list[Column[CandidateResult]]]:
@@ -182,10 +179,11 @@ def _failures(plan: PlanResult) -> list[str]:
 
 def _times(alone: Alone, plan: PlanResult) -> str:
     """What a search takes alone, at the target's percentile."""
-    search, token = alone.at_percentile_s, alone.token_at_percentile_s
-    times = [] if plan.search_limit_s is None else [f"{_digits(search)} s"]
-    times += [] if plan.token_limit_s is None else [f"{_digits(1e3 * token)} ms/tok"]
-    return ", ".join(times)
+    times = {
+        f"{_digits(alone.at_percentile_s)} s": plan.search_limit_s,
+        f"{_digits(1e3 * alone.token_at_percentile_s)} ms/tok": plan.token_limit_s,
+    }
+    return ", ".join(time for time, limit in times.items() if limit is not None)
 
 
 def legend(plan: PlanResult) -> list[str]:

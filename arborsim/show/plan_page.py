@@ -38,6 +38,10 @@ def render(report: PlanReport) -> str:
     result, found = report.result, report.sensitivities
     main, use = plan_tables.tables(result)
     line, line_note = plan_figures.timeline(result)
+    watched = "No run was watched."
+    if run := result.timeline:
+        name = plan_words.numbered(result, run.candidate).name
+        watched = f"{name}, at {plan_words.load(run.load, result.unit)}, seed {run.seed}."
     bars, bars_note = plan_sensitivity.overview(result, found)
     heads, figures = plan_words.key_figures(result)
     pareto = plan_pareto.figures(result)
@@ -75,7 +79,7 @@ def render(report: PlanReport) -> str:
         failures=[row for row in result.candidates if row.status != MET],
         more_lines=len(curves) - plan_figures.MOST_LINES,
         more_bars=len(main.rows) - page.MOST_BARS,
-        watched=_watched(result),
+        watched=watched,
         timeline_note=line_note,
         overview_note=bars_note,
         sensitivity_note=_sensitivity_note(report),
@@ -91,14 +95,6 @@ def _subtitle(result: PlanResult) -> str:
     model = f" Model: {result.settings['model']}." if "model" in result.settings else ""
     target = f"Target: {' and '.join(within)} for {result.percentile:g} % of the searches."
     return f"{target}{load_text}{model}"
-
-
-def _watched(result: PlanResult) -> str:
-    line = result.timeline
-    if line is None:
-        return "No run was watched."
-    row = plan_words.numbered(result, line.candidate)
-    return f"{row.name}, at {plan_words.load(line.load, result.unit)}, seed {line.seed}."
 
 
 def _sensitivity_note(report: PlanReport) -> str:

@@ -7,12 +7,7 @@ from collections.abc import Iterable
 
 from arborsim.core.units import quantity
 from arborsim.plan.recommend import RESOURCES, first_out, load_of, resource
-from arborsim.plan.results import (
-    CandidateResult,
-    LoadPoint,
-    PlanResult,
-    compared_cost,
-)
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, compared_cost
 from arborsim.plan.runs import TIME
 from arborsim.show.words import digits, money
 
@@ -85,16 +80,12 @@ def headline(result: PlanResult) -> str:
     else:
         assert row.largest is not None
         machines, carried, price = 1, f"up to {load_of(row.largest, result)}", row.price_per_hour
-    paid = "" if price is None else f" for {_cents(price)} {result.currency} an hour"
+    cents = (f"{each:,.2f}" if each >= 0.1 else digits(each) for each in price or ())
+    paid = f" for {' to '.join(dict.fromkeys(cents))} {result.currency} an hour" if price else ""
     quality = row.quality
     measured = quality is None or quality.exact or quality.accuracy is not None
     doubt = "" if measured else " (correct answers not measured)"
     return f"{machines} x {row.hardware}, {policy}{budget}: {carried}{paid}{doubt}"
-
-
-def _cents(price: tuple[float, float]) -> str:
-    low, high = (f"{each:,.2f}" if each >= 0.1 else digits(each) for each in price)
-    return low if low == high else f"{low} to {high}"
 
 
 def shared_prefixes(result: PlanResult) -> str:
@@ -192,6 +183,12 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     assert point is not None  # it meets the target
     times, tokens, there = point.search_s, point.token_s, load(point.load, result.unit)
     solved = machines = ""
+    first, largest = first_out(point), load(row.largest, result.unit)
+    if is_least(row) and point.saturated in TIME:
+        first = f"not seen in runs of this length; {resource(point, row.limited_by)}"
+    if len(row.largest_by_seed) > 1:
+        low, high = (load(each(row.largest_by_seed), result.unit) for each in (min, max))
+        largest += f" (by seed: {low.split()[0]} to {high.split()[0]})"
     if point.cost_per_solved is not None:
         low, high = point.cost_per_solved
         solved = f"{money((1000 * low.value, 1000 * high.value), currency)} at {there}"
@@ -202,7 +199,7 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
         )
     return {
         "Price per hour": money(row.price_per_hour, currency),
-        "Largest load offered to one machine": _largest(row, result),
+        "Largest load offered to one machine": largest,
         "Served there": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
         f"{result.searches:,} searches, which begin empty",
         f"Cost per 1,000 searches{at_load(result)}": (
@@ -216,7 +213,7 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
         "Time per output token (p50, p95)": _seconds(tokens.p50, tokens.p95),
         "Searches at once": f"{digits(point.concurrency)} on average, "
         f"{point.peak_concurrency} at most",
-        RUNS_OUT: _first(row, point),
+        RUNS_OUT: first,
         STOPPED_BY: stopped_by(row),
         "Quality": _quality(row),
         "Machines for the stated load": machines,
@@ -227,28 +224,13 @@ def _seconds(*values: float) -> str:
     return ", ".join(quantity("seconds", value) for value in values)
 
 
-def _first(row: CandidateResult, point: LoadPoint) -> str:
-    if is_least(row) and point.saturated in TIME:
-        return f"not seen in runs of this length; {resource(point, row.limited_by)}"
-    return first_out(point)
-
-
-def _largest(row: CandidateResult, result: PlanResult) -> str:
-    text = load(row.largest, result.unit)
-    if len(row.largest_by_seed) < 2:
-        return text
-    low, high = (load(each(row.largest_by_seed), result.unit) for each in (min, max))
-    return f"{text} (by seed: {low.split()[0]} to {high.split()[0]})"
-
-
 def _quality(row: CandidateResult) -> str:
     quality = row.quality
     if quality is None:
         return ""
     if quality.exact:
         return "as full retention: nothing is dropped or rounded"
-    if quality.accuracy is not None:
-        found = quality.accuracy
+    if (found := quality.accuracy) is not None:
         return (
             f"live accuracy {100 * found.value:.1f} % (n = {found.n}, 95 % interval "
             f"{100 * found.low:.1f} to {100 * found.high:.1f} %)"

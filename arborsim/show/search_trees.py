@@ -64,11 +64,11 @@ def moments_of(walk: Walk) -> list[Moment]:
     steps = groupby(enumerate(walk.steps, 1), key=lambda each: each[1].iteration)
     groups = [list(group) for _, group in steps]
     ends = [group[0][1].iteration for group in groups[1:]] + [walk.iterations]
-    return [_moment(dict(group), until) for group, until in zip(groups, ends, strict=True)]
+    return [_moment(group, until) for group, until in zip(groups, ends, strict=True)]
 
 
-def _moment(numbered: dict[int, Step], until: int) -> Moment:
-    steps, first, last = list(numbered.values()), min(numbered), max(numbered)
+def _moment(numbered: Sequence[tuple[int, Step]], until: int) -> Moment:
+    steps, first, last = [step for _, step in numbered], numbered[0][0], numbered[-1][0]
     opened = tuple(node for step in steps for node in step.opened)
     dropped = tuple(node for step in steps for node in step.dropped)
     runs = [run for step in steps for run in step.runs]
@@ -272,17 +272,17 @@ def records(bank: Bank, drawn: Sequence[int]) -> list[NodeRecord]:
 def _texts(bank: Bank, drawn: Sequence[int]) -> dict[str, Any]:
     """What the thoughts are: numbers in the trace, depths, ends, verdicts, answers and texts."""
     episode = bank.episode
-    text: dict[int, str] = {}
+    text: dict[int, str | None] = {}
     if episode.text is not None:
-        for row in np.flatnonzero(episode.kind == Kind.BOUNDARY).tolist():
-            text[int(episode.node[row])] = episode.text[row] or ""
+        ends = np.flatnonzero(episode.kind == Kind.BOUNDARY).tolist()
+        text = {int(episode.node[row]): episode.text[row] for row in ends}
     return {
         "number": list(drawn),
         "depth": [bank.depth[n] for n in drawn],
         "end": [bank.end[n] for n in drawn],
         "verdict": [bank.verdict[n] for n in drawn],
         "answer": [_shortened(bank.answer[n] or "") for n in drawn],
-        "text": [_shortened(text.get(n, "")) for n in drawn],
+        "text": [_shortened(text.get(n) or "") for n in drawn],
     }
 
 

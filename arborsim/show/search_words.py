@@ -76,22 +76,22 @@ def _of(results: Sequence[SearchResult], row: Row) -> list[SearchResult]:
 def _under(leader: Row, results: Sequence[SearchResult], reference: Sequence[SearchResult]) -> str:
     """Results under another policy, and under the leader's on the same problems."""
     (mine,), (base,) = rows_of(results), rows_of(reference)
-    peaks = [row.figures["peak_hbm_kv_bytes"] for row in (mine, base)]
-    times = [row.figures["total_s"] for row in (mine, base)]
+
+    def times(figure: str) -> str:
+        value, other = mine.figures[figure], base.figures[figure]
+        return f"{value / other:.2f}" if other else "unknown"
+
+    peak, other = (quantity("bytes", row.figures["peak_hbm_kv_bytes"]) for row in (mine, base))
     kept = mine.figures["attention_kept"]
     attention = "" if math.isnan(kept) else f", and keeps {_percent(kept)} of the attention"
     fewer = len(results) < leader.searches
     some = f" On {len(results)} of {leader.searches} problems." if fewer else ""
     return (
         f"Under {at_budget(mine.policy, mine.budget)}, {leader.label} at width {leader.width} "
-        f"peaks at {_ratio(*peaks)} times the HBM that it needs under "
-        f"{at_budget(leader.policy, leader.budget)} ({quantity('bytes', peaks[0])} against "
-        f"{quantity('bytes', peaks[1])}), in {_ratio(*times)} times the time{attention}.{some}"
+        f"peaks at {times('peak_hbm_kv_bytes')} times the HBM that it needs under "
+        f"{at_budget(leader.policy, leader.budget)} ({peak} against {other}), "
+        f"in {times('total_s')} times the time{attention}.{some}"
     )
-
-
-def _ratio(value: float, base: float) -> str:
-    return f"{value / base:.2f}" if base else "unknown"
 
 
 def _percent(value: float) -> str:
@@ -103,52 +103,39 @@ def _at_width(
 ) -> tuple[Row, str, str] | None:
     """The comparison with REBASE at one width, in full and in short; None if there is none."""
     base = next(row for row in rows if (row.label, row.width) == (REFERENCE, width))
-    found: list[tuple[Row, Paired]] = []
-    for row in rows:
-        if row.width != width or row.label == REFERENCE or not by_levels(row.label):
-            continue
+    others = [row for row in rows if row.width == width and row.label != REFERENCE]
+    found = [
+        (row, pair)
+        for row in others
         # A search that was denied thoughts is a smaller one than its width says.
-        if row.missed > _MOST_MISSED >= base.missed:
-            continue
-        if pair := paired(_of(results, row), _of(results, base)):
-            found.append((row, pair))
+        if by_levels(row.label) and not row.missed > _MOST_MISSED >= base.missed
+        if (pair := paired(_of(results, row), _of(results, base)))
+    ]
     if not found:
         return None
     able = [each for each in found if each[1].difference >= -MARGIN - 1e-12]
     if able:
         row, pair = min(able, key=lambda each: each[0].figures["kv_tokens"])
-        lead = _reached(row)
+        lead = f"{row.label} reaches REBASE's accuracy {_size(row)}"
+        if row.times("kv_tokens") >= 1.005:
+            lead = (f"no search reaches REBASE's accuracy with less KV; of those that reach it, "
+                    f"{row.label} needs least, {_size(row).removeprefix('with ')}")  # fmt: skip
     else:
         row, pair = max(found, key=lambda each: (each[1].difference, -each[0].times("kv_tokens")))
         lead = f"no search reaches REBASE's accuracy; {row.label} comes closest, {_size(row)}"
     lead = f"At width {width}, {lead}:"
-    most = max(row.missed, base.missed)
-    lacking = (
-        f" Up to {_percent(most)} of the thoughts that one of the two asked for were not recorded."
-        if most
-        else ""
-    )
-    return (
-        row,
-        f"{lead} it solves {_score(row)}, REBASE {_score(base)}. {_evidence(row, base, pair)}"
-        f"{lacking}",
-        f"{lead} {row.right}/{row.judged} against {base.right}/{base.judged}, "
-        f"{_difference(pair)}.{lacking}",
-    )
+    scores = f"it solves {_score(row)}, REBASE {_score(base)}. {_evidence(row, base, pair)}"
+    short = f"{row.right}/{row.judged} against {base.right}/{base.judged}, {_difference(pair)}."
+    most, lacking = max(row.missed, base.missed), ""
+    if most:
+        lacking = (f" Up to {_percent(most)} of the thoughts that one of the two asked for were "
+                   "not recorded.")  # fmt: skip
+    return row, f"{lead} {scores}{lacking}", f"{lead} {short}{lacking}"
 
 
 def by_levels(label: str) -> bool:
     """Whether a search's KV size can be compared with REBASE's."""
     return isinstance(make_search(label.split(" ")[0]), _BY_LEVELS)
-
-
-def _reached(row: Row) -> str:
-    if row.times("kv_tokens") < 1.005:
-        return f"{row.label} reaches REBASE's accuracy {_size(row)}"
-    return (
-        f"no search reaches REBASE's accuracy with less KV; of those that reach it, {row.label} "
-        f"needs least, {_size(row).removeprefix('with ')}"
-    )
 
 
 def _size(row: Row) -> str:
@@ -191,13 +178,10 @@ def _best(rows: Sequence[Row]) -> str:
     """The highest accuracy; of equal ones the least KV."""
     judged = [row for row in rows if row.judged]
     best = min(judged, key=lambda row: (-row.accuracy, row.figures["kv_tokens"]))
-    compared = best.label != REFERENCE and by_levels(best.label)
+    size = _than_rebase(best) if best.label != REFERENCE and by_levels(best.label) else ""
     equals = sum(row.accuracy == best.accuracy for row in judged) - 1
     most = f"as many as any ({equals} more do)" if equals else "most"
-    return (
-        f"{best.label} at width {best.width} solves {most}: {_score(best)}"
-        f"{_than_rebase(best) if compared else ''}."
-    )
+    return f"{best.label} at width {best.width} solves {most}: {_score(best)}{size}."
 
 
 def _unjudged(rows: Sequence[Row]) -> str:
@@ -226,15 +210,13 @@ def missing(rows: Sequence[Row]) -> str:
     short = sorted(((missed, *key) for key, missed in most.items() if missed), reverse=True)
     if not short:
         return ""
-    named = "; ".join(
-        f"{label} at width {width}: {_percent(missed)}"
-        for missed, label, width in short[:_MOST_NAMED]
-    )
-    more = len(short) - _MOST_NAMED
-    rest = f"; and {more} more, see the table" if more > 0 else ""
+    named = [f"{label} at width {width}: {_percent(missed)}"
+             for missed, label, width in short[:_MOST_NAMED]]  # fmt: skip
+    if len(short) > _MOST_NAMED:
+        named.append(f"and {len(short) - _MOST_NAMED} more, see the table")
     return (
-        f"Share of what was asked for and not recorded: {named}{rest}. Such a search was smaller "
-        "than its width says, and so are its accuracy, its KV size and its time; record a "
+        f"Share of what was asked for and not recorded: {'; '.join(named)}. Such a search was "
+        "smaller than its width says, and so are its accuracy, its KV size and its time; record a "
         "wider bank to serve it."
     )
 
