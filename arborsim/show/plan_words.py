@@ -187,8 +187,8 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
     if is_least(row) and point.saturated in TIME:
         first = f"not seen in runs of this length; {resource(point, row.limited_by)}"
     if len(row.largest_by_seed) > 1:
-        low, high = (load(each(row.largest_by_seed), result.unit) for each in (min, max))
-        largest += f" (by seed: {low.split()[0]} to {high.split()[0]})"
+        ends = [load(each(row.largest_by_seed), result.unit).split()[0] for each in (min, max)]
+        largest += f" (by seed: {' to '.join(ends)})"
     if point.cost_per_solved is not None:
         low, high = point.cost_per_solved
         solved = f"{money((1000 * low.value, 1000 * high.value), currency)} at {there}"
