@@ -45,6 +45,13 @@ def money(cost: tuple[float, float] | None, currency: str) -> str:
     return f"{low} {currency}" if low == high else f"{low} to {high} {currency}"
 
 
+def named(candidate: CandidateResult) -> str:
+    """`CandidateResult.name`, spelled out for a sentence."""
+    budget = "" if candidate.budget == "-" else f" at a budget of {candidate.budget}"
+    recall = "" if candidate.recall == "-" else f" (recall {candidate.recall})"
+    return f"{candidate.policy}{budget}{recall} on {candidate.hardware}"
+
+
 def load_of(load: float, plan: PlanResult) -> str:
     """``"1.25 searches/s"``, ``"12 clients"``."""
     return f"{load:.3g} {plan.unit}" if plan.unit != "clients" else f"{load:.0f} clients"
@@ -203,7 +210,7 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
     assert point is not None
     assert best.largest is not None
     text = (
-        f"Take {best.name}: offered up to {load_of(best.largest, plan)}, one machine keeps "
+        f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
         f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
         f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
         f"{_limit(best, point)}"
@@ -277,12 +284,12 @@ def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -
     assert other.at_largest is not None
     assert other.largest is not None
     if not (math.isfinite(here) and math.isfinite(there)) or not here:
-        return f"{other.name}, which serves {load_of(other.largest, plan)}"
+        return f"{named(other)}, which serves {load_of(other.largest, plan)}"
     point = other.fleet or other.at_largest
     change = there / here - 1
     words = "about the same" if abs(change) < _SAME else (
         f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
-    text = f"{other.name} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
+    text = f"{named(other)} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
     return text + _left_open(other, best)
 
 
