@@ -123,7 +123,7 @@ class Spend:
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class Iterate:
     """Decode up to `most` iterations, one if something joins it."""
 
     most: int
@@ -142,6 +142,6 @@ class Starve:
     program: PricedProgram
 
 
-Command = Spend | Decode | Idle | Starve
+Command = Spend | Iterate | Idle | Starve
 Commands = Generator[Command, None, None]
 Tries = Generator[Command, None, bool]

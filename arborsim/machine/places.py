@@ -13,7 +13,7 @@ from arborsim.core.errors import UsageError
 from arborsim.machine.clock import Commands, Idle, Spend, Tries
 from arborsim.machine.prefixes import Reuse
 from arborsim.machine.program import Op, PricedProgram
-from arborsim.machine.state import Restore, Search, State
+from arborsim.machine.state import Restore, ServedSearch, State
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Places:
         self._demands = demands
         self._peaks = peaks
         self._reuse = reuse
-        self._waiting: deque[Search] = deque()
+        self._waiting: deque[ServedSearch] = deque()
         self._tickets = 0
         self._to_come = 0
         self._next_of_loop: deque[int] = deque()
@@ -103,7 +103,7 @@ class Places:
     def _arrive(self, demand: int) -> None:
         state, peak = self._state, self._peaks[demand]
         self._to_come -= 1
-        search = Search(len(state.searches), demand, self._demands[demand], state.clock.now)
+        search = ServedSearch(len(state.searches), demand, self._demands[demand], state.clock.now)
         state.searches.append(search)
         if peak > state.kv_bytes:
             self._refuse(search, f"needs {peak} bytes of HBM, of {state.kv_bytes} for KV")
@@ -112,7 +112,7 @@ class Places:
         else:
             self._waiting.append(search)
 
-    def _refuse(self, search: Search, reason: str) -> None:
+    def _refuse(self, search: ServedSearch, reason: str) -> None:
         search.refused, search.ended = reason, True
         self.follow()
 
@@ -137,7 +137,7 @@ class Places:
                 state.host.add(-search.ddr_bytes)
                 self._refuse(search, "what it holds has outgrown the memory")
 
-    def _fits(self, search: Search) -> bool:
+    def _fits(self, search: ServedSearch) -> bool:
         """Whether the search can be admitted; unused prefixes are evicted for it."""
         state = self._state
         key = state.prefix_of(search)
@@ -161,12 +161,12 @@ class Places:
             state.evict_prefixes(need - free, key)
         return True
 
-    def _first_need(self, search: Search) -> int:
+    def _first_need(self, search: ServedSearch) -> int:
         if search.admitted_s >= 0:
             return search.hbm_bytes + search.wanted_bytes
         return next((op[1] for op in search.priced.ops if op[0] == Op.LEVEL), 0)
 
-    def _first_growth(self, search: Search) -> int:
+    def _first_growth(self, search: ServedSearch) -> int:
         """What its next iterations take beyond what it needs to come in."""
         for op in search.priced.ops[search.at :]:
             if op[0] == Op.DECODE:
@@ -176,7 +176,7 @@ class Places:
                 return 0
         return 0
 
-    def _place(self, search: Search) -> None:
+    def _place(self, search: ServedSearch) -> None:
         state = self._state
         self._tickets += 1
         search.ticket, search.wanted_bytes, search.wanted_ddr_bytes = self._tickets, 0, 0
@@ -193,7 +193,7 @@ class Places:
 
     # Making room.
 
-    def take(self, search: Search, delta: int) -> Tries:
+    def take(self, search: ServedSearch, delta: int) -> Tries:
         """Change the HBM that a search holds, or make it lose its place; whether it could."""
         state = self._state
         while delta > 0 and state.free_bytes < delta:
@@ -231,7 +231,7 @@ class Places:
             state.leave(victim)
             self._stuck(victim)
 
-    def make_host_room(self, search: Search, need: int) -> Tries:
+    def make_host_room(self, search: ServedSearch, need: int) -> Tries:
         """Make others leave the host until `need` bytes fit; whether the search keeps its place."""
         state = self._state
         while need > 0 and state.host.free_bytes < need:
@@ -250,20 +250,20 @@ class Places:
                 return False
         return True
 
-    def _stuck(self, search: Search) -> None:
+    def _stuck(self, search: ServedSearch) -> None:
         """No other search can go: wait for its own transfers to free HBM, or give it up."""
         if search.outstanding:
             search.parked = True
         else:
             self._give_up(search, "its memory does not fit next to what its transfers still hold")
 
-    def _give_up(self, search: Search, reason: str) -> None:
+    def _give_up(self, search: ServedSearch, reason: str) -> None:
         state = self._state
         state.release(search)
         state.host.add(-search.ddr_bytes)
         self._refuse(search, reason)
 
-    def _preempt(self, search: Search, drop: bool = False) -> Commands:
+    def _preempt(self, search: ServedSearch, drop: bool = False) -> Commands:
         """Take the place of a search; with `drop`, its part of the host, too."""
         state = self._state
         search.preemptions += 1
@@ -290,7 +290,7 @@ class Places:
         state.release(search)
         bisect.insort(state.displaced, search, key=lambda each: each.key)
 
-    def _drop_copy(self, spared: Search) -> bool:
+    def _drop_copy(self, spared: ServedSearch) -> bool:
         """The search without a place that arrived last gives up what it has on the host."""
         for search in reversed(self._state.displaced):
             restore = search.restore or Restore()
@@ -304,7 +304,7 @@ class Places:
             return True
         return False
 
-    def _drop_host(self, search: Search, restore: Restore) -> None:
+    def _drop_host(self, search: ServedSearch, restore: Restore) -> None:
         """What a search has in DDR must be computed again."""
         if search.ddr_bytes:
             restore.tokens += search.tokens_of(search.ddr_bytes)
@@ -314,7 +314,7 @@ class Places:
 
     # Coming back.
 
-    def bring_back(self, search: Search) -> Tries:
+    def bring_back(self, search: ServedSearch) -> Tries:
         """Whether keys and values of a search that lost its place are back."""
         state = self._state
         restore = search.restore
@@ -349,7 +349,7 @@ class Places:
         search.restore = None
         return True
 
-    def _swapped_in(self, search: Search, epoch: int) -> None:
+    def _swapped_in(self, search: ServedSearch, epoch: int) -> None:
         """Its copy on the host is needed no more, unless it has lost its place again meanwhile."""
         if search.epoch != epoch or search.restore is None or not search.restore.swapped_bytes:
             return

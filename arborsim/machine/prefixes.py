@@ -23,7 +23,7 @@ from arborsim.core.geometry import UNBOUNDED
 from arborsim.machine.clock import Clock, Level
 
 if TYPE_CHECKING:
-    from arborsim.machine.state import Search, State
+    from arborsim.machine.state import ServedSearch, State
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Load:
     """A copy from DDR to HBM under way."""
 
     tokens: int  # how much of the prefix is in HBM once it has ended
-    waiting: list[Search] = field(default_factory=list)
+    waiting: list[ServedSearch] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -236,7 +236,7 @@ class Reuse:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def arrived(self, search: Search) -> bool:
+    def arrived(self, search: ServedSearch) -> bool:
         """Whether all of its prefix that is to be copied back is there; else it is parked."""
         if not search.holds_prefix:
             return True
@@ -268,7 +268,7 @@ class Reuse:
         for search in load.waiting:
             self._state.wake(search)
 
-    def present(self, search: Search, most: int = UNBOUNDED) -> int:
+    def present(self, search: ServedSearch, most: int = UNBOUNDED) -> int:
         """Tokens of its prefix that it need not compute, up to `most`; counted once per place."""
         if not search.holds_prefix:
             return 0
@@ -284,7 +284,7 @@ class Reuse:
             search.prefix_found = -2
         return present
 
-    def computed(self, search: Search) -> None:
+    def computed(self, search: ServedSearch) -> None:
         """Its prefix is in HBM from now on, if it has one; what DDR lacks of it goes there."""
         if not search.holds_prefix:
             return

@@ -36,8 +36,8 @@ from arborsim.machine.clock import (
     Clock,
     Command,
     Commands,
-    Decode,
     Idle,
+    Iterate,
     Spend,
     Starve,
     Steps,
@@ -51,7 +51,7 @@ from arborsim.machine.price import Price
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import Op, PricedProgram, SearchDemand
 from arborsim.machine.report import ServingReport, Tally, report
-from arborsim.machine.state import Search, State
+from arborsim.machine.state import ServedSearch, State
 
 _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 
@@ -111,7 +111,7 @@ class Server:
             search = state.prefilling[0]
             tokens = min(search.prompt_left, state.options.prefill_chunk)
             present = search.priced.ops[search.at][1] - search.prompt_left
-            yield Decode(1, state.price.chunk(tokens, present, search.priced.info.fused))
+            yield Iterate(1, state.price.chunk(tokens, present, search.priced.info.fused))
             search.prompt_left -= tokens
             if not search.prompt_left:
                 state.prefilling.popleft()
@@ -122,7 +122,7 @@ class Server:
             most = UNBOUNDED
             if sums.hbm_g > 0:
                 most = (state.pages_left - sums.hbm) // sums.hbm_g + 1
-            yield Decode(most)
+            yield Iterate(most)
         for key in state.batch.ended():
             search = state.searches[key]
             state.piece_ended(search)
@@ -131,7 +131,7 @@ class Server:
             else:
                 state.ready.append(search)
 
-    def _proceed(self, search: Search) -> Commands:
+    def _proceed(self, search: ServedSearch) -> Commands:
         """Go through the phases of a search until it decodes, waits, or ends."""
         state = self.state
         search.parked = False
@@ -173,7 +173,7 @@ class Server:
         else:
             self._end(search)
 
-    def _prefill(self, search: Search, tokens: int) -> Commands:
+    def _prefill(self, search: ServedSearch, tokens: int) -> Commands:
         """Compute the prompt, or let it join the queue of those computed in parts."""
         state = self.state
         present = self._reuse.present(search, tokens - 1)
@@ -191,11 +191,11 @@ class Server:
         state.tally.busy.policy_s += eager_s
         self._prompt_done(search)
 
-    def _prompt_done(self, search: Search) -> None:
+    def _prompt_done(self, search: ServedSearch) -> None:
         search.prefilled = True
         self._reuse.computed(search)
 
-    def _level(self, search: Search, hbm_bytes: int, ddr_bytes: int) -> Tries:
+    def _level(self, search: ServedSearch, hbm_bytes: int, ddr_bytes: int) -> Tries:
         """Its pages take `hbm_bytes` from now on, and its part of DDR `ddr_bytes`."""
         if not (yield from self._places.make_host_room(search, ddr_bytes - search.ddr_bytes)):
             return False
@@ -206,7 +206,7 @@ class Server:
         search.ddr_bytes = ddr_bytes
         return True
 
-    def _end(self, search: Search) -> None:
+    def _end(self, search: ServedSearch) -> None:
         state = self.state
         search.finish_s = state.clock.now
         state.release(search)
@@ -214,7 +214,7 @@ class Server:
         search.ended = True
         self._places.follow()
 
-    def _leg(self, search: Search, chain: int) -> None:
+    def _leg(self, search: ServedSearch, chain: int) -> None:
         """Start the next transfer of a chain."""
         state = self.state
         legs, i = search.priced.chains[chain], search.legs_ended[chain]
@@ -236,14 +236,14 @@ class Server:
         link = state.clock.up if leg.up else state.clock.down
         link.send(leg.bytes, state.transfer_s(leg.bytes, leg.up), ended)
 
-    def _leg_ended(self, search: Search, chain: int) -> None:
+    def _leg_ended(self, search: ServedSearch, chain: int) -> None:
         search.priced.leg_ended(chain, search.legs_ended[chain])
         leg = search.priced.chains[chain][search.legs_ended[chain]]
         search.legs_ended[chain] += 1
         self._hold(search, leg.hold_after)
         self._leg(search, chain)
 
-    def _hold(self, search: Search, delta: int) -> None:
+    def _hold(self, search: ServedSearch, delta: int) -> None:
         """A transfer takes or frees HBM; that of a search without a place is elsewhere."""
         if search.ended:
             return
@@ -286,7 +286,7 @@ def serving(server: Server, watch: Watch | None = None) -> Steps:
     yield from clock.settle()
     for command in server.loop():
         before = clock.now
-        if isinstance(command, Decode):
+        if isinstance(command, Iterate):
             yield from _decode(server, time, command)
         elif isinstance(command, Starve):
             yield command.program.starve()
@@ -301,7 +301,7 @@ def serving(server: Server, watch: Watch | None = None) -> Steps:
             break
 
 
-def _decode(server: Server, time: IterationTime, command: Decode) -> Steps:
+def _decode(server: Server, time: IterationTime, command: Iterate) -> Steps:
     """Iterations up to the end of a piece, or those in which the next event lies."""
     state, clock = server.state, server.state.clock
     sums = state.batch.sums

@@ -24,7 +24,7 @@ class Restore:
 
 
 @dataclass(eq=False)
-class Search:
+class ServedSearch:
     """State of one search in the engine."""
 
     key: int  # in order of arrival
@@ -114,12 +114,12 @@ class State:
         self.kv_bytes = kv_bytes
         self.clock = clock
         self.batch = batch
-        self.searches: list[Search] = []  # all that have arrived
-        self.ready: deque[Search] = deque()  # with a place, and more to do than decoding
-        self.prefilling: deque[Search] = deque()  # whose prompts are computed in parts
-        self.resident: dict[int, Search] = {}  # with a place, in order of admission
-        self.displaced: list[Search] = []  # that lost their place, in order of arrival
-        self.starved: Search | None = None  # it has done all of its program written so far
+        self.searches: list[ServedSearch] = []  # all that have arrived
+        self.ready: deque[ServedSearch] = deque()  # with a place, and more to do than decoding
+        self.prefilling: deque[ServedSearch] = deque()  # whose prompts are computed in parts
+        self.resident: dict[int, ServedSearch] = {}  # with a place, in order of admission
+        self.displaced: list[ServedSearch] = []  # that lost their place, in order of arrival
+        self.starved: ServedSearch | None = None  # it has done all of its program written so far
         #: All HBM for keys and values, but the pages of searches in the batch ...
         self.hbm = Level(clock)
         self.decoding_bytes = 0  # ... which take this
@@ -146,7 +146,7 @@ class State:
         return self.kv_bytes - self.hbm.value
 
     @property
-    def last_admitted(self) -> Search:
+    def last_admitted(self) -> ServedSearch:
         return next(reversed(self.resident.values()))
 
     def hold(self, delta: int) -> None:
@@ -160,26 +160,26 @@ class State:
         self.hold(-freed)
         return freed > 0
 
-    def prefix_of(self, search: Search) -> str:
+    def prefix_of(self, search: ServedSearch) -> str:
         """Key of its shared prefix; "" for none."""
         shared = self.options.prefix_sharing and search.priced.prefix_tokens
         return search.priced.info.prefix if shared else ""
 
-    def join(self, search: Search) -> None:
+    def join(self, search: ServedSearch) -> None:
         """Take part in the iterations from now on."""
         self.hbm.add(-search.base_bytes)
         self.decoding_bytes += search.base_bytes
         search.buffer_bytes = search.piece.buffer_bytes
         self.batch.add(search.key, search.piece, search.offset)
 
-    def leave(self, search: Search) -> None:
+    def leave(self, search: ServedSearch) -> None:
         """Stop decoding within a piece."""
         done = self.batch.remove(search.key)
         self.decoding_bytes -= self._held(search, search.piece, done)
         search.offset = done
         self.hbm.add(search.base_bytes)
 
-    def piece_ended(self, search: Search) -> None:
+    def piece_ended(self, search: ServedSearch) -> None:
         """It has decoded its piece, and left the batch."""
         piece = search.piece
         self.decoding_bytes -= self._held(search, piece, piece.iterations)
@@ -190,13 +190,13 @@ class State:
             search.first_token_s = self.clock.now
         search.at += 1
 
-    def _held(self, search: Search, piece: Piece, done: int) -> int:
+    def _held(self, search: ServedSearch, piece: Piece, done: int) -> int:
         """Bytes of its pages after `done` iterations of a piece."""
         if done > search.offset:
             search.base_bytes = piece.hbm_bytes[0] + (done - 1) * piece.hbm_bytes[1]
         return search.base_bytes
 
-    def release(self, search: Search) -> None:
+    def release(self, search: ServedSearch) -> None:
         """Give up its place and its HBM; it must not be in the batch."""
         del self.resident[search.ticket]
         search.ticket = -1
@@ -205,13 +205,13 @@ class State:
             search.holds_prefix = False
             self.hold(-self.prefixes.release(self.prefix_of(search)))
 
-    def wake(self, search: Search) -> None:
+    def wake(self, search: ServedSearch) -> None:
         """Something that it may have waited for has happened."""
         if search.parked and search.resident:
             search.parked = False
             self.ready.append(search)
 
-    def withdraw(self, search: Search) -> None:
+    def withdraw(self, search: ServedSearch) -> None:
         """Take a search out of whatever it takes part in."""
         search.parked = False
         if search.key in self.batch:

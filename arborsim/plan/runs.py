@@ -20,7 +20,7 @@ from arborsim.machine.clock import Command
 from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.report import SearchOutcome, ServingReport, Utilisation
 from arborsim.machine.server import Server, ServingEngine, Watch, play_closed_form
-from arborsim.machine.state import Search
+from arborsim.machine.state import ServedSearch
 from arborsim.plan.arrivals import ClientLoop
 from arborsim.plan.demands import MixDemands
 from arborsim.plan.results import LoadPoint, Percentiles
@@ -68,7 +68,7 @@ class Verdicts:
             self._ended += 1
         return self._ended == self.count
 
-    def _judge(self, search: Search, now: float) -> bool:
+    def _judge(self, search: ServedSearch, now: float) -> bool:
         """Whether there is a verdict; an unfinished search that is late already has missed."""
         limit = self.target.search_s
         if not search.ended and (limit is None or now - search.arrival_s <= limit):
@@ -80,7 +80,7 @@ class Verdicts:
                 self._missed += 1
         return True
 
-    def _is_within(self, search: Search) -> bool:
+    def _is_within(self, search: ServedSearch) -> bool:
         steps = search.priced.demand.iterations - 1
         token_s = (search.finish_s - search.first_token_s) / steps if steps > 0 else 0.0
         search_s = search.finish_s - search.arrival_s

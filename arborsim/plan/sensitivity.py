@@ -161,7 +161,7 @@ _CURVE_UNITS = 2  # of progress, of which each assumption is 1
 
 
 @dataclass(frozen=True)
-class Task:
+class VariantTask:
     """A curve, or one assumption changed, for a process of its own."""
 
     workload: Workload
@@ -172,7 +172,7 @@ class Task:
     assumption: Assumption | None = None
 
 
-def work_on(task: Task) -> tuple[LoadPoint, ...] | Sensitivity:
+def work_on(task: VariantTask) -> tuple[LoadPoint, ...] | Sensitivity:
     """Do the task."""
     if task.assumption is None:
         return load_curve(task.workload, task.candidate.hardware, task.found, task.result)
@@ -237,12 +237,12 @@ def detailed(
     return replace(plan, candidates=candidates, timeline=watched), tuple(found)
 
 
-def _curve(planner: Planner, result: CandidateResult) -> Task:
+def _curve(planner: Planner, result: CandidateResult) -> VariantTask:
     candidate = planner.candidates[result.number]
-    return Task(planner.workload, candidate, planner.demands_of(result.number), result)
+    return VariantTask(planner.workload, candidate, planner.demands_of(result.number), result)
 
 
-def _assumptions(planner: Planner, result: CandidateResult) -> list[Task]:
+def _assumptions(planner: Planner, result: CandidateResult) -> list[VariantTask]:
     """Each assumption that matters, with a short run with everything as it is."""
     task = _curve(planner, result)
     demands = task.found.demands

@@ -9,7 +9,7 @@ from typing import Any
 
 from arborsim.core.documents import write_text
 from arborsim.core.records import located
-from arborsim.machine.clock import Command, Decode, Link, Spend
+from arborsim.machine.clock import Command, Iterate, Link, Spend
 from arborsim.machine.program import Op
 from arborsim.machine.server import Server
 from arborsim.machine.state import State
@@ -58,7 +58,7 @@ class Recorder:
             return False
         state = server.state
         self._now = now = state.clock.now
-        if isinstance(command, Decode):
+        if isinstance(command, Iterate):
             self._decoded(state, command, began_s)
         else:
             self._end("decode", -1)
@@ -89,7 +89,7 @@ class Recorder:
         if ended is not None and ended.end_s > ended.start_s:
             self.slices.append(ended)
 
-    def _decoded(self, state: State, command: Decode, began_s: float) -> None:
+    def _decoded(self, state: State, command: Iterate, began_s: float) -> None:
         """Iterations: of the batch, of each search in it, and of the prompt that joins them."""
         members = {s.key: s for s in state.resident.values() if s.key in state.batch}
         for kind, search in list(self._open):

@@ -23,7 +23,7 @@ _WIDTH = 0.62  # of a row; else bars of several traces would differ in width
 _COLOURS = ("c6", "c5")  # of the smallest and the largest factor
 
 
-class End(NamedTuple):
+class LoadRatio(NamedTuple):
     """A load under a changed number, against that under the number as it is."""
 
     factor: float
@@ -31,7 +31,7 @@ class End(NamedTuple):
     bound: str  #: `KNOWN`, `LEAST`, `MOST`, or `OPEN` where the runs show nothing
 
 
-Bar = tuple[str, tuple[End, End]]  # an assumption
+Bar = tuple[str, tuple[LoadRatio, LoadRatio]]  # an assumption
 
 
 def at(each: Sensitivity, factor: float) -> CandidateResult:
@@ -44,27 +44,27 @@ def run_of(result: PlanResult) -> str:
     return f"{min(MOST_SEARCHES, result.searches):,} searches"
 
 
-def ends(each: Sensitivity) -> tuple[End, End]:
+def ends(each: Sensitivity) -> tuple[LoadRatio, LoadRatio]:
     """Largest load at the lowest and the highest factor, relative to that at factor 1."""
     return _end(each, each.variants[0].factor), _end(each, each.variants[-1].factor)
 
 
-def _end(each: Sensitivity, factor: float) -> End:
+def _end(each: Sensitivity, factor: float) -> LoadRatio:
     base, here = at(each, 1.0), at(each, factor)
     if not base.largest:
-        return End(factor, 1.0, OPEN)
+        return LoadRatio(factor, 1.0, OPEN)
     if not here.largest:  # nothing at all, whatever the base would be
-        return End(factor, 0.0, KNOWN)
+        return LoadRatio(factor, 0.0, KNOWN)
     ratio = here.largest / base.largest
     open_here, open_base = is_least(here), is_least(base)
     if not open_here and not open_base:
-        return End(factor, ratio, KNOWN)
+        return LoadRatio(factor, ratio, KNOWN)
     # More of a resource carries more, longer searches less: a bound on the other side of 100 %
     # does not contradict that, but would look as if it did.
     more = (factor > 1) != (each.assumption == LENGTH)
     if (open_here and open_base) or (ratio <= 1 if more else ratio >= 1):
-        return End(factor, ratio, OPEN)
-    return End(factor, ratio, LEAST if open_here else MOST)
+        return LoadRatio(factor, ratio, OPEN)
+    return LoadRatio(factor, ratio, LEAST if open_here else MOST)
 
 
 def overview(result: PlanResult, found: Sequence[Sensitivity]) -> tuple[Figure | None, str]:
@@ -95,7 +95,7 @@ def overview(result: PlanResult, found: Sequence[Sensitivity]) -> tuple[Figure |
     return drawn, _note(bars, runs)
 
 
-def _drawn(pair: tuple[End, End]) -> list[float]:
+def _drawn(pair: tuple[LoadRatio, LoadRatio]) -> list[float]:
     return [end.ratio for end in pair if end.bound != OPEN]
 
 
@@ -106,7 +106,7 @@ def _rank(bar: Bar) -> tuple[int, float]:
     return known, max((abs(math.log2(max(each, 0.01))) for each in _drawn(bar[1])), default=0.0)
 
 
-def _bars(named: Sequence[tuple[str, End]], bound: str, paint: str) -> Figure | None:
+def _bars(named: Sequence[tuple[str, LoadRatio]], bound: str, paint: str) -> Figure | None:
     """The bars of one factor that are known so well; None if there is none."""
     own = [(place, title, end) for place, (title, end) in enumerate(named) if end.bound == bound]
     if not own:
@@ -128,7 +128,7 @@ def _bars(named: Sequence[tuple[str, End]], bound: str, paint: str) -> Figure | 
     }  # fmt: skip
 
 
-def _open(place: int, pair: tuple[End, End], runs: str) -> Figure | None:
+def _open(place: int, pair: tuple[LoadRatio, LoadRatio], runs: str) -> Figure | None:
     """The text in place of a bar; None if nothing is open."""
     left, drawn = [end for end in pair if end.bound == OPEN], _drawn(pair)
     if not left:

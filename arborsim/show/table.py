@@ -105,7 +105,7 @@ def scales(columns: Iterable[Column[R]], rows: Sequence[R]) -> dict[str, Scale]:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell on a page: its text, the plain value that rows are sorted by, and how it looks."""
 
     text: str
@@ -143,7 +143,7 @@ class Table(Generic[R]):
             unit = _unit(column, units)
             yield column, {"us": "µs", "x": "×"}.get(unit, unit)
 
-    def bodies(self) -> Iterator[tuple[str, list[tuple[R, list[Cell]]]]]:
+    def bodies(self) -> Iterator[tuple[str, list[tuple[R, list[TableCell]]]]]:
         """For a page: the title of each section, and its rows with their cells."""
         units = scales(self.columns, self.rows)
         for section in dict.fromkeys(map(self.section, self.rows)):
@@ -161,18 +161,18 @@ def _unit(column: Column[R], units: dict[str, Scale]) -> str:
     return f"{unit}·{column.per}" if column.per else unit
 
 
-def _cell(column: Column[R], row: R, scale: Scale) -> Cell:
+def _cell(column: Column[R], row: R, scale: Scale) -> TableCell:
     text, value = column.show(row, scale), column.value(row)
     if column.is_text:
         look = "text wrap" if column.kind == REMARK else "text"
-        return Cell(_DASH if text in ("", "-") else text, text, look)
+        return TableCell(_DASH if text in ("", "-") else text, text, look)
     # A minus before a number, a dash in all other places.
     text = re.sub(r"(?<![\d%])-(?=\d)", _MINUS, text).replace("-", _DASH)
     if math.isnan(value):
-        return Cell(text, "")
+        return TableCell(text, "")
     share = f"{min(max(value, 0.0), 1.0):.3f}" if column.bar else ""
     look = "bar" if column.bar else "short" if column.warn and value else ""
-    return Cell(text, f"{value:.9g}", look, share)
+    return TableCell(text, f"{value:.9g}", look, share)
 
 
 def print_heading(console: Console, name: str, about: str) -> None:

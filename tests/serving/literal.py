@@ -12,7 +12,7 @@ from typing import Any
 import simpy
 
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
-from arborsim.machine.clock import TOGETHER, Callback, Clock, Decode, Link, Spend, Steps
+from arborsim.machine.clock import TOGETHER, Callback, Clock, Iterate, Link, Spend, Steps
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.places import Arrivals
 from arborsim.machine.price import Price
@@ -136,7 +136,7 @@ def _serve(server: Server, clock: EventClock, time: LiteralTime) -> Steps:
     """Carry out the server's commands; what happens at the same time happens before."""
     yield from _settle(clock.env)
     for command in server.loop():
-        if isinstance(command, Decode):
+        if isinstance(command, Iterate):
             yield from _iterate(server, clock, time, command)
             continue
         before = clock.now
@@ -149,7 +149,7 @@ def _serve(server: Server, clock: EventClock, time: LiteralTime) -> Steps:
         server.state.spent(clock.now - before)
 
 
-def _iterate(server: Server, clock: EventClock, time: LiteralTime, command: Decode) -> Steps:
+def _iterate(server: Server, clock: EventClock, time: LiteralTime, command: Iterate) -> Steps:
     env, sums = clock.env, server.state.batch.sums
     turn = None
     if sums.streamed_bytes:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arborsim.machine.clock import Decode
+from arborsim.machine.clock import Iterate
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.profile import PolicySeconds
@@ -133,7 +133,7 @@ class CheckedServer:
             checked.latest_s = 0.0
             for command in loop(server):
                 checked.check(server.state)
-                if isinstance(command, Decode) and len(server.state.batch):
+                if isinstance(command, Iterate) and len(server.state.batch):
                     needed = server.state.hbm.value + server.state.batch.sums.hbm
                     assert needed <= server.state.kv_bytes
                 yield command

@@ -8,7 +8,7 @@ import pytest
 
 from arborsim.plan.results import CandidateResult
 from arborsim.plan.sensitivity import ASSUMPTIONS, LENGTH, Assumption, Sensitivity, Variant
-from arborsim.show.plan_sensitivity import End, ends, overview, sliders
+from arborsim.show.plan_sensitivity import LoadRatio, ends, overview, sliders
 from tests.show.plan_synthetic import plan, sensitivities
 
 HBM = ASSUMPTIONS[0]
@@ -59,7 +59,7 @@ def test_what_short_runs_say_about_a_ratio(
 ) -> None:
     found = ends(changed(low, base, high))
     assert found == tuple(
-        End(factor, pytest.approx(ratio), bound)
+        LoadRatio(factor, pytest.approx(ratio), bound)
         for factor, (bound, ratio) in zip((0.5, 2.0), expected, strict=True)
     )
 
