@@ -20,19 +20,20 @@ def models(
     name: str = argument("", "One model, in detail: a name or a config.json.", complete="model"),
     gpu: str = option("h100", "GPU to count tokens on: a name or TOML file.", complete="gpu"),
     kv_dtype: str = option("", "Type of the cache: fp8, bf16, ... [default: the model's]."),
+    weights: str = option("", "Type of the weights: fp8, int4, ... [default: the model's]."),
     prefill_tokens: int = option(8192, "Prompt tokens of the largest pass: its workspace.", min=1),
     json: bool = json_option(),
 ) -> None:
     """List the models, or explain one: bytes of a token, weights, and what a GPU has room for."""
     from rich.console import Console
 
-    from arborsim.machine.config import with_kv_dtype
+    from arborsim.machine.config import with_types
     from arborsim.machine.lookup import geometry_names, load_geometry, load_profile
     from arborsim.machine.machine import kv_room
 
     profile, console = load_profile(gpu), Console(highlight=False)
     found = [load_geometry(one) for one in ([name] if name else geometry_names())]
-    found = [with_kv_dtype(each, kv_dtype) if kv_dtype else each for each in found]
+    found = [with_types(each, weights, kv_dtype) for each in found]
     rooms = [(each, kv_room(profile, each, pass_tokens=prefill_tokens)) for each in found]
     if json:
         documents = [_document(geometry, profile, pool) for geometry, pool in rooms]
@@ -50,6 +51,7 @@ def _document(geometry: Geometry, profile: HardwareProfile, pool: KvRoom) -> dic
         **asdict(geometry),
         "active_parameters": geometry.active_parameters,
         "weight_bytes": geometry.weight_bytes,
+        "expert_bytes": geometry.expert_bytes,
         "kv_bytes_per_token": geometry.kv_bytes_per_token,
         "kv_bytes_per_token_beyond_the_window": geometry.full_bytes_per_token,
         "gpu": profile.name,
@@ -67,11 +69,12 @@ def _list(
     from arborsim.show.table import print_list
 
     rows = [
-        [each.name, f"{each.parameters / 1e9:.2f}", str(each.layers),
+        [each.name, f"{each.parameters / 1e9:.2f}", f"{each.weight_bytes / 1e9:.2f}",
+         str(each.layers),
          f"{each.kv_bytes_per_token:,}", _form(each), _tokens(pool)]
         for each, pool in rooms
     ]  # fmt: skip
-    heads = ["model", "weights\n1e9", "layers", "KV B/\ntoken", "cache",
+    heads = ["model", "weights\n1e9", "their\nGB", "layers", "KV B/\ntoken", "cache",
              f"tokens\non {profile.name}"]  # fmt: skip
     print_list(console, heads, rows)
     for note in (
@@ -104,7 +107,7 @@ def _explain(
     from arborsim.show.table import grid
 
     console.print(Text(geometry.name, style="bold"))
-    for text in (_weights(geometry), *_per_token(geometry), ""):
+    for text in (*_weights(geometry), *_per_token(geometry), ""):
         console.print(Text(text))
     console.print(Text(f"Room for the cache on {profile.name}", style="bold"))
     share = profile.reserve_share
@@ -124,17 +127,39 @@ def _explain(
     console.print(grid(rows, right={1}, dim={2}))
 
 
-def _weights(geometry: Geometry) -> str:
-    text = (
-        f"{geometry.parameters:,} weights x {geometry.weight_bytes_per_element} B = "
-        f"{geometry.weight_bytes / 1e9:.2f} GB"
+def _weights(geometry: Geometry) -> list[str]:
+    """How many weights there are, and the bytes of each kind."""
+    g, width = geometry, geometry.weight_bytes_per_element
+    active = (
+        f"; a token uses {g.active_parameters / 1e9:.2f}e9 of them "
+        f"({g.experts_per_token} of {g.experts} experts)"
+        if g.experts
+        else ""
     )
-    if geometry.experts:
-        text += (
-            f"; a token uses {geometry.active_parameters / 1e9:.2f}e9 of them "
-            f"({geometry.experts_per_token} of {geometry.experts} experts)"
-        )
-    return text
+    if not g.expert_type:
+        return [f"{g.parameters:,} weights x {width} B = {g.weight_bytes / 1e9:.2f} GB{active}"]
+    parts = []
+    if g.experts:
+        parts.append((g.expert_parameters, g.expert_bytes, "in experts", g.expert_type))
+    if g.weights:
+        where = "in other matrices of the layers" if g.experts else "in matrices of the layers"
+        parts.append((g.layer_matrices, g.layer_matrix_bytes, where, g.weights))
+    rest = g.parameters - sum(count for count, *_ in parts)
+    size = g.weight_bytes - sum(size for _, size, *_ in parts)
+    return [
+        f"{g.parameters:,} weights, {g.weight_bytes / 1e9:.2f} GB{active}:",
+        *(
+            f"  {count:,} {where} x {_bits(kind)} = {size / 1e9:.2f} GB"
+            for count, size, where, kind in parts
+        ),
+        f"  {rest:,} not quantised x {width} B = {size / 1e9:.2f} GB",
+    ]
+
+
+def _bits(kind: str) -> str:
+    from arborsim.core.products import WEIGHT_BITS
+
+    return f"{WEIGHT_BITS[kind]:.4g} bits ({kind}, scales included)"
 
 
 def _per_token(geometry: Geometry) -> list[str]:

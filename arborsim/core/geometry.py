@@ -6,15 +6,31 @@ A cache must not be counted wrongly, so there are three kinds of layers:
 - *latent attention* (MLA) keeps one compressed vector and one rotary key of every token, from which
   all heads derive theirs (DeepSeek-V2, arXiv:2405.04434, section 2.1);
 - *sliding-window attention* keeps keys and values of the newest `window` tokens of a sequence only.
+
+Of the weights, only the matrices of the layers are ever quantised: embeddings, output head, norms,
+biases and routers keep their width (`arborsim.core.products`).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta
+
+from arborsim.core.errors import UsageError
+from arborsim.core.products import (
+    HEAD,
+    ROUTER,
+    WEIGHT_BITS,
+    ExpertsProduct,
+    Product,
+    experts_product,
+    products,
+)
 
 Count = Annotated[int, Meta(ge=1)]
 _OrNone = Annotated[int, Meta(ge=0)]  # 0: the model has no such thing
@@ -39,6 +55,7 @@ class Geometry:
     parameters: Count  # number of weights
     #: 2 for bf16 and fp16, 4 for fp32, 1 for FP8
     kv_bytes_per_element: Count = 2
+    #: Of a weight that is not quantised, and of activations
     weight_bytes_per_element: Count = 2
     #: Latent attention: compressed vector (``kv_lora_rank``), rotary key (``qk_rope_head_dim``) and
     #: values of a head (``v_head_dim``); all 0 without it
@@ -54,10 +71,33 @@ class Geometry:
     experts: _OrNone = 0
     experts_per_token: _OrNone = 0
     expert_parameters: _OrNone = 0
+    #: Width of an expert (``moe_intermediate_size``), layers that have experts, and width of the
+    #: experts together that every token uses; traces of version 0.1 lack them
+    expert_dim: _OrNone = 0
+    expert_layers: _OrNone = 0
+    shared_dim: _OrNone = 0
+    #: Latent attention: rank of the queries' projection (``q_lora_rank``), 0 if it is one matrix
+    query_rank: _OrNone = 0
+    #: Type of the matrices of the layers, one of `WEIGHT_BITS`, or empty if they are not quantised;
+    #: and of the routed experts, or empty if it is the same
+    weights: str = ""
+    expert_weights: str = ""
 
     def __post_init__(self) -> None:
         _all_or_none("latent_dim and value_dim", self.latent_dim, self.value_dim)
         _all_or_none("window and window_layers", self.window, self.window_layers)
+        _all_or_none("expert_dim and expert_layers", self.expert_dim, self.expert_layers)
+        if not self.experts and (self.expert_dim or self.shared_dim or self.expert_weights):
+            raise ValueError("there are no experts that could have a width or a type")
+        if self.query_rank and not self.latent_dim:
+            raise ValueError("query_rank and latent_dim go together")
+        for kind in (self.weights, self.expert_weights):
+            if kind and kind not in WEIGHT_BITS:
+                raise ValueError(f"weights are {kind!r}, which is none of {', '.join(WEIGHT_BITS)}")
+        if self.expert_layers > self.layers:
+            raise ValueError(f"{self.expert_layers} of {self.layers} layers have experts")
+        if self.expert_dim and self._expert_matrices > self.expert_parameters:
+            raise ValueError("expert_dim is wider than expert_parameters allows")
         experts = (self.experts, self.experts_per_token, self.expert_parameters)
         _all_or_none("experts, experts_per_token and expert_parameters", *experts)
         if self.window_layers and self.window_layers > self.layers:
@@ -126,8 +166,46 @@ class Geometry:
         return left // self.full_bytes_per_token if self.full_layers else UNBOUNDED
 
     @property
+    def expert_type(self) -> str:
+        """Type of the routed experts, one of `WEIGHT_BITS`; empty if they are not quantised."""
+        return self.expert_weights or self.weights
+
+    @cached_property
     def weight_bytes(self) -> int:
-        return self.parameters * self.weight_bytes_per_element
+        """All weights, with the scales of quantised ones."""
+        rest = self.parameters - self.expert_parameters
+        matrices = self.layer_matrices if self.weights else 0
+        return self._bytes(rest, matrices, self.weights) + self.expert_bytes
+
+    @property
+    def layer_matrix_bytes(self) -> int:
+        """The matrices of the layers without routed experts, with the scales of quantised ones."""
+        return self._bytes(self.layer_matrices, self.layer_matrices, self.weights)
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """Routed experts of all layers, with the scales of quantised ones."""
+        matrices = self._expert_matrices if self.expert_type else 0
+        return self._bytes(self.expert_parameters, matrices, self.expert_type)
+
+    def _bytes(self, parameters: int, matrices: int, kind: str) -> int:
+        """Of `parameters`, of which those in `matrices` are of a type."""
+        if not kind:
+            return parameters * self.weight_bytes_per_element
+        matrices = min(matrices, parameters)  # a configuration may state its number of parameters
+        rest = (parameters - matrices) * self.weight_bytes_per_element
+        return rest + math.ceil(matrices * WEIGHT_BITS[kind] / 8)
+
+    @property
+    def _expert_matrices(self) -> int:
+        """Weights of the routed experts without biases."""
+        self._require_widths()
+        return 3 * self.hidden * self.expert_dim * self.experts * self.expert_layers
+
+    @cached_property
+    def layer_matrices(self) -> int:
+        """Weights in the matrices of the layers that can be quantised, without routed experts."""
+        return sum(each.size for each in self.products() if each.name not in (HEAD, ROUTER))
 
     @property
     def active_parameters(self) -> float:
@@ -140,13 +218,38 @@ class Geometry:
         Tokens choose their experts as if independently and evenly: of E experts, of which each
         token uses k, some token uses the share ``1 - (1 - k / E)^tokens``.
         """
-        return self._touched(tokens) * self.weight_bytes_per_element
+        if not self.experts:
+            return self.weight_bytes
+        return self.weight_bytes - self.expert_bytes * self._unused(tokens)
 
     def _touched(self, tokens: Any) -> Any:
         if not self.experts:
             return self.parameters
-        unused = (1 - self.experts_per_token / self.experts) ** tokens
-        return self.parameters - self.expert_parameters * unused
+        return self.parameters - self.expert_parameters * self._unused(tokens)
+
+    def _unused(self, tokens: Any) -> Any:
+        """The share of experts that a pass over `tokens` tokens is expected to leave out."""
+        return (1 - self.experts_per_token / self.experts) ** tokens
+
+    def products(self, gpus: int = 1) -> tuple[Product, ...]:
+        """The matrix products of a pass on one of `gpus`, without those of routed experts.
+
+        `arborsim.core.products` says which; a `UsageError` if the widths of experts are unknown.
+        """
+        self._require_widths()
+        return products(self, gpus)
+
+    def experts_product(self, gpus: int = 1) -> ExpertsProduct | None:
+        """What the routed experts compute on one of `gpus`; None without; raises as `products`."""
+        self._require_widths()
+        return experts_product(self, gpus) if self.experts else None
+
+    def _require_widths(self) -> None:
+        if self.experts and not self.expert_layers:
+            raise UsageError(
+                f"the geometry of {self.name} does not say how wide its experts are, since its "
+                "trace is of an older version: give the model again, by name or config.json"
+            )
 
     def score_flops(self, absorbed: bool) -> int:
         """Of one query and one key in one layer, all heads: score and weighted value.
@@ -170,8 +273,10 @@ class Geometry:
         return self.latent_dim or self.head_dim
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is stored: without the fields that are 0, which older readers do not know."""
-        return {name: value for name, value in asdict(self).items() if value != 0}
+        """As it is stored: without the fields that say "none", which older readers do not know."""
+        without = {each.name for each in fields(self) if each.default in (0, "")}
+        given = asdict(self).items()
+        return {name: value for name, value in given if value or name not in without}
 
 
 def _all_or_none(names: str, *values: int) -> None:

@@ -1,32 +1,41 @@
 """Read the shape of a model from its Hugging Face ``config.json``.
 
 Accepted are caches of full keys and values, of latent vectors (DeepSeek-V2 and V3) and of sliding
-windows, and mixtures of experts of DeepSeek's form; others (hybrids, state spaces, other mixtures)
-are refused by name instead of being counted wrongly.
+windows, the mixtures of experts of DeepSeek, Qwen3, gpt-oss and Mixtral, and quantised weights
+(`arborsim.machine.weights`); others (hybrids, state spaces, other mixtures) are refused by name
+instead of being counted wrongly.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import Geometry
+from arborsim.machine.weights import quantised_weights, with_weights
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 #: What ``--kv-dtype`` takes, and the bytes of one number.
 KV_DTYPES = {"fp8": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 _DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 _GEMMA = ("gemma2", "gemma3", "gemma3_text")
+#: Mixtures of experts: the keys of their number and of the width of one.
+_MIXTURES = {
+    "deepseek_v2": ("n_routed_experts", "moe_intermediate_size"),
+    "deepseek_v3": ("n_routed_experts", "moe_intermediate_size"),
+    "gpt_oss": ("num_local_experts", "intermediate_size"),
+    "mixtral": ("num_local_experts", "intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size"),
+}
 #: Keys that mean a cache, or a number of weights, that the formulas here do not describe.
 _OTHER_FORMS = {
-    "num_experts": "a mixture of experts",
-    "num_local_experts": "a mixture of experts",
     "ssm_cfg": "state-space layers",
+    "hybrid_override_pattern": "state-space layers",
     "global_head_dim": "layers with caches of different widths",
     "num_kv_shared_layers": "layers that share their cache",
-    "quantization_config": "quantised weights",
 }
 #: What configurations of these families leave out.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -34,6 +43,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "head_dim": 256, "vocab_size": 262208, "tie_word_embeddings": True, "layer_pattern": 6,
     },
+    "gpt_oss": {"head_dim": 64, "attention_bias": True, "layer_pattern": 2},
 }  # fmt: skip
 _DEFAULTS["gemma3"] = _DEFAULTS["gemma3_text"]
 
@@ -49,6 +59,7 @@ def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
     """
     config = parse_config(text, origin)
     dtype = _dtype(config, origin)
+    quantised = config.get("quantization_config")
     config = config.get("text_config", config)
     if not isinstance(config, dict) or not isinstance(config.get("model_type", ""), str):
         raise UsageError(f"{origin}: text_config must be an object and model_type a name")
@@ -74,17 +85,22 @@ def geometry_from_config(text: str, name: str, origin: str) -> Geometry:
         "vocab": _count(config, "vocab_size", origin),
     }
     experts = _experts(config, shape["layers"], hidden, origin)
-    parameters = num_parameters(config, **shape)
+    parameters = num_parameters(config, **shape, **experts)
+    quantised = quantised or config.get("quantization_config")
+    found: dict[str, Any] = {
+        **shape,
+        **latent,
+        **_window(config, shape["layers"], origin),
+        **experts,
+        **quantised_weights(quantised, shape["layers"], bool(experts), origin),
+    }
     try:
         return Geometry(
             name=name,
             parameters=_count(config, "num_parameters", origin, parameters),
             kv_bytes_per_element=dtype,
             weight_bytes_per_element=dtype,
-            **shape,
-            **latent,
-            **_window(config, shape["layers"], origin),
-            **experts,
+            **found,
         )
     except ValueError as error:
         raise UsageError(f"{origin}: {error}") from None
@@ -111,11 +127,18 @@ def with_kv_dtype(geometry: Geometry, dtype: str) -> Geometry:
     return replace(geometry, name=f"{geometry.name}, {dtype} KV", kv_bytes_per_element=width)
 
 
+def with_types(geometry: Geometry, weights: str = "", kv_dtype: str = "") -> Geometry:
+    """The model with weights and cache of these types, as far as they are given."""
+    geometry = with_weights(geometry, weights) if weights else geometry
+    return with_kv_dtype(geometry, kv_dtype) if kv_dtype else geometry
+
+
 def num_parameters(
     config: dict[str, Any], *, layers: int, heads: int, kv_heads: int, head_dim: int,
-    hidden: int, intermediate: int, vocab: int,
+    hidden: int, intermediate: int, vocab: int, experts: int = 0, expert_layers: int = 0,
+    expert_parameters: int = 0, shared_dim: int = 0, **_: int,
 ) -> int:  # fmt: skip
-    """Weights of a decoder of the Llama, Gemma or DeepSeek family of this shape."""
+    """Weights of a decoder of this shape, of the family that `config` names."""
     family = config.get("model_type", "llama")
     if family in _DEEPSEEK:
         attention = _latent_attention_parameters(config, heads, head_dim, hidden)
@@ -126,18 +149,16 @@ def num_parameters(
             attention += projections
         if config.get("attention_bias", False):
             attention += hidden  # Llama's flag also gives the output projection a bias
-        if family in ("qwen3", "gemma3", "gemma3_text"):
+        if family in ("qwen3", "qwen3_moe", "gemma3", "gemma3_text"):
             attention += 2 * head_dim  # norms of query and key
+        if family == "gpt_oss":
+            attention += heads  # attention sinks
     norms = (4 if family in _GEMMA else 2) * hidden
     dense = 3 * hidden * intermediate  # gate, up and down
-    moe_layers, moe = _moe_layers(config, layers), 0
-    if moe_layers:
-        one = 3 * hidden * config["moe_intermediate_size"]
-        routed, shared = config["n_routed_experts"], config.get("n_shared_experts") or 0
-        moe = (routed + shared) * one + routed * hidden
-        moe += routed if family == "deepseek_v3" else 0  # the router's bias
+    router = experts * hidden + (experts if family in ("deepseek_v3", "gpt_oss") else 0)  # biases
+    feed_forward = (layers - expert_layers) * dense + expert_parameters
+    feed_forward += expert_layers * (router + 3 * hidden * shared_dim)
     embeddings = vocab * hidden * (1 if config.get("tie_word_embeddings", False) else 2)
-    feed_forward = (layers - moe_layers) * dense + moe_layers * moe
     return layers * (attention + norms) + feed_forward + embeddings + hidden
 
 
@@ -158,40 +179,56 @@ def _latent(config: dict[str, Any], origin: str) -> dict[str, int]:
     """The fields of latent attention, or nothing."""
     if not config.get("kv_lora_rank"):
         return {}
-    _require_deepseek(config, "latent attention (kv_lora_rank)", origin)
+    if config.get("model_type") not in _DEEPSEEK:
+        raise _unsupported("latent attention (kv_lora_rank)", _DEEPSEEK, origin)
     return {
         "latent_dim": _count(config, "kv_lora_rank", origin),
         "rope_dim": _count(config, "qk_rope_head_dim", origin),
         "value_dim": _count(config, "v_head_dim", origin),
+        "query_rank": config.get("q_lora_rank") or 0,
     }
 
 
 def _experts(config: dict[str, Any], layers: int, hidden: int, origin: str) -> dict[str, int]:
     """The fields of a mixture of experts, or nothing."""
-    if not config.get("n_routed_experts"):
+    known = dict.fromkeys(key for key, _ in _MIXTURES.values())
+    found = [key for key in known if config.get(key)]
+    if not found:
         return {}
-    _require_deepseek(config, "a mixture of experts (n_routed_experts)", origin)
-    experts = _count(config, "n_routed_experts", origin)
-    one = 3 * hidden * _count(config, "moe_intermediate_size", origin)
+    family = config.get("model_type", "")
+    if family not in _MIXTURES or _MIXTURES[family][0] not in found:
+        raise _unsupported(f"a mixture of experts ({found[0]})", _MIXTURES, origin)
+    number, width = _MIXTURES[family]
+    experts, dim = _count(config, number, origin), _count(config, width, origin)
+    used = _count(config, "num_experts_per_tok", origin, config.get("experts_per_token"))
+    with_experts = _layers_with_experts(config, layers)
+    if not with_experts:
+        return {}
+    one = 3 * hidden * dim + (2 * dim + hidden if family == "gpt_oss" else 0)  # biases
     return {
         "experts": experts,
-        "experts_per_token": _count(config, "num_experts_per_tok", origin),
-        "expert_parameters": _moe_layers(config, layers) * experts * one,
+        "experts_per_token": used,
+        "expert_parameters": with_experts * experts * one,
+        "expert_dim": dim,
+        "expert_layers": with_experts,
+        "shared_dim": dim * (config.get("n_shared_experts") or 0),
     }
 
 
-def _require_deepseek(config: dict[str, Any], form: str, origin: str) -> None:
-    if config.get("model_type") not in _DEEPSEEK:
-        raise UsageError(
-            f"{origin} describes {form}, which is supported for model_type "
-            f"{' and '.join(_DEEPSEEK)} only"
-        )
+def _layers_with_experts(config: dict[str, Any], layers: int) -> int:
+    """Every ``decoder_sparse_step``-th layer, but for the first ones and those listed as dense."""
+    step = config.get("decoder_sparse_step") or 1
+    first = min(layers, config.get("first_k_dense_replace") or 0)
+    dense = set(config.get("mlp_only_layers") or ())
+    listed = sum(first <= layer < layers and (layer + 1) % step == 0 for layer in dense)
+    return int(layers // step - first // step - listed)
 
 
-def _moe_layers(config: dict[str, Any], layers: int) -> int:
-    if not config.get("n_routed_experts"):
-        return 0
-    return max(0, layers - int(config.get("first_k_dense_replace") or 0))
+def _unsupported(form: str, families: Iterable[str], origin: str) -> UsageError:
+    return UsageError(
+        f"{origin} describes {form}, which is supported for model_type "
+        f"{', '.join(sorted(families))} only"
+    )
 
 
 def _window(config: dict[str, Any], layers: int, origin: str) -> dict[str, int]:
@@ -204,9 +241,9 @@ def _window(config: dict[str, Any], layers: int, origin: str) -> dict[str, int]:
         count = sum(kind == "sliding_attention" for kind in kinds)
         if len(kinds) != layers:
             raise UsageError(f"{origin}: layer_types names {len(kinds)} of {layers} layers")
-    elif family == "mistral":
+    elif family in ("mistral", "mixtral"):
         count = layers
-    elif family in _GEMMA and isinstance(pattern, int) and pattern > 0:
+    elif family in (*_GEMMA, "gpt_oss") and isinstance(pattern, int) and pattern > 0:
         count = layers - layers // pattern
     elif family in ("qwen2", "qwen3"):
         count = max(0, layers - int(config.get("max_window_layers") or 0))
@@ -221,10 +258,16 @@ def _window(config: dict[str, Any], layers: int, origin: str) -> dict[str, int]:
 
 def _check_optional_counts(config: dict[str, Any], origin: str) -> None:
     """Counts that may be missing, null or 0, and lists that may be missing."""
-    for key in ("q_lora_rank", "n_shared_experts", "first_k_dense_replace", "max_window_layers"):
+    for key in (
+        "q_lora_rank", "n_shared_experts", "first_k_dense_replace", "max_window_layers",
+        "decoder_sparse_step",
+    ):  # fmt: skip
         value = config.get(key)
         if value is not None and (not isinstance(value, int) or value < 0):
             raise UsageError(f"{origin}: {key} must be a whole number, not {value!r}")
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+        raise UsageError(f"{origin}: mlp_only_layers must be a list of numbers, not {dense!r:.40}")
     kinds = config.get("layer_types")
     names = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
     if kinds is not None and not names:

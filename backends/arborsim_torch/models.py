@@ -188,6 +188,7 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     raw = config_of(name)
+    raw.pop("quantization_config", None)  # random weights are not quantised
     kind = str(raw.pop("model_type", ""))
     if kind not in FAMILIES:
         raise UsageError(

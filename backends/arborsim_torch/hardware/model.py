@@ -68,7 +68,8 @@ def _deep_enough(loaded: LoadedModel) -> LoadedModel:
 def _layers_within(room_bytes: int, name: str) -> int:
     """How many layers of a geometry fit into `room_bytes`, with their share of the rest."""
     whole = load_geometry(name)
-    return min(whole.layers, room_bytes * whole.layers // whole.weight_bytes)
+    weight_bytes = whole.parameters * whole.weight_bytes_per_element  # none is quantised here
+    return min(whole.layers, room_bytes * whole.layers // weight_bytes)
 
 
 def _shorter(config: dict[str, Any], layers: int) -> dict[str, Any]:
