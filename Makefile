@@ -38,6 +38,7 @@ bench: .venv/.full
 	$(BIN)/python benchmarks/live.py --out reports/benchmarks/live.json
 	$(BIN)/python benchmarks/serving.py --out reports/benchmarks/serving.json
 	$(BIN)/python benchmarks/plan.py --out reports/benchmarks/plan.json
+	$(BIN)/python benchmarks/kernels.py --out reports/benchmarks/kernels.json
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/record.py
 

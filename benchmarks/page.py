@@ -2,7 +2,8 @@
 
 ``python benchmarks/page.py``, after ``python benchmarks/replay.py --out
 reports/benchmarks/replay.json``, ``python benchmarks/decisions.py --out
-reports/benchmarks/decisions.json`` and the same with ``ets``, ``live``, ``serving`` and ``plan``.
+reports/benchmarks/decisions.json`` and the same with ``ets``, ``live``, ``serving``, ``plan`` and
+``kernels``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "reports" / "benchmarks"
 PAGE = ROOT / "docs" / "performance.md"
-NAMES = ("replay", "decisions", "ets", "live", "serving", "plan")
+NAMES = ("replay", "decisions", "ets", "live", "serving", "plan", "kernels")
 
 
 def page(of: dict[str, dict[str, Any]]) -> str:
@@ -23,6 +24,7 @@ def page(of: dict[str, dict[str, Any]]) -> str:
     parts = (
         _head(replay), _free(replay), _attention(replay), _decisions(of["decisions"]),
         _ets(of["ets"]), _live(of["live"]), _serving(of["serving"]), _plan(of["plan"]),
+        _kernels(of["kernels"]),
     )  # fmt: skip
     return "\n".join(line for part in parts for line in part)
 
@@ -37,8 +39,9 @@ def _head(replay: dict[str, Any]) -> list[str]:
         "`python benchmarks/decisions.py --out reports/benchmarks/decisions.json`,",
         "`python benchmarks/ets.py --out reports/benchmarks/ets.json` (it needs PuLP),",
         "`python benchmarks/live.py --out reports/benchmarks/live.json`,",
-        "`python benchmarks/serving.py --out reports/benchmarks/serving.json` and",
-        "`python benchmarks/plan.py --out reports/benchmarks/plan.json` write.",
+        "`python benchmarks/serving.py --out reports/benchmarks/serving.json`,",
+        "`python benchmarks/plan.py --out reports/benchmarks/plan.json` and",
+        "`python benchmarks/kernels.py --out reports/benchmarks/kernels.json` write.",
         f"One core, Python {replay['python']}, {versions}; generated traces on Llama-3.1-8B's",
         "geometry, H100 profile. The machine is shared: compare ratios, not seconds.",
         "",
@@ -269,6 +272,43 @@ def _plan(plan: dict[str, Any]) -> list[str]:
         "300 s.",
         "",
     ]
+
+
+def _kernels(kernels: dict[str, Any]) -> list[str]:
+    """Kernels that were left out of the tables, and interpolated from the others."""
+    lines = [
+        "## Measured kernels, interpolated",
+        "",
+        "What is left out of a shipped table is interpolated from the rest: absolute errors,",
+        "median / 90th percentile. Products are sums over those of a layer, of "
+        f"{len(kernels['layers'])} models on 1 to",
+        "8 GPUs; *shape*: its neighbours of the same output width are there; *width*: none is.",
+        "Decoding is up to 512 tokens. Attention is left out by number of heads. *Cached*:",
+        "products of up to 64 tokens that took less than reading the weights from memory does,",
+        "so that a cache had them; in a model it would not. Other types:",
+        "`reports/benchmarks/kernels.json`.",
+        "",
+        "| GPU, engine, type | decode: shape | width | prefill: shape | width | cached "
+        "| decode attention | prefill attention |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, errors in kernels["errors"].items():
+        for kind in ("bf16", "fp8"):
+            if kind not in errors["product"]:
+                continue
+            of = errors["product"][kind]
+            cells = [
+                _error(of[left_out][phase])
+                for phase in ("decode", "prefill") for left_out in ("shape", "width")
+            ]  # fmt: skip
+            cells.append(f"{100 * of['cached']:.0f}%")
+            cells += [_error(errors[table].get(kind)) for table in ("decode", "prefill")]
+            lines.append(f"| {name} {kind} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _error(shares: dict[str, float] | None) -> str:
+    return f"{100 * shares['median']:.1f} / {100 * shares['p90']:.0f}%" if shares else "-"
 
 
 def main() -> None:

@@ -58,14 +58,26 @@ class Commands(typer.core.TyperGroup):
 
 
 def load(name: str) -> Any:
-    """The command called `name`, or the group of that name, as Typer runs it."""
+    """The command called `name`, or the group of that name, as Typer runs it.
+
+    A module may give its command `SUBCOMMANDS`: functions by name, which take over where their name
+    is the first argument.
+    """
     attribute = "import_" if name == "import" else name
-    found = getattr(import_module(f"arborsim.cli.{attribute}"), attribute)
-    if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, cls=PanelCommand)(found)
-        found = alone
-    return typer.main.get_command(found)
+    module = import_module(f"arborsim.cli.{attribute}")
+    found = getattr(module, attribute)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
+    made = _alone(name, found)
+    made.others = {n: _alone(n, each) for n, each in getattr(module, "SUBCOMMANDS", {}).items()}
+    return made
+
+
+def _alone(name: str, function: Any) -> Any:
+    """One command, as Typer runs it."""
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, cls=PanelCommand)(function)
+    return typer.main.get_command(alone)
 
 
 app = typer.Typer(

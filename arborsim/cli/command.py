@@ -24,9 +24,10 @@ import functools
 import glob
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib import import_module
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -39,6 +40,7 @@ NAMES = {
     "algorithm": "arborsim.search:search_names",
     "gpu": "arborsim.machine.lookup:profile_names",
     "host": "arborsim.machine.lookup:host_names",
+    "engine": "arborsim.machine.lookup:engine_names",
     "model": "arborsim.machine.lookup:geometry_names",
     "calibration": "arborsim.calibrate.documents:shipped",
 }
@@ -150,7 +152,17 @@ class PanelCommand(typer.core.TyperCommand):
     """A command whose plain help has a section per ``rich_help_panel``.
 
     Typer itself shows panels through rich only, whose import doubles the time that help takes.
+    `others` are commands that take over where their name is the first argument.
     """
+
+    others: Mapping[str, PanelCommand] = MappingProxyType({})
+
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        if args and (other := self.others.get(args[0])):
+            return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -159,6 +171,10 @@ class PanelCommand(typer.core.TyperCommand):
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = getattr(parameter, "rich_help_panel", None) or kind
                 panels.setdefault(panel, []).append(shown)
+        if self.others:
+            with formatter.section("Commands"):
+                formatter.write_dl([(n, other.get_short_help_str(80)) for n, other in
+                                    self.others.items()])  # fmt: skip
         for panel in sorted(panels, key=lambda name: name == "Expert"):
             if panels[panel]:
                 with formatter.section(panel):

@@ -1,19 +1,25 @@
-"""`arborsim hardware`: list the machines, or explain one number by number."""
+"""`arborsim hardware`: list the machines, explain one number by number, import measured ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from arborsim.cli.command import argument, command, option
-from arborsim.cli.options import json_option, print_json
+from arborsim.cli.options import check_output, json_option, print_json
+from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from arborsim.machine.lookup import Prices
     from arborsim.machine.profile import HardwareProfile
+
+Source = StrEnum("Source", ["aiconfigurator"])
 
 
 @command
@@ -40,6 +46,58 @@ def hardware(
         _list(console, found, priced, host)
 
 
+@command
+def import_(
+    source: Source = argument(..., "Where the times are from: PyPI's aiconfigurator-core."),
+    gpu: str = option(..., "The GPU, as the source calls it: b200_sxm."),
+    engine: str = option(..., "The inference engine: vllm, sglang, trtllm."),
+    out: Path | None = option(
+        None, "The profile to make; the tables lie next to it.", shown="GPU-ENGINE.toml"
+    ),
+    overwrite: bool = option(False, "Replace both files.", "--overwrite"),
+) -> None:
+    """Import measured kernels of a GPU and an engine, as a profile.
+
+    Needs the extra `kernels`.
+    """
+    from rich.console import Console
+
+    from arborsim.machine.aiconfigurator import read, write_profile
+    from arborsim.show.table import print_list
+
+    if out is not None:
+        _check_profile(out, overwrite)
+    found = read(gpu, engine)
+    if out is None:
+        _check_profile(out := Path(f"{found.gpu}-{engine}.toml"), overwrite)
+    tables = write_profile(found, out)
+    rows = []
+    for table, version in found.versions.items():
+        of_type = {kind: len(each) for (name, kind), each in found.tables.items() if name == table}
+        rows.append([table, ", ".join(of_type), f"{sum(of_type.values()):,}", version])
+    print_list(Console(highlight=False), ["table", "types", "rows", engine], rows)
+    megabytes = tables.stat().st_size / 1e6
+    typer.echo(f"\n{found.header['source']}, {found.header['licence']}")
+    use = f"arborsim replay TRACE --gpu {out} --engine {engine}"
+    typer.echo(f"wrote {out} and {tables} ({megabytes:.2f} MB): {use}")
+
+
+SUBCOMMANDS = {"import": import_}
+
+
+def _check_profile(out: Path, overwrite: bool) -> None:
+    """Refuse what cannot be written, or is there."""
+    if out.suffix != ".toml":
+        raise UsageError(f"--out {out}: name it .toml, which is how --gpu tells a file from a name")
+    for path in (out, out.with_suffix(".parquet")):
+        check_output(path, "--out")
+        if path.exists() and not overwrite:
+            raise UsageError(f"{path} exists: choose another --out, or --overwrite")
+
+
+SUBCOMMANDS = {"import": import_}
+
+
 def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -49,11 +107,23 @@ def _document(profile: HardwareProfile, prices: Prices) -> dict[str, Any]:
     return {
         "name": profile.name,
         "numbers": [asdict(number) for number in numbers_of(profile)],
+        "kernels": _kernels(profile),
         "price_per_hour": {
             "low": price[0], "high": price[1], "currency": prices.currency, "date": prices.date,
             "source": prices.source,
         } if price else None,
     }  # fmt: skip
+
+
+def _kernels(profile: HardwareProfile) -> dict[str, str]:
+    """Versions of the engines whose kernels were measured on the GPU, by name."""
+    from arborsim.machine.kernels import load_tables, shipped_tables
+
+    paths = [path for (gpu, _), path in sorted(shipped_tables().items()) if gpu == profile.kernels]
+    if profile.kernels.endswith(".parquet"):
+        paths = [Path(profile.kernels)]
+    tables = [load_tables(path) for path in paths]
+    return {each.engine: ", ".join(sorted(set(each.versions.values()))) for each in tables}
 
 
 def _list(console: Console, found: Sequence[HardwareProfile], prices: Prices, host: str) -> None:
@@ -117,6 +187,9 @@ def _explain(console: Console, profile: HardwareProfile, prices: Prices) -> None
         for each in numbers_of(profile)
     ]  # fmt: skip
     console.print(grid(rows, ("number", "value", "what it is, and where it is from")))
+    if kernels := _kernels(profile):
+        measured = "; ".join(f"{name}: {versions}" for name, versions in kernels.items())
+        console.print(Text(f"\nMeasured kernels by --engine: {measured}"))
     gpu = profile.name.partition("+")[0]
     if prices.of(profile.name):
         shown = f"{_price(profile.name, prices)} {prices.currency} per hour"

@@ -1,0 +1,357 @@
+"""Measured times of GPU kernels, by GPU and inference engine, and how they are interpolated.
+
+A table file (``tables/h100-vllm.parquet``) holds the times of one GPU under one engine's kernels:
+
+- ``product``: matrix products of `tokens` rows, by output and input width and type of the weights;
+- ``decode`` and ``prefill``: attention of `sequences` sequences with `tokens` cached, or prompt,
+  tokens each, by query heads, KV heads, head size, window (0 for none) and type of the cache;
+- ``experts``: all routed experts of a layer for `tokens` tokens, whose choices are uneven;
+- ``latent-decode`` and ``latent-prefill``: a layer's multi-head latent attention, by heads;
+- ``all-reduce``: adding up `tokens` bf16 numbers over `gpus` GPUs, captured in a graph or launched.
+
+Between measured points the logarithm of the time is linear in the logarithms of the arguments, so
+it never leaves the range of the points around it.  Beyond the grid the efficiency at its edge goes
+on: the time there, scaled by a lower bound of arithmetic and bandwidth (`Peak`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.sourced import Basis
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+FORMAT = 1
+#: Columns of a table file, in order; those that a table does not need are null.
+KEYS = (
+    "tokens", "out_features", "in_features", "sequences", "heads", "kv_heads", "head_dim", "window",
+    "experts", "experts_per_token", "tensor_parallel", "expert_parallel", "gpus",
+)  # fmt: skip
+#: The axes of each table, those that a model fixes first; the last one is `tokens`.
+TABLES: dict[str, tuple[str, ...]] = {
+    "product": ("out_features", "in_features", "tokens"),
+    "decode": ("window", "head_dim", "kv_heads", "heads", "sequences", "tokens"),
+    "prefill": ("window", "head_dim", "kv_heads", "heads", "sequences", "tokens"),
+    "experts": (
+        "in_features", "out_features", "experts", "experts_per_token", "tensor_parallel",
+        "expert_parallel", "tokens",
+    ),
+    "latent-decode": ("heads", "sequences", "tokens"),
+    "latent-prefill": ("heads", "sequences", "tokens"),
+    "all-reduce": ("gpus", "tokens"),
+}  # fmt: skip
+_HEADER = ("gpu", "engine", "versions", "source", "licence", "groups")
+_LAUNCH_S = 2e-6  # what the lower bounds add, so that they never approach 0
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What one GPU can do at most."""
+
+    flops_per_s: float  # dense, bf16
+    bytes_per_s: float
+
+    def product_s(self, rows: Any, out: Any, inner: Any, width: float) -> Any:
+        """A lower bound of ``rows x inner`` times ``inner x out``; `width` bytes per weight."""
+        arithmetic_s = 2 * rows * out * inner * max(width, 0.5) / (2 * self.flops_per_s)
+        moved = out * inner * width + 2 * rows * (out + inner)
+        return np.maximum(arithmetic_s, moved / self.bytes_per_s) + _LAUNCH_S
+
+    def attention_s(self, pairs: Any, moved_bytes: Any, heads: Any, head_dim: Any) -> Any:
+        """The same of attention over `pairs` of queries and keys."""
+        arithmetic_s = 4 * heads * head_dim * pairs / self.flops_per_s
+        return np.maximum(arithmetic_s, moved_bytes / self.bytes_per_s) + _LAUNCH_S
+
+
+#: A lower bound of the time from the values of all axes.
+Bound = Callable[..., Any]
+
+
+class Grid:
+    """Seconds on a grid of `axes`; NaN where nothing was measured.
+
+    Points without a measurement take the efficiency of the next one that has it, along the last
+    axis first, and count as extrapolated.
+    """
+
+    def __init__(self, axes: Sequence[np.ndarray], seconds: np.ndarray, bound: Bound) -> None:
+        self.axes = [np.asarray(axis, dtype=float) for axis in axes]
+        self.bound = bound
+        measured = np.isfinite(seconds)
+        least = np.log(bound(*np.meshgrid(*self.axes, indexing="ij", sparse=True)))
+        least = np.broadcast_to(least, seconds.shape)
+        taken = np.log(np.where(measured, seconds, 1.0))
+        self._log = np.where(
+            measured, taken, _fill(np.where(measured, taken - least, np.nan)) + least
+        )
+        self._basis = np.where(measured, Basis.MEASURED, Basis.EXTRAPOLATED).astype(np.int8)
+
+    def _like(
+        self, axes: list[np.ndarray], log: np.ndarray, basis: np.ndarray, bound: Bound
+    ) -> Grid:
+        found = object.__new__(Grid)
+        found.axes, found._log, found._basis, found.bound = axes, log, basis, bound
+        return found
+
+    def at(self, *fixed: float) -> Grid:
+        """The grid of the remaining axes, with the first ones fixed."""
+        log, basis, bound = self._log, self._basis, self.bound
+        inside = []
+        for axis, value in zip(self.axes, fixed, strict=False):
+            inside.append(float(np.clip(value, axis[0], axis[-1])))
+            low, high, share = _place(axis, inside[-1])
+            if share:
+                log = (1 - share) * log[low] + share * log[high]
+                basis = np.maximum(np.maximum(basis[low], basis[high]), Basis.INTERPOLATED)
+            else:
+                log, basis = log[low], basis[low]
+        rest = self.axes[len(fixed) :]
+        if inside != [float(value) for value in fixed]:
+            others = np.meshgrid(*rest, indexing="ij", sparse=True)
+            log = log + np.log(bound(*fixed, *others)) - np.log(bound(*inside, *others))
+            basis = np.full(basis.shape, Basis.EXTRAPOLATED, dtype=np.int8)
+        return self._like(rest, log, basis, lambda *others: bound(*fixed, *others))
+
+    def scaled(self, factor: Callable[..., Any]) -> Grid:
+        """The grid of another kernel, `factor` times as long at each point; it is extrapolated."""
+        bound = self.bound
+        factors = factor(*np.meshgrid(*self.axes, indexing="ij", sparse=True))
+        basis = np.full(self._basis.shape, Basis.EXTRAPOLATED, dtype=np.int8)
+        return self._like(
+            self.axes, self._log + np.log(factors), basis, lambda *at: bound(*at) * factor(*at)
+        )
+
+    def seconds(self, *at: Any) -> np.ndarray:
+        """Seconds at points of all axes; numbers or arrays of one shape."""
+        if not at:
+            return np.asarray(np.exp(self._log))
+        points = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in at))
+        inside = [np.clip(x, axis[0], axis[-1]) for x, axis in zip(points, self.axes, strict=True)]
+        places = [_places(axis, x) for axis, x in zip(self.axes, inside, strict=True)]
+        found = np.zeros(points[0].shape)
+        for corner in product((0, 1), repeat=len(places)):
+            weight: Any = 1.0
+            index = []
+            for upper, (low, share), axis in zip(corner, places, self.axes, strict=True):
+                weight = weight * (share if upper else 1 - share)
+                index.append(np.minimum(low + upper, len(axis) - 1))
+            found = found + weight * self._log[tuple(index)]
+        if any((x != y).any() for x, y in zip(points, inside, strict=True)):
+            found = found + np.log(self.bound(*points)) - np.log(self.bound(*inside))
+        return np.asarray(np.exp(found))
+
+    def basis(self, *at: float) -> Basis:
+        """What the seconds at a point rest on."""
+        known, found = self._basis, Basis.MEASURED
+        for axis, x in zip(self.axes, at, strict=True):
+            if not axis[0] <= x <= axis[-1]:
+                return Basis.EXTRAPOLATED
+            low, high, share = _place(axis, x)
+            known = np.maximum(known[low], known[high]) if share else known[low]
+            found = Basis.INTERPOLATED if share else found
+        return max(found, Basis(int(known)))
+
+
+def _place(axis: np.ndarray, value: float) -> tuple[int, int, float]:
+    """The points around a value, kept inside, and the share of the second one."""
+    low, share = _places(axis, np.clip(np.asarray(float(value)), axis[0], axis[-1]))
+    return int(low), min(int(low) + 1, len(axis) - 1), float(share)
+
+
+def _places(axis: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The last point up to each value, and the share of the next one; axes may begin with 0."""
+    low = np.clip(np.searchsorted(axis, inside, side="right") - 1, 0, len(axis) - 1)
+    high = np.minimum(low + 1, len(axis) - 1)
+    start = np.log(np.maximum(axis[low], 0.5))
+    width = np.log(np.maximum(axis[high], 0.5)) - start
+    way = np.log(np.maximum(inside, 0.5)) - start
+    return low, np.where(width > 0, way / np.where(width > 0, width, 1.0), 0.0)
+
+
+def _fill(values: np.ndarray) -> np.ndarray:
+    """Each missing value as the nearest one before it, else after it, the last axis first."""
+    for axis in reversed(range(values.ndim)):
+        for backwards in (False, True):
+            along = np.moveaxis(values, axis, 0)
+            along = along[::-1] if backwards else along
+            kept = [along[0]]
+            for row in along[1:]:
+                kept.append(np.where(np.isnan(row), kept[-1], row))
+            stacked = np.stack(kept)
+            stacked = stacked[::-1] if backwards else stacked
+            values = np.moveaxis(stacked, 0, axis)
+    return values
+
+
+class KernelTables:
+    """The tables of one GPU under one engine, read from a file when they are needed."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+        from pyarrow import ArrowException
+
+        self.path = path
+        try:
+            self._file = pq.ParquetFile(path)
+            stored = self._file.schema_arrow.metadata or {}
+            header = json.loads(stored.get(b"arborsim.kernels", b"{}"))
+        except (OSError, ValueError, ArrowException) as error:
+            raise UsageError(f"{path}: cannot be read as kernel tables: {error}") from None
+        if header.get("format") != FORMAT:
+            raise UsageError(
+                f"{path}: kernel tables of format {header.get('format', 'unknown')}, and this "
+                f"version reads format {FORMAT}: import them again (arborsim hardware import)"
+            )
+        if lacking := [name for name in _HEADER if name not in header]:
+            raise UsageError(
+                f"{path}: damaged kernel tables: no {', '.join(lacking)} in the header"
+            )
+        self.gpu, self.engine = str(header["gpu"]), str(header["engine"])
+        self.versions: dict[str, str] = header["versions"]  # by table, of the engine
+        self.source, self.licence = str(header["source"]), str(header["licence"])
+        #: What the tables of latent attention include: a ``module`` with its projections, or the
+        #: ``kernel`` alone
+        self.latent_covers = str(header.get("latent_covers", ""))
+        self._read: dict[tuple[str, str], list[np.ndarray]] = {}
+        self._groups = {(table, kind): n for n, (table, kind) in enumerate(header["groups"])}
+
+    def types(self, table: str) -> list[str]:
+        """The types that a table was measured with."""
+        return [kind for name, kind in self._groups if name == table]
+
+    def columns(self, table: str, kind: str) -> list[np.ndarray]:
+        """The axes of a table, one value a row, and seconds; of one type."""
+        found = self._read.get((table, kind))
+        if found is None:
+            if (table, kind) not in self._groups:
+                known = self.types(table)
+                raise UnknownName(f"type of {table} kernels in {self.path.name}", kind, known)
+            names = [*TABLES[table], "seconds"]
+            try:
+                group = self._file.read_row_group(self._groups[table, kind], columns=names)
+            except (OSError, ValueError) as error:
+                raise UsageError(f"{self.path}: damaged kernel tables: {error}") from None
+            found = [_values(group.column(name)) for name in names]
+            self._read[table, kind] = found
+        return found
+
+    def grid(self, table: str, kind: str, bound: Bound, *fixed: float) -> Grid:
+        """A table as a grid of the axes after the `fixed` ones, measured next to these."""
+        *keys, seconds = self.columns(table, kind)
+        for n, value in enumerate(fixed):
+            axis = np.unique(keys[n])
+            low, high, share = _place(axis, float(np.clip(value, axis[0], axis[-1])))
+            near = keys[n] == axis[low]
+            if share:
+                near |= keys[n] == axis[high]
+            keys, seconds = [key[near] for key in keys], seconds[near]
+        return _grid(keys, seconds.astype(float), bound).at(*fixed)
+
+    def experts(
+        self, kind: str, model: Mapping[str, int], bound: Bound
+    ) -> tuple[Grid, float] | None:
+        """Seconds by tokens of the layer of experts that is nearest to `model`, with its share.
+
+        `model` gives the table's axes but `tokens`.  Where just these GPUs were not measured, those
+        that hold the nearest number of weights count, and the share is the ratio of the weights;
+        None if the experts have another shape.
+        """
+        *keys, seconds = self.columns("experts", kind)
+        rows = dict(zip(TABLES["experts"], keys, strict=True))
+        same = np.ones(len(seconds), dtype=bool)
+        for name in ("in_features", "out_features", "experts", "experts_per_token"):
+            same &= rows[name] == model[name]
+        if not same.any():
+            return None
+        split = np.stack([rows["tensor_parallel"], rows["expert_parallel"]])[:, same]
+        wanted = np.array([[model["tensor_parallel"]], [model["expert_parallel"]]])
+        away = 10 * np.abs(np.log(split.prod(axis=0) / wanted.prod()))
+        away += np.abs(np.log(split / wanted)).sum(axis=0)
+        chosen = split[:, np.argmin(away)]
+        at = (split == chosen[:, None]).all(axis=0)
+        grid = _grid([rows["tokens"][same][at]], seconds[same][at].astype(float), bound)
+        return grid, float(chosen.prod() / wanted.prod())
+
+
+def _values(column: pa.ChunkedArray) -> np.ndarray:
+    """A column without nulls (`ChunkedArray.to_numpy` would import pandas, which is slow)."""
+    array = column.combine_chunks()
+    kind = np.float32 if column.type == "float" else np.int32
+    return np.frombuffer(array.buffers()[1], dtype=kind)[array.offset : array.offset + len(array)]
+
+
+def _grid(keys: Sequence[np.ndarray], seconds: np.ndarray, bound: Bound) -> Grid:
+    axes, index = zip(*(np.unique(key, return_inverse=True) for key in keys), strict=True)
+    values = np.full([len(axis) for axis in axes], np.nan)
+    values[tuple(index)] = seconds
+    return Grid(axes, values, bound)
+
+
+@lru_cache(maxsize=8)
+def load_tables(path: Path) -> KernelTables:
+    """The tables of a file, opened once."""
+    return KernelTables(path)
+
+
+def shipped_tables() -> dict[tuple[str, str], Path]:
+    """The files that come with arborsim, by GPU and engine."""
+    folder = resources.files("arborsim.machine").joinpath("tables")
+    found = {}
+    for entry in folder.iterdir():
+        gpu, dash, engine = entry.name.removesuffix(".parquet").rpartition("-")
+        if dash and entry.name.endswith(".parquet"):
+            found[gpu, engine] = Path(str(entry))
+    return found
+
+
+def write_tables(
+    path: Path, tables: Mapping[tuple[str, str], pd.DataFrame], header: Mapping[str, Any]
+) -> None:
+    """Write tables by name and type, rows sorted, seconds rounded to 11 bits (0.05%).
+
+    `header` holds ``gpu``, ``engine``, ``versions``, ``source`` and ``licence``.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields = [pa.field("table", pa.string()), pa.field("type", pa.string())]
+    fields += [pa.field(name, pa.int32()) for name in KEYS]
+    stored = {**header, "format": FORMAT, "groups": [list(key) for key in tables]}
+    schema = pa.schema(
+        [*fields, pa.field("seconds", pa.float32())],
+        metadata={"arborsim.kernels": json.dumps(stored, sort_keys=True)},
+    )
+    labels = [field.name for field in fields]
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", compression_level=19, use_dictionary=labels,
+        column_encoding={"seconds": "BYTE_STREAM_SPLIT"},
+    ) as writer:  # fmt: skip
+        for (table, kind), rows in tables.items():
+            rows = rows.sort_values(list(TABLES[table]))
+            columns: list[Any] = [[table] * len(rows), [kind] * len(rows)]
+            columns += [rows.get(name) for name in KEYS]
+            columns.append(_rounded(rows["seconds"].to_numpy(dtype=np.float32)))
+            arrays = [
+                pa.nulls(len(rows), field.type) if values is None
+                else pa.array(values, type=field.type, from_pandas=True)
+                for field, values in zip(schema, columns, strict=True)
+            ]  # fmt: skip
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), len(rows))
+
+
+def _rounded(seconds: np.ndarray) -> np.ndarray:
+    bits = seconds.view(np.uint32).astype(np.int64) + (1 << 12)
+    return (bits & ~0x1FFF).astype(np.uint32).view(np.float32)
