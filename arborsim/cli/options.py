@@ -89,12 +89,18 @@ class MachineOptions:
 
     gpu: str = machine_option("h100", "GPU profile: a name or a TOML file.", complete="gpu")
     host: str = machine_option("", "Host to put the GPU into: a name or file.", complete="host")
+    engine: str = machine_option(
+        "vllm",
+        "What serves on it: vllm, sglang, trtllm, transformers or a file.",
+        complete="engine",
+    )
     model: str = machine_option(
         "",
         "Model to charge bytes and seconds for: a name or config.json [default: recorded].",
         complete="model",
     )
     kv_dtype: str = machine_option("", "Type of its cache: fp8, bf16, ... [default: the model's].")
+    weights: str = machine_option("", "Type of its weights: fp8, int4, ... [default: the model's].")
     recall: str = machine_option(
         "stage", "How DDR tokens are read: stage, stream, near or ondemand."
     )
@@ -109,22 +115,26 @@ class MachineOptions:
         from arborsim.machine.machine import Machine
 
         check_recall(self.recall)
-        profile, geometry = load_profile(self.gpu, self.host or None), self._geometry(traces)
+        profile = load_profile(self.gpu, self.host or None, self.engine)
+        geometry = self._geometry(traces)
         return Machine(profile, geometry, self.recall, self.page_size, self.tree_attention, **more)
 
     def _geometry(self, traces: Sequence[Path]) -> Geometry | None:
         """None for the recorded model, as it was recorded."""
-        from arborsim.machine.config import with_kv_dtype
+        from arborsim.machine.config import with_types
         from arborsim.machine.lookup import load_geometry
         from arborsim.trace.reader import TraceReader
 
         geometry = load_geometry(self.model) if self.model else None
-        if not self.kv_dtype:
-            return geometry
-        recorded = list(dict.fromkeys(TraceReader(path).info.geometry for path in traces))
-        if geometry is None and len(recorded) != 1:
-            raise UsageError("--kv-dtype: the traces were recorded on several models; give --model")
-        return with_kv_dtype(geometry or recorded[0], self.kv_dtype)
+        if geometry is None and (self.weights or self.kv_dtype):
+            recorded = list(dict.fromkeys(TraceReader(path).info.geometry for path in traces))
+            if len(recorded) != 1:
+                option = "--weights" if self.weights else "--kv-dtype"
+                raise UsageError(
+                    f"{option}: the traces were recorded on several models; give --model"
+                )
+            geometry = recorded[0]
+        return geometry and with_types(geometry, self.weights, self.kv_dtype)
 
 
 @dataclass(frozen=True)

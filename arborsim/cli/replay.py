@@ -137,6 +137,6 @@ def _show(result: ReplayResult, output: ReplayOutput) -> None:
     if output.explain:
         from arborsim.show.terms import print_terms
 
-        print_terms(result.episodes, result.assumed)
+        print_terms(result.episodes)
     for path in output.files.values():
         typer.echo(f"wrote {path}")

@@ -9,21 +9,27 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from arborsim.cli.command import command
+from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import (
+    OutputOptions,
     PolicyOptions,
     check_recall,
     command_line,
+    expert_option,
     machine_option,
     output_option,
+    run_option,
 )
 from arborsim.cli.problems import ProblemOptions, problem_option, settled
-from arborsim.cli.progress import LiveBar, interrupted
+from arborsim.cli.progress import LiveBar, PatientProgress, interrupted, interruptible
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
     from arborsim.live.backends import LiveFacts, LiveRequest
+    from arborsim.show.published import Published
+    from arborsim.validate.published import PlayedRun
     from arborsim.validate.results import CellCheck
+    from arborsim.validate.serving import ServingRun
 
 RESULTS, PAGE = "results.parquet", "index.html"
 
@@ -58,6 +64,8 @@ def validate(
     simulated bytes those of the live pools; how far off are the seconds; how do decisions drift
     once eviction is real; does the replay rank policies as live accuracy does.  Results are kept
     problem by problem: Ctrl-C loses one at most, --resume goes on.
+
+    `arborsim validate published` compares with runs of serving engines that others measured.
     """
     from arborsim.live.backends import LiveRequest
     from arborsim.machine.lookup import load_profile
@@ -74,6 +82,100 @@ def validate(
         command=command_line(),
     )  # fmt: skip
     return _run(request, Keeper(request, out, resume=resume, overwrite=overwrite))
+
+
+@dataclass(frozen=True)
+class PublishedOutput(OutputOptions):
+    """Files to write."""
+
+    out: Path | None = output_option(None, "Write every run to this CSV or Parquet file.")
+    fidelity: Path | None = expert_option(
+        None, "Write errors by kind of run, as `plan` quotes them, to this TOML file."
+    )
+
+    def check(self, *inputs: Path) -> None:
+        from arborsim.show.published import check_format
+
+        super().check(*inputs)
+        if self.out is not None:
+            check_format(self.out)
+
+
+@command
+def published(
+    file: Path | None = argument(None, "CSV file of measured runs.", shown="those shipped"),
+    aiconfigurator: bool = option(True, "Also ask AIConfigurator, where it is installed."),
+    jobs: int = run_option(1, "Processes that share the runs; same results.", "--jobs", min=1),
+    output: PublishedOutput = PublishedOutput(),
+) -> None:
+    """Play serving runs that others measured on GPUs, and compare.
+
+    Each run is played on the server that `plan` uses: a closed loop of clients, ten requests each.
+    Shows errors of the time per output token, the time to first token and the output tokens per
+    second, on runs that no constant was fitted on, with the worst and odd runs by name.
+    """
+    from arborsim.show.published import Published, print_published
+    from arborsim.validate.aiconfigurator import installed
+    from arborsim.validate.serving import read_runs
+
+    output.check(*([file] if file else []))
+    runs, other = read_runs(file), installed() if aiconfigurator else ""
+    result = Published(_compared(runs, jobs, bool(other)), _sources(file, other))
+    _write(result, output)
+    print_published(result)
+
+
+#: Commands by their name after `validate`.
+SUBCOMMANDS = {"published": published}
+
+
+def _compared(runs: list[ServingRun], jobs: int, ask: bool) -> tuple[PlayedRun, ...]:
+    """Every run, played."""
+    from arborsim.core.workers import in_order
+    from arborsim.validate.published import compare, compare_asking
+
+    found = []
+    with interruptible(), PatientProgress(len(runs)) as progress:
+        for each in in_order(compare_asking if ask else compare, runs, jobs):
+            progress.advance(each.run.model, 1)
+            found.append(each)
+    return tuple(found)
+
+
+def _sources(file: Path | None, other: str) -> dict[str, str]:
+    """What made the numbers."""
+    from arborsim import __version__
+    from arborsim.validate import serving
+
+    return {
+        "runs": str(file) if file else serving.SOURCE,
+        "arborsim": __version__,
+        "AIConfigurator": other or "not asked",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command_line(),
+    }
+
+
+def _write(result: Published, output: PublishedOutput) -> None:
+    """The files that were asked for."""
+    from arborsim.core.documents import write_text
+    from arborsim.machine.fidelity import FidelityFile
+    from arborsim.show.published import write_frame
+    from arborsim.validate.published import by_kind, overall
+
+    if output.out is not None:
+        write_frame(result, output.out)
+    if output.report is not None:
+        from arborsim.show.published_page import write_page
+
+        write_page(result, output.report)
+    if output.fidelity is not None:
+        about = result.about
+        summary = FidelityFile(
+            about["date"], about["arborsim"], about["runs"], *overall(result.runs),
+            by_kind(result.runs),
+        )  # fmt: skip
+        write_text(output.fidelity, summary.to_text())
 
 
 class Keeper:

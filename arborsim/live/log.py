@@ -51,9 +51,16 @@ def describe(request: LiveRequest) -> dict[str, Any]:
             raise UsageError(f"--prompts {request.prompts}: {error.strerror}") from error
     if request.machine is not None:
         profile = request.machine.profile
-        content = str([getattr(profile, f.name) for f in fields(profile)])
+        # Fields that logs of earlier versions did not know count only where they say something.
+        content = str([
+            value for field in fields(profile)
+            if (value := getattr(profile, field.name)) or field.name not in _NEW_FIELDS
+        ])  # fmt: skip
         found["gpu"] = {"name": profile.name, "sha256": _digest(content.encode())}
     return dict(json.loads(json.dumps(found, default=str)))
+
+
+_NEW_FIELDS = ("fp8_flops_per_s", "fp4_flops_per_s", "kernels", "engine")
 
 
 def _digest(content: bytes) -> str:

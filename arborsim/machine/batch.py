@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,6 +29,7 @@ class Span:
     memory_s: float = 0.0
     exposed_s: float = 0.0  # waited for streaming or attention on the CPU ...
     policy_s: float = 0.0  # ... and for policies
+    prefill_s: float = 0.0  # by how much parts of prompts made it longer
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class Sums:
     serial_g: float = 0.0
     policy: float = 0.0
     policy_g: float = 0.0
+    kv_tokens: float = 0.0
+    kv_tokens_g: float = 0.0
     hbm: int = 0
     hbm_g: int = 0
     stream: float = 0.0
@@ -75,6 +80,10 @@ class Sums:
         if first or growth:
             self.policy += sign * (first + i * growth)
             self.policy_g += sign * growth
+        first, growth = piece.kv_tokens
+        if first or growth:
+            self.kv_tokens += sign * (first + i * growth)
+            self.kv_tokens_g += sign * growth
         held, grows = piece.hbm_bytes
         self.hbm += sign * (held + i * grows)
         self.hbm_g += sign * grows
@@ -102,6 +111,7 @@ class Sums:
         self.dequantise += k * self.dequantise_g
         self.serial += k * self.serial_g
         self.policy += k * self.policy_g
+        self.kv_tokens += k * self.kv_tokens_g
         self.hbm += k * self.hbm_g
 
 
@@ -112,8 +122,11 @@ class IterationTime:
         #: What streaming takes at least, if it does anything: the NVMe may be slower than the link.
         self.stream_floor_s = 0.0
         self._weights_s = price.weights_s  # of n tokens
-        self._fixed_s = price.fixed_s
-        self._eager_s = price.eager_fixed_s - price.fixed_s
+        self._pass_s = price.pass_s
+        self._attention_s = price.attention_s
+        self._knots = price.attention_knots
+        self._measured = price.measured
+        self._launch_s = price.launch_s
         self._overlap = price.overlap
 
     def terms(self, s: Sums, i: float, extra: Extra = NOTHING) -> tuple[float, float, float]:
@@ -130,16 +143,27 @@ class IterationTime:
 
     def _decode_s(self, s: Sums, i: float, extra: Extra = NOTHING) -> float:
         compute = s.compute + i * s.compute_g + extra.compute_s
-        memory = self._weights_s(s.sequences + extra.tokens)
-        memory += s.kv + i * s.kv_g + extra.kv_s
+        memory = self._memory_s(s, i, extra)
         longer, shorter = (compute, memory) if compute > memory else (memory, compute)
         decode = longer + (1.0 - self._overlap) * shorter + s.dequantise + i * s.dequantise_g
-        decode += self._fixed_s + s.serial + i * s.serial_g + extra.serial_s
-        return decode + self._eager_s if s.eager else decode
+        decode += self._pass_s(s.sequences, extra.tokens, extra.prompts, s.eager > 0)
+        decode += s.serial + i * s.serial_g + extra.serial_s
+        return decode if decode > self._launch_s else self._launch_s
+
+    def _memory_s(self, s: Sums, i: float, extra: Extra = NOTHING) -> float:
+        """Reading weights, keys and values; with measured kernels, attention."""
+        if self._measured:
+            if not s.sequences:
+                return 0.0
+            return self._attention_s(s.sequences, s.kv_tokens + i * s.kv_tokens_g)
+        return self._weights_s(s.sequences + extra.tokens) + s.kv + i * s.kv_g + extra.kv_s
 
     def _near_gap_s(self, s: Sums, i: float) -> float:
         """By how much the CPU's attention takes longer than the GPU's."""
-        return s.near - s.kv - s.dequantise - i * (s.kv_g + s.dequantise_g)
+        attention = s.kv + i * s.kv_g
+        if self._measured:
+            attention = self._memory_s(s, i)
+        return s.near - attention - s.dequantise - i * s.dequantise_g
 
     def span(self, s: Sums, k: int) -> Span:
         """The next `k` iterations."""
@@ -166,16 +190,25 @@ class IterationTime:
                 + s.hbm_g * growth * (n * (n - 1) * (2 * n - 1) / 6)
             )
         out.flops_s = k * s.compute + s.compute_g * (k * (k - 1) / 2)
-        weights_s = self._weights_s(s.sequences)
-        out.memory_s = k * (weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)
+        if self._measured:
+            ends = ((first, self._memory_s(s, first), self._memory_s(s, last - 1), last)
+                    for first, last in pairwise(bends))  # fmt: skip
+            out.memory_s = sum((last - first) * (a + b) / 2 for first, a, b, last in ends)
+        else:
+            weights_s = self._weights_s(s.sequences)
+            out.memory_s = k * (weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)
         return out
 
     def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
         """The next iteration, with something that joins it."""
         total, exposed, policy = self.terms(s, 0, extra)
         flops = s.compute + extra.compute_s
-        memory = self._weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
-        return Span(total, s.hbm * total, flops, memory, exposed, policy)
+        memory = self._memory_s(s, 0, extra)
+        prefill = 0.0
+        if extra.tokens:
+            decode = self.terms(s, 0)[0] if s.sequences else 0.0
+            prefill = max(0.0, total - extra.policy_s - decode)
+        return Span(total, s.hbm * total, flops, memory, exposed, policy, prefill)
 
     def seconds(self, s: Sums, k: int) -> float:
         """What the next `k` iterations take."""
@@ -190,18 +223,37 @@ class IterationTime:
     def _bends(self, s: Sums, k: int) -> list[int]:
         """Iterations from which the time is linear up to the next one; 0 and `k` included."""
         bends = {0, k}
-        compute_over_memory_s = s.compute - self._weights_s(s.sequences) - s.kv
-        self._cross(compute_over_memory_s, s.compute_g - s.kv_g, 0, k, bends)
+        if self._measured:
+            self._cross_knots(s, k, bends)
+        self._cross_each(lambda i: s.compute + i * s.compute_g - self._memory_s(s, i), bends)
         if s.near:
-            self._cross(self._near_gap_s(s, 0), -s.kv_g - s.dequantise_g, 0, k, bends)
+            self._cross_each(lambda i: self._near_gap_s(s, i), bends)
+        if self._launch_s:
+            self._cross_each(lambda i: self._decode_s(s, i) - self._launch_s * (1 + 1e-9), bends)
         if s.streamed_bytes:
             stream = max(s.stream, self.stream_floor_s)
-            marks = sorted(bends)
-            for first, last in pairwise(marks):
-                start = stream - self._decode_s(s, first)
-                end = stream - self._decode_s(s, last - 1)
-                self._cross(start, (end - start) / max(1, last - 1 - first), first, last, bends)
+            self._cross_each(lambda i: stream - self._decode_s(s, i), bends)
         return sorted(bends)
+
+    def _cross_knots(self, s: Sums, k: int, bends: set[int]) -> None:
+        """The first iterations after the bends of attention's curve."""
+        growth = s.kv_tokens_g
+        if not growth:
+            return
+        knots = self._knots(s.sequences)
+        low, high = sorted((s.kv_tokens, s.kv_tokens + (k - 1) * growth))
+        for knot in knots[bisect_right(knots, low) : bisect_left(knots, high)]:
+            i = math.ceil((knot - s.kv_tokens) / growth)
+            if 0 < i < k:
+                bends.add(i)
+
+    def _cross_each(self, value: Callable[[int], float], bends: set[int]) -> None:
+        """Where a value that is linear between bends changes its sign, add the iteration after."""
+        for first, last in pairwise(sorted(bends)):
+            if last - first < 2:
+                continue
+            start, end = value(first), value(last - 1)
+            self._cross(start, (end - start) / (last - 1 - first), first, last, bends)
 
     @staticmethod
     def _cross(value: float, growth: float, first: int, last: int, bends: set[int]) -> None:

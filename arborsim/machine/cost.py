@@ -19,10 +19,12 @@ layers take longer where attention rows are read (``eager_per_layer``).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from arborsim.core.errors import UsageError
 from arborsim.core.geometry import Geometry
 from arborsim.machine.profile import Direction, HardwareProfile
 
@@ -58,6 +60,11 @@ class CostModel:
         self._prefill_flops_per_pair = float(g.layers * g.score_flops(False))
         self._weights_s = g.weight_bytes / (profile.hbm_bytes_per_s * profile.mbu)
         self._managed_layers = max(1, g.full_layers)  # tokens of the others cannot be moved
+
+    @cached_property
+    def _peak_flops_per_s(self) -> float:
+        """What matrix products with the model's weights reach; raises as `_peak_flops_per_s`."""
+        return _peak_flops_per_s(self.profile, self.geometry) * self.profile.mfu
 
     @property
     def elements_per_token(self) -> int:
@@ -97,8 +104,13 @@ class CostModel:
 
     def flops_s(self, sequences: Array, attended_tokens: Array) -> Array:
         """Matrix products of a token per sequence, and attention to tokens."""
-        flops = self._flops_per_token * sequences + self._flops_per_pair * attended_tokens
-        return flops / (self.profile.flops_per_s * self.profile.mfu)
+        matrices_s = self._flops_per_token * sequences / self._peak_flops_per_s
+        return matrices_s + self.attention_flops_s(attended_tokens)
+
+    def attention_flops_s(self, attended_tokens: Array) -> Array:
+        """Attention to tokens alone."""
+        peak = self.profile.flops_per_s * self.profile.mfu
+        return self._flops_per_pair * attended_tokens / peak
 
     def weights_read_s(self, tokens: Array) -> Array:
         """Reading the weights that a pass over n tokens uses."""
@@ -123,8 +135,22 @@ class CostModel:
     def eager_rows_s(self, attended_tokens: Array) -> Array:
         """Writing out and reading back the probability rows of decode iterations."""
         g = self.geometry
-        row_bytes = g.layers * g.heads * _PROBABILITY_BYTES_DECODE * attended_tokens
-        return 2 * row_bytes / self.profile.eager_bytes_per_s
+        each = self._row_bytes or 2 * _PROBABILITY_BYTES_DECODE
+        return g.layers * g.heads * each * attended_tokens / self.profile.eager_bytes_per_s
+
+    def repeated_kv_s(self, read_bytes: Array, fused: bool) -> Array:
+        """Copying KV heads to all query heads of their group, and reading the copies."""
+        engine, g = self.profile.engine, self.geometry
+        if fused or engine is None or not engine.repeats_kv_heads or g.latent_dim:
+            return 0.0 * read_bytes
+        copies = g.heads // g.kv_heads
+        return 2 * copies * self.copy_s(read_bytes)
+
+    @property
+    def _row_bytes(self) -> float:
+        """Bytes written and read per probability by the engine's attention; 0 if it is unknown."""
+        engine = self.profile.engine
+        return engine.row_bytes if engine is not None else 0.0
 
     def prefill(self, new_tokens: int, present_tokens: float = 0.0) -> PrefillCost:
         """`new_tokens` in one pass, attending to `present_tokens` before them and to each other.
@@ -139,7 +165,7 @@ class CostModel:
         kv_bytes = (new_tokens + present_tokens) * g.full_bytes_per_token
         kv_bytes += (new_tokens + g.windowed(present_tokens)) * g.window_bytes_per_token
         return PrefillCost(
-            matrices_s=self._flops_per_token * new_tokens / peak,
+            matrices_s=self._flops_per_token * new_tokens / self._peak_flops_per_s,
             attention_s=attention / peak,
             memory_s=float(self.weights_read_s(new_tokens) + self.kv_read_s(kv_bytes)),
         )
@@ -152,8 +178,9 @@ class CostModel:
 
     def eager_prefill_s(self, tokens: int) -> float:
         """Writing out and reading back the ``n x n`` probabilities of every layer and head."""
-        matrices_bytes = self.geometry.layers * self.eager_prefill_bytes(tokens)
-        return 2 * matrices_bytes / self.profile.eager_bytes_per_s
+        g = self.geometry
+        each = self._row_bytes or 2 * _PROBABILITY_BYTES_PREFILL
+        return g.layers * g.heads * tokens * tokens * each / self.profile.eager_bytes_per_s
 
     def eager_prefill_bytes(self, tokens: int) -> int:
         """HBM for one layer's probabilities at a time: ``H n n 2`` bytes."""
@@ -263,6 +290,19 @@ class CostModel:
         g = self.geometry
         key = g.elements_per_layer // g.tensors_per_layer * g.kv_bytes_per_element
         return np.ceil(held_tokens / page_tokens) * 2 * key * g.full_layers
+
+
+def _peak_flops_per_s(profile: HardwareProfile, geometry: Geometry) -> float:
+    """Of matrix products with a model's weights; those of 4 bits in groups are widened to bf16."""
+    kind = geometry.weights or geometry.expert_weights
+    if kind not in ("fp8", "fp8_block", "nvfp4"):
+        return profile.flops_per_s
+    found = profile.fp4_flops_per_s if kind == "nvfp4" else profile.fp8_flops_per_s
+    if not found:
+        raise UsageError(
+            f"{profile.name} has no {kind} matrix products: choose other --weights, or another GPU"
+        )
+    return found
 
 
 def _pairs_in_window(new_tokens: int, present_tokens: float, window: int) -> float:

@@ -7,7 +7,7 @@ holds something else, is a `UsageError` of one line.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -24,6 +24,7 @@ from arborsim.core.records import (
     read_toml,
 )
 from arborsim.machine.config import geometry_from_config, parse_config
+from arborsim.machine.engine import EngineProfile
 from arborsim.machine.profile import HardwareProfile, HostProfile
 
 PROFILE_ALIASES = {
@@ -43,6 +44,16 @@ GEOMETRY_ALIASES = {
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-qwen-7b": "r1-distill-qwen-7b",
     "qwen2.5-7b-instruct": "qwen2.5-7b",
+    "qwen3-235b": "qwen3-235b-a22b",
+    "qwen3-235b-a22b-instruct-2507": "qwen3-235b-a22b",
+    "qwen3-235b-a22b-thinking-2507": "qwen3-235b-a22b",
+    "qwen3-30b": "qwen3-30b-a3b",
+    "qwen3-30b-a3b-instruct-2507": "qwen3-30b-a3b",
+    "qwen3-30b-a3b-thinking-2507": "qwen3-30b-a3b",
+    "deepseek-v3-0324": "deepseek-v3",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-r1": "deepseek-v3",
+    "deepseek-r1-0528": "deepseek-v3",
 }
 
 
@@ -62,36 +73,69 @@ class _Kind(NamedTuple):
 
 
 _GPU = _Kind("GPU", "profiles", ".toml", PROFILE_ALIASES, "--gpu {0}, or arborsim hardware {0}")
+_ENGINE = _Kind("engine", "engines", ".toml", {}, "--engine {0}")
 _HOST = _Kind("host", "hosts", ".toml", {}, "--host {0}, next to a GPU")
 _MODEL = _Kind(
     "model", "geometries", ".json", GEOMETRY_ALIASES, "--model {0}, or arborsim models {0}"
 )  # fmt: skip
 #: Names of what is shipped.
 profile_names, host_names, geometry_names = _GPU.names, _HOST.names, _MODEL.names
+engine_names = _ENGINE.names
 
 
-def load_profile(name_or_path: str | Path, host: str | Path | None = None) -> HardwareProfile:
+def load_profile(
+    name_or_path: str | Path, host: str | Path | None = None, engine: str | Path = ""
+) -> HardwareProfile:
     """The hardware profile of that name or alias (``h200``), or in that TOML file.
 
     A file may name another profile as its ``base``; it then gives only what differs.  `host` puts
-    the GPU into a host: its name, or its TOML file.
+    the GPU into a host: its name, or its TOML file.  `engine` is what serves on it, a name or TOML
+    file: a pass then takes what its measured kernels take, where the profile has them; without, a
+    pass is priced by the profile's numbers.
     """
     profile = _profile(name_or_path, ())
+    if engine:
+        served = load_engine(engine).on(profile.name)
+        if profile.kernels:
+            profile.tables(served.kernels)
+        profile = replace(profile, engine=served)
     return load_host(host).with_gpu(profile) if host else profile
+
+
+def load_engine(name_or_path: str | Path) -> EngineProfile:
+    """The inference engine of that name (``vllm``), or in that TOML file."""
+    return _engine(name_or_path, ())
+
+
+def _engine(name_or_path: str | Path, above: tuple[str, ...]) -> EngineProfile:
+    table, origin, base = _with_base(name_or_path, _ENGINE, above)
+    above = (*above, origin)
+    return EngineProfile.from_table(table, origin, _engine(base, above) if base else None)
 
 
 def _profile(name_or_path: str | Path, above: tuple[str, ...]) -> HardwareProfile:
     """A profile; `above` are the files that name it as their base."""
-    text, origin, _ = _read(name_or_path, _GPU)
+    table, origin, base = _with_base(name_or_path, _GPU, above)
+    kernels = table.get("kernels")
+    if isinstance(kernels, str) and kernels.endswith(".parquet"):  # it lies next to the profile
+        table["kernels"] = str(Path(origin).parent / kernels)
+    above = (*above, origin)
+    return HardwareProfile.from_table(table, origin, _profile(base, above) if base else None)
+
+
+def _with_base(
+    name_or_path: str | Path, kind: _Kind, above: tuple[str, ...]
+) -> tuple[dict[str, Any], str, str]:
+    """The table of a file without its ``base``, where it is from, and that base or empty."""
+    text, origin, _ = _read(name_or_path, kind)
     if origin in above:
-        raise UsageError(f"{origin} is its own base: name another profile there")
+        raise UsageError(f"{origin} is its own base: name another {kind.what} there")
     table = parse_toml(text, origin)
-    if "base" not in table:
-        return HardwareProfile.from_table(table, origin)
-    name = table.pop("base")
+    name = table.pop("base", "")
     if not isinstance(name, str):
-        raise UsageError(f"{origin}: base must be the name or the file of a profile, not {name!r}")
-    return HardwareProfile.from_table(table, origin, _profile(name, (*above, origin)))
+        raise UsageError(f"{origin}: base must be the name or the file of a {kind.what}, "
+                         f"not {name!r}")  # fmt: skip
+    return table, origin, name
 
 
 def load_host(name_or_path: str | Path) -> HostProfile:
@@ -126,7 +170,7 @@ def _read(name_or_path: str | Path, kind: _Kind) -> tuple[str, str, str]:
     if name in known:
         file = resources.files("arborsim.machine").joinpath(kind.folder, name + suffix)
         return file.read_text(encoding="utf-8"), f"{kind.folder}/{name}{suffix}", name
-    for other in (_GPU, _HOST, _MODEL):
+    for other in (_GPU, _HOST, _ENGINE, _MODEL):
         if other is not kind and given.lower() in (*other.names(), *other.aliases):
             where = other.given_as.format(given)
             raise UsageError(f"'{given}' is a {other.what}, not a {what}: give it as {where}")

@@ -10,9 +10,10 @@ from msgspec import Meta
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.records import check_ranges
+from arborsim.core.sourced import Rate, Seconds
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
-from arborsim.machine.profile import HardwareProfile, Rate, Seconds
+from arborsim.machine.profile import HardwareProfile
 
 if TYPE_CHECKING:
     from arborsim.machine.executor import SimulatedExecutor
@@ -123,6 +124,8 @@ class ServingOptions:
     #: Share of the KV pool left free when others have a place already
     watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.01
     tensor_parallel: _Count = 1  # GPUs that share weights, KV, FLOPs and transfers equally
+    #: GPUs that share the experts of a mixture whole; the others have a part of each expert
+    expert_parallel: _Count = 1
     #: Of the link between them: each layer adds up two activations per sequence over a ring,
     #: ``latency + 2 (n - 1) / n * bytes / bandwidth`` each.
     all_reduce_bytes_per_s: Rate = 450e9

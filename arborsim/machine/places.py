@@ -101,10 +101,23 @@ class Places:
         self._state.clock.at(time_s, partial(self._arrive, demand))
 
     def _arrive(self, demand: int) -> None:
-        state, peak = self._state, self._peaks[demand]
+        state = self._state
         self._to_come -= 1
         search = ServedSearch(len(state.searches), demand, self._demands[demand], state.clock.now)
         state.searches.append(search)
+        if state.request_s:
+            self._to_come += 1
+            state.clock.at(state.clock.now + state.request_s, partial(self._known, search))
+        else:
+            self._enqueue(search)
+
+    def _known(self, search: ServedSearch) -> None:
+        """The scheduler knows of its request."""
+        self._to_come -= 1
+        self._enqueue(search)
+
+    def _enqueue(self, search: ServedSearch) -> None:
+        state, peak = self._state, self._peaks[search.demand]
         if peak > state.kv_bytes:
             self._refuse(search, f"needs {peak} bytes of HBM, of {state.kv_bytes} for KV")
         elif search.priced.peak_ddr_bytes > state.host.ddr_bytes + state.host.nvme_bytes:

@@ -9,6 +9,7 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.machine.cost import Array, CostModel
+from arborsim.machine.forward import Forward, forward_of
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import Direction, PolicySeconds
 from arborsim.machine.program import (
@@ -24,7 +25,9 @@ from arborsim.machine.program import (
     iterations,
 )
 from arborsim.machine.terms import (
+    ATTENTION,
     ITERATION_TERMS,
+    LAUNCHES,
     MATRICES,
     PARTS,
     PREFILL_TERMS,
@@ -49,37 +52,108 @@ class Price:
         self.gpus = options.tensor_parallel
         self._nvme_bytes_per_s = options.nvme_bytes_per_s
         self._weights_s: dict[int, float] = {}
+        self._pass_s: dict[tuple[int, int, int, bool], float] = {}
         self._transfers_s: dict[tuple[int, bool], float] = {}
         self._policies: dict[tuple[str, bool], PolicySeconds] = {}
         profile, geometry = cost.profile, cost.geometry
-        self.step_s, self.sequence_s = float(profile.per_step_s), float(profile.per_sequence_s)
         self.overlap = float(profile.overlap)
-        if self.gpus > 1:
+        self._forward: Forward | None = None
+        self.engine = profile.engine
+        self.launch_s = 0.0  # what an iteration takes at least
+        if profile.kernels and self.engine is not None:
+            self._forward = forward_of(
+                profile, self.engine, geometry, self.gpus, options.expert_parallel
+            )
+            self.step_s, self.sequence_s = self.engine.step_s, self.engine.sequence_s
+            if not self.engine.graphs:
+                self.launch_s = geometry.layers * self.engine.launch_s + self.step_s
+        else:
+            self.step_s, self.sequence_s = profile.per_step_s, profile.per_sequence_s
+        self._per_sequence_s = self.sequence_s
+        self._terms = [
+            term for term in ITERATION_TERMS if term.measured in (None, self._forward is not None)
+        ]
+        if self.gpus > 1 and self._forward is None:
             ring = 2 * (self.gpus - 1) / self.gpus
             row_bytes = geometry.hidden * geometry.weight_bytes_per_element
             self.step_s += 2 * geometry.layers * options.all_reduce_latency_s
             per_token_s = ring * row_bytes / options.all_reduce_bytes_per_s
             self.sequence_s += 2 * geometry.layers * per_token_s
-        self.fixed_s = self._shared_s("serial", 1, fused=True)
-        self.eager_fixed_s = self._shared_s("serial", 1, fused=False)
+
+    @property
+    def forward(self) -> Forward:
+        """The pass in measured kernels."""
+        assert self._forward is not None, "a profile without measured kernels"
+        return self._forward
+
+    @property
+    def measured(self) -> bool:
+        """Whether passes are priced by measured kernels."""
+        return self._forward is not None
 
     # What a batch takes once.
 
     def weights_s(self, tokens: int) -> float:
-        """Reading the weights that a pass over n tokens uses."""
+        """Reading the weights that a pass over n tokens uses, unless kernels were measured."""
         found = self._weights_s.get(tokens)
         if found is None:
-            found = self._weights_s[tokens] = self._shared_s("kv", tokens, fused=True)
+            found = self._weights_s[tokens] = self._shared_s("kv", tokens)
         return found
 
-    def _shared_s(self, part: str, tokens: int, fused: bool) -> float:
-        only_a_width = Asked(PolicySeconds(), fused, np.full(1, tokens), *(np.zeros(1),) * 9)
-        return float(self._part_s(part, only_a_width, shared=True)[0])
+    def pass_s(
+        self, sequences: int, tokens: int = 0, prompts: int = 0, eager: bool = False
+    ) -> float:
+        """What nothing hides of a pass, but what each sequence adds.
+
+        `sequences` decode; `tokens` of prompts are computed with them, `prompts` of which end.
+        """
+        key = sequences, tokens, prompts, eager
+        found = self._pass_s.get(key)
+        if found is None:
+            found = self._pass_s[key] = self._shared_s("serial", *key)
+        return found
+
+    def attention_s(self, sequences: int, tokens: float) -> float:
+        """Measured attention of a batch that reads `tokens` in a layer."""
+        return self._forward.attention_s(sequences, tokens) if self._forward else 0.0
+
+    def attention_knots(self, sequences: int) -> Sequence[float]:
+        """Tokens between which that is linear."""
+        return self._forward.attention(sequences)[0] if self._forward and sequences else ()
+
+    def layers_s(self, fused: bool, tokens: int = 0, sequences: int = 0) -> float:
+        """Overhead of all layers of a pass over `tokens`, of which `sequences` decode."""
+        if self.engine is None or self._forward is None:
+            return self.cost.layers_s(fused)
+        prefills = tokens > sequences
+        each_s = self.engine.prefill_layer_s if prefills else self.engine.layer_s
+        eager_s = 0.0 if fused else self.cost.profile.eager_per_layer_s
+        return self.cost.geometry.layers * (max(0.0, each_s) + eager_s)
+
+    def products_s(self, tokens: int, decoding: int, prompts: int = 0) -> float:
+        """Matrix products of a pass over `tokens`, `decoding` of which decode.
+
+        An engine whose layers take less than their kernels one by one saves it here; reading the
+        weights is what products take at least.
+        """
+        assert self.engine is not None
+        whole_s = self.forward.products_s(tokens, decoding + prompts)
+        engine = self.engine
+        each_s = engine.prefill_layer_s if tokens > decoding else engine.layer_s
+        saved_s = -min(0.0, self.cost.geometry.layers * each_s)
+        return whole_s - min(saved_s, max(0.0, whole_s - self.forward.least_s))
+
+    def _shared_s(
+        self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, eager: bool = False
+    ) -> float:
+        counts, none = np.full(1, sequences), np.zeros(1)
+        asked = Asked(PolicySeconds(), not eager, counts, *(none,) * 10, counts + tokens, prompts)
+        return float(self._part_s(part, asked, shared=True)[0])
 
     def _part_s(self, part: str, asked: Asked, shared: bool = False) -> np.ndarray:
         """A part of each iteration's time: what one search adds to it, or the batch takes once."""
         found = np.zeros(len(asked.sequences))
-        for term in ITERATION_TERMS:
+        for term in self._terms:
             if term.part == part and term.shared == shared:
                 found = found + term.seconds(self, asked)
         return found
@@ -147,37 +221,61 @@ class Price:
         return sum(term.seconds for term in self._prefill_terms(tokens, present, fused))
 
     def _prefill_terms(self, tokens: int, present: int, fused: bool) -> list[Term]:
-        cost = self.cost.prefill(tokens, present)
-        compute_s, memory_s = cost.matrices_s + cost.attention_s, cost.memory_s
-        computing, reading = map(
-            float, _shown(compute_s / self.gpus, memory_s / self.gpus, self.overlap)
-        )
-        terms = []
-        for name, whole_s, share in zip(
-            PREFILL_TERMS, cost, (computing, computing, reading), strict=False
-        ):
-            seconds = whole_s / self.gpus
-            terms.append(Term(name, share * seconds, (1 - share) * seconds))
-        overhead_s = self.fixed_s + self.sequence_s + self._reduced_s(tokens)
-        terms.append(Term(PREFILL_TERMS[3], overhead_s))
+        seconds, hidden = [0.0] * len(PREFILL_TERMS), [0.0] * len(PREFILL_TERMS)
+        if self._forward is not None:
+            forward = self._forward
+            seconds[0] = self.products_s(tokens, 0, 1) + forward.experts_s(tokens)
+            seconds[1] = forward.prefill_attention_s(tokens, present)
+            seconds[3] = self.layers_s(True, tokens) + self.step_s + self.sequence_s
+            seconds[4] = forward.elementwise_s(tokens) + forward.all_reduce_s(tokens, True)
+            seconds[3] += max(0.0, self.launch_s - sum(seconds))
+        else:
+            cost = self.cost.prefill(tokens, present)
+            compute_s, memory_s = cost.matrices_s + cost.attention_s, cost.memory_s
+            computing, reading = map(
+                float, _shown(compute_s / self.gpus, memory_s / self.gpus, self.overlap)
+            )
+            for i, share in enumerate((computing, computing, reading)):
+                seconds[i], hidden[i] = (
+                    share * cost[i] / self.gpus,
+                    (1 - share) * cost[i] / self.gpus,
+                )
+            seconds[3] = self.pass_s(1) + self.sequence_s + self._reduced_s(tokens)
+        terms = list(map(Term, PREFILL_TERMS, seconds, hidden))
         terms.append(Term(MATRICES, self.eager_s(tokens, present, fused)))
         return terms
 
-    def chunk(self, tokens: int, present: int, fused: bool) -> Extra:
+    def chunk(self, tokens: int, present: int, fused: bool, ends: bool = False) -> Extra:
         """The next `tokens` of a prompt, with `present` ones before them, within an iteration."""
+        policy_s = self.eager_s(tokens, present, fused)
+        if self._forward is not None:
+            attention_s = self._forward.prefill_attention_s(tokens, present)
+            return Extra(
+                serial_s=attention_s + self.sequence_s, policy_s=policy_s, sequences=1,
+                tokens=tokens, prompts=int(ends),
+            )  # fmt: skip
         cost = self.cost.prefill(tokens, present)
         return Extra(
             compute_s=(cost.matrices_s + cost.attention_s) / self.gpus,
             kv_s=cost.memory_s / self.gpus - self.weights_s(tokens),
             serial_s=self.sequence_s + self._reduced_s(tokens),
-            policy_s=self.eager_s(tokens, present, fused),
+            policy_s=policy_s,
             sequences=1,
             tokens=tokens,
+            prompts=int(ends),
         )
+
+    def alone_s(self, work: Extra) -> float:
+        """A step of parts of prompts in which no search decodes."""
+        memory_s = self.weights_s(work.tokens) + work.kv_s if self._forward is None else 0.0
+        computing, reading = map(float, _shown(work.compute_s, memory_s, self.overlap))
+        seconds = work.compute_s * computing + memory_s * reading + work.serial_s
+        seconds += self.pass_s(0, work.tokens, work.prompts)
+        return max(seconds, self.launch_s) + work.policy_s
 
     def _reduced_s(self, tokens: int) -> float:
         """Adding up the activations of all tokens of a pass but one, which counts as a sequence."""
-        return (tokens - 1) * (self.sequence_s - self.cost.profile.per_sequence_s)
+        return (tokens - 1) * (self.sequence_s - self._per_sequence_s)
 
     def eager_s(self, tokens: int, present: int, fused: bool) -> float:
         """Writing out and reading back the probabilities of a prefill pass."""
@@ -230,6 +328,9 @@ class Price:
             begin, end = np.split(self._part_s(part, asked), 2)
             growth = (end - begin) / last
             pairs.append(list(zip(begin.tolist(), growth.tolist(), strict=True)))
+        reads, ends_with = np.split(asked.kv_tokens * self.measured, 2)
+        growth = (ends_with - reads) / last
+        pairs.append(list(zip(reads.tolist(), growth.tolist(), strict=True)))
         for name in ("hbm_bytes", "prefix_bytes"):
             at = first + LINEAR.index(name)
             held, grows = table[:, at], table[:, at + len(LINEAR)]
@@ -245,24 +346,28 @@ class Price:
         """Terms of all iterations of pieces, of a search by itself, each with its plan's name."""
         asked = self._asked(info, *iterations(table))
         count = len(asked.sequences)
-        each = [np.broadcast_to(term.seconds(self, asked), count) for term in ITERATION_TERMS]
-        parts = {part: np.zeros(count) for part in PARTS}
-        for term, seconds in zip(ITERATION_TERMS, each, strict=True):
+        each = [np.broadcast_to(term.seconds(self, asked), count) for term in self._terms]
+        parts = {part: np.zeros(count) for part in (*PARTS, ATTENTION)}
+        for term, seconds in zip(self._terms, each, strict=True):
             parts[term.part] = parts[term.part] + seconds
-        computing, reading = _shown(parts["compute"], parts["kv"], self.overlap)
-        shown = {"compute": computing, "kv": reading}
+        reads = parts["kv"] + parts[ATTENTION]
+        computing, reading = _shown(parts["compute"], reads, self.overlap)
+        shown = {"compute": computing, "kv": reading, ATTENTION: reading}
         terms = []
-        for term, seconds in zip(ITERATION_TERMS, each, strict=True):
+        for term, seconds in zip(self._terms, each, strict=True):
             counted = float(np.sum(seconds * shown.get(term.part, 1.0)))
             hidden_s = max(0.0, float(seconds.sum()) - counted)
             terms.append((term.plan, Term(term.name, counted, hidden_s)))
+        model_s = parts["compute"] * computing + reads * reading
+        model_s = model_s + parts["dequantise"] + parts["serial"]
+        launches = np.maximum(0.0, self.launch_s - model_s)
+        model_s = model_s + launches
+        terms.append(("decode: overhead of layers", Term(LAUNCHES, float(launches.sum()))))
         if info.recall == "stage":
             return [*terms, *((plan, Term(name, 0.0)) for name, plan in SIDE_TERMS.values())]
         side = self._side(info, asked)
-        model_s = parts["compute"] * computing + parts["kv"] * reading
-        model_s = model_s + parts["dequantise"] + parts["serial"]
         waited = np.where(side.stream_s > 0, np.maximum(0.0, side.stream_s - model_s), 0.0)
-        gap_s = side.near_s - self._part_s("kv", asked) - parts["dequantise"]
+        gap_s = side.near_s - (reads - self._shared_reads_s(asked)) - parts["dequantise"]
         waited = waited + np.where(side.near_s > 0, np.maximum(0.0, gap_s), 0.0)
         exposed_s = float(waited.sum())
         name, plan = SIDE_TERMS[info.recall]
@@ -271,13 +376,28 @@ class Price:
         terms += [(each, Term(name, 0.0)) for each in others]
         return [*terms, (plan, Term(name, exposed_s, hidden_s))]
 
+    def _shared_reads_s(self, asked: Asked) -> np.ndarray:
+        """Of what is read, what is not attention: the weights."""
+        return self._part_s("kv", asked, shared=True)
+
+    def reads(
+        self, info: DemandInfo, table: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens that the first and last iteration of each piece read in a layer; its sequences."""
+        fixed, linear = iterations(table)
+        ends = np.cumsum(table[:, 0])
+        asked = self._asked(info, fixed, linear)
+        return asked.kv_tokens[ends - table[:, 0]], asked.kv_tokens[ends - 1], table[:, 1]
+
     def _asked(self, info: DemandInfo, fixed: np.ndarray, linear: np.ndarray) -> Asked:
         scale = ATTENDED_UNITS * info.groups * self.cost.geometry.layers
         sequences, decided, streamed, remote, window = fixed.T
         read, quantised, attended, rows, examined, _, _ = linear.T
+        token_bytes = self.cost.geometry.full_bytes_per_token
+        kv_tokens = (read - window) / token_bytes if token_bytes else 0.0 * read
         return Asked(
             self.policy(info), info.fused, sequences, decided, streamed, remote, window, read,
-            quantised, attended / scale, rows / scale, examined,
+            quantised, attended / scale, rows / scale, examined, kv_tokens, sequences,
         )  # fmt: skip
 
     def _side(self, info: DemandInfo, q: Asked) -> _Side:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 from msgspec import Meta
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.records import Whole, check_ranges, given_values, located
+from arborsim.core.sourced import Rate, Seconds, Sourced
+from arborsim.machine.engine import EngineProfile
+from arborsim.machine.kernels import shipped_tables
 
 Direction = Literal["h2d", "d2h"]
-ASSUMED = "assumed"
 _DATE = re.compile(r"\b20\d\d(?:-\d\d){0,2}\b")
 
 
@@ -37,9 +40,7 @@ def _is(about: str, unit: str = "share", scale: float = 1.0) -> Meta:
 
 
 _Bytes = Annotated[Whole, Meta(gt=0)]
-Rate = Annotated[float, Meta(gt=0)]
 _Share = Annotated[float, Meta(gt=0, le=1)]
-Seconds = Annotated[float, Meta(ge=0)]
 
 
 @dataclass(frozen=True)
@@ -69,28 +70,8 @@ class PolicySeconds:
         return self.turn_s + self.turn_lane_s * sequences
 
 
-class _Sourced:
-    """A record whose numbers name their sources."""
-
-    sources: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        known = [entry.name for entry in fields(self)]  # type: ignore[arg-type]
-        for name in self.sources:
-            if name not in known:
-                raise UnknownName("source of", name, known)
-
-    def source(self, name: str) -> str:
-        """Where the number `name` comes from, or "assumed"."""
-        return self.sources.get(name, ASSUMED)
-
-    def is_assumed(self, name: str) -> bool:
-        """Whether the number `name` was neither published nor measured."""
-        return self.source(name).startswith(ASSUMED)
-
-
 @dataclass(frozen=True)
-class HardwareProfile(_Sourced):
+class HardwareProfile(Sourced):
     """One GPU, its host memory, and the link between them.
 
     `block_bytes` and `block_efficiency` are points of the curve "share of the PCIe bandwidth
@@ -138,6 +119,16 @@ class HardwareProfile(_Sourced):
     eager_per_layer_s: Annotated[
         Seconds, _is("each layer longer where attention rows are read", "us", 1e-6)
     ] = 0.0
+    fp8_flops_per_s: Annotated[
+        float, Meta(ge=0), _is("peak of dense fp8 products; 0 if it has none", "TFLOP/s", 1e12)
+    ] = 0.0
+    fp4_flops_per_s: Annotated[
+        float, Meta(ge=0), _is("peak of dense fp4 products; 0 if it has none", "TFLOP/s", 1e12)
+    ] = 0.0
+    #: Where its measured kernels are: the name of a GPU that arborsim has tables of, or a table
+    #: file; empty for none, and then a pass is priced by the numbers above alone
+    kernels: str = ""
+    engine: EngineProfile | None = None  # what serves on it; no part of the file
     policies: Mapping[str, PolicySeconds] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -152,6 +143,19 @@ class HardwareProfile(_Sourced):
                 "block_bytes must rise, with a block_efficiency in (0, 1] for each, not "
                 f"{sizes!r} and {shares!r}"
             )
+
+    def tables(self, engine: str) -> Path:
+        """The file of its measured kernels under an engine's; a `UsageError` if there is none."""
+        if self.kernels.endswith(".parquet"):
+            return Path(self.kernels)
+        shipped = shipped_tables()
+        if (self.kernels, engine) in shipped:
+            return shipped[self.kernels, engine]
+        known = sorted(other for gpu, other in shipped if gpu == self.kernels)
+        raise UsageError(
+            f"{self.name} has no measured kernels of {engine} (but of {', '.join(known)}): choose "
+            "another --engine, or import them with arborsim hardware import aiconfigurator"
+        )
 
     @property
     def usable_hbm_bytes(self) -> int:
@@ -205,6 +209,8 @@ class HardwareProfile(_Sourced):
         a `UsageError` if a key is missing, unknown, of the wrong type, or out of its range.
         """
         with located(origin):
+            if "engine" in table:
+                raise UsageError("a profile has no engine of its own: give it as --engine")
             values = given_values(cls, table)
             if base is not None:
                 kept = {name: text for name, text in base.sources.items() if name not in values}
@@ -231,7 +237,7 @@ _MEANINGS: dict[str, _Meaning] = {
 
 
 @dataclass(frozen=True)
-class HostProfile(_Sourced):
+class HostProfile(Sourced):
     """A host that GPUs can be put into: its memory, and pinned PCIe transfers it can carry.
 
     The names are those of `HardwareProfile`.
@@ -280,6 +286,7 @@ class Number:
 
 #: Numbers that are shown with others of their kind: after which one.
 _AFTER = {
+    "fp8_flops_per_s": "flops_per_s", "fp4_flops_per_s": "flops_per_s",
     "reserve_share": "ddr_bytes_per_s", "overlap": "dequantise_bytes_per_s",
     "eager_per_layer_s": "per_sequence_s", "decision_rows_s": "decision_per_token_s",
 }  # fmt: skip

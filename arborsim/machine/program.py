@@ -259,6 +259,7 @@ class Piece:
     dequantise_s: tuple[float, float]
     serial_s: tuple[float, float]
     policy_s: tuple[float, float]
+    kv_tokens: tuple[float, float]  # read in a layer, where attention was measured; 0 if not
     hbm_bytes: tuple[int, int]
     prefix_bytes: tuple[int, int]
     #: The others are the same in every iteration.
@@ -299,6 +300,11 @@ class Extra:
     policy_s: float = 0.0
     sequences: int = 0
     tokens: int = 0
+    prompts: int = 0  # that end with it
+
+    def plus(self, other: Extra) -> Extra:
+        """Both in one iteration."""
+        return Extra(*(getattr(self, n) + getattr(other, n) for n in self.__slots__))
 
 
 NOTHING = Extra()

@@ -80,7 +80,8 @@ class Tally:
         """`k` iterations have passed."""
         self.busy.policy_s += span.policy_s
         self.busy.exposed_s += span.exposed_s
-        self.busy.decode_s += span.seconds - span.policy_s - span.exposed_s
+        self.busy.prefill_s += span.prefill_s
+        self.busy.decode_s += span.seconds - span.policy_s - span.exposed_s - span.prefill_s
         self.flops_s += span.flops_s
         self.memory_s += span.memory_s
         self.decoding_byte_s += span.hbm_byte_s
@@ -133,6 +134,9 @@ class SearchOutcome:
     generated_tokens: int
     iterations: int
     refused: str  # why it could never be served; "" if it was
+    #: When its prompt had been computed: a serving engine has its first token then, a search
+    #: generates its own in the iterations that follow.
+    prefilled_s: float = -1.0
 
     @property
     def waiting_s(self) -> float:
@@ -229,6 +233,7 @@ def report(server: Server, pool: KvPool) -> ServingReport:
         SearchOutcome(
             each.demand, each.arrival_s, each.admitted_s, each.first_token_s, each.finish_s,
             each.preemptions, each.generated, each.priced.demand.iterations, each.refused,
+            each.prefilled_s,
         )
         for each in state.searches
     )  # fmt: skip

@@ -49,9 +49,9 @@ from arborsim.machine.places import Arrivals, Places, Timed
 from arborsim.machine.prefixes import Reuse
 from arborsim.machine.price import Price
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.program import Op, PricedProgram, SearchDemand
+from arborsim.machine.program import NOTHING, Op, PricedProgram, SearchDemand
 from arborsim.machine.report import ServingReport, Tally, report
-from arborsim.machine.state import ServedSearch, State
+from arborsim.machine.state import ServedSearch, State, chunk_tokens
 
 _SPENT = (Op.DECIDE, Op.TURN, Op.COPY, Op.RECOMPUTE)
 
@@ -108,15 +108,7 @@ class Server:
         state = self.state
         state.stream_floor_s = state.nvme_s(state.batch.sums.streamed_bytes)
         if state.prefilling:
-            search = state.prefilling[0]
-            tokens = min(search.prompt_left, state.options.prefill_chunk)
-            present = search.priced.ops[search.at][1] - search.prompt_left
-            yield Iterate(1, state.price.chunk(tokens, present, search.priced.info.fused))
-            search.prompt_left -= tokens
-            if not search.prompt_left:
-                state.prefilling.popleft()
-                self._prompt_done(search)
-                state.ready.append(search)
+            yield from self._prefill_parts()
         else:
             sums = state.batch.sums
             most = UNBOUNDED
@@ -130,6 +122,35 @@ class Server:
                 state.join(search)
             else:
                 state.ready.append(search)
+
+    def _prefill_parts(self) -> Commands:
+        """A step with the oldest prompts, or parts of them, up to its limit of tokens."""
+        state, price = self.state, self.state.price
+        mixes = state.engine is None or state.engine.mixes_prefill
+        left = state.chunk_tokens - (state.batch.sums.sequences if mixes else 0)
+        work, ended = NOTHING, []
+        for search in state.prefilling:
+            tokens = min(search.prompt_left, max(1, left))
+            present = search.priced.ops[search.at][1] - search.prompt_left
+            search.prompt_left -= tokens
+            ends = not search.prompt_left
+            work = work.plus(price.chunk(tokens, present, search.priced.info.fused, ends))
+            left -= tokens
+            if ends:
+                ended.append(search)
+            if left <= 0:
+                break
+        if mixes:
+            yield Iterate(1, work)
+        else:
+            seconds = price.alone_s(work)
+            yield Spend(seconds, Op.PREFILL, state.prefilling[0].key)
+            state.tally.spent(Op.PREFILL, seconds - work.policy_s)
+            state.tally.busy.policy_s += work.policy_s
+        for search in ended:
+            state.prefilling.remove(search)
+            self._prompt_done(search)
+            state.ready.append(search)
 
     def _proceed(self, search: ServedSearch) -> Commands:
         """Go through the phases of a search until it decodes, waits, or ends."""
@@ -177,7 +198,7 @@ class Server:
         """Compute the prompt, or let it join the queue of those computed in parts."""
         state = self.state
         present = self._reuse.present(search, tokens - 1)
-        if state.options.prefill_chunk:
+        if state.chunk_tokens:
             search.prompt_left = tokens - present
             state.prefilling.append(search)
             return
@@ -193,6 +214,7 @@ class Server:
 
     def _prompt_done(self, search: ServedSearch) -> None:
         search.prefilled = True
+        search.prefilled_s = self.state.clock.now
         self._reuse.computed(search)
 
     def _level(self, search: ServedSearch, hbm_bytes: int, ddr_bytes: int) -> Tries:
@@ -360,7 +382,7 @@ class ServingEngine:
         self.options = options or ServingOptions()
         cost = CostModel(profile, geometry)
         self.price = Price(cost, self.options)
-        workspace = self.price.workspace_bytes(demands, self.options.prefill_chunk)
+        workspace = self.price.workspace_bytes(demands, chunk_tokens(self.options, profile.engine))
         self.pool = KvPool.of(cost, self.options, workspace)
         self.kv_bytes = self.pool.kv_bytes if kv_bytes is None else kv_bytes
         shares = self.options.prefix_sharing

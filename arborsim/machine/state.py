@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 
 from arborsim.machine.batch import Batch, Span
 from arborsim.machine.clock import Clock, Level
+from arborsim.machine.engine import EngineProfile
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.prefixes import Host, Prefixes
 from arborsim.machine.price import Price
 from arborsim.machine.program import Op, Piece, PricedProgram
 from arborsim.machine.report import Tally
+
+
+def chunk_tokens(options: ServingOptions, engine: EngineProfile | None) -> int:
+    """Tokens of a step with parts of prompts, at most; 0 if prompts are passes of their own."""
+    return options.prefill_chunk or (engine.chunk_tokens if engine is not None else 0)
 
 
 @dataclass
@@ -57,6 +63,7 @@ class ServedSearch:
     legs_ended: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     outstanding: int = 0  # chains that have not ended
     admitted_s: float = -1.0
+    prefilled_s: float = -1.0  # when its prompt had been computed
     first_token_s: float = -1.0
     finish_s: float = -1.0
     preemptions: int = 0
@@ -110,7 +117,10 @@ class State:
         tally: type[Tally] = Tally,
     ) -> None:
         self.price = price
+        self.engine = price.engine
         self.options = options
+        self.chunk_tokens = chunk_tokens(options, price.engine)
+        self.request_s = price.engine.request_s if price.engine is not None else 0.0
         self.kv_bytes = kv_bytes
         self.clock = clock
         self.batch = batch

@@ -3,9 +3,10 @@
 An iteration of a batch takes, with sums over its searches::
 
     bound = longer + (1 - overlap) * shorter   of computing, and of reading weights, keys and values
-    model = bound + dequantising + what nothing hides
+    model = max(launching, bound + dequantising + what nothing hides)
     total = model + policies + max(0, streaming - model) + max(0, CPU attention - GPU attention)
 
+With measured kernels, `bound` is attention alone, and the other kernels are what nothing hides.
 Every term is a row of `ITERATION_TERMS`: its name, the *part* of this formula that it belongs to,
 and its seconds over `CostModel`.  A row is all that a new term needs: the server adds up parts, and
 `--explain` and a plan's terms itemise rows.  Within a piece every term is linear, so the server
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from arborsim.core.sourced import Basis
 from arborsim.machine.cost import Array
 from arborsim.machine.profile import PolicySeconds
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Arithmetic, reading keys and values, dequantising them, what nothing hides, and policies.
 PARTS = ("compute", "kv", "dequantise", "serial", "policy")
+#: Measured attention: of the batch, so that no search has a share of its own.
+ATTENTION = "attention"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Term:
     #: What of it ran behind something else; not part of the total.  Of ``link busy`` how long the
     #: link was in use, waited for or not; these terms add nothing.
     hidden_s: float = 0.0
+    basis: Basis = Basis.MEASURED  # what its seconds rest on, at worst
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,13 @@ class Asked:
     attended: np.ndarray
     rows: np.ndarray
     examined: np.ndarray
+    kv_tokens: np.ndarray  # read in a layer that keeps every token
+    pass_tokens: np.ndarray  # of the whole pass: `sequences`, and parts of prompts
+    prompts: int = 0  # that end in the pass; their next token is computed, too
+
+    @property
+    def prefills(self) -> bool:
+        return bool((self.pass_tokens > self.sequences).any())
 
 
 @dataclass(frozen=True)
@@ -75,23 +87,64 @@ class IterationTerm:
     seconds: Callable[[Price, Asked], Array]
     numbers: tuple[str, ...]  # fields of `HardwareProfile` that it rests on
     shared: bool = False  # the batch takes it once: `sequences` are those of the whole batch
+    #: Whether it is a term with measured kernels, without, or both
+    measured: bool | None = None
+    kernels: str = ""  # the part of a pass that it is (`Forward.basis`)
+    constants: tuple[str, ...] = ()  # fields of `EngineProfile` in the place of `numbers`
 
 
 ITERATION_TERMS: list[IterationTerm] = [
     IterationTerm(
         "decode: FLOPs", "decode: arithmetic", "compute",
         lambda price, q: price.cost.flops_s(q.sequences, q.attended) / price.gpus,
-        ("flops_per_s", "mfu"),
+        ("flops_per_s", "mfu"), measured=False,
     ),
     IterationTerm(
         "decode: weights read", "decode: reading weights", "kv",
         lambda price, q: price.cost.weights_read_s(q.sequences) / price.gpus,
-        ("hbm_bytes_per_s", "mbu"), shared=True,
+        ("hbm_bytes_per_s", "mbu"), shared=True, measured=False,
     ),
     IterationTerm(
         "decode: KV read", "decode: reading keys and values", "kv",
         lambda price, q: price.cost.kv_read_s(q.read_bytes) / price.gpus,
-        ("hbm_bytes_per_s", "kv_read_efficiency"),
+        ("hbm_bytes_per_s", "kv_read_efficiency"), measured=False,
+    ),
+    IterationTerm(
+        "decode: matrix products", "decode: matrix products", "serial",
+        lambda price, q: _each(
+            lambda n, decoding: price.products_s(n, decoding, q.prompts), q.pass_tokens, q.sequences
+        ),
+        (), shared=True, measured=True, kernels="products",
+    ),
+    IterationTerm(
+        "decode: experts", "decode: experts", "serial",
+        lambda price, q: _each(price.forward.experts_s, q.pass_tokens),
+        (), shared=True, measured=True, kernels="experts",
+    ),
+    IterationTerm(
+        "decode: attention", "decode: attention", ATTENTION,
+        lambda price, q: price.forward.attention_each(q.sequences, q.kv_tokens),
+        (), measured=True, kernels="attention",
+    ),
+    IterationTerm(
+        "decode: attention FLOPs", "decode: attention", "compute",
+        lambda price, q: price.cost.attention_flops_s(q.attended) / price.gpus,
+        ("flops_per_s", "mfu"), measured=True,
+    ),
+    IterationTerm(
+        "decode: attention in windows", "decode: attention", "serial",
+        lambda price, q: _each(price.forward.windows_s, q.sequences),
+        (), shared=True, measured=True, kernels="windows",
+    ),
+    IterationTerm(
+        "decode: element-wise", "decode: element-wise", "serial",
+        lambda price, q: q.pass_tokens * price.forward.elementwise_s(1),
+        ("hbm_bytes_per_s", "mbu"), shared=True, measured=True,
+    ),
+    IterationTerm(
+        "decode: all-reduce", "decode: all-reduce", "serial",
+        lambda price, q: _each(lambda n: price.forward.all_reduce_s(n, q.prefills), q.pass_tokens),
+        (), shared=True, measured=True, kernels="all-reduce",
     ),
     IterationTerm(
         "decode: dequantise", "decode: dequantising", "dequantise",
@@ -100,16 +153,19 @@ ITERATION_TERMS: list[IterationTerm] = [
     ),
     IterationTerm(
         "decode: per layer", "decode: overhead of layers", "serial",
-        lambda price, q: price.cost.layers_s(q.fused),
-        ("per_layer_s", "eager_per_layer_s"), shared=True,
+        lambda price, q: _each(
+            lambda n, decoding: price.layers_s(q.fused, n, decoding), q.pass_tokens, q.sequences
+        ),
+        ("per_layer_s", "eager_per_layer_s"), shared=True, constants=("layer_s",),
     ),
     IterationTerm(
         "decode: per step and sequence", "decode: overhead of iterations", "serial",
-        lambda price, q: price.step_s, ("per_step_s",), shared=True,
+        lambda price, q: price.step_s, ("per_step_s",), shared=True, constants=("step_s",),
     ),
     IterationTerm(
         "decode: per step and sequence", "decode: overhead of sequences", "serial",
         lambda price, q: price.sequence_s * q.sequences, ("per_sequence_s",),
+        constants=("sequence_s",),
     ),
     IterationTerm(
         "policy: decisions", "policy", "policy",
@@ -121,12 +177,18 @@ ITERATION_TERMS: list[IterationTerm] = [
         "policy: attention rows", "policy", "policy",
         lambda price, q: price.cost.eager_rows_s(q.rows) / price.gpus, ("eager_bytes_per_s",),
     ),
+    IterationTerm(
+        "policy: repeated KV heads", "policy", "policy",
+        lambda price, q: price.cost.repeated_kv_s(q.read_bytes, q.fused) / price.gpus,
+        ("hbm_bytes_per_s", "mbu"),
+    ),
 ]  # fmt: skip
 
+LAUNCHES = "decode: launches that take longer"
 #: Terms of phases other than iterations, and what they are in a plan's terms.
 PREFILL_TERMS = (
     "prefill: matrix products", "prefill: attention", "prefill: weights and KV read",
-    "prefill: per layer and step",
+    "prefill: per layer and step", "prefill: element-wise and all-reduce",
 )  # fmt: skip
 MATRICES = "policy: attention matrices of the prefill"
 REHYDRATION = "rehydration"
@@ -140,11 +202,18 @@ SIDE_TERMS = {
 LINK_TERMS = ("link busy with moves: to DDR", "link busy with moves: from DDR")
 
 
+def _each(seconds: Callable[..., float], *counts: np.ndarray) -> np.ndarray:
+    """A function of whole numbers at each of arrays ``[n]``."""
+    rows, at = np.unique(np.stack(counts), axis=1, return_inverse=True)
+    return np.array([seconds(*map(int, row)) for row in rows.T])[at]
+
+
 def names() -> tuple[str, ...]:
     """Of all terms, in the order in which they are shown."""
     policy = [term.name for term in ITERATION_TERMS if term.part == "policy"]
     return tuple(dict.fromkeys((
-        *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.part != "policy"), policy[0],
+        *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.part != "policy"), LAUNCHES,
+        policy[0],
         "policy: turns", MATRICES, *policy[1:], "policy: quantising", "policy: compaction",
         BACKGROUND, *(name for name, _ in SIDE_TERMS.values()), REHYDRATION, *LINK_TERMS,
     )))  # fmt: skip
@@ -157,20 +226,42 @@ def plan_name(name: str) -> str:
     return "prefill" if name in PREFILL_TERMS else "policy"
 
 
-def resting_on(numbers: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Terms of iterations that rest on any of these numbers of a profile, and on which."""
-    wanted = set(numbers)
-    found = {term.name: tuple(n for n in term.numbers if n in wanted) for term in ITERATION_TERMS}
-    return {name: used for name, used in found.items() if used}
+#: Numbers of a profile that terms of other phases rest on.
+_COPY, _LINK = ("hbm_bytes_per_s", "mbu"), ("block_efficiency", "pcie_latency_s")
+_ROOFLINE = ("flops_per_s", "mfu", "hbm_bytes_per_s", "mbu", "kv_read_efficiency")
+OTHER_NUMBERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*PREFILL_TERMS[:3], REHYDRATION), _ROOFLINE),
+    PREFILL_TERMS[3]: ("per_layer_s", "per_step_s", "per_sequence_s"),
+    PREFILL_TERMS[4]: _COPY,
+    "policy: turns": ("decision_base_s",),
+    "policy: quantising": _COPY,
+    "policy: compaction": _COPY,
+    MATRICES: ("eager_bytes_per_s",),
+    LINK_TERMS[0]: ("d2h_bytes_per_s", *_LINK),
+    LINK_TERMS[1]: ("h2d_bytes_per_s", *_LINK),
+    BACKGROUND: ("h2d_bytes_per_s", "d2h_bytes_per_s", *_LINK),
+    SIDE_TERMS["stream"][0]: ("h2d_bytes_per_s", *_LINK),
+    SIDE_TERMS["near"][0]: ("ddr_bytes_per_s", *_LINK),
+    SIDE_TERMS["ondemand"][0]: ("ddr_bytes_per_s", "h2d_bytes_per_s", *_LINK),
+}  # fmt: skip
+#: Parts of a pass that terms of a prompt are, where kernels were measured.
+PREFILL_KERNELS = {
+    PREFILL_TERMS[0]: ("products", "experts"), PREFILL_TERMS[1]: ("prefill attention",),
+    REHYDRATION: ("products", "prefill attention"),
+}  # fmt: skip
 
 
 def total(searches: Iterable[Iterable[Term]]) -> tuple[Term, ...]:
     """The terms of several searches, added up."""
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    found: dict[str, list[Term]] = {}
     for terms in searches:
         for term in terms:
-            seconds, hidden = found.setdefault(term.name, ([], []))
-            seconds.append(term.seconds)
-            hidden.append(term.hidden_s)
-    order = [name for name in names() if name in found]
-    return tuple(Term(name, *map(math.fsum, found[name])) for name in order)
+            found.setdefault(term.name, []).append(term)
+    return tuple(
+        Term(
+            name, math.fsum(each.seconds for each in found[name]),
+            math.fsum(each.hidden_s for each in found[name]),
+            max(each.basis for each in found[name]),
+        )
+        for name in names() if name in found
+    )  # fmt: skip

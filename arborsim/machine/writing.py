@@ -16,6 +16,8 @@ import simpy
 
 from arborsim.core.geometry import UNBOUNDED
 from arborsim.core.measurements import MemorySeries
+from arborsim.core.sourced import Basis
+from arborsim.machine.basis import basis_of
 from arborsim.machine.batch import Batch, IterationTime, Span, Sums
 from arborsim.machine.clock import Clock
 from arborsim.machine.cost import CostModel
@@ -66,7 +68,11 @@ class OpenProgram(PricedProgram):
     ) -> None:
         super().__init__(None, info, [], [], [], [])
         # DDR has no end: what a search by itself lacks is only reported.
-        profile = replace(cost.profile, ddr_bytes=UNBOUNDED)
+        # Nothing comes between a search and its machine, and its prompt is one pass.
+        engine = cost.profile.engine
+        if engine is not None:
+            engine = replace(engine, request_s=0.0, chunk_tokens=0)
+        profile = replace(cost.profile, ddr_bytes=UNBOUNDED, engine=engine)
         self.price = Price(CostModel(profile, cost.geometry))
         self.clock = Clock()
         self.side_s = 0.0  # streaming, attention on the CPU and fetching, hidden or not
@@ -262,7 +268,21 @@ class OpenProgram(PricedProgram):
         terms.append(Term(BACKGROUND, waited_s, self.behind_s))
         for name, link in zip(LINK_TERMS, (self.clock.down, self.clock.up), strict=True):
             terms.append(Term(name, 0.0, link.moving_s))
-        return tuple(term for term in total([terms]) if term.seconds or term.hidden_s)
+        shown = [term for term in total([terms]) if term.seconds or term.hidden_s]
+        return tuple(replace(term, basis=self._basis(term.name, table)) for term in shown)
+
+    def _basis(self, name: str, table: np.ndarray) -> Basis:
+        """What a term rests on, over the widths and lengths of this program."""
+        widths: tuple[int, ...] = (1,)
+        context: tuple[float, ...] = (4096.0,)
+        if len(table):
+            first, last, sequences = self.price.reads(self.info, table)
+            widths = tuple(np.unique(sequences).tolist())[:64]
+            each = np.concatenate([first, last]) / np.maximum(np.concatenate([sequences] * 2), 1)
+            context = float(each.min()), float(each.max())
+        prompts = [op[1] for op in self._phases if op[0] in (Op.PREFILL, Op.RECOMPUTE)] or [1024]
+        each = sorted(set(prompts))[:64]
+        return basis_of(self.price, name, widths, context, each, self.info.policy)
 
     def kept(self, info: DemandInfo) -> SearchDemand:
         """The program, kept."""

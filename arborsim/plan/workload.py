@@ -23,6 +23,7 @@ from arborsim.machine.config import KV_DTYPES
 from arborsim.machine.lookup import PriceRange, Prices
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
+from arborsim.machine.weights import WEIGHTS
 from arborsim.plan.arrivals import TRACE, Arrivals, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated
 from arborsim.policies.base import Policy
@@ -239,6 +240,7 @@ def _refuse_twice(what: str, values: Sequence[object]) -> None:
 class ModelTable:
     name: Text
     kv_dtype: Annotated[str, one_of("type of a KV cache", KV_DTYPES)] | None = None
+    weights: Annotated[str, one_of("type of weights", WEIGHTS)] | None = None
 
 
 @dataclass(frozen=True)
@@ -341,6 +343,7 @@ class PricesTable:
 class LayoutTable:
     """What ``[serving]`` says in addition to the fields of `ServingOptions`."""
 
+    engine: Text = "vllm"
     page_size: Count = 1
     tree_attention: bool = True
 

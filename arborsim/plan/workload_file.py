@@ -17,8 +17,15 @@ from arborsim.calibrate.documents import Calibration, apply, read_calibration
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert, given_values, located, parse_toml, read_text
-from arborsim.machine.config import with_kv_dtype
-from arborsim.machine.lookup import Prices, load_geometry, load_prices, load_profile, profile_names
+from arborsim.machine.config import with_types
+from arborsim.machine.lookup import (
+    Prices,
+    load_engine,
+    load_geometry,
+    load_prices,
+    load_profile,
+    profile_names,
+)
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.plan.arrivals import Arrivals, ClientLoop, Poisson, read_arrivals
@@ -100,9 +107,8 @@ def workload_of(
     model = file.model.name
     with located("[model] name"):
         geometry = load_geometry(base / model if "/" in model or model.endswith(".json") else model)
-    if file.model.kv_dtype is not None:
-        geometry = with_kv_dtype(geometry, file.model.kv_dtype)
-    gpus = _gpus(file.candidates, base)
+    geometry = with_types(geometry, file.model.weights or "", file.model.kv_dtype or "")
+    gpus = _gpus(file.candidates, base, layout.engine)
     prices = _prices(file.prices, base, gpus)
     mix = _mix(file, base)
     measured = _calibrations(file.candidates, base, calibrations)
@@ -241,15 +247,17 @@ def _require(made: Generated, choice: PolicyChoice, geometry: Geometry) -> None:
 # ------------------------------------------------------------------ the candidates
 
 
-def _gpus(table: CandidatesTable, base: Path) -> list[HardwareProfile]:
-    """Each GPU in each host; in the host of its own profile if none is named."""
+def _gpus(table: CandidatesTable, base: Path, engine: str) -> list[HardwareProfile]:
+    """Each GPU in each host, served by an engine; without a host, in that of its own profile."""
+    with located("[serving] engine"):
+        load_engine(_name_or_path(engine, base))
     found: list[HardwareProfile] = []
     for gpu in table.gpus:
         with located("[candidates] gpus"):
             load_profile(_name_or_path(gpu, base))
         for host in table.hosts:
             with located("[candidates] hosts"):
-                profile = load_profile(_name_or_path(gpu, base), _name_or_path(host, base))
+                profile = load_profile(*(_name_or_path(each, base) for each in (gpu, host, engine)))
             if any(profile.name == other.name for other in found):
                 raise UsageError(f"[candidates] gpus: {profile.name} is named twice")
             found.append(profile)

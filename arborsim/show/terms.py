@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from arborsim.core.units import scale_for
-from arborsim.machine.terms import Term, resting_on, total
+from arborsim.machine.terms import Term, total
 from arborsim.plan.results import CandidateResult, LoadPoint
 from arborsim.run.results import EpisodeResult
 from arborsim.show.table import print_heading, print_list
@@ -22,28 +22,20 @@ def explained(episodes: Sequence[EpisodeResult]) -> dict[tuple[str, str, str], t
     return {key: total(terms) for key, terms in groups.items()}
 
 
-def print_terms(
-    episodes: Sequence[EpisodeResult],
-    assumed: Sequence[str] = (),
-    console: Console | None = None,
-) -> None:
-    """Print a table per trace, policy and budget that adds up to its total time.
-
-    `assumed` are the profile's assumed numbers: the terms that rest on them are named.
-    """
+def print_terms(episodes: Sequence[EpisodeResult], console: Console | None = None) -> None:
+    """Print a table per trace, policy and budget that adds up to its total time."""
     console = console or Console(highlight=False)
     for (trace, policy, budget), terms in explained(episodes).items():
         console.print()
         print_heading(console, policy, f"budget {budget}, {trace}")
-        _print(console, terms, sum(term.seconds for term in terms), "hidden")
-    console.print(
+        _print(console, terms, sum(term.seconds for term in terms), replayed=True)
+    for note in (
+        "rests on: the kernels of a term, or the numbers of the profile or engine behind it: "
+        "measured (or published), interpolated between measurements, extrapolated from them, "
+        "fitted to published runs or kernels, or assumed; the worst of several counts.",
         "hidden: ran behind something else, or how long the link was in use; no part of the total.",
-        style="dim", markup=False,
-    )  # fmt: skip
-    resting = resting_on(each.split()[0] for each in assumed)
-    if resting:
-        named = "; ".join(f"{name} ({', '.join(used)})" for name, used in resting.items())
-        console.print(f"on assumed numbers: {named}", style="dim", markup=False)
+    ):
+        console.print(note, style="dim", markup=False)
 
 
 def print_explained(candidate: CandidateResult, console: Console | None = None) -> None:
@@ -83,14 +75,20 @@ def _busy(point: LoadPoint) -> str:
     return f"at the largest load the machine's time goes into {', '.join(shares)}"
 
 
-def _print(console: Console, terms: Sequence[Term], whole_s: float, hidden: str = "") -> None:
-    """Names, seconds and their share of the whole; hidden seconds under the head `hidden`."""
+def _print(console: Console, terms: Sequence[Term], whole_s: float, replayed: bool = False) -> None:
+    """Names, seconds and their share of the whole; for a replay, what they rest on and hide."""
     unit = scale_for("seconds", [whole_s / 1000])  # small terms count, too
     rows = [
         (f"  {term.name}", unit.show(term.seconds),
-         f"{term.seconds / whole_s:.1%}" if whole_s else "-",
+         f"{term.seconds / whole_s:.1%}" if whole_s else "-", term.basis.name.lower(),
          unit.show(term.hidden_s) if term.hidden_s else "")
-        for term in (*terms, Term("total", whole_s))
+        for term in terms
     ]  # fmt: skip
-    heads = ["  term", unit.unit, "share", *([f"{hidden} {unit.unit}"] if hidden else [])]
+    rows.append(("  total", unit.show(whole_s), "100.0%" if whole_s else "-", "", ""))
+    heads = [
+        "  term",
+        unit.unit,
+        "share",
+        *(["rests on", f"hidden {unit.unit}"] if replayed else []),
+    ]
     print_list(console, heads, [row[: len(heads)] for row in rows])

@@ -109,6 +109,7 @@ def test_the_list_of_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "latent" in rows["deepseek-v2-lite"]
     assert rows["mistral-7b-v0.1"].endswith("any number")
     assert rows["llama-3.1-70b"].split()[-1] == "0"
+    assert rows["gpt-oss-120b"].split()[1:3] == ["116.83", "65.25"]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,11 @@ def test_the_list_of_models(capsys: pytest.CaptureFixture[str]) -> None:
         ("deepseek-v2-lite", [
             "27 layers x (512 latent + 64 rotary) x 2 B = 31,104 B per token",
             "2.66e9 of them (6 of 64 experts)",
+        ]),
+        ("gpt-oss-120b", [
+            "116,829,156,672 weights, 65.25 GB; a token uses 5.71e9",
+            "114,701,598,720 in experts x 4.25 bits (mxfp4, scales included) = 60.99 GB",
+            "2,127,557,952 not quantised x 2 B = 4.26 GB",
         ]),
         ("gemma-3-1b", [
             "2 (K, V) x 1 KV heads x 256 x 2 B = 1,024 B per token and layer",
@@ -165,6 +171,18 @@ def test_tokens_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert long_pass["tokens"] < plain["tokens"]
 
 
+def test_weights_in_fewer_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    fp8 = as_json(capsys, "models", "llama-3.1-8b", "--weights", "fp8", "--kv-dtype", "fp8")
+    assert fp8["name"] == "llama-3.1-8b, fp8 weights, fp8 KV"
+    assert fp8["weight_bytes"] == 2 * 8_030_261_248 - 6_979_321_856
+    assert fp8["pool"]["weight_bytes"] == fp8["weight_bytes"]
+    text = run(capsys, "models", "deepseek-v3", "--weights", "nvfp4")
+    assert "15,156,838,400 in other matrices of the layers x 4.5 bits (nvfp4" in text
+    assert "671,026,419,200 weights x 2 B" in run(
+        capsys, "models", "deepseek-v3", "--weights", "bf16"
+    )
+
+
 def test_own_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({
@@ -183,6 +201,7 @@ def test_own_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["models", "llama-9"], "unknown model 'llama-9'"),
         (["models", "--gpu", "h10"], "unknown GPU"),
         (["models", "llama-3.1-8b", "--kv-dtype", "fp4"], "unknown type of a KV cache 'fp4'"),
+        (["models", "--weights", "fp3"], "unknown type of weights 'fp3': did you mean fp32 or fp8"),
     ],
 )
 def test_errors_are_one_line(

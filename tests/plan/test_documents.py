@@ -118,7 +118,7 @@ def test_the_curve_leaves_the_gpu_where_it_did() -> None:
     for n in PUBLISHED:
         assert (here[n] < 0.1) == (published[n] < 0.1) == (n == 8), "all of it is in HBM"
         assert (here[n] > 0.9) == (published[n] > 0.9) == (n >= 32), "next to nothing is"
-    assert here == pytest.approx({8: 0.020, 16: 0.781, 32: 0.922, 64: 0.986}, abs=0.001)
+    assert here == pytest.approx({8: 0.031, 16: 0.784, 32: 0.923, 64: 0.986}, abs=0.001)
     assert here[32] == pytest.approx(published[32], abs=0.05)
     least = 1 - _engine().kv_bytes / _DOCUMENT_BYTES / 16  # what 16 documents exceed HBM by
     assert least == pytest.approx(0.467, abs=0.001)
@@ -131,7 +131,7 @@ def test_the_curve_leaves_the_cpu_where_it_did() -> None:
     for n in PUBLISHED:
         assert (here[n] < 0.1) == (published[n] < 0.1) == (n <= 16), "it holds all of them"
         assert (here[n] > 0.8) == (published[n] > 0.8) == (n == 64), "it has lost most of them"
-    assert here == pytest.approx({8: 0.020, 16: 0.055, 32: 0.290, 64: 0.874}, abs=0.001)
+    assert here == pytest.approx({8: 0.031, 16: 0.081, 32: 0.311, 64: 0.878}, abs=0.001)
     assert here[16] == pytest.approx(published[16], abs=0.03)
     assert here[32] == pytest.approx(published[32], abs=0.05)
 

@@ -121,7 +121,7 @@ def test_what_the_example_comments_out_is_its_default_or_works() -> None:
             continue  # other ways to say what stands above, or files of the user's
         parse_workload("\n".join([*lines[:number], line[2:], *lines[number + 1 :]]), Path())
         tried += 1
-    assert tried == 19
+    assert tried == 22
 
 
 def test_candidates_are_all_combinations_with_prices_for_all_gpus() -> None:
@@ -168,6 +168,9 @@ def test_serving_options() -> None:
 
 
 def test_a_narrower_cache_is_another_geometry() -> None:
+    both = parsed(model='[model]\nname = "llama-3.1-8b"\nkv_dtype = "fp8"\nweights = "int4"\n')
+    assert both.geometry.name == "llama-3.1-8b, int4 weights, fp8 KV"
+    assert both.geometry.weight_bytes < parsed().geometry.weight_bytes / 2
     found = parsed(model='[model]\nname = "llama-3.1-8b"\nkv_dtype = "fp8"\n')
     assert found.geometry.kv_bytes_per_token == 65_536
     assert found.geometry.weight_bytes == parsed().geometry.weight_bytes
@@ -278,6 +281,8 @@ WRONG = {
               "[model] name: unknown model 'llama-3.1-9b': did you mean llama-3.1-8b"),
     "cache": ({"model": '[model]\nname = "llama-3.1-8b"\nkv_dtype = "fp9"'},
               "[model] kv_dtype: unknown type of a KV cache 'fp9': did you mean fp8"),
+    "weights": ({"model": '[model]\nname = "llama-3.1-8b"\nweights = "int3"'},
+                "[model] weights: unknown type of weights 'int3': did you mean int4"),
     "model file": ({"model": '[model]\nname = "./none/config.json"'},
                    "none/config.json: cannot be read (No such file"),
     "model's name": ({"model": "[model]"}, "[model] name is missing"),

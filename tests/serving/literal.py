@@ -98,22 +98,52 @@ class LiteralTime(IterationTime):
         self._pricing = pricing
 
     def one(self, s: Sums, extra: Extra = NOTHING) -> Span:
+        seconds, exposed_s, policy_s, memory_s = self._seconds(s, extra)
+        prefill_s = 0.0
+        if extra.tokens:
+            decode_s = self._seconds(s, NOTHING)[0] if s.sequences else 0.0
+            prefill_s = max(0.0, seconds - extra.policy_s - decode_s)
+        compute_s = s.compute + extra.compute_s
+        held = s.hbm * seconds
+        return Span(seconds, held, compute_s, memory_s, exposed_s, policy_s, prefill_s)
+
+    def _seconds(self, s: Sums, extra: Extra) -> tuple[float, float, float, float]:
+        """In all, exposed, of policies, and of reading memory."""
         p = self._pricing
         compute_s = s.compute + extra.compute_s
-        memory_s = p.weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
-        hidden_s = p.overlap * min(compute_s, memory_s)
-        layers_s = p.cost.layers_s(fused=not s.eager)
         sequences = s.sequences + extra.sequences
-        model_s = compute_s + memory_s - hidden_s + s.dequantise
-        model_s += layers_s + p.step_s + p.sequence_s * sequences
-        if extra.tokens:  # the other tokens of a part of a prompt are reduced, too
-            model_s += (extra.tokens - 1) * (p.sequence_s - p.cost.profile.per_sequence_s)
+        if p.measured:
+            memory_s, model_s = self._kernels_s(s, extra)
+        else:
+            memory_s = p.weights_s(s.sequences + extra.tokens) + s.kv + extra.kv_s
+            model_s = p.cost.layers_s(fused=not s.eager)
+            if extra.tokens:  # the other tokens of a part of a prompt are reduced, too
+                each_s = p.sequence_s - p.cost.profile.per_sequence_s
+                model_s += (extra.tokens - extra.sequences) * each_s
+        hidden_s = p.overlap * min(compute_s, memory_s)
+        model_s += compute_s + memory_s - hidden_s + s.dequantise
+        model_s = max(model_s + p.step_s + p.sequence_s * sequences, p.launch_s)
         stream_s = max(s.stream, self.stream_floor_s) if s.streamed_bytes else 0.0
         exposed_s = max(0.0, stream_s - model_s)
-        exposed_s += max(0.0, s.near - (s.kv + s.dequantise)) if s.near else 0.0
+        attention_s = memory_s if p.measured else s.kv
+        exposed_s += max(0.0, s.near - (attention_s + s.dequantise)) if s.near else 0.0
         policy_s = s.policy + extra.policy_s
-        seconds = model_s + exposed_s + policy_s
-        return Span(seconds, s.hbm * seconds, compute_s, memory_s, exposed_s, policy_s)
+        return model_s + exposed_s + policy_s, exposed_s, policy_s, memory_s
+
+    def _kernels_s(self, s: Sums, extra: Extra) -> tuple[float, float]:
+        """Attention of the batch, and the other kernels of a pass."""
+        p, f = self._pricing, self._pricing.forward
+        tokens, g = s.sequences + extra.tokens, f.geometry
+        attention_s = f.attention_s(s.sequences, s.kv_tokens)
+        rest_s = f.products_s(tokens, s.sequences + extra.prompts) + f.experts_s(tokens)
+        rest_s += f.elementwise_s(tokens) + f.all_reduce_s(tokens, prefill=extra.tokens > 0)
+        rest_s += f.windows_s(s.sequences)
+        layer_s = f.engine.prefill_layer_s if extra.tokens else f.engine.layer_s
+        products_s = f.products_s(tokens, s.sequences + extra.prompts)
+        rest_s += max(g.layers * layer_s, min(0.0, f.least_s - products_s))
+        rest_s += g.layers * (p.cost.profile.eager_per_layer_s if s.eager else 0.0)
+        # What parts of prompts take by themselves: attention.
+        return attention_s, rest_s + extra.serial_s - p.sequence_s * extra.sequences
 
 
 def play_event_by_event(

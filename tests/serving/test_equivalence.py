@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.machine.clock import Iterate
+from arborsim.machine.engine import EngineProfile
+from arborsim.machine.lookup import load_engine
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.profile import PolicySeconds
@@ -34,6 +36,18 @@ POLICY = PolicySeconds(0.53e-6, 0.29e-6, 1.9e-6, 0.83e-6, 3.1e-6, 0.17e-6)
 LARGE = 1 << 40
 
 
+def random_inference_engine(rng: np.random.Generator) -> EngineProfile:
+    """Measured kernels, under an engine of every kind."""
+    return replace(
+        load_engine(str(rng.choice(["vllm", "sglang", "transformers"]))),
+        launch_s=float(rng.choice([0.0, 30e-6])),
+        mixes_prefill=bool(rng.random() < 0.6),
+        chunk_tokens=int(rng.choice([0, 5, 8192])),
+        layer_s=float(rng.choice([-1e-3, 1.3e-6])),
+        request_s=float(rng.choice([0.0, 1.7e-3])),
+    )
+
+
 def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
     """A machine that is too small for some, with every option drawn."""
     demands = [
@@ -54,8 +68,12 @@ def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
         nvme_bytes=int(rng.choice([0, 20 * KV, LARGE])),
         nvme_bytes_per_s=0.3e6,
     )
+    kernels: dict[str, Any] = {}
+    if rng.random() < 0.4:
+        kernels = {"kernels": "h100", "engine": random_inference_engine(rng)}
     machine = profile(
         **SPEEDS,
+        **kernels,
         overlap=float(rng.choice([1.0, 0.6])),
         ddr_bytes=int(rng.choice([30 * KV, 100 * KV, LARGE])),
         policies={"p": POLICY} if rng.random() < 0.5 else {},

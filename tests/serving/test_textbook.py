@@ -227,7 +227,7 @@ def test_a_prompt_in_parts_joins_the_iterations_of_others() -> None:
     # Prompt of the first: 4 tokens at once.  The second arrives during iteration 1.
     prompt = WEIGHTS + 4 * KV
     alone = decode(4, range(1))
-    parts = 2 * WEIGHTS + KV * (6 + 7) + KV * (4 + 6)  # iterations 1, 2 with 4 and 2 tokens
+    parts = 2 * WEIGHTS + KV * (6 + 7) + KV * (3 + 6)  # iterations 1 and 2
     both = sum(WEIGHTS + KV * (5 + 3 + i) + KV * (7 + i) for i in range(3))
     rest = decode(4, range(6, 10))
     assert 1e6 * report.searches[1].finish_s == pytest.approx(prompt + alone + parts + both)

@@ -99,8 +99,8 @@ def test_on_the_command_line(tree: Path, capsys: pytest.CaptureFixture[str]) -> 
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index(next(line for line in lines if line.startswith("random  budget"))) :]
     table = table[2 : table.index("") if "" in table else None]
-    found = [re.split(" {2,}", line.strip()) for line in table if line.startswith("  ")]
-    cells = {row[0]: row[1] for row in found}
+    rows = (re.match(r"  (.+?) +([-\d.,]+) +[-\d.]+%", line) for line in table)
+    cells = {row[1]: row[2] for row in rows if row}
     whole = float(cells.pop("total").replace(",", ""))
     shown = [float(text.replace(",", "")) for text in cells.values() if text[0].isdigit()]
     assert len(shown) >= 5

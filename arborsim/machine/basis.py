@@ -1,0 +1,71 @@
+"""What the seconds of each term rest on: measured kernels, or numbers of a profile or an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+from arborsim.core.sourced import Basis
+from arborsim.machine.price import Price
+from arborsim.machine.terms import (
+    ITERATION_TERMS,
+    LAUNCHES,
+    OTHER_NUMBERS,
+    PREFILL_KERNELS,
+    PREFILL_TERMS,
+)
+
+_OF_A_PASS = ("prefill_layer_s", "step_s", "sequence_s")
+
+
+def basis_of(
+    price: Price,
+    name: str,
+    widths: Sequence[int] = (1,),
+    context: Sequence[float] = (4096.0,),
+    prompts: Sequence[int] = (1024,),
+    policy: str = "",
+) -> Basis:
+    """What a term's seconds rest on, at worst.
+
+    `widths` are sequences that decode together, `context` tokens that each of them reads in a
+    layer, and `prompts` the tokens of passes over prompts.
+    """
+    profile = price.cost.profile
+    if name.startswith("policy: decisions") and policy in profile.policies:
+        return Basis.MEASURED
+    if price.measured and name in PREFILL_KERNELS:
+        passes = product(PREFILL_KERNELS[name], prompts)
+        return max(price.forward.basis(part, tokens) for part, tokens in passes)
+    if price.measured and price.engine is not None and name == PREFILL_TERMS[3]:
+        return max(price.engine.basis(each) for each in _OF_A_PASS)
+    found = [profile.basis(number) for number in OTHER_NUMBERS.get(name, ())]
+    for term in ITERATION_TERMS:
+        if term.name != name or term.measured not in (None, price.measured):
+            continue
+        if term.kernels:
+            found += [price.forward.basis(term.kernels, *at) for at in product(widths, context)]
+        elif term.constants and price.measured and price.engine is not None:
+            found += [price.engine.basis(each) for each in term.constants]
+        else:
+            found += [profile.basis(number) for number in term.numbers]
+    if name == LAUNCHES and price.engine is not None:
+        found.append(price.engine.basis("launch_s"))
+    return max(found, default=Basis.MEASURED)
+
+
+def bases(price: Price) -> dict[str, Basis]:
+    """Of every term that a prompt or a decode iteration of this model can have, at usual sizes."""
+    geometry, engine = price.cost.geometry, price.engine
+    absent = set(PREFILL_TERMS[2:3] if price.measured else PREFILL_TERMS[4:])
+    if price.gpus == 1:
+        absent.add("decode: all-reduce")
+    if not geometry.experts:
+        absent.add("decode: experts")
+    if not geometry.window_layers:
+        absent.add("decode: attention in windows")
+    if engine is None or not engine.repeats_kv_heads:
+        absent.add("policy: repeated KV heads")
+    terms = [t.name for t in ITERATION_TERMS if t.measured in (None, price.measured)]
+    names = dict.fromkeys(name for name in (*PREFILL_TERMS, *terms) if name not in absent)
+    return {name: basis_of(price, name) for name in names}

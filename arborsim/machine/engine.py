@@ -1,0 +1,95 @@
+"""Inference engines: what a step takes beyond its kernels, and how prompts are computed.
+
+An engine is a TOML file (``engines/vllm.toml``).  Its constants say by how much a served step
+differs from the sum of its kernels measured one by one; they are *fitted* to published serving runs
+(`arborsim validate published`), or assumed.  A file that names another one as its ``base`` gives
+what differs; ``[gpus.b200]`` gives what differs on one GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from arborsim.core.errors import UsageError
+from arborsim.core.records import check_ranges, given_values, located
+from arborsim.core.sourced import Seconds, Sourced
+
+_Factor = Annotated[float, Meta(gt=0)]
+_Count = Annotated[int, Meta(ge=1)]
+_Amount = Annotated[int, Meta(ge=0)]
+
+
+@dataclass(frozen=True)
+class EngineProfile(Sourced):
+    """An inference engine on a GPU."""
+
+    name: str
+    #: Which engine's kernels it runs: those of a table file, ``vllm``, ``sglang`` or ``trtllm``
+    kernels: str
+    #: Whether decode steps are CUDA graphs.  Without, each layer takes at least `launch_s` to
+    #: launch, which overlaps with the GPU's work: the longer of the two counts.
+    graphs: bool
+    launch_s: Seconds
+    #: Whether prompts are computed in the same steps as the tokens of searches that decode; if not,
+    #: these wait.
+    mixes_prefill: bool
+    chunk_tokens: _Amount  # tokens of a step with prompts, at most; 0: prompts are own passes
+    block_tokens: _Count  # KV slots of a block
+    step_s: Seconds  # each step longer than its kernels
+    sequence_s: Seconds  # the same per sequence in it
+    #: Each layer of a decode step longer than its kernels measured alone.  Below 0 where kernels in
+    #: a graph overlap their beginnings and ends.
+    layer_s: float
+    prefill_layer_s: float  # the same in a step with prompts
+    request_s: Seconds  # from a client's request until the scheduler knows of it, and back
+    #: Time of the engine's own kernels over those in the tables: products with bf16 and with
+    #: quantised weights, experts, all-reduces
+    product_share: _Factor = 1.0
+    quantised_share: _Factor = 1.0
+    expert_share: _Factor = 1.0
+    all_reduce_share: _Factor = 1.0
+    #: Passes over the residual stream of a layer by norms, rotations, activations and residuals
+    elementwise_passes: Annotated[float, Meta(ge=0)] = 10.0
+    #: Whether attention without a fused kernel copies KV heads to all query heads, and how often
+    #: each probability is written or read, in bytes
+    repeats_kv_heads: bool = False
+    row_bytes: Annotated[float, Meta(ge=0)] = 0.0
+    gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, "engine")
+        known = {each.name for each in fields(self)}
+        for gpu, given in self.gpus.items():
+            for name in given:
+                if name not in known:
+                    raise UsageError(f"engine {self.name}, [gpus.{gpu}]: there is no {name}")
+
+    def on(self, gpu: str) -> EngineProfile:
+        """The engine on a GPU (``h100``, or ``h100+ddr5-2tb`` in a host)."""
+        given: dict[str, Any] = dict(self.gpus.get(gpu.partition("+")[0], {}))
+        return replace(self, gpus={}, **given)
+
+    @classmethod
+    def from_table(
+        cls, table: Mapping[str, Any], origin: str, base: EngineProfile | None = None
+    ) -> EngineProfile:
+        """An engine from a TOML table; a `UsageError` names what is missing or wrong."""
+        with located(origin):
+            values = given_values(cls, table)
+            if base is not None:
+                kept = {name: text for name, text in base.sources.items() if name not in values}
+                values["sources"] = {**kept, **values.get("sources", {})}
+                return replace(base, **values)
+            needed = [
+                each.name for each in fields(cls)
+                if each.default is MISSING and each.default_factory is MISSING
+            ]  # fmt: skip
+            if missing := [name for name in needed if name not in values]:
+                raise UsageError(f'{", ".join(missing)} missing; base = "vllm" takes vLLM\'s')
+            return cls(**values)

@@ -1,0 +1,377 @@
+"""A forward pass in measured kernels: seconds of one GPU of those that share a model.
+
+`arborsim.machine.kernels` has the times of single kernels; here they are put together as the layers
+of a model need them.  What was not measured is derived from what was:
+
+- products with a type that has no table of its own (int4, or nvfp4 where only the weights are that
+  narrow) take the time of bf16, scaled by a lower bound of arithmetic in bf16 and of bytes moved;
+- a prompt that is computed on top of cached tokens takes the share of a whole prefill's attention
+  that its pairs of queries and keys are;
+- layers with a window take its kernels, with the window full.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.core.products import HEAD, KV_B, WEIGHT_BITS, Product
+from arborsim.core.sourced import Basis
+from arborsim.machine.kernels import Bound, Grid, Peak, load_tables
+
+if TYPE_CHECKING:
+    from arborsim.core.geometry import Geometry
+    from arborsim.machine.engine import EngineProfile
+    from arborsim.machine.profile import HardwareProfile
+
+_REDUCES = 2  # all-reduces of a layer: after attention, and after the feed-forward part
+_WIDTH = {"bf16": 2.0, **{name: bits / 8 for name, bits in WEIGHT_BITS.items()}}
+#: Types of weights that are multiplied in their own type, which a GPU may lack.
+_NATIVE = ("fp8", "fp8_block", "nvfp4")
+_KNOTS = 4  # of attention's curve between two measured numbers of tokens
+#: What a module of latent attention includes of `arborsim.core.products.products`.
+_LATENT = ("q_a_kv_a", "q_b", "query", "kv_a", KV_B, "output")
+
+
+class Forward:
+    """Seconds of the parts of a pass; a `UsageError` if the tables lack what the model needs."""
+
+    def __init__(
+        self, profile: HardwareProfile, engine: EngineProfile, geometry: Geometry, gpus: int = 1,
+        expert_parallel: int = 1,
+    ) -> None:  # fmt: skip
+        self.engine, self.geometry, self.gpus = engine, geometry, gpus
+        self.profile, self._expert_parallel = profile, min(expert_parallel, gpus)
+        self.tables = load_tables(profile.tables(engine.kernels))
+        self.peak = Peak(profile.flops_per_s, profile.hbm_bytes_per_s)
+        self._products_s: dict[tuple[int, int], float] = {}
+        self._attention: dict[tuple[str, int], Grid] = {}
+        self._reduces: dict[bool, Grid] = {}
+        self._curves: dict[int, tuple[list[float], list[float]]] = {}
+        self._kv = {1: "fp8", 2: "bf16"}.get(geometry.kv_bytes_per_element, "bf16")
+        heads = -(-geometry.heads // gpus)
+        kv_heads = -(-geometry.kv_heads // gpus)
+        self._heads, self._kv_heads = heads, kv_heads
+        self.products = [each for each in geometry.products(gpus) if not self._inside(each)]
+
+    def _inside(self, each: Product) -> bool:
+        """Whether a product is part of the measured attention."""
+        if not self.geometry.latent_dim or each.name not in _LATENT:
+            return False
+        return self._latent_module or each.name == KV_B
+
+    @cached_property
+    def _latent_module(self) -> bool:
+        return self.tables.latent_covers == "module" and bool(self.tables.types("latent-decode"))
+
+    # What depends on the number of tokens of a pass, and of sequences whose next token it gives.
+
+    def products_s(self, tokens: int, sequences: int) -> float:
+        """All matrix products but the routed experts'."""
+        found = self._products_s.get((tokens, sequences))
+        if found is None:
+            found = 0.0
+            for each, grid in zip(self.products, self._product_grids, strict=True):
+                rows = sequences if each.name == HEAD else tokens
+                share = self.engine.quantised_share if each.weights else self.engine.product_share
+                found += share * each.times * float(grid.seconds(max(1, rows)))
+            self._products_s[tokens, sequences] = found
+        return found
+
+    @cached_property
+    def least_s(self) -> float:
+        """Reading the weights of these products once, at the peak."""
+        read = sum(each.size * _WIDTH[each.weights or "bf16"] for each in self.products)
+        return read / self.peak.bytes_per_s
+
+    @cached_property
+    def _product_grids(self) -> list[Grid]:
+        """Seconds of each product by tokens."""
+        return [self._product_grid(each) for each in self.products]
+
+    def _product_grid(self, each: Product) -> Grid:
+        kind = each.weights or "bf16"
+        known = self.tables.types("product")
+        if kind in known:
+            return self._products_of(kind, each)
+        if kind in _NATIVE:
+            raise UsageError(
+                f"{self.profile.name} has no measured {kind} products under "
+                f"{self.engine.kernels} ({', '.join(known)}): choose other --weights, or another "
+                "GPU or engine"
+            )
+        return self._products_of("bf16", each).scaled(
+            lambda rows: (
+                _weight_only_s(self.peak, rows, each, _WIDTH[kind])
+                / _weight_only_s(self.peak, rows, each, _WIDTH["bf16"])
+            )
+        )
+
+    def _products_of(self, kind: str, each: Product) -> Grid:
+        peak, width = self.peak, _WIDTH[kind]
+        return self.tables.grid(
+            "product", kind, lambda out, inner, rows: peak.product_s(rows, out, inner, width),
+            each.out_features, each.in_features,
+        )  # fmt: skip
+
+    def experts_s(self, tokens: int) -> float:
+        """The routed experts of all layers."""
+        if self._experts is None:
+            return 0.0
+        layers, grid, share = self._experts
+        return self.engine.expert_share * layers * share * float(grid.seconds(tokens))
+
+    @cached_property
+    def _experts(self) -> tuple[int, Grid, float] | None:
+        wanted = self.geometry.experts_product()
+        if wanted is None:
+            return None
+        kind = wanted.weights or "bf16"
+        known = self.tables.types("experts")
+        kinds = [f"{kind}-mxfp8", kind] if kind == "mxfp4" else [kind]
+        width = _WIDTH[kind]
+        peak, parts = self.peak, self.gpus
+
+        def bound(tokens: np.ndarray) -> np.ndarray:
+            used = 1 - (1 - wanted.experts_per_token / wanted.experts) ** tokens
+            weights = 3 * wanted.hidden * wanted.expert_dim / parts
+            moved = weights * wanted.experts * used * width
+            arithmetic = tokens * wanted.experts_per_token * weights / peak.flops_per_s
+            return np.asarray(np.maximum(arithmetic, moved / peak.bytes_per_s) + 2e-6)
+
+        model = {
+            "in_features": wanted.hidden, "out_features": wanted.expert_dim,
+            "experts": wanted.experts, "experts_per_token": wanted.experts_per_token,
+            "tensor_parallel": self.gpus // self._expert_parallel,
+            "expert_parallel": self._expert_parallel,
+        }  # fmt: skip
+        for each in kinds:
+            found = self.tables.experts(each, model, bound) if each in known else None
+            if found is not None:
+                return wanted.layers, *found
+        if not set(kinds) & set(known):
+            raise UsageError(
+                f"{self.profile.name} has no measured {kind} experts under {self.engine.kernels} "
+                f"({', '.join(known) or 'none at all'}): choose another GPU or engine"
+            )
+        # Experts of another shape: the lower bound, at the efficiency of large products.
+        axis = np.unique(np.geomspace(1, 1 << 15, 40).round())
+        efficiency = 1 / self.profile.mfu
+        unknown = Grid([axis], bound(axis), bound).scaled(lambda tokens: efficiency + 0 * tokens)
+        return wanted.layers, unknown, 1.0
+
+    def elementwise_s(self, tokens: float) -> float:
+        """Norms, rotations, activations and residuals of all layers: traffic of HBM."""
+        g = self.geometry
+        width = g.weight_bytes_per_element
+        active = g.intermediate * (g.layers - g.expert_layers) / self.gpus
+        active += (g.expert_dim * g.experts_per_token / self.gpus) * g.expert_layers
+        moved = self.engine.elementwise_passes * g.hidden * g.layers + 3 * active
+        return moved * width * tokens / (self.profile.hbm_bytes_per_s * self.profile.mbu)
+
+    def all_reduce_s(self, tokens: int, prefill: bool = False) -> float:
+        """Adding up the activations of a pass over all GPUs, twice a layer."""
+        if self.gpus == 1:
+            return 0.0
+        numbers = tokens * self.geometry.hidden
+        seconds = float(self._all_reduce(prefill).seconds(numbers))
+        return self.engine.all_reduce_share * _REDUCES * self.geometry.layers * seconds
+
+    def _all_reduce(self, prefill: bool) -> Grid:
+        found = self._reduces.get(prefill)
+        if found is None:
+            found = self._reduces[prefill] = self._all_reduce_grid(prefill)
+        return found
+
+    def _all_reduce_grid(self, prefill: bool) -> Grid:
+        known = self.tables.types("all-reduce")
+        launched = prefill or not self.engine.graphs
+        kind = "eager" if launched and "eager" in known else "graph"
+        if kind not in known:
+            raise UsageError(
+                f"{self.profile.name} has no measured all-reduces under {self.engine.kernels}: "
+                "choose one GPU, or another engine"
+            )
+        return self.tables.grid("all-reduce", kind, _all_reduce_bound, self.gpus)
+
+    # Attention.
+
+    def attention(self, sequences: int) -> tuple[list[float], list[float]]:
+        """A decode step's attention in the layers that keep every token, piecewise linear.
+
+        Tokens that are read in a layer, summed over the sequences, and seconds of all layers.
+        """
+        found = self._curves.get(sequences)
+        if found is None:
+            grid, layers = self._decode(0), self.geometry.full_layers
+            measured = np.maximum(grid.axes[-1], 1.0)
+            between = [np.geomspace(a, b, _KNOTS, endpoint=False) for a, b in pairwise(measured)]
+            tokens = np.concatenate([*between, measured[-1] * 2.0 ** np.arange(5)])
+            seconds = layers * grid.seconds(float(sequences), tokens)
+            seconds = np.maximum.accumulate(seconds)
+            found = self._curves[sequences] = (sequences * tokens).tolist(), seconds.tolist()
+        return found
+
+    def attention_s(self, sequences: int, tokens: float) -> float:
+        """The same at a number of tokens."""
+        if not sequences:
+            return 0.0
+        knots, seconds = self.attention(sequences)
+        i = min(max(bisect_right(knots, tokens) - 1, 0), len(knots) - 2)
+        share = (tokens - knots[i]) / (knots[i + 1] - knots[i])
+        return seconds[i] + max(share, 0.0) * (seconds[i + 1] - seconds[i])
+
+    def attention_each(self, sequences: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The same of many steps; arrays ``[n]``."""
+        found = np.zeros(len(sequences))
+        for count in np.unique(sequences).tolist():
+            at = np.flatnonzero(sequences == count)
+            if count:
+                knots, seconds = map(np.asarray, self.attention(int(count)))
+                i = np.clip(np.searchsorted(knots, tokens[at], side="right") - 1, 0, len(knots) - 2)
+                slope = (seconds[i + 1] - seconds[i]) / (knots[i + 1] - knots[i])
+                found[at] = seconds[i] + np.maximum(tokens[at] - knots[i], 0.0) * slope
+        return found
+
+    def windows_s(self, sequences: int) -> float:
+        """A decode step's attention in layers with a window, once it is full."""
+        g = self.geometry
+        if not g.window_layers or not sequences:
+            return 0.0
+        return g.window_layers * float(self._decode(g.window).seconds(sequences, g.window))
+
+    def prefill_attention_s(self, tokens: int, present: int = 0) -> float:
+        """Attention of a prompt's `tokens` to themselves and to `present` ones before them."""
+        g = self.geometry
+        whole = tokens + present
+        share = 1.0 - (present / whole) ** 2
+        seconds = g.full_layers * share * float(self._prefill(0).seconds(1, whole))
+        if g.window_layers:
+            seconds += g.window_layers * float(self._prefill(g.window).seconds(1, tokens))
+        return seconds
+
+    def _decode(self, window: int) -> Grid:
+        """Seconds of one layer by sequences and cached tokens of each."""
+        if self.geometry.latent_dim:
+            return self._latent("latent-decode")
+        return self._grouped("decode", window)
+
+    def _prefill(self, window: int) -> Grid:
+        """Seconds of one layer by sequences and prompt tokens of each."""
+        if self.geometry.latent_dim:
+            return self._latent("latent-prefill")
+        return self._grouped("prefill", window)
+
+    def _grouped(self, table: str, window: int) -> Grid:
+        found = self._attention.get((table, window))
+        if found is None:
+            found = self.tables.grid(
+                table, self._kv, _attention_bound(self.peak, table, self._kv),
+                window, self.geometry.head_dim, self._kv_heads, self._heads,
+            )  # fmt: skip
+            self._attention[table, window] = found
+        return found
+
+    def _latent(self, table: str) -> Grid:
+        known = self.tables.types(table)
+        if not known:
+            raise UsageError(
+                f"{self.profile.name} has no measured latent attention under "
+                f"{self.engine.kernels}: choose another GPU or engine"
+            )
+        kind = self._kv if self._kv in known else known[0]
+        bound = _latent_bound(self.peak, table, kind, self.geometry)
+        return self.tables.grid(table, kind, bound, self._heads)
+
+    # What it rests on.
+
+    def basis(self, part: str, tokens: int, context: float = 0.0) -> Basis:
+        """The least trustworthy of the kernels of a part at a number of tokens or sequences."""
+        g = self.geometry
+        if part == "products":
+            return max(grid.basis(max(1, tokens)) for grid in self._product_grids)
+        if part == "experts":
+            if self._experts is None:
+                return Basis.MEASURED
+            _, grid, share = self._experts
+            return grid.basis(tokens) if share == 1.0 else Basis.EXTRAPOLATED
+        if part == "attention":
+            return self._decode(0).basis(tokens, context)
+        if part == "prefill attention":
+            return self._prefill(0).basis(1, tokens)
+        if part == "windows":
+            return self._decode(g.window).basis(tokens, g.window)
+        if part == "all-reduce":
+            return self._all_reduce(False).basis(tokens * g.hidden)
+        raise ValueError(f"a pass has no {part}")
+
+
+_FORWARDS: dict[tuple[object, ...], Forward] = {}
+_KEPT = 32
+
+
+def forward_of(
+    profile: HardwareProfile, engine: EngineProfile, geometry: Geometry, gpus: int, experts: int
+) -> Forward:
+    """A `Forward`, kept for the next search: every one has a price of its own."""
+    numbers = profile.name, profile.flops_per_s, profile.hbm_bytes_per_s, profile.mfu, profile.mbu
+    key = (profile.kernels, numbers, repr(engine), geometry, gpus, experts)
+    found = _FORWARDS.get(key)
+    if found is None:
+        if len(_FORWARDS) >= _KEPT:
+            _FORWARDS.clear()
+        found = _FORWARDS[key] = Forward(profile, engine, geometry, gpus, experts)
+    return found
+
+
+def _weight_only_s(peak: Peak, rows: np.ndarray, each: Product, width: float) -> np.ndarray:
+    """A lower bound where weights of `width` bytes are widened to bf16 before they are used."""
+    out, inner = each.out_features, each.in_features
+    arithmetic_s = 2 * rows * out * inner / peak.flops_per_s
+    moved = out * inner * width + 2 * rows * (out + inner)
+    return np.asarray(np.maximum(arithmetic_s, moved / peak.bytes_per_s) + 2e-6)
+
+
+def _attention_bound(peak: Peak, table: str, kind: str) -> Bound:
+    width = {"fp8": 1, "bf16": 2}[kind]
+
+    def bound(
+        window: np.ndarray, size: np.ndarray, kv_heads: np.ndarray, heads: np.ndarray,
+        sequences: np.ndarray, tokens: np.ndarray,
+    ) -> np.ndarray:  # fmt: skip
+        seen = np.where(np.asarray(window) > 0, np.minimum(tokens, window), tokens)
+        if table == "decode":
+            pairs, moved = sequences * seen, sequences * seen * kv_heads * size * 2 * width
+        else:
+            half = np.where(np.asarray(window) > 0, seen, seen / 2)
+            pairs = sequences * tokens * half
+            moved = sequences * tokens * 2 * (heads + kv_heads) * size * 2
+        return np.asarray(peak.attention_s(pairs, moved, heads, size))
+
+    return bound
+
+
+def _latent_bound(peak: Peak, table: str, kind: str, geometry: Geometry) -> Bound:
+    width = {"fp8": 1, "bf16": 2}[kind]
+    latent = geometry.latent_dim + geometry.rope_dim
+
+    def bound(heads: np.ndarray, sequences: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        if table == "latent-decode":
+            pairs, size = sequences * tokens, latent
+            moved = sequences * tokens * latent * width
+        else:
+            pairs, size = sequences * tokens * tokens / 2, geometry.head_dim
+            moved = sequences * tokens * heads * size * 6
+        return np.asarray(peak.attention_s(pairs, moved, heads, size))
+
+    return bound
+
+
+def _all_reduce_bound(gpus: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """A ring over NVLink, 450 GB/s in each direction."""
+    return np.asarray(2 * (gpus - 1) / gpus * 2 * numbers / 450e9 + 2e-6)
