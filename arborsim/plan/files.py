@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = (".parquet", ".json", ".csv")
-_GROUPS = ("quality", "alone", "pool", "at_largest", "fleet")  # their fields become columns
+_GROUPS = (
+    "quality",
+    "alone",
+    "pool",
+    "at_largest",
+    "fleet",
+    "evidence",
+)  # their fields become columns
 _LEFT_OUT = ("curve", "largest_by_seed", "at_stated")
 
 

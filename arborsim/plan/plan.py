@@ -11,6 +11,7 @@ from pathlib import Path
 
 from arborsim.core.errors import UsageError
 from arborsim.core.workers import unfold
+from arborsim.machine.fidelity import evidence
 from arborsim.plan.demands import (
     MixDemands,
     RecordedSearch,
@@ -23,7 +24,13 @@ from arborsim.plan.demands import (
     solved,
 )
 from arborsim.plan.evaluate import evaluate, unfit
-from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
+from arborsim.plan.provenance import (
+    assumed_numbers,
+    bases_of_seconds,
+    cautions,
+    settings_of,
+    short_prompts,
+)
 from arborsim.plan.recommend import Demanded, recommend
 from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for
 from arborsim.plan.statistics import Estimate, cost_per_solved
@@ -185,7 +192,7 @@ class Planner:
             candidates=tuple(done),
             recommendation=_NOTHING_YET,
             solved=self._solved,
-            settings=settings_of(self.workload),
+            settings={**settings_of(self.workload), **bases_of_seconds(self.workload)},
             assumed=assumed_numbers(self.workload),
             notes=(*cautions(self.workload, done, self._solved), *self._short),
             complete=not self.missing,
@@ -193,7 +200,7 @@ class Planner:
         return replace(plan, recommendation=recommend(plan, self.demanded))
 
     def _dressed(self, candidate: CandidateResult, load: float | None) -> CandidateResult:
-        """With what does not depend on its own runs: its fleet, and the accuracy of live ones."""
+        """With what does not depend on its own runs: its fleet, accuracy and evidence."""
         accuracy = self.accuracies.get((candidate.policy, candidate.budget))
         quality, point = candidate.quality, candidate.at_largest
         if quality is not None and accuracy is not None:
@@ -202,4 +209,6 @@ class Planner:
                 low, high = (cost_per_solved(each / 1000, accuracy) for each in point.cost_per_1000)
                 point = replace(point, cost_per_solved=(low, high))
         fleet = fleet_for(candidate, load)
-        return replace(candidate, quality=quality, at_largest=point, fleet=fleet)
+        hardware = self.candidates[candidate.number].hardware
+        rests_on = evidence(hardware.profile, self.workload.geometry, hardware.gpus)
+        return replace(candidate, quality=quality, at_largest=point, fleet=fleet, evidence=rests_on)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from arborsim.core.documents import file_digest, versions
+from arborsim.core.errors import UsageError
 from arborsim.core.units import quantity
+from arborsim.machine.basis import bases
+from arborsim.machine.cost import CostModel
+from arborsim.machine.fidelity import bases_text
 from arborsim.machine.machine import ServingOptions
+from arborsim.machine.price import Price
 from arborsim.machine.profile import numbers_of
+from arborsim.machine.weights import weights_type
 from arborsim.plan.demands import Facts
 from arborsim.plan.evaluate import STEP
 from arborsim.plan.generate import TreeSpec
@@ -29,6 +35,7 @@ def settings_of(workload: Workload) -> dict[str, str]:
     prices = workload.prices
     found = {
         "model geometry": workload.geometry.name,
+        "weights": weights_type(workload.geometry),
         "KV bytes per token": f"{workload.geometry.kv_bytes_per_token:,}",
         "searches per run": f"{workload.searches}, the first {workload.warm_up} not measured",
         "seeds": ", ".join(str(seed) for seed in workload.seeds()),
@@ -51,6 +58,19 @@ def settings_of(workload: Workload) -> dict[str, str]:
             f"{key} {_plain_text(value)}" for key, value in values_of(choice.policy).items()
         )
         found[f"policy {choice.name}"] = values or "no parameters"
+    return found
+
+
+def bases_of_seconds(workload: Workload) -> dict[str, str]:
+    """What the terms of the time rest on, for each machine that can price the model."""
+    found = {}
+    for hardware in workload.hardware:
+        cost = CostModel(hardware.profile, workload.geometry)
+        options = replace(workload.serving, tensor_parallel=hardware.gpus)
+        try:
+            found[f"seconds on {hardware.name}"] = bases_text(bases(Price(cost, options)))
+        except UsageError:  # a model that cannot be served there: its candidates say why
+            continue
     return found
 
 

@@ -14,17 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from arborsim.machine.fidelity import share_text
 from arborsim.plan.results import (
     MET,
     MISSED,
     UNFIT,
     Alone,
     CandidateResult,
+    Fleet,
     LoadPoint,
     PlanResult,
     Recommendation,
     machines_for,
     middle_cost,
+    with_error,
 )
 from arborsim.plan.runs import TIME
 from arborsim.plan.statistics import mean_interval
@@ -64,9 +67,13 @@ def limits_of(plan: PlanResult) -> str:
     return " and ".join(limits if token is None else [*limits, f"{1e3 * token:.4g} ms per token"])
 
 
-def cost_at(cost: tuple[float, float] | None, load: float, plan: PlanResult) -> str:
-    """A cost means nothing without the load that the machines' hours are divided by."""
-    return f"{money(cost, plan.currency)} per 1,000 searches at {load_of(load, plan)}"
+def cost_at(point: LoadPoint | Fleet, of: CandidateResult, plan: PlanResult) -> str:
+    """A cost means nothing without the load that the machines' hours are divided by.
+
+    Its range is that of prices, widened by the error of the candidate's seconds.
+    """
+    cost = money(with_error(point.cost_per_1000, of.error), plan.currency)
+    return f"{cost} per 1,000 searches at {load_of(point.load, plan)}"
 
 
 def resource(point: LoadPoint, limited_by: str) -> str:
@@ -95,9 +102,8 @@ def first_out(point: LoadPoint) -> str:
 
 def none_met(plan: PlanResult) -> str:
     """By how much the best one misses the target, and what would help: three short lines."""
-    missed = [(each, each.alone) for each in plan.candidates if each.status == MISSED if each.alone]
-    if missed:
-        best, alone = min(missed, key=lambda pair: (_excess(pair[1], plan), pair[0].number))
+    if (nearest := _nearest(plan)) is not None:
+        best, alone = nearest
         return (
             f"No candidate meets {limits_of(plan)} for {plan.percentile:g}% of the searches. "
             f"Nearest: {best.name}, {_missed_by(alone, plan)}."
@@ -107,6 +113,12 @@ def none_met(plan: PlanResult) -> str:
     unfit = [each for each in plan.candidates if each.status == UNFIT]
     first = (unfit or plan.candidates)[0]
     return f"No candidate can serve these searches; {first.name}: {first.reason}"
+
+
+def _nearest(plan: PlanResult) -> tuple[CandidateResult, Alone] | None:
+    """Of the candidates that miss the target the one that does so by the least, if there is one."""
+    missed = [(each, each.alone) for each in plan.candidates if each.status == MISSED if each.alone]
+    return min(missed, key=lambda pair: (_excess(pair[1], plan), pair[0].number), default=None)
 
 
 def _missed_by(alone: Alone, plan: PlanResult) -> str:
@@ -189,6 +201,8 @@ def recommend(plan: PlanResult, demanded: Demanded) -> Recommendation:
             "Of those whose quality is not known to suffice, the cheapest is "
             f"{_compared(cheaper, best, plan)}."
         )
+    shown = [best] if alternative is None else [best, alternative]
+    sentences += [*_evidence(best), *_included(shown)]
     return Recommendation(
         best.number,
         " ".join(sentences),
@@ -212,7 +226,7 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
     text = (
         f"Take {named(best)}: offered up to {load_of(best.largest, plan)}, one machine keeps "
         f"{plan.percentile:g}% of the searches within {limits_of(plan)}, at "
-        f"{cost_at(point.cost_per_1000, point.load, plan)} ({_runs(best, point, plan)}). "
+        f"{cost_at(point, best, plan)} ({_runs(best, point, plan)}). "
         f"{_limit(best, point)}"
     )
     if point.preemptions_per_1000 > _MANY_PREEMPTIONS:
@@ -225,7 +239,7 @@ def _what(best: CandidateResult, plan: PlanResult) -> str:
         text += (
             f" For {load_of(fleet.load, plan)}, {machines}: {fleet.gpus} GPU"
             f"{'s' * (fleet.gpus != 1)} at {money(fleet.price_per_hour, plan.currency)} an hour, "
-            f"or {cost_at(fleet.cost_per_1000, fleet.load, plan)}."
+            f"or {cost_at(fleet, best, plan)}."
         )
     return text
 
@@ -289,8 +303,59 @@ def _compared(other: CandidateResult, best: CandidateResult, plan: PlanResult) -
     change = there / here - 1
     words = "about the same" if abs(change) < _SAME else (
         f"{abs(change):.0%} {'more' if change > 0 else 'less'}")  # fmt: skip
-    text = f"{named(other)} at {cost_at(point.cost_per_1000, point.load, plan)}, {words}"
-    return text + _left_open(other, best)
+    text = f"{named(other)} at {cost_at(point, other, plan)}, {words}"
+    left_open = _left_open(other, best)
+    if abs(change) < _SAME:
+        return text + left_open
+    return text + left_open + _against_error(other, best, abs(change), bool(left_open))
+
+
+def _against_error(a: CandidateResult, b: CandidateResult, change: float, is_open: bool) -> str:
+    """What the errors of seconds make of a difference in cost; "" if they leave it as it is.
+
+    Two candidates on the same GPUs and engine have their errors in common, so that ratios are
+    safer than costs; of others the larger error counts.
+    """
+    if a.evidence is None or b.evidence is None:
+        return ""
+    if a.evidence.machine == b.evidence.machine:
+        if is_open or a.error is None or change >= a.error:
+            return ""
+        return (
+            f" (less than the error of seconds, {share_text(a.error)}, but that is common to both: "
+            "same GPU, engine and width)"
+        )
+    unknown = dict.fromkeys(each.hardware for each in (a, b) if each.error is None)
+    if unknown:
+        names = " and ".join(unknown)
+        return f" (how far off seconds are on {names} is not known, so the difference is uncertain)"
+    error = max(each.error for each in (a, b) if each.error is not None)
+    if change >= error:
+        return ""
+    return f" (less than the error of seconds, {share_text(error)}: no difference)"
+
+
+def _evidence(best: CandidateResult) -> list[str]:
+    """What the recommended candidate's seconds rest on."""
+    return [] if best.evidence is None else [best.evidence.sentence()]
+
+
+def _included(shown: Sequence[CandidateResult]) -> list[str]:
+    """How much the ranges of costs were widened; nothing where there are none."""
+    errors = {
+        each.hardware: "nothing" if each.error is None else share_text(each.error)
+        for each in shown
+        if each.price_per_hour is not None and each.evidence is not None
+    }
+    if not errors:
+        return []
+    (first, *others) = dict.fromkeys(errors.values())
+    if not others:
+        if first == "nothing":
+            return ["The error of simulated seconds is not known: costs include nothing for it."]
+        return [f"Costs include {first} for the error of simulated seconds."]
+    each = " and ".join(f"{error} on {name}" for name, error in errors.items())
+    return [f"Costs include, for the error of simulated seconds, {each}."]
 
 
 def _left_open(a: CandidateResult, b: CandidateResult) -> str:
@@ -335,6 +400,8 @@ def _counts(candidate: CandidateResult, load: float) -> str:
 def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
     """What the plan does not know."""
     found = []
+    if best is None and (nearest := _nearest(plan)) is not None:
+        found += _evidence(nearest[0])
     quality = best.quality if best else None
     rows = plan.candidates if best else ()  # what serves nothing raises no question of quality
     lossy = [each for each in rows if each.quality and not each.quality.exact]

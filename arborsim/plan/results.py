@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from arborsim.machine.fidelity import Evidence
 from arborsim.machine.machine import KvPool
 from arborsim.machine.report import BusySeconds, PrefixTokens, ServingSeries, Utilisation
 from arborsim.plan.statistics import Estimate
@@ -134,7 +135,8 @@ class LoadPoint:
     preemptions_per_1000: float
     refused_per_1000: float
     refusal: str  #: why the first refused search was refused; "" if none was
-    #: Lowest and highest price of 1,000 searches at this load; None without a price.
+    #: Lowest and highest price of 1,000 searches at this load, if seconds are right (`with_error`
+    #: widens it); None without a price.
     cost_per_1000: tuple[float, float] | None
     #: The same for a solved search, each with the interval that the share of solved searches has;
     #: None if the traces do not know what was solved, or the policy drops tokens and no live runs
@@ -189,6 +191,12 @@ class CandidateResult:
     #: Points from a small load to beyond the largest, by load; only for some candidates.
     curve: tuple[LoadPoint, ...] = ()
     fleet: Fleet | None = None  #: for the stated load
+    evidence: Evidence | None = None  #: what its seconds rest on; None if that was not looked up
+
+    @property
+    def error(self) -> float | None:
+        """The median error of its seconds, as a share; None if it is not known."""
+        return None if self.evidence is None else self.evidence.error
 
     @property
     def name(self) -> str:
@@ -259,6 +267,17 @@ def fleet_for(candidate: CandidateResult, load: float | None) -> Fleet | None:
         idle = machines * candidate.largest / load
         cost = (idle * cost[0], idle * cost[1])
     return Fleet(load, machines, machines * candidate.gpus, hourly, cost)
+
+
+def with_error(cost: tuple[float, float] | None, error: float | None) -> tuple[float, float] | None:
+    """A cost's lowest and highest, where seconds are off by the factor 1 + `error` either way.
+
+    Machines that take longer for each token cost as much more per search.  An error that is not
+    known changes nothing.
+    """
+    if cost is None or error is None:
+        return cost
+    return cost[0] / (1 + error), cost[1] * (1 + error)
 
 
 def compared_cost(result: CandidateResult) -> tuple[float, float] | None:

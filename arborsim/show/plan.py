@@ -208,6 +208,7 @@ def legend(plan: PlanResult) -> list[str]:
     if any(each.at_largest and each.at_largest.cost_per_1000 for each in plan.met()):
         per = "served search" if clients else "offered search (in the long run all are served)"
         lines.append(f"{plan.currency}/1000: per {per}")
+        lines.append("  its range is that of prices, without the error of simulated seconds")
     lines.append("kept: attention on tokens that are still readable; it is not accuracy")
     if any(each.fleet for each in plan.candidates) and plan.stated_load is not None:
         lines.append(f"fleet: GPUs for {load_of(plan.stated_load, plan)}")

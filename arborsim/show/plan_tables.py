@@ -184,6 +184,9 @@ ABOUT = {
     "used_...": "hbm and host: mean share of the bytes; others: share of the time.",
     "prefix_tokens_...": "Of shared prefixes, over all runs: found in hbm, copied back from ddr, "
     "or computed.",
+    "evidence_...": "What seconds rest on. basis: kind (published runs of this GPU, engine and "
+    "type of weights were compared), all (only others were), roofline or assumed roofline (none); "
+    "median and high: of the errors of these runs. Costs here are not widened by them.",
     "..._low, ..._high": "Ends of the 95 % interval, or of the range of prices.",
 }
 _NAMES = ("number", "hardware", "policy", "budget", "recall", "gpus", "status", "reason")
@@ -263,6 +266,7 @@ def _known(row: CandidateResult) -> dict[str, Any]:
         "alone_peak_hbm_bytes": alone and alone.peak_hbm_bytes,
         "fleet_machines": fleet and fleet.machines,
         "fleet_gpus": fleet and fleet.gpus,
+        **({"evidence": row.evidence} if row.evidence else {}),
     })  # fmt: skip
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 
 from arborsim.core.units import quantity
+from arborsim.machine.fidelity import share_text
 from arborsim.plan.recommend import RESOURCES, first_out, load_of, resource
-from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, compared_cost
+from arborsim.plan.results import CandidateResult, LoadPoint, PlanResult, compared_cost, with_error
 from arborsim.plan.runs import TIME
 from arborsim.show.words import digits, money
 
@@ -191,7 +192,8 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
         largest += f" (by seed: {' to '.join(ends)})"
     if point.cost_per_solved is not None:
         low, high = point.cost_per_solved
-        solved = f"{money((1000 * low.value, 1000 * high.value), currency)} at {there}"
+        costs = with_error((1000 * low.value, 1000 * high.value), row.error)
+        solved = f"{money(costs, currency)} at {there}"
     if fleet is not None:
         machines = (
             f"{fleet.machines} ({stated(result)}, {fleet.gpus} GPU{'s' if fleet.gpus > 1 else ''}, "
@@ -203,12 +205,13 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
         "Served there": f"{load(point.served_per_s.value, 'searches/s')} in runs of "
         f"{result.searches:,} searches, which begin empty",
         f"Cost per 1,000 searches{at_load(result)}": (
-            money(fleet.cost_per_1000, currency) if fleet else ""
+            money(with_error(fleet.cost_per_1000, row.error), currency) if fleet else ""
         ),
         "Cost per 1,000 searches at the largest load": (
-            f"{money(point.cost_per_1000, currency)} at {there}"
+            f"{money(with_error(point.cost_per_1000, row.error), currency)} at {there}"
         ),
         "Cost per 1,000 solved there": solved,
+        "Error of simulated seconds in these costs": _error(row),
         "Time per search (p50, p95, p99)": _seconds(times.p50, times.p95, times.p99),
         "Time per output token (p50, p95)": _seconds(tokens.p50, tokens.p95),
         "Searches at once": f"{digits(point.concurrency)} on average, "
@@ -217,7 +220,15 @@ def _facts(row: CandidateResult, result: PlanResult) -> dict[str, str]:
         STOPPED_BY: stopped_by(row),
         "Quality": _quality(row),
         "Machines for the stated load": machines,
+        "Evidence for seconds": "" if row.evidence is None else row.evidence.sentence(),
     }
+
+
+def _error(row: CandidateResult) -> str:
+    """By how much the ranges of costs are widened."""
+    if row.evidence is None or row.price_per_hour is None:
+        return ""
+    return "not known, not included" if row.error is None else f"{share_text(row.error)} either way"
 
 
 def _seconds(*values: float) -> str:

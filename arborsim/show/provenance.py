@@ -8,6 +8,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core.documents import file_digest, versions
+from arborsim.core.errors import UsageError
+from arborsim.core.units import quantity
+from arborsim.machine.basis import bases
+from arborsim.machine.cost import CostModel
+from arborsim.machine.fidelity import bases_text, evidence
+from arborsim.machine.price import Price
+from arborsim.machine.weights import weights_type
 from arborsim.policies.registry import values_of
 from arborsim.run.results import BASELINE, MACHINE, assumed_policy_time, at_budget, does_not_fit
 from arborsim.show.words import counted
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Options of a search that follow from the width.
 _WIDTHS = ("width", "n", "children")
-_KV_TYPE = re.compile(r", \w+ KV$")  # see machine.config.with_kv_dtype
+_KV_TYPE = re.compile(r", \w+ KV(?=,|$)")  # see machine.config.with_kv_dtype
 
 
 def machine_line(machine: Machine, recorded: Sequence[Geometry]) -> str:
@@ -39,7 +46,9 @@ def machine_line(machine: Machine, recorded: Sequence[Geometry]) -> str:
     )
     kind = ("" if machine.geometry else "recorded ") + ("models" if len(charged) > 1 else "model")
     gpu, host = _gpu_and_host(machine)
-    return f"GPU {gpu}, {host} host; {kind} {models}"
+    engine = machine.profile.engine
+    served = f" under {engine.name}" if engine is not None else ""
+    return f"GPU {gpu}{served}, {host} host; {kind} {models}"
 
 
 def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str, str]:
@@ -51,12 +60,25 @@ def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str
         "GPU": machine.profile.name,
         "host": _gpu_and_host(machine)[1],
         "model geometry": ", ".join(geometry.name + as_recorded for geometry in charged),
+        "weights": ", ".join(dict.fromkeys(map(_weights, charged))),
         "KV type": ", ".join(dict.fromkeys(map(_bits, charged))),
         "KV bytes per token": ", ".join(f"{each.kv_bytes_per_token:,}" for each in charged),
         "recall of DDR tokens": machine.recall,
         "tokens per page": str(machine.page_tokens),
         "tree attention": "on" if machine.tree_attention else "off",
+        "seconds": ", ".join(dict.fromkeys(_bases(machine, each) for each in charged)),
+        "error of seconds": " ".join(
+            dict.fromkeys(evidence(machine.profile, each).sentence() for each in charged)
+        ),
     }
+
+
+def _bases(machine: Machine, geometry: Geometry) -> str:
+    """What the terms of the time rest on."""
+    try:
+        return bases_text(bases(Price(CostModel(machine.profile, geometry))))
+    except UsageError as error:  # a model that the engine cannot serve
+        return str(error)
 
 
 def replay_settings(job: Replay, readers: Sequence[TraceReader]) -> dict[str, str]:
@@ -150,6 +172,11 @@ def _charged(machine: Machine, recorded: Sequence[Geometry]) -> list[Geometry]:
 def _gpu_and_host(machine: Machine) -> tuple[str, str]:
     gpu, _, host = machine.profile.name.partition("+")  # h100+ddr5-2tb: see machine.lookup
     return gpu, host or "default"
+
+
+def _weights(geometry: Geometry) -> str:
+    """The types of the weights, and what they take."""
+    return f"{weights_type(geometry)}, {quantity('bytes', geometry.weight_bytes)}"
 
 
 def _bits(geometry: Geometry) -> str:
