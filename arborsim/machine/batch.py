@@ -122,6 +122,7 @@ class IterationTime:
         #: What streaming takes at least, if it does anything: the NVMe may be slower than the link.
         self.stream_floor_s = 0.0
         self._weights_s = price.weights_s  # of n tokens
+        self._busy_s = price.products_busy_s
         self._pass_s = price.pass_s
         self._attention_s = price.attention_s
         self._knots = price.attention_knots
@@ -191,9 +192,12 @@ class IterationTime:
             )
         out.flops_s = k * s.compute + s.compute_g * (k * (k - 1) / 2)
         if self._measured:
+            computing_s, reading_s = self._busy_s(s.sequences)
+            out.flops_s += k * computing_s
+            out.memory_s = k * reading_s
             ends = ((first, self._memory_s(s, first), self._memory_s(s, last - 1), last)
                     for first, last in pairwise(bends))  # fmt: skip
-            out.memory_s = sum((last - first) * (a + b) / 2 for first, a, b, last in ends)
+            out.memory_s += sum((last - first) * (a + b) / 2 for first, a, b, last in ends)
         else:
             weights_s = self._weights_s(s.sequences)
             out.memory_s = k * (weights_s + s.kv) + s.kv_g * (k * (k - 1) / 2)
@@ -204,6 +208,8 @@ class IterationTime:
         total, exposed, policy = self.terms(s, 0, extra)
         flops = s.compute + extra.compute_s
         memory = self._memory_s(s, 0, extra)
+        computing_s, reading_s = self._busy_s(s.sequences + extra.tokens)
+        flops, memory = flops + computing_s, memory + reading_s
         prefill = 0.0
         if extra.tokens:
             decode = self.terms(s, 0)[0] if s.sequences else 0.0

@@ -52,6 +52,7 @@ class Price:
         self.gpus = options.tensor_parallel
         self._nvme_bytes_per_s = options.nvme_bytes_per_s
         self._weights_s: dict[int, float] = {}
+        self._busy_s: dict[int, tuple[float, float]] = {}
         self._pass_s: dict[tuple[int, int, int, bool], float] = {}
         self._transfers_s: dict[tuple[int, bool], float] = {}
         self._policies: dict[tuple[str, bool], PolicySeconds] = {}
@@ -98,6 +99,17 @@ class Price:
         found = self._weights_s.get(tokens)
         if found is None:
             found = self._weights_s[tokens] = self._shared_s("kv", tokens)
+        return found
+
+    def products_busy_s(self, tokens: int) -> tuple[float, float]:
+        """What arithmetic, and reading weights, of measured products would take by themselves."""
+        if not self.measured or not tokens:
+            return 0.0, 0.0
+        found = self._busy_s.get(tokens)
+        if found is None:
+            compute_s = float(self.cost.flops_s(tokens, 0.0)) / self.gpus
+            found = compute_s, float(self.cost.weights_read_s(tokens)) / self.gpus
+            self._busy_s[tokens] = found
         return found
 
     def pass_s(
