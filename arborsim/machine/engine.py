@@ -38,7 +38,7 @@ class EngineProfile(Sourced):
     #: these wait.
     mixes_prefill: bool
     chunk_tokens: _Amount  # tokens of a step with prompts, at most; 0: prompts are own passes
-    block_tokens: _Count  # KV slots of a block
+    block_tokens: _Count  # KV slots of a block, by which prefixes are kept and given up
     step_s: Seconds  # each step longer than its kernels
     sequence_s: Seconds  # the same per sequence in it
     #: Each layer of a decode step longer than its kernels measured alone.  Below 0 where kernels in

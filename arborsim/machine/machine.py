@@ -116,7 +116,8 @@ class ServingOptions:
     #: What happens to the keys and values in HBM of a search that loses its place: `PREEMPTIONS`.
     preemption: str = "swap"
     prefix_sharing: bool = True  # hold the prefix that searches have in common once
-    prefix_block_tokens: _Count = 16  # tokens by which an unused prefix is given up, from its end
+    #: Tokens by which an unused prefix is given up, from its end; 0 for the engine's blocks, or 16
+    prefix_block_tokens: _Amount = 0
     #: DDR for copies of shared prefixes, at most; 0 for none.  Every prefix is copied there over
     #: PCIe once it is computed; what HBM no longer holds of it is copied back.
     prefix_host_bytes: _Amount = 0

@@ -234,7 +234,7 @@ class Places:
         """
         state, sums = self._state, self._state.batch.sums
         state.tally.first("hbm")
-        ahead = min(state.options.prefix_block_tokens, state.batch.next_end()) - 1
+        ahead = min(state.block_tokens, state.batch.next_end()) - 1
         if state.evict_prefixes(sums.hbm + ahead * max(0, sums.hbm_g) - state.pages_left):
             return
         victim = state.last_admitted

@@ -134,7 +134,8 @@ class State:
         self.hbm = Level(clock)
         self.decoding_bytes = 0  # ... which take this
         self.stream_floor_s = 0.0  # what the NVMe takes for what iterations stream
-        block = options.prefix_block_tokens
+        engine_block = price.engine.block_tokens if price.engine is not None else 16
+        block = self.block_tokens = options.prefix_block_tokens or engine_block
         self.host = Host(
             clock, price.cost.profile.ddr_bytes, options.nvme_bytes,
             options.prefix_host_bytes, block,
