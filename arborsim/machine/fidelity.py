@@ -92,8 +92,8 @@ class Evidence:
     gpus: int  # that serve together
     engine: str
     weights: str  # type of most of them
-    #: "kind" if runs of this kind were compared, "all" if only others were, "" if none; "roofline"
-    #: or "assumed roofline" for a GPU without measured kernels, by what its shares of the peaks are
+    #: "kind" if runs of this kind were compared, "all" if only others were, "" if none; "roofline",
+    #: "fitted roofline" or "assumed roofline" without measured kernels, by its shares of the peaks
     basis: str
     runs: int = 0  # that were compared
     median: float = 0.0  # of the sizes of their errors, as shares
@@ -112,7 +112,7 @@ class Evidence:
     def sentence(self) -> str:
         """In words, with a full stop."""
         if self.basis.endswith("roofline"):
-            shares = "assumed" if self.basis.startswith("assumed") else "measured"
+            shares = self.basis.removesuffix("roofline").strip() or "measured"
             return (
                 f"On {self.gpu}, seconds rest on a roofline with {shares} shares: no published run "
                 "was compared for this GPU."
@@ -141,8 +141,9 @@ def evidence(profile: HardwareProfile, geometry: Geometry, gpus: int = 1) -> Evi
     gpu, weights = profile.name.partition("+")[0], weights_kind(geometry)
     engine = profile.engine.name if profile.engine is not None else ""
     if not profile.kernels or profile.engine is None:
-        assumed = "assumed " * any(map(profile.is_assumed, _SHARES))
-        return Evidence(gpu, gpus, engine, weights, f"{assumed}roofline")
+        rests = {Basis.ASSUMED: "assumed ", Basis.FITTED: "fitted "}
+        worst = max(profile.basis(name) for name in _SHARES)
+        return Evidence(gpu, gpus, engine, weights, f"{rests.get(worst, '')}roofline")
     for name in dict.fromkeys((engine, _VERSION.sub("", engine))):
         if found := fidelity(gpu, name, weights, gpus):
             errors = found.runs, found.median, found.high

@@ -185,7 +185,7 @@ ABOUT = {
     "prefix_tokens_...": "Of shared prefixes, over all runs: found in hbm, copied back from ddr, "
     "or computed.",
     "evidence_...": "What seconds rest on. basis: kind (published runs of this GPU, engine and "
-    "type of weights were compared), all (only others were), roofline or assumed roofline (none); "
+    "type of weights were compared), all (only others were), or a roofline (none); "
     "median and high: of the errors of these runs. Costs here are not widened by them.",
     "..._low, ..._high": "Ends of the 95 % interval, or of the range of prices.",
 }

@@ -43,8 +43,8 @@ def test_gpu_host_model_and_type_of_cache_lead_the_output(
     command = ["replay", str(trace), "--episodes", "1", "--no-oracle"]
     given = ["--gpu", "h200", "--host", "ddr5-2tb", "--model", "qwen3-8b", "--kv-dtype", "fp8"]
     for options, line in (
-        ([], "GPU h100, default host; recorded model "),
-        (given, "GPU h200, ddr5-2tb host; model qwen3-8b, 8-bit KV (73,728 B/token)"),
+        ([], "GPU h100 under vllm, default host; recorded model "),
+        (given, "GPU h200 under vllm, ddr5-2tb host; model qwen3-8b, 8-bit KV (73,728 B/token)"),
     ):
         assert main([*command, *options, "--report", str(page)]) == 0
         assert capsys.readouterr().out.startswith(line)

@@ -48,8 +48,11 @@ def test_tables_fit_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(len(line.rstrip()) for line in lines) <= columns
     text = "\n".join(lines)
-    heading = " ".join(lines).split("   ")[0]
-    assert "bank.parquet: 4 problems of random, simulated on GPU h200, default host; " in heading
+    heading = " ".join(" ".join(lines).split()[:40])
+    assert (
+        "bank.parquet: 4 problems of random, simulated on GPU h200 under vllm, default host; "
+        in heading
+    )
     assert "model llama-3.1-8b, 16-bit KV (131,072 B/token)" in " ".join(text.split())
     for name in ("rebase", "ets-kv", "self-consistency", "dpts", "mcts", "linear"):
         assert f" {name} " in text
@@ -95,7 +98,10 @@ def test_a_host_and_another_type_of_cache(
         sizes.append(pd.read_csv(out)["kv_bytes_per_token"].tolist())
     assert sizes == [[131_072], [65_536]]
     shown = " ".join(capsys.readouterr().out.split())
-    assert "GPU h100, ddr4-256gb host; model llama-3.1-8b, 8-bit KV (65,536 B/token)" in shown
+    assert (
+        "GPU h100 under vllm, ddr4-256gb host; model llama-3.1-8b, 8-bit KV (65,536 B/token)"
+        in shown
+    )
     assert "Policy time of streaming-llm is assumed (50.0 µs a decision)" in shown
     text = page.read_text()
     for fact in ("h100+ddr4-256gb", "llama-3.1-8b, fp8 KV", "8-bit", "65,536", "Policy time of"):

@@ -65,7 +65,7 @@ def _evidence(gpu: str, engine: str, weights: str, gpus: int = 1, host: str = ""
          "bfloat16): over all 60 judged runs seconds per token were off by 9% in the median, 30% "
          "at the 90th percentile.", 0.09),
         ("rtx4090", "vllm", "fp8", 1,
-         "On rtx4090, seconds rest on a roofline with assumed shares: no published run was "
+         "On rtx4090, seconds rest on a roofline with fitted shares: no published run was "
          "compared for this GPU.", None),
         ("h100", "", "fp8", 1,
          "On h100, seconds rest on a roofline with assumed shares: no published run was compared "
@@ -225,7 +225,7 @@ def test_pages_of_replays_say_what_their_seconds_rest_on() -> None:
     geometry = load_geometry("llama-3.1-8b")
     for engine, words in (("vllm", "(one h100, vllm, bfloat16): over all 60"), ("", "a roofline")):
         found = machine_settings(Machine(load_profile("h100", engine=engine)), [geometry, geometry])
-        assert re.fullmatch(r"\d+ terms measured, (\d+ \w+, )*\d+ assumed", found["seconds"])
+        assert re.fullmatch(r"\d+ terms? measured, (\d+ \w+, )*\d+ assumed", found["seconds"])
         assert found["error of seconds"].count(words) == 1
     kinds = [geometry, with_types(geometry, "fp8")]
     found = machine_settings(Machine(load_profile("h100", engine="vllm")), kinds)
@@ -246,7 +246,7 @@ def test_a_plan_looks_its_evidence_up_and_its_files_hold_it(tmp_path: Path) -> N
     assert plan.settings["seconds on rtx4090"].endswith(" assumed")
     assert set(plan.settings) >= {"seconds on rtx4090", "seconds on h100"}
     frame = files.to_frame(plan)
-    assert frame["evidence_basis"].tolist() == ["assumed roofline"] * 2 + ["all"] * 2
+    assert frame["evidence_basis"].tolist() == ["fitted roofline"] * 2 + ["all"] * 2
     assert frame["evidence_median"].tolist()[2:] == [0.09, 0.09]
     document = json.loads(files.to_json(plan))
     again = msgspec.convert(document["candidates"][2]["evidence"], Evidence)

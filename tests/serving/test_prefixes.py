@@ -231,7 +231,7 @@ def test_a_shorter_prefix_is_the_head_of_a_longer_one() -> None:
 
 def test_options_of_prefixes_are_checked() -> None:
     for name, value in (
-        ("prefix_block_tokens", 0), ("prefix_host_bytes", -1), ("prefix_load_tokens", 0),
+        ("prefix_block_tokens", -1), ("prefix_host_bytes", -1), ("prefix_load_tokens", 0),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=f"serving: {name} must be at least .*, not {value}"):
             ServingOptions(**{name: value})
