@@ -48,7 +48,8 @@ def basis_of(
         elif term.constants and price.measured and price.engine is not None:
             found += [price.engine.basis(each) for each in term.constants]
         else:
-            found += [profile.basis(number) for number in term.numbers]
+            stated = profile.numbers()  # others are 0 unless a file gives them
+            found += [profile.basis(number) for number in term.numbers if number in stated]
     if name == LAUNCHES and price.engine is not None:
         found.append(price.engine.basis("launch_s"))
     return max(found, default=Basis.MEASURED)
