@@ -36,7 +36,7 @@ CONSTANTS = {
     "layer_s": (-3e-5, 6e-5, 5e-6), "prefill_layer_s": (-6e-5, 3e-4, 2e-5),
     "request_s": (0.0, 0.2, 0.01), "product_share": (0.8, 1.3, 0.05),
     "quantised_share": (0.7, 1.3, 0.05), "expert_share": (0.5, 1.5, 0.05),
-    "all_reduce_share": (0.5, 1.5, 0.1),
+    "all_reduce_share": (0.5, 2.0, 0.1),
 }  # fmt: skip
 SHARES = (
     "layer_s", "prefill_layer_s", "request_s", "quantised_share", "expert_share",

@@ -22,7 +22,7 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.products import HEAD, KV_B, WEIGHT_BITS, Product
 from arborsim.core.sourced import Basis
-from arborsim.machine.kernels import Bound, Grid, Peak, load_tables
+from arborsim.machine.kernels import LAUNCH_S, Bound, Grid, Peak, load_tables
 
 if TYPE_CHECKING:
     from arborsim.core.geometry import Geometry
@@ -105,10 +105,11 @@ class Forward:
                 f"{self.engine.kernels} ({', '.join(known)}): choose other --weights, or another "
                 "GPU or engine"
             )
-        return self._products_of("bf16", each).scaled(
+        peak, shape, wide = self.peak, (each.out_features, each.in_features), _WIDTH["bf16"]
+        return self._products_of("bf16", each).scaled(  # widened to bf16 before they are used
             lambda rows: (
-                _weight_only_s(self.peak, rows, each, _WIDTH[kind])
-                / _weight_only_s(self.peak, rows, each, _WIDTH["bf16"])
+                peak.product_s(rows, *shape, _WIDTH[kind], wide)
+                / peak.product_s(rows, *shape, wide)
             )
         )
 
@@ -142,7 +143,7 @@ class Forward:
             weights = 3 * wanted.hidden * wanted.expert_dim / parts
             moved = weights * wanted.experts * used * width
             arithmetic = tokens * wanted.experts_per_token * weights / peak.flops_per_s
-            return np.asarray(np.maximum(arithmetic, moved / peak.bytes_per_s) + 2e-6)
+            return np.asarray(np.maximum(arithmetic, moved / peak.bytes_per_s) + LAUNCH_S)
 
         model = {
             "in_features": wanted.hidden, "out_features": wanted.expert_dim,
@@ -329,14 +330,6 @@ def forward_of(
     return found
 
 
-def _weight_only_s(peak: Peak, rows: np.ndarray, each: Product, width: float) -> np.ndarray:
-    """A lower bound where weights of `width` bytes are widened to bf16 before they are used."""
-    out, inner = each.out_features, each.in_features
-    arithmetic_s = 2 * rows * out * inner / peak.flops_per_s
-    moved = out * inner * width + 2 * rows * (out + inner)
-    return np.asarray(np.maximum(arithmetic_s, moved / peak.bytes_per_s) + 2e-6)
-
-
 def _attention_bound(peak: Peak, table: str, kind: str) -> Bound:
     width = {"fp8": 1, "bf16": 2}[kind]
 
@@ -374,4 +367,4 @@ def _latent_bound(peak: Peak, table: str, kind: str, geometry: Geometry) -> Boun
 
 def _all_reduce_bound(gpus: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """A ring over NVLink, 450 GB/s in each direction."""
-    return np.asarray(2 * (gpus - 1) / gpus * 2 * numbers / 450e9 + 2e-6)
+    return np.asarray(2 * (gpus - 1) / gpus * 2 * numbers / 450e9 + LAUNCH_S)

@@ -54,7 +54,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "all-reduce": ("gpus", "tokens"),
 }  # fmt: skip
 _HEADER = ("gpu", "engine", "versions", "source", "licence", "groups")
-_LAUNCH_S = 2e-6  # what the lower bounds add, so that they never approach 0
+LAUNCH_S = 2e-6  # what the lower bounds add, so that they never approach 0
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,21 @@ class Peak:
     flops_per_s: float  # dense, bf16
     bytes_per_s: float
 
-    def product_s(self, rows: Any, out: Any, inner: Any, width: float) -> Any:
-        """A lower bound of ``rows x inner`` times ``inner x out``; `width` bytes per weight."""
-        arithmetic_s = 2 * rows * out * inner * max(width, 0.5) / (2 * self.flops_per_s)
+    def product_s(
+        self, rows: Any, out: Any, inner: Any, width: float, computed: float = 0.0
+    ) -> Any:
+        """A lower bound of ``rows x inner`` times ``inner x out``; `width` bytes per weight.
+
+        `computed` is the width that they are multiplied in, their own if it is 0.
+        """
+        arithmetic_s = rows * out * inner * max(computed or width, 0.5) / self.flops_per_s
         moved = out * inner * width + 2 * rows * (out + inner)
-        return np.maximum(arithmetic_s, moved / self.bytes_per_s) + _LAUNCH_S
+        return np.maximum(arithmetic_s, moved / self.bytes_per_s) + LAUNCH_S
 
     def attention_s(self, pairs: Any, moved_bytes: Any, heads: Any, head_dim: Any) -> Any:
         """The same of attention over `pairs` of queries and keys."""
         arithmetic_s = 4 * heads * head_dim * pairs / self.flops_per_s
-        return np.maximum(arithmetic_s, moved_bytes / self.bytes_per_s) + _LAUNCH_S
+        return np.maximum(arithmetic_s, moved_bytes / self.bytes_per_s) + LAUNCH_S
 
 
 #: A lower bound of the time from the values of all axes.

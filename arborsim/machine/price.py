@@ -135,12 +135,11 @@ class Price:
 
     def layers_s(self, fused: bool, tokens: int = 0, sequences: int = 0) -> float:
         """Overhead of all layers of a pass over `tokens`, of which `sequences` decode."""
-        if self.engine is None or self._forward is None:
+        if self._forward is None:
             return self.cost.layers_s(fused)
-        prefills = tokens > sequences
-        each_s = self.engine.prefill_layer_s if prefills else self.engine.layer_s
         eager_s = 0.0 if fused else self.cost.profile.eager_per_layer_s
-        return self.cost.geometry.layers * (max(0.0, each_s) + eager_s)
+        each_s = max(0.0, self._layer_s(tokens > sequences)) + eager_s
+        return self.cost.geometry.layers * each_s
 
     def products_s(self, tokens: int, decoding: int, prompts: int = 0) -> float:
         """Matrix products of a pass over `tokens`, `decoding` of which decode.
@@ -148,12 +147,14 @@ class Price:
         An engine whose layers take less than their kernels one by one saves it here; reading the
         weights is what products take at least.
         """
-        assert self.engine is not None
         whole_s = self.forward.products_s(tokens, decoding + prompts)
-        engine = self.engine
-        each_s = engine.prefill_layer_s if tokens > decoding else engine.layer_s
-        saved_s = -min(0.0, self.cost.geometry.layers * each_s)
+        saved_s = self.cost.geometry.layers * max(0.0, -self._layer_s(tokens > decoding))
         return whole_s - min(saved_s, max(0.0, whole_s - self.forward.least_s))
+
+    def _layer_s(self, prefills: bool) -> float:
+        """By how much a layer differs from its kernels one by one."""
+        engine = self.forward.engine
+        return engine.prefill_layer_s if prefills else engine.layer_s
 
     def _shared_s(
         self, part: str, sequences: int, tokens: int = 0, prompts: int = 0, eager: bool = False

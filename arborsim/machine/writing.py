@@ -278,11 +278,10 @@ class OpenProgram(PricedProgram):
         if len(table):
             first, last, sequences = self.price.reads(self.info, table)
             widths = tuple(np.unique(sequences).tolist())[:64]
-            each = np.concatenate([first, last]) / np.maximum(np.concatenate([sequences] * 2), 1)
-            context = float(each.min()), float(each.max())
-        prompts = [op[1] for op in self._phases if op[0] in (Op.PREFILL, Op.RECOMPUTE)] or [1024]
-        each = sorted(set(prompts))[:64]
-        return basis_of(self.price, name, widths, context, each, self.info.policy)
+            lengths = np.stack([first, last]) / np.maximum(sequences, 1)
+            context = float(lengths.min()), float(lengths.max())
+        passes = {op[1] for op in self._phases if op[0] in (Op.PREFILL, Op.RECOMPUTE)} or {1024}
+        return basis_of(self.price, name, widths, context, sorted(passes)[:64], self.info.policy)
 
     def kept(self, info: DemandInfo) -> SearchDemand:
         """The program, kept."""
