@@ -3,6 +3,7 @@
 `arborsim.machine.kernels` has the times of single kernels; here they are put together as the layers
 of a model need them.  What was not measured is derived from what was:
 
+- fp32 takes twice as long as bf16;
 - products with a type that has no table of its own (int4, or nvfp4 where only the weights are that
   narrow) take the time of bf16, scaled by a lower bound of arithmetic in bf16 and of bytes moved;
 - a prompt that is computed on top of cached tokens takes the share of a whole prefill's attention
@@ -33,6 +34,7 @@ _REDUCES = 2  # all-reduces of a layer: after attention, and after the feed-forw
 _WIDTH = {"bf16": 2.0, **{name: bits / 8 for name, bits in WEIGHT_BITS.items()}}
 #: Types of weights that are multiplied in their own type, which a GPU may lack.
 _NATIVE = ("fp8", "fp8_block", "nvfp4")
+_FP32 = 4  # bytes
 _KNOTS = 4  # of attention's curve between two measured numbers of tokens
 #: What a module of latent attention includes of `arborsim.core.products.products`.
 _LATENT = ("q_a_kv_a", "q_b", "query", "kv_a", KV_B, "output")
@@ -86,7 +88,9 @@ class Forward:
     @cached_property
     def least_s(self) -> float:
         """Reading the weights of these products once, at the peak."""
-        read = sum(each.size * _WIDTH[each.weights or "bf16"] for each in self.products)
+        plain = self.geometry.weight_bytes_per_element
+        widths = (_WIDTH[each.weights] if each.weights else plain for each in self.products)
+        read = sum(each.size * width for each, width in zip(self.products, widths, strict=True))
         return read / self.peak.bytes_per_s
 
     @cached_property
@@ -98,7 +102,9 @@ class Forward:
         kind = each.weights or "bf16"
         known = self.tables.types("product")
         if kind in known:
-            return self._products_of(kind, each)
+            found = self._products_of(kind, each)
+            single = not each.weights and self.geometry.weight_bytes_per_element == _FP32
+            return found.scaled(_twice) if single else found
         if kind in _NATIVE:
             raise UsageError(
                 f"{self.profile.name} has no measured {kind} products under "
@@ -275,6 +281,8 @@ class Forward:
                 table, self._kv, _attention_bound(self.peak, table, self._kv),
                 window, self.geometry.head_dim, self._kv_heads, self._heads,
             )  # fmt: skip
+            if self.geometry.kv_bytes_per_element == _FP32:
+                found = found.scaled(_twice)
             self._attention[table, window] = found
         return found
 
@@ -310,6 +318,11 @@ class Forward:
         if part == "all-reduce":
             return self._all_reduce(False).basis(tokens * g.hidden)
         raise ValueError(f"a pass has no {part}")
+
+
+def _twice(*_: np.ndarray) -> float:
+    """fp32, which was not measured, has twice the bytes of bf16 and at most half its rate."""
+    return 2.0
 
 
 _FORWARDS: dict[tuple[object, ...], Forward] = {}

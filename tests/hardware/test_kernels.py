@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.machine.forward import Forward
 from arborsim.machine.kernels import (
     TABLES,
     Basis,
@@ -29,6 +31,7 @@ from arborsim.machine.kernels import (
     shipped_tables,
     write_tables,
 )
+from arborsim.machine.lookup import load_geometry, load_profile
 
 ROOT = Path(__file__).parents[2]
 SILICON = ROOT.parent / "shared" / "data" / "silicon"
@@ -362,3 +365,15 @@ def test_a_number_of_heads_follows_from_the_others(benchmark: ModuleType, table:
     errors = benchmark.attention_errors(tables, table, "bf16", PEAK)
     assert errors["median"] < 0.04
     assert errors["p90"] < 0.15
+
+
+def test_fp32_takes_twice_as_long_as_bf16() -> None:
+    """A model recorded in fp32 reads twice the bytes; no engine's kernels were measured in it."""
+    profile, bf16 = load_profile("h100", engine="vllm"), load_geometry("llama-3.1-8b")
+    assert profile.engine is not None
+    wide = replace(bf16, weight_bytes_per_element=4, kv_bytes_per_element=4)
+    narrow, single = (Forward(profile, profile.engine, model) for model in (bf16, wide))
+    assert single.products_s(8, 8) == pytest.approx(2 * narrow.products_s(8, 8))
+    assert single.attention_s(8, 8000) == pytest.approx(2 * narrow.attention_s(8, 8000))
+    assert single.least_s == pytest.approx(2 * narrow.least_s)
+    assert single.basis("attention", 8, 1023) == Basis.EXTRAPOLATED
