@@ -67,6 +67,7 @@ def facts_of(name: str) -> dict[str, Any]:
         "name": policy.name,
         "family": _family(kind),
         "paper": policy.paper,
+        "official": policy.official,
         "summary": policy.summary,
         "description": cleandoc(kind.__doc__ or ""),
         "formula": method.formula,
@@ -222,6 +223,8 @@ def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
     if facts["parameters"]:
         section("Parameters")
         _show_parameters(console, facts["parameters"])
+    if facts["official"] != "-":
+        section("Compared with the authors' code", facts["official"])
     if facts["deviations"]:
         section("Deviations from the paper")
         for each in facts["deviations"]:

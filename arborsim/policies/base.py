@@ -130,6 +130,8 @@ class Policy:
     name: ClassVar[str] = ""
     paper: ClassVar[str] = "-"
     """Where the method is published."""
+    official: ClassVar[str] = "-"
+    """The authors' code, and how it was compared: ``"owner/repo@commit: literally, 87 cases"``."""
     summary: ClassVar[str] = ""
     formula: ClassVar[str] = "-"
     """The score or rule, with the symbols of the paper and its equation numbers."""
