@@ -76,8 +76,9 @@ def test_invariants(
     groups = num_groups(policy, episode.info)
     executor = PlainExecutor(groups)
     controller = Controller(
-        policy, executor, budget_tokens=budget, layers=episode.info.geometry.layers, vocabulary=128
-    )
+        policy, executor, budget_tokens=budget, layers=episode.info.geometry.layers,
+        vocabulary=128, shape=episode.info.cache_shape,
+    )  # fmt: skip
     before = np.empty((groups, 0), dtype=np.int8)
     try:
         for event in in_steps(play(foresee(policy, episode, budget))):

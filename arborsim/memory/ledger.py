@@ -33,7 +33,7 @@ class RunProfile:
     """The ledger at every iteration of a run; arrays have shape ``[steps]`` and dtype int64.
 
     ``before`` is when the iteration's tokens are in HBM and nothing has moved yet (the transient
-    peak), ``after`` is when its moves are done.  Token counts are those of the fullest group.
+    peak), ``after`` is when its moves are done.  Tokens are means over the groups, rounded up.
     """
 
     hbm_tokens_before: np.ndarray
@@ -181,10 +181,8 @@ class Ledger:
 
     @property
     def hbm_tokens(self) -> int:
-        """Tokens in HBM; with several groups, those of the fullest."""
-        if self.groups == 1:
-            return self.held[_HBM] + self.held[_SMALL]
-        return int((self.counts[:, _HBM] + self.counts[:, _SMALL]).max())
+        """Tokens in HBM: the mean over groups, rounded up."""
+        return -(-(self.held[_HBM] + self.held[_SMALL]) // self.groups)
 
     @property
     def held(self) -> list[int]:
@@ -263,8 +261,8 @@ class Ledger:
             pages_before = opened_before @ self._page_bytes
             pages_after = opened_after @ self._page_bytes
         return RunProfile(
-            hbm_tokens_before=_in_fullest(before),
-            hbm_tokens_after=_in_fullest(after),
+            hbm_tokens_before=_mean_in_hbm(before),
+            hbm_tokens_after=_mean_in_hbm(after),
             hbm_page_bytes_before=pages_before,
             hbm_page_bytes_after=pages_after,
             ddr_bytes_after=self._bytes(after, _IN_DDR),
@@ -330,6 +328,6 @@ class Ledger:
             self._pages.check(self.tier)
 
 
-def _in_fullest(counts: np.ndarray) -> np.ndarray:
-    """Tokens in HBM, in the fullest group, from counts ``[groups, tiers, steps]``."""
-    return np.asarray(counts[:, _IN_HBM].sum(axis=1).max(axis=0))
+def _mean_in_hbm(counts: np.ndarray) -> np.ndarray:
+    """Tokens in HBM, mean over groups rounded up, from counts ``[groups, tiers, steps]``."""
+    return np.asarray(-(-counts[:, _IN_HBM].sum(axis=(0, 1)) // len(counts)))

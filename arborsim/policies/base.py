@@ -17,6 +17,7 @@ import numpy as np
 from arborsim.core.events import Event, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import check_settings
+from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Moves, Plan
@@ -36,11 +37,13 @@ class CacheView:
     scores: Mapping[str, np.ndarray]
     tree: ThoughtTree
     leaves: tuple[int, ...]  # active ones: the next tokens will belong to them
-    #: First tokens that are the prompt; tokens that HBM may hold after a decision
+    #: First tokens that are the prompt; tokens that HBM may hold after a decision: the mean over
+    #: groups, so that a group may hold more where others hold less
     prompt_tokens: int
     budget_tokens: int
     iterations: int  # decode iterations so far
     vocabulary: int  # size of the model's vocabulary, which normalises entropies
+    shape: CacheShape = UNKNOWN  # layers, KV heads and vectors that groups stand for
 
     @property
     def num_tokens(self) -> int:
@@ -56,8 +59,13 @@ class CacheView:
 
     @property
     def in_hbm(self) -> int:
-        """Tokens in HBM; with several groups, the count of the fullest."""
-        return int(self.held.max(initial=0))
+        """Tokens in HBM: the mean over groups, rounded up."""
+        return -(-int(self.held.sum()) // len(self.tier))
+
+    @property
+    def fullest(self) -> int:
+        """Tokens in HBM of the group that holds most."""
+        return int(self.held.max())
 
     @cached_property
     def held(self) -> np.ndarray:
@@ -195,6 +203,13 @@ class Policy:
     def floor(self, prompt_tokens: int, budget_tokens: int) -> tuple[int, str]:
         """Tokens the policy can never go below in HBM, and how that number comes about."""
         return self.protection(budget_tokens).floor(prompt_tokens)
+
+    def spare(self, view: CacheView) -> int:
+        """Tokens that every group can take before the policy must give some up; < 0: over budget.
+
+        By default groups share one budget.  An allocation may be stricter, with a share for each.
+        """
+        return view.budget_tokens - view.in_hbm
 
     def next_decision(self, view: CacheView) -> int:
         """Decode iterations until `decide` is to be called: 1 is after the very next one.

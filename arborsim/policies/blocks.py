@@ -51,6 +51,14 @@ class Allocation(ABC):
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
         """Bool ``[tokens]``: what never moves down."""
 
+    def spare(self, view: CacheView) -> int:
+        """Tokens that every group can take before one exceeds its share; below 0: one does."""
+        return view.budget_tokens - view.in_hbm
+
+    def shares(self, view: CacheView) -> np.ndarray:
+        """Tokens that each group may hold; int64 ``[groups]``, the budget on average at most."""
+        return np.full(len(view.tier), view.budget_tokens)
+
     @abstractmethod
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         """Say which tokens HBM holds: write `EVICTED` for those that leave it, `HBM` for returns.
@@ -70,6 +78,11 @@ class Decision:
     def protected(self) -> np.ndarray:
         """Bool ``[tokens]``: what never moves down."""
         return self.policy.protected(self.view)
+
+    @cached_property
+    def shares(self) -> np.ndarray:
+        """Int64 ``[groups]``: tokens that each group may hold."""
+        return self.policy.allocate.shares(self.view)
 
     @cached_property
     def rank(self) -> np.ndarray:
@@ -151,20 +164,21 @@ class EveryStep:
         """Tokens left when `Pressure` is raised; None for never."""
         return None
 
-    def next_decision(self, view: CacheView) -> int:
-        """Iterations until a decision is due."""
-        return max(0, view.budget_tokens - view.in_hbm) // len(view.leaves) + 1
+    def next_decision(self, view: CacheView, spare: int) -> int:
+        """Iterations until a decision is due, where groups can take `spare` tokens each."""
+        return max(0, spare) // len(view.leaves) + 1
 
     def due(self, view: CacheView, event: Event) -> bool:
         """Whether to decide now although the budget holds."""
         return False
 
     def room(self, at: Decision, group: int) -> tuple[int, int]:
-        """Tokens that HBM may hold, and how many a decision leaves if it holds more.
+        """Tokens that HBM may hold of a group, and how many a decision leaves if it holds more.
 
-        ``(limit, goal)`` with ``goal <= limit <= budget``.
+        ``(limit, goal)`` with ``goal <= limit <= share``.
         """
-        return at.view.budget_tokens, at.view.budget_tokens
+        share = int(at.shares[group])
+        return share, share
 
 
 @dataclass(frozen=True)
@@ -181,17 +195,17 @@ class Interval(EveryStep):
     def about(self) -> str:
         return f"every {self.iterations} iterations, or when over budget"
 
-    def next_decision(self, view: CacheView) -> int:
+    def next_decision(self, view: CacheView, spare: int) -> int:
         scheduled = self.iterations - view.iterations % self.iterations
-        return min(scheduled, super().next_decision(view))
+        return min(scheduled, super().next_decision(view, spare))
 
     def due(self, view: CacheView, event: Event) -> bool:
         return isinstance(event, Decode) and view.iterations % self.iterations == 0
 
     def room(self, at: Decision, group: int) -> tuple[int, int]:
-        budget, reachable = at.view.budget_tokens, at.view.tier[group] <= at.lowest_reachable
-        spare = max(0, budget - int(np.count_nonzero(at.protected & reachable)))
-        goal = budget - min(self.iterations * len(at.view.leaves), spare // 2)
+        share, reachable = int(at.shares[group]), at.view.tier[group] <= at.lowest_reachable
+        spare = max(0, share - int(np.count_nonzero(at.protected & reachable)))
+        goal = share - min(self.iterations * len(at.view.leaves), spare // 2)
         return goal, goal
 
 
@@ -207,7 +221,7 @@ class OnlyEvery(EveryStep):
     def about(self) -> str:
         return f"every {self.iterations} iterations; in between the cache outgrows the budget"
 
-    def next_decision(self, view: CacheView) -> int:
+    def next_decision(self, view: CacheView, spare: int) -> int:
         return self.iterations - view.iterations % self.iterations
 
     def due(self, view: CacheView, event: Event) -> bool:
@@ -229,14 +243,15 @@ class TreeEvents(EveryStep):
     def margin(self) -> int | None:
         return self.slack
 
-    def next_decision(self, view: CacheView) -> int:
+    def next_decision(self, view: CacheView, spare: int) -> int:
         return NEVER
 
     def due(self, view: CacheView, event: Event) -> bool:
         return isinstance(event, Boundary | Transition | Pressure)
 
     def room(self, at: Decision, group: int) -> tuple[int, int]:
-        return at.view.budget_tokens - self.slack - 1, at.view.budget_tokens - 2 * self.slack
+        share = int(at.shares[group])
+        return share - self.slack - 1, share - 2 * self.slack
 
 
 @dataclass(frozen=True)
@@ -246,7 +261,7 @@ class AfterPrefill(EveryStep):
     about: ClassVar[str] = "once, after the prompt"
     bounded: ClassVar[bool] = False
 
-    def next_decision(self, view: CacheView) -> int:
+    def next_decision(self, view: CacheView, spare: int) -> int:
         return NEVER
 
     def due(self, view: CacheView, event: Event) -> bool:

@@ -112,6 +112,8 @@ def neighbour_mean(values: np.ndarray, kernel: int) -> np.ndarray:
 class Pool(Allocation):
     """One pool: the highest-scored tokens of the stream stay, wherever in the tree they are.
 
+    Each group is a pool of its own, which holds its share (`shares`) at most: the budget.
+
     `adaptation="path"` (as ArborKV evaluates its baselines): the paths to the active leaves are
     the stream.  Tokens off them keep what they had; when the whole tree exceeds the budget, whole
     off-path blocks go first, least recently active first.  `adaptation="flat"`: one pool over all
@@ -133,6 +135,9 @@ class Pool(Allocation):
         mask[max(0, view.num_tokens - protection.recent) :] = True
         return mask
 
+    def spare(self, view: CacheView) -> int:
+        return view.budget_tokens - view.fullest
+
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         blocks = [] if self.adaptation == "flat" else off_path_blocks(at.view)
         for group, tier in enumerate(tiers):
@@ -150,7 +155,7 @@ class Pool(Allocation):
                 over -= evict(tier, block)
             if over > 0:
                 free = at.movable & (tier <= Tier.HBM_QUANTISED)
-                excess, count = over - (at.view.budget_tokens - goal), int(np.count_nonzero(free))
+                excess, count = over - (int(at.shares[group]) - goal), int(np.count_nonzero(free))
                 if count < excess:
                     raise at.policy.infeasible(at.view, count, excess)
                 self.thin(at, group, tier, free, over)

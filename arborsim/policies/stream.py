@@ -190,8 +190,11 @@ class Composed(Policy):
     def protected(self, view: CacheView) -> np.ndarray:
         return self.allocate.protected(view, self.protection(view.budget_tokens))
 
+    def spare(self, view: CacheView) -> int:
+        return self.allocate.spare(view)
+
     def next_decision(self, view: CacheView) -> int:
-        return self.schedule.next_decision(view)
+        return self.schedule.next_decision(view, self.spare(view))
 
     def pressure_margin(self, budget_tokens: int) -> int | None:
         return self.schedule.margin
@@ -201,7 +204,7 @@ class Composed(Policy):
         fits = view.num_tokens <= view.budget_tokens
         if isinstance(event, Prune) or (schedule.wait and fits):
             return None
-        over = schedule.bounded and view.in_hbm > view.budget_tokens
+        over = schedule.bounded and self.spare(view) < 0
         comes_back = isinstance(event, Transition) and self.recovers
         if not (over or comes_back or schedule.due(view, event)):
             return None

@@ -10,8 +10,8 @@ model, where it moves real tensors.  `Controller.handle` is the whole story:
 
 1. protected tokens never move down a tier;
 2. what was destroyed stays destroyed, unless the plan recovers it by recomputing;
-3. after a decision, HBM holds no more tokens than the budget (checked by the controller for plans,
-   by `check_run` for every iteration of a run).
+3. after a decision, HBM holds no more tokens than the budget, on average over the groups (checked
+   by the controller for plans, by `check_run` for every iteration of a run).
 """
 
 from __future__ import annotations
@@ -35,11 +35,17 @@ from arborsim.core.events import (
     Transition,
 )
 from arborsim.core.measurements import Measurements
+from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.moves import Moves, Plan
+from arborsim.memory.moves import Moves, Plan, kinds, resolve
 from arborsim.policies.base import NEVER, CacheView, Policy
 from arborsim.signals.scores import ScoreBook
+
+#: Of changes of tier: those by which tokens leave HBM, less those by which they return
+_LEAVES_HBM = kinds(lambda a, b: a.in_hbm and not b.in_hbm) - kinds(
+    lambda a, b: b.in_hbm and not a.in_hbm
+)
 
 
 class Executor(Protocol):
@@ -109,8 +115,8 @@ class Meter:
 class Controller:
     """One search under one policy.
 
-    HBM may hold `budget_tokens` after every decision; `layers` and `vocabulary` are those of the
-    model whose signals are observed.
+    HBM may hold `budget_tokens` after every decision; `layers`, `vocabulary` and `shape` are those
+    of the model whose signals are observed.
     """
 
     def __init__(
@@ -121,6 +127,7 @@ class Controller:
         budget_tokens: int,
         layers: int,
         vocabulary: int,
+        shape: CacheShape = UNKNOWN,
         meters: Iterable[Meter] = (),
     ) -> None:
         self.policy = policy
@@ -129,7 +136,7 @@ class Controller:
         executor.bind(self.tree)
         self.budget_tokens = budget_tokens
         self.iterations = 0
-        self._vocabulary = vocabulary
+        self._vocabulary, self._shape = vocabulary, shape
         self._scores = ScoreBook(policy.scores(), layers)
         self._meters = tuple(meters)
         self._leaves: tuple[int, ...] = (0,)
@@ -183,6 +190,7 @@ class Controller:
             self.budget_tokens,
             self.iterations,
             self._vocabulary,
+            self._shape,
         )
 
     def _prefill(self, run: TokenRun) -> None:
@@ -254,16 +262,16 @@ class Controller:
         """Iterations until the cache is within the policy's margin of its budget."""
         if self._margin is None:
             return NEVER
-        left = self.budget_tokens - self._margin - view.in_hbm
+        left = self.policy.spare(view) - self._margin
         return max(1, -(-left // len(self._leaves)))
 
     def _decide(self, event: Event) -> None:
         """Ask the policy, then once more under `Pressure` if the budget is nearly used up."""
         self._ask(event)
         if self._margin is not None and not isinstance(event, Prefill):
-            used = self.view().in_hbm
-            if used >= self.budget_tokens - self._margin:
-                self._ask(Pressure(used, self.budget_tokens))
+            left = self.policy.spare(self.view())
+            if left <= self._margin:
+                self._ask(Pressure(self.budget_tokens - left, self.budget_tokens))
         if self.policy.bounded:
             used = self.view().in_hbm
             if used > self.budget_tokens:
@@ -315,12 +323,11 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
     born = view.num_tokens - run.num_tokens
     if (np.diff(plan.step) < 0).any() or plan.step[0] < 0 or plan.step[-1] >= steps:
         raise PlanError(f"{policy.name} planned moves outside the run's {steps} iterations")
-    if len(np.unique(plan.token)) != len(plan.token):
-        raise PlanError(f"{policy.name} moves a token twice within a run")
-    if (view.tier[:, plan.token] == Tier.EVICTED).any():
-        raise PlanError(f"{policy.name} moves a token that is already evicted")
     if (plan.token >= born + (plan.step + 1) * width).any():
         raise PlanError(f"{policy.name} moves a token before it exists")
+    changes = resolve(plan, view.tier)  # an error where a group moves a token twice
+    if (changes.source == Tier.EVICTED).any():
+        raise PlanError(f"{policy.name} moves a token that is already evicted")
 
     path = view.tree.path(run.leaves[0])
     position = np.full(view.num_tokens, -1, dtype=np.int64)
@@ -334,14 +341,11 @@ def check_run(policy: Policy, view: CacheView, run: TokenRun, plan: Moves) -> No
         token = plan.token[on_path & unsafe][0]
         raise PlanError(f"{policy.name} moves protected token {token} down")
 
-    leaves_hbm = (plan.target > Tier.HBM_QUANTISED) & (
-        view.tier[0, plan.token] <= Tier.HBM_QUANTISED
-    )
-    leaving = np.bincount(plan.step[leaves_hbm], minlength=steps)
-    start = view.in_hbm - run.num_tokens
-    used = start + np.arange(1, steps + 1) * width - np.cumsum(leaving)
-    if (used > view.budget_tokens).any():
-        step = int(np.argmax(used > view.budget_tokens))
-        raise PlanError(
-            f"{policy.name} leaves {used[step]} tokens in HBM, budget {view.budget_tokens}"
-        )
+    leaving = np.bincount(changes.step, _LEAVES_HBM[changes.kind], steps).astype(np.int64)
+    groups = len(view.tier)
+    start = int(view.held.sum()) - groups * run.num_tokens
+    used = start + groups * width * np.arange(1, steps + 1) - np.cumsum(leaving)
+    over = used > groups * view.budget_tokens
+    if over.any():
+        mean = -(-int(used[np.argmax(over)]) // groups)
+        raise PlanError(f"{policy.name} leaves {mean} tokens in HBM, budget {view.budget_tokens}")

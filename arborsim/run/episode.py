@@ -87,6 +87,7 @@ def play_episode(
         budget_tokens=budget_tokens,
         layers=geometry.layers,
         vocabulary=geometry.vocab,
+        shape=episode.info.cache_shape,
         meters=[meter for meter in (kept, error, *meters) if meter is not None],
     )
     events: Iterable[Event] = play(foresee(cell.policy, episode, budget_tokens))

@@ -19,6 +19,7 @@ from arborsim.core.errors import TraceError, UsageError
 from arborsim.core.geometry import Geometry as Geometry
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert
+from arborsim.core.shape import CacheShape
 
 FORMAT_VERSION = 1
 METADATA_KEY = b"arborsim.trace"
@@ -107,6 +108,12 @@ class TraceInfo:
     def knows_times(self) -> bool:
         """Whether `time_s` was measured; otherwise it is 0 throughout."""
         return self.extra.get("times") != "unknown"
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """What the groups of plans stand for: the captured layers and their KV heads."""
+        shape = self.geometry
+        return CacheShape(self.qkv_layers, shape.kv_heads, shape.head_dim)
 
     @property
     def unrecorded(self) -> str:

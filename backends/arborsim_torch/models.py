@@ -15,8 +15,10 @@ import transformers
 
 import arborsim
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.shape import CacheShape, Rope
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
+from arborsim_torch.cache.layout import Layout
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.reference.tasks import Task
 
@@ -274,6 +276,23 @@ def _restore_buffers(model: Any, config: Any) -> None:
             fresh = type(module)(config)
             for name, buffer in fresh.named_buffers():
                 getattr(module, name).copy_(buffer)
+
+
+def cache_shape(model: Any) -> CacheShape:
+    """What the groups of a live model's cache stand for."""
+    shape = Layout.of(model)
+    layers = tuple(range(shape.layers))
+    return CacheShape(layers, shape.kv_heads, shape.head_dim, _rope_of(model))
+
+
+def _rope_of(model: Any) -> Rope | None:
+    """How the model rotates keys and queries; None if that changes with their positions."""
+    embedding = getattr(model.base_model, "rotary_emb", None)
+    kind = getattr(embedding, "rope_type", "")
+    if embedding is None or kind == "longrope" or "dynamic" in kind:
+        return None
+    frequencies = embedding.inv_freq.double().cpu().numpy()
+    return Rope(frequencies, float(embedding.attention_scaling), 2 * len(frequencies))
 
 
 def eos_ids(loaded: LoadedModel) -> list[int]:

@@ -28,7 +28,7 @@ from arborsim_torch.capture import ALL_SIGNALS
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.live.policy_search import SearchSetup, capture_of_signals, make_controller
 from arborsim_torch.live.shadow import ShadowController
-from arborsim_torch.models import LoadedModel, geometry, load_model
+from arborsim_torch.models import LoadedModel, cache_shape, geometry, load_model
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import TaskSource
 from benchmarks.gpu.forced import Tape, TapedSetup
@@ -142,7 +142,9 @@ def _shadow_controller(
         policy=policy.name,
         fused=policy.fused,
     )
-    return ShadowController(make_controller(policy, machine, budget_tokens, loaded.model, [log]))
+    shape = cache_shape(loaded.model)
+    controller = make_controller(policy, machine, budget_tokens, loaded.model, shape, [log])
+    return ShadowController(controller)
 
 
 def _same_tree(one: dict[str, Any], other: dict[str, Any]) -> bool:

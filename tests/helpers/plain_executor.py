@@ -89,6 +89,7 @@ def decide_all(
         budget_tokens=budget_tokens,
         layers=episode.info.geometry.layers,
         vocabulary=episode.info.geometry.vocab,
+        shape=episode.info.cache_shape,
         meters=[log],
     )
     tiers = []

@@ -213,7 +213,8 @@ class LiveGauge:
         held = sum(pools[place].slots.used for place in _HBM) - self._mover.leaving_tokens
         quantised = used[Place.HBM_QUANTISED] + used[Place.DDR_QUANTISED]
         self._peak_hbm = max(self._peak_hbm, hbm + staging)
-        self._peak_tokens = max(self._peak_tokens, int(np.max(held)))
+        mean = -(-int(np.sum(held)) // self._mover.cache.layout.groups)
+        self._peak_tokens = max(self._peak_tokens, mean)
         self._peak_ddr = max(self._peak_ddr, ddr)
         self._peak_quantised = max(self._peak_quantised, quantised)
         self._peak_staging = max(self._peak_staging, staging)

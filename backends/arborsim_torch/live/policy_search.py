@@ -16,6 +16,7 @@ from torch import Tensor
 from arborsim.core.errors import BudgetInfeasible, UsageError
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
+from arborsim.core.shape import CacheShape
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller, Executor, Meter
 from arborsim.search import Search
@@ -26,6 +27,7 @@ from arborsim_torch.capture import ALL_SIGNALS, Capture
 from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder, run_together
 from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
+from arborsim_torch.models import cache_shape
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult, Iterations
 from arborsim_torch.reference.tasks import Problem
@@ -220,7 +222,8 @@ class PolicySearch:
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover, setup.clock)
         driven = self._executor if wrap is None else wrap(self._executor, mover)
-        controller = make_controller(policy, driven, budget_tokens, model, meters)
+        shape = cache_shape(model)
+        controller = make_controller(policy, driven, budget_tokens, model, shape, meters)
         if policy.bounded and not in_ddr:
             expected = len(problem.prompt) + setup.max_tokens
             room = min(budget_tokens, expected) + search.slots
@@ -265,7 +268,12 @@ class PolicySearch:
 
 
 def make_controller(
-    policy: Policy, executor: Executor, budget_tokens: int, model: Any, meters: Sequence[Meter]
+    policy: Policy,
+    executor: Executor,
+    budget_tokens: int,
+    model: Any,
+    shape: CacheShape,
+    meters: Sequence[Meter],
 ) -> Controller:
     return Controller(
         policy,
@@ -273,6 +281,7 @@ def make_controller(
         budget_tokens=budget_tokens,
         layers=model.config.num_hidden_layers,
         vocabulary=model.config.vocab_size,
+        shape=shape,
         meters=meters,
     )
 

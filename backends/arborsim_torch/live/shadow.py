@@ -148,6 +148,7 @@ class ShadowRun:
                 self.request.machine.executor(cell.policy, self.info),
                 cell.budget.in_tokens(full_tokens),
                 self.loaded.model,
+                self.info.cache_shape,
                 self._meters(problem.index, cell),
             )
         )
