@@ -1,4 +1,4 @@
-"""What the groups of a cache stand for, and how its keys were rotated by their positions.
+"""What the groups of a cache stand for.
 
 Plans have a row per *group*: the whole cache, a captured layer, or a KV head of one, layer by
 layer.
@@ -6,23 +6,11 @@ layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864): the angle per position.
-
-    The first `rotary_dim` numbers of a key or query are rotated, numbers ``i`` and
-    ``i + rotary_dim / 2`` as a pair, by ``position * inverse_frequencies[i]``; `scaling` multiplies
-    cosines and sines (YaRN's attention scaling, else 1).
-    """
-
-    inverse_frequencies: np.ndarray = field(compare=False)  # float64 [rotary_dim / 2]
-    scaling: float
-    rotary_dim: int
+from arborsim.core.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -34,7 +22,7 @@ class CacheShape:
     layers: tuple[int, ...] = ()
     kv_heads: int = 1
     head_dim: int = 1
-    rope: Rope | None = None  # None if unknown
+    rope: Rope | None = None  # None if unknown, or not the same at every length
 
     def rows(self, groups: int) -> np.ndarray:
         """Which of `layers`, counted from 0, each of the plan's groups lies in; int64 ``[groups]``.

@@ -19,6 +19,7 @@ from arborsim.core.errors import TraceError, UsageError
 from arborsim.core.geometry import Geometry as Geometry
 from arborsim.core.observations import Signal
 from arborsim.core.records import convert
+from arborsim.core.rope import Rope
 from arborsim.core.shape import CacheShape
 
 FORMAT_VERSION = 1
@@ -79,6 +80,8 @@ class TraceInfo:
     #: Layers whose vectors (`qkv` capture) and whose own rows are stored
     qkv_layers: tuple[int, ...] = ()
     attention_layer_ids: tuple[int, ...] = ()
+    #: Of the model; None in traces that do not know it, and if it changes with the context's length
+    rope: Rope | None = None
     #: Whether capture level `tree` stores embeddings, as a bank does; the other levels always do
     embeddings: bool = False
     #: Where it ran and the versions it ran with
@@ -113,7 +116,7 @@ class TraceInfo:
     def cache_shape(self) -> CacheShape:
         """What the groups of plans stand for: the captured layers and their KV heads."""
         shape = self.geometry
-        return CacheShape(self.qkv_layers, shape.kv_heads, shape.head_dim)
+        return CacheShape(self.qkv_layers, shape.kv_heads, shape.head_dim, self.rope)
 
     @property
     def unrecorded(self) -> str:
@@ -133,7 +136,11 @@ class TraceInfo:
             known = {f.name for f in fields(cls)}
             values = {k: v for k, v in raw.items() if k in known}
             unknown = {k: v for k, v in raw.items() if k not in known}
-            return convert(cls, values | {"extra": values.get("extra", {}) | unknown}, finite=False)
+            values["extra"] = values.get("extra", {}) | unknown
+            info = convert(cls, values, finite=False)
+            if info.rope is not None and info.rope.rotary_dim > info.geometry.head_dim:
+                raise ValueError(f"RoPE rotates {info.rope.rotary_dim} channels of a smaller head")
+            return info
         except (ValueError, TypeError, AttributeError, UsageError) as error:
             raise TraceError(
                 f"the trace's metadata cannot be read ({error}); record it again"

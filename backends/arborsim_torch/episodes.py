@@ -16,7 +16,7 @@ from arborsim.trace.writer import TraceWriter
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
-from arborsim_torch.models import LoadedModel, device_name, geometry, versions
+from arborsim_torch.models import LoadedModel, device_name, geometry, rope_of, versions
 from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
@@ -174,6 +174,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         attention_top=request.attention_top if plan.sparse and not tree else 0,
         qkv_layers=plan.vector_layers,
         attention_layer_ids=plan.row_layers,
+        rope=rope_of(loaded.model),
         embeddings=tree and request.bank is not None,
         device=device_name(loaded.model.device),
         software={**versions(), "pyarrow": pa.__version__},

@@ -15,7 +15,8 @@ import transformers
 
 import arborsim
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.shape import CacheShape, Rope
+from arborsim.core.rope import Rope
+from arborsim.core.shape import CacheShape
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.cache.layout import Layout
@@ -282,17 +283,16 @@ def cache_shape(model: Any) -> CacheShape:
     """What the groups of a live model's cache stand for."""
     shape = Layout.of(model)
     layers = tuple(range(shape.layers))
-    return CacheShape(layers, shape.kv_heads, shape.head_dim, _rope_of(model))
+    return CacheShape(layers, shape.kv_heads, shape.head_dim, rope_of(model))
 
 
-def _rope_of(model: Any) -> Rope | None:
+def rope_of(model: Any) -> Rope | None:
     """How the model rotates keys and queries; None if that changes with their positions."""
     embedding = getattr(model.base_model, "rotary_emb", None)
     kind = getattr(embedding, "rope_type", "")
     if embedding is None or kind == "longrope" or "dynamic" in kind:
         return None
-    frequencies = embedding.inv_freq.double().cpu().numpy()
-    return Rope(frequencies, float(embedding.attention_scaling), 2 * len(frequencies))
+    return Rope(tuple(embedding.inv_freq.tolist()), float(embedding.attention_scaling))
 
 
 def eos_ids(loaded: LoadedModel) -> list[int]:

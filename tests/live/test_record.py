@@ -21,6 +21,7 @@ from arborsim.trace.episode import play
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 from arborsim.trace.writer import TraceWriter
+from arborsim_torch.models import rope_of
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.reference.tasks import get_task
 from arborsim_torch.sampling import Sampler
@@ -108,6 +109,7 @@ def test_plain_model_and_prompts(search: str, folder: Path, prompts: Path, tmp_p
     reader = TraceReader(out)
     assert reader.num_episodes == 2
     assert reader.info.qkv_layers == (1, 2)
+    assert reader.info.rope == rope_of(tiny_model("llama"))
     assert reader.info.attention_top == 6
     for episode in reader.episodes():
         assert (episode.correct[-1], np.isnan(episode.reward).all()) == (-1, True)

@@ -103,6 +103,10 @@ def test_unreadable_metadata(good, text):
     [
         ("seed", "seven"), ("capture", "everything"), ("attention", "some"), ("task", None),
         ("search_parameters", []), ("qkv_layers", 3), ("extra", 1), ("software", "new"),
+        ("rope", []), ("rope", {"inverse_frequencies": [1.0, 0.0]}),
+        ("rope", {"inverse_frequencies": [1.0, float("nan")]}),
+        ("rope", {"inverse_frequencies": [1.0], "scaling": -1.0}),
+        ("rope", {"inverse_frequencies": [1.0] * 5}),  # ten channels of eight
     ],
 )  # fmt: skip
 def test_metadata_of_the_wrong_type(good, key, value):
