@@ -22,7 +22,7 @@ from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import SCALE_BYTES, CostModel
 from arborsim.machine.machine import Machine
-from arborsim.machine.program import ATTENDED_UNITS, DemandInfo, Op, SearchDemand
+from arborsim.machine.program import ATTENDED_UNITS, Copied, DemandInfo, Op, SearchDemand
 from arborsim.machine.reading import ActivePaths, Recall, Windows
 from arborsim.machine.terms import Term
 from arborsim.machine.transfers import Transfers, stretches
@@ -53,8 +53,9 @@ class SimulatedExecutor:
     Bytes and seconds are charged for `geometry`, which need not be the recorded model's.  `groups`
     are the cache groups that plans distinguish: 1, layers, or layers x KV heads.  The profile may
     know what `policy` takes; it is not `fused` if it reads attention rows, which then must be
-    written out.  `compact` merges half-empty pages after every decision outside runs.  `record`
-    keeps what `demand` needs; other searches may share the first `prefix_tokens`.
+    written out.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty pages
+    after every decision outside runs.  `record` keeps what `demand` needs; other searches may share
+    the first `prefix_tokens`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SimulatedExecutor:
         groups: int = 1,
         policy: str = "",
         fused: bool = True,
+        bounds_page: int = 0,
         compact: bool = False,
         record: bool = False,
         prefix_tokens: int = 0,
@@ -94,6 +96,7 @@ class SimulatedExecutor:
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
         self._compact = compact
+        self._bounds_page = bounds_page
         self._prefix_tokens = prefix_tokens
         self._prefix_bytes = 0
         self._buffer_bytes = 0  # of what the last iterations streamed
@@ -159,15 +162,20 @@ class SimulatedExecutor:
         self._measured.generated_tokens += run.num_tokens
         self._measured.iterations += run.steps
 
-    def apply(self, moves: Moves, examined_tokens: int) -> None:
+    def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         """Carry out one decision taken over `examined_tokens` tokens."""
         self._measured.decisions += 1
         self._program.put(Op.DECIDE, examined_tokens)
+        self._program.settle()
+        if self._paths.select(reads):
+            self._program.put(Op.COPY, self._bounds_bytes(), Copied.BOUNDS)
+            self._program.settle()
+            self._transfers.turn()
         self._carry_out(self._ledger.resolve(moves))
         if self._compact:
             copied_bytes = self._ledger.compact()
             if copied_bytes:
-                self._program.put(Op.COPY, 2 * copied_bytes, 1)
+                self._program.put(Op.COPY, 2 * copied_bytes, Copied.PAGES)
             self._look()
 
     def finish(self) -> None:
@@ -247,13 +255,16 @@ class SimulatedExecutor:
         """Decode as many iterations as `decided` has entries; returns what the moves change."""
         steps, leaves = len(decided), self._paths.leaves
         landing = self._transfers.landing()
+        if self._recall.mode == "stream" and self._paths.selected is not None:
+            self._buffer_bytes = 0  # that of the last iteration is free again
+        fetched = self._transfers.fetch(steps)
         run = self._ledger.advance(leaves, steps, moves)
         path = self._paths.advance(run)
         windows = self._windows.advance(leaves, steps)
         if windows is not None:
             run = run.with_windows(windows.held * self._cost.geometry.window_bytes_per_token)
             path = replace(path, windows=windows)
-        reading = self._recall.reading(path, len(leaves), landing)
+        reading = self._recall.reading(path, len(leaves), landing, fetched)
         held = np.maximum(run.hbm_page_bytes_before, run.hbm_page_bytes_after)
         if reading.buffer_bytes is not None:
             held = held + reading.buffer_bytes
@@ -292,6 +303,15 @@ class SimulatedExecutor:
             self._program.settle()
         self._count_prefix()
         self._program.settle_levels()
+
+    def _bounds_bytes(self) -> int:
+        """Bounds of the pages on the paths being read, in the groups that leave tokens out."""
+        selected = self._paths.selected
+        if selected is None or not self._bounds_page:
+            return 0
+        choosing = float(np.mean(~selected.all(axis=1)))
+        held = np.array([float(self._paths.readable_without(np.empty(0, dtype=np.int64)))])
+        return int(choosing * self._cost.ondemand_bounds_bytes(held, self._bounds_page)[0])
 
     def _recompute(self, recovered: np.ndarray) -> None:
         """One prefill over these tokens, with the rest of the active paths present."""

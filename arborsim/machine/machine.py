@@ -72,6 +72,7 @@ class Machine:
             groups=num_groups(policy, recorded),
             policy=policy.name,
             fused=policy.fused,
+            bounds_page=policy.bounds_page,
             record=record,
             prefix_tokens=prefix_tokens,
         )

@@ -16,6 +16,7 @@ from arborsim.machine.program import (
     ATTENDED_UNITS,
     FIXED,
     LINEAR,
+    Copied,
     DemandInfo,
     Extra,
     Op,
@@ -26,6 +27,7 @@ from arborsim.machine.program import (
 )
 from arborsim.machine.terms import (
     ATTENTION,
+    COPY_TERMS,
     ITERATION_TERMS,
     LAUNCHES,
     MATRICES,
@@ -217,8 +219,7 @@ class Price:
                 return [Term("policy: turns", float(policy.turning_s(one)))]
             return [Term("policy: decisions", float(policy.decision_s(one)))]
         if kind == Op.COPY:
-            name = "policy: compaction" if two else "policy: quantising"
-            return [Term(name, float(self.cost.copy_s(one)) / self.gpus)]
+            return [Term(COPY_TERMS[Copied(two)], float(self.cost.copy_s(one)) / self.gpus)]
         return []
 
     def policy(self, info: DemandInfo) -> PolicySeconds:

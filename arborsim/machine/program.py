@@ -48,7 +48,7 @@ class Op(IntEnum):
     PREFILL = 0  # tokens of the prompt
     DECODE = 1  # row of `SearchDemand.pieces`
     DECIDE = 2  # tokens that the policy examines in a decision outside a run of iterations
-    COPY = 3  # bytes of HBM that device code reads and writes; 1 if to merge pages, 0 to quantise
+    COPY = 3  # bytes of HBM that device code reads and writes, and what for (`Copied`)
     RECOMPUTE = 4  # evicted tokens to prefill again, tokens present
     SEND = 5  # chain of transfers that starts now, in the background
     WAIT = 6  # chain that must have ended before the search goes on; -1 for all
@@ -60,6 +60,14 @@ class Op(IntEnum):
     #: shared prefix, bytes of DDR.
     LEVEL = 9
     TURN = 10  # sequences that the search turns to
+
+
+class Copied(IntEnum):
+    """What a `Op.COPY` is for."""
+
+    ROUNDED = 0  # tokens are quantised
+    PAGES = 1  # half-empty pages are merged
+    BOUNDS = 2  # bounds of keys are read, to choose the pages that attention reads
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,13 @@ Tokens in DDR take part in attention; the *recall mode* says how.
 - ``ondemand``: the pages whose keys could matter most to a query are fetched, as in Quest (Tang et
   al. 2024, arXiv:2406.10774); the others are not read, which is an approximation.
 
+A plan may say what is read at all (`Plan.reads`, the *selection*).  The modes then speak of the
+selected tokens alone: ``stage`` fetches those that are newly selected and gives up the buffers of
+those that no longer are; ``stream`` does the same a layer ahead, so that only what computing does
+not hide is waited for.  DDR keeps its copy, so that a token that is no longer selected costs
+nothing.  ``ondemand`` is another thing: the backend chooses inside each pass, from what a policy
+has put into DDR, and fetches the choice again in every step; no plan knows of it.
+
 Layers with a sliding window manage themselves: of each path they keep the newest `window` tokens,
 whatever a policy decides about the layers that keep everything.  On a tree, the paths are those to
 all leaves that the search has not given up, since it may go on at any of them; a token in the
@@ -24,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.tiers import NUM_TIERS, Tier
-from arborsim.core.tree import ThoughtTree
+from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.machine.cost import Array, CostModel
 from arborsim.memory.ledger import Census, Ledger, RunProfile
 from arborsim.memory.moves import Changes
@@ -163,6 +170,7 @@ class ActivePaths:
         self._whole = False
         self._active = np.zeros(1, dtype=bool)
         self._per_node = np.zeros(1, dtype=np.int64)
+        self._selection: GrowingTable | None = None  # bool [groups, tokens]; None: all are read
 
     def turn(self, leaves: tuple[int, ...]) -> None:
         """The paths to `leaves` are active and read from now on."""
@@ -181,7 +189,8 @@ class ActivePaths:
         for leaf in leaves:
             self._per_node[self._tree.ancestors(leaf)] += 1
         tier = self._ledger.tier
-        self._whole = len(leaves) == 1 and bool(self._per_node.all())
+        selected = self.selected
+        self._whole = selected is None and len(leaves) == 1 and bool(self._per_node.all())
         if self._whole:
             self.length = tier.shape[1]
             return
@@ -191,11 +200,32 @@ class ActivePaths:
         self.shared = Census(1)
         # On a single path every token counts once: both are the same.
         self.branches = self.shared if len(leaves) == 1 else Census(1)
-        for row in tier[:, read]:
-            self.shared.now[0] += np.bincount(row, minlength=NUM_TIERS)
+        for group, row in enumerate(tier):
+            own = read if selected is None else read & selected[group]
+            self.shared.now[0] += np.bincount(row[own], minlength=NUM_TIERS)
             if self.branches is not self.shared:
-                counts = np.bincount(row, weight[read], NUM_TIERS)
+                counts = np.bincount(row[own], weight[own], NUM_TIERS)
                 self.branches.now[0] += counts.astype(np.int64)
+
+    def select(self, reads: np.ndarray | None) -> bool:
+        """From now on `reads` (`Plan.reads`) is read, and what is born; whether that is news."""
+        if reads is None or reads.all():
+            if self._selection is None:
+                return False
+            self._selection = None
+        else:
+            self._selection = GrowingTable(len(reads), np.bool_, reads.shape[1])
+            self._selection.extend(reads.shape[1], reads)
+        self.read(self.leaves)
+        return True
+
+    @property
+    def selected(self) -> np.ndarray | None:
+        """Bool ``[groups, tokens]``: what a plan says is read; None for everything."""
+        if self._selection is None:
+            return None
+        self._selection.extend(self._ledger.num_tokens - len(self._selection), True)
+        return self._selection.values
 
     def active(self, tokens: np.ndarray) -> np.ndarray:
         """Bool: which of `tokens` lie on an active path."""
@@ -207,18 +237,27 @@ class ActivePaths:
 
     def readable_without(self, tokens: np.ndarray) -> int:
         """Readable tokens on the paths being read, other than `tokens`."""
-        held = self._ledger.held if self._whole else self.shared.now[0].tolist()
-        readable = sum(held[: Tier.EVICTED]) // self._ledger.groups
+        if self.selected is not None:
+            there = self._ledger.tier[:, self.read_now(np.arange(self._ledger.num_tokens))]
+            readable = int(np.count_nonzero(there != Tier.EVICTED)) // len(there)
+        else:
+            held = self._ledger.held if self._whole else self.shared.now[0].tolist()
+            readable = sum(held[: Tier.EVICTED]) // self._ledger.groups
         return max(0, readable - int(np.count_nonzero(self._weight(tokens))))
 
     def _weight(self, tokens: np.ndarray) -> np.ndarray:
         """Number of paths being read that hold each of `tokens`; int64."""
         return np.asarray(self._per_node[self._tree.node_of_token.values[tokens]])
 
+    def _weights(self, group: np.ndarray, token: np.ndarray) -> np.ndarray:
+        """The same of tokens ``[m]``, each in one cache group; 0 for what is not selected."""
+        weight, selected = self._weight(token), self.selected
+        return weight if selected is None else weight * selected[group, token]
+
     def count(self, group: np.ndarray, token: np.ndarray) -> PathProfile:
         """Those of the tokens ``[m]``, each in one cache group, that are read now."""
         tier = self._ledger.tier[group, token]
-        weight = self._weight(token)
+        weight = self._weights(group, token)
         shared = np.bincount(tier, np.minimum(weight, 1), NUM_TIERS)[:, None]
         branches = np.bincount(tier, weight, NUM_TIERS)[:, None]
         length = np.zeros(1, dtype=np.int64)
@@ -231,7 +270,8 @@ class ActivePaths:
         self.length += width * steps
         if self._whole:
             return PathProfile(run.counts_before, run.counts_before, length)
-        changes, weight = run.changes, self._weight(run.changes.token)
+        changes = run.changes
+        weight = self._weights(changes.group, changes.token)
         row = np.zeros(len(changes), dtype=np.int64)
         (shared,), _ = self.shared.advance(
             steps, width * groups, row, changes, np.minimum(weight, 1)
@@ -246,7 +286,8 @@ class ActivePaths:
         """Tokens have changed their tier outside a run, and the ledger knows."""
         if self._whole or not len(changes):
             return
-        row, weight = np.zeros(len(changes), dtype=np.int64), self._weight(changes.token)
+        row = np.zeros(len(changes), dtype=np.int64)
+        weight = self._weights(changes.group, changes.token)
         self.shared.change(row, changes, np.minimum(weight, 1))
         if self.branches is not self.shared:
             self.branches.change(row, changes, weight)
@@ -292,18 +333,23 @@ class Recall:
         self._sizes = bytes_by_tier
         self._quantised_sizes = np.where(_QUANTISED, bytes_by_tier, 0)
 
-    def reading(self, path: PathProfile, sequences: int, landing: PathProfile | None) -> Reading:
+    def reading(
+        self, path: PathProfile, sequences: int, landing: PathProfile | None,
+        fetched_bytes: np.ndarray | None = None,
+    ) -> Reading:  # fmt: skip
         """What a run of iterations asks for, in which `sequences` leaves decode together.
 
         `landing` is the part of `path` that counts as being in DDR but is still read from its old
-        place in HBM, because the copy has not finished.
+        place in HBM, because the copy has not finished.  `fetched_bytes`, int64 ``[steps]``, is
+        what ``stream`` fetches of a selection, None without one.
         """
         rows: Array = 0.0 if self.fused else self._attended(path)
         if self.mode == "stage":
             return self._reading(path, rows)
         away = (path if landing is None else path.minus(landing)).of_tiers(_IN_DDR)
         if self.mode == "stream":  # once per iteration; the GPU reads them from the buffer
-            fetched_bytes = self._sizes @ away.shared
+            if fetched_bytes is None:
+                fetched_bytes = self._sizes @ away.shared
             buffers = np.asarray(self._cost.double_buffer_bytes(fetched_bytes))
             return self._reading(path, rows, streamed_bytes=fetched_bytes, buffer_bytes=buffers)
         local = path.minus(away)

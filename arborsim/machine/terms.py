@@ -191,6 +191,8 @@ PREFILL_TERMS = (
     "prefill: per layer and step", "prefill: element-wise and all-reduce",
 )  # fmt: skip
 MATRICES = "policy: attention matrices of the prefill"
+#: What device code copies or reads outside iterations, by `arborsim.machine.program.Copied`.
+COPY_TERMS = ("policy: quantising", "policy: compaction", "policy: page bounds")
 REHYDRATION = "rehydration"
 BACKGROUND = "transfers: waiting for DDR and back"
 #: By recall mode, with the name of a plan's terms.
@@ -214,7 +216,7 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((
         *PREFILL_TERMS, *(t.name for t in ITERATION_TERMS if t.part != "policy"), LAUNCHES,
         policy[0],
-        "policy: turns", MATRICES, *policy[1:], "policy: quantising", "policy: compaction",
+        "policy: turns", MATRICES, *policy[1:], *COPY_TERMS,
         BACKGROUND, *(name for name, _ in SIDE_TERMS.values()), REHYDRATION, *LINK_TERMS,
     )))  # fmt: skip
 
@@ -234,8 +236,7 @@ OTHER_NUMBERS: dict[str, tuple[str, ...]] = {
     PREFILL_TERMS[3]: ("per_layer_s", "per_step_s", "per_sequence_s"),
     PREFILL_TERMS[4]: _COPY,
     "policy: turns": ("decision_base_s",),
-    "policy: quantising": _COPY,
-    "policy: compaction": _COPY,
+    **dict.fromkeys(COPY_TERMS, _COPY),
     MATRICES: ("eager_bytes_per_s",),
     LINK_TERMS[0]: ("d2h_bytes_per_s", *_LINK),
     LINK_TERMS[1]: ("h2d_bytes_per_s", *_LINK),

@@ -2,8 +2,9 @@
 
 A copy to DDR runs in the background.  Until it has finished, its pages stay in HBM (*in flight*)
 and attention still reads them there.  In ``stage`` mode the tokens that attention needs are then
-fetched back, once, into a staging buffer that stays as long as the token is in DDR and on an
-active path: reads are fast, but HBM is not saved.
+fetched back, once, into a staging buffer that stays as long as the token is in DDR, on an active
+path and selected by the last plan: reads are fast, but HBM holds all of them.  In ``stream`` mode
+what a plan selects gets such buffers, too, filled while iterations run.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Transfers:
         self._ledger = ledger
         self._paths = paths
         self._stages = recall == "stage"
+        self._streams = recall == "stream"
         self._sizes_left = _LEAVING * np.repeat(ledger.bytes_by_tier, NUM_TIERS)
         self._staged = _Marks(ledger)
         self._flying = _Marks(ledger)
@@ -109,15 +111,39 @@ class Transfers:
             return
         self.wait_for_returning()
         if self._stages:
-            staged = self._staged.values
-            in_ddr = _IN_DDR[self._ledger.tier]
-            on_path = self._paths.active(np.arange(staged.shape[1]))
-            left = np.nonzero(staged & ~on_path)
-            self._release(self._bytes(left))
-            staged[left] = False
-            missing = np.nonzero(in_ddr & on_path & ~staged & ~self._flying.values)
+            missing = self._missing()
             if len(missing[0]):
                 self._program.wait(self._program.send(self._stage(missing)))
+
+    def fetch(self, steps: int) -> np.ndarray | None:
+        """Bytes that ``stream`` fetches of the selection in each of the next iterations, int64.
+
+        What is fetched stays until it is no longer selected, so that the first iteration brings
+        all that is missing.  None where there is no selection, or another mode.
+        """
+        if not self._streams or (self._paths.selected is None and not self.staging_bytes):
+            return None
+        missing = self._missing()
+        if self._paths.selected is None:
+            return None
+        leg = self._stage(missing)
+        self._program.hold(leg.bytes, staging=True)
+        fetched = np.zeros(steps, dtype=np.int64)
+        fetched[0] = leg.bytes
+        return fetched
+
+    def _missing(self) -> Cells:
+        """Tokens that lack the buffer they need; those that need none give theirs up."""
+        staged, selected = self._staged.values, self._paths.selected
+        needed = _IN_DDR[self._ledger.tier] & self._paths.active(np.arange(staged.shape[1]))
+        if selected is not None:
+            needed &= selected
+        elif self._streams:
+            needed &= False
+        left = np.nonzero(staged & ~needed)
+        self._release(self._bytes(left))
+        staged[left] = False
+        return np.nonzero(needed & ~staged & ~self._flying.values)
 
     @property
     def copies_are_read(self) -> bool:
@@ -161,7 +187,9 @@ class Transfers:
         if not self._stages:
             return -freed_bytes, None
         # For a branch that has ended nothing is fetched before the search turns to it again.
-        read = self._paths.read_now(cells[1])
+        read, selected = self._paths.read_now(cells[1]), self._paths.selected
+        if selected is not None:
+            read = read & selected[cells]
         needed = _IN_DDR[self._ledger.tier[cells]] & read & ~self._staged.values[cells]
         kept_bytes = freed_bytes
         if not self._ledger.has_pages:  # a page waits for all of its tokens
@@ -179,7 +207,7 @@ class Transfers:
 
     def _release_staging(self, changes: Changes) -> None:
         """Staged tokens that leave DDR, or shrink there, give up (part of) their buffer."""
-        if not self._stages or not self.staging_bytes or not len(changes):
+        if not self.staging_bytes or not len(changes):
             return
         staged = self._staged.values
         held = changes.where(staged[changes.group, changes.token])

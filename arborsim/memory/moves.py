@@ -71,13 +71,16 @@ class Moves:
 
 @dataclass(frozen=True)
 class Plan:
-    """Desired tier of every (group, token)."""
+    """Desired tier of every (group, token), and which of them the next steps read."""
 
     #: int8 [groups, tokens], values of `Tier`; groups are 1 (shared), layers, or layers x KV heads
     tiers: np.ndarray
     #: Evicted tokens that the plan wants readable are recomputed (rehydration).  Without it, such a
     #: wish is an error: what was destroyed stays destroyed.
     recover: bool = False
+    #: Bool [groups, tokens]: the readable tokens that attention reads until the next plan; None for
+    #: all.  Tokens born after the plan are read.  What is not read stays where it is.
+    reads: np.ndarray | None = None
 
 
 def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:

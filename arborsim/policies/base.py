@@ -149,6 +149,9 @@ class Policy:
     def __post_init__(self) -> None:
         check_settings(self, self.name)
 
+    bounds_page: ClassVar[int] = 0
+    """Tokens of the pages whose bounds of keys it reads to choose what is read; 0: it does not."""
+
     @property
     def method(self) -> Method:
         """Formula and building blocks."""

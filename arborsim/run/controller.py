@@ -76,10 +76,11 @@ class Executor(Protocol):
         """The next tokens belong to `leaves`."""
         ...
 
-    def apply(self, moves: Moves, examined_tokens: int) -> None:
+    def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         """Carry out one decision taken over `examined_tokens` tokens.
 
-        A move from `Tier.EVICTED` to a readable tier recomputes the token (rehydration).
+        A move from `Tier.EVICTED` to a readable tier recomputes the token (rehydration).  `reads`
+        is that of `Plan`: attention reads no other tokens until the next decision.
         """
         ...
 
@@ -108,8 +109,11 @@ class Meter:
         `tree` already holds the run's tokens; `tier` is from before the run.
         """
 
-    def moved(self, moves: Moves, tier: np.ndarray) -> None:
-        """`moves` were applied outside a run; `tier` is from before them."""
+    def moved(self, moves: Moves, tier: np.ndarray, reads: np.ndarray | None = None) -> None:
+        """`moves` were applied outside a run; `tier` is from before them.
+
+        From now on `reads`, bool ``[groups, tokens]``, is read, and what is born later; None: all.
+        """
 
 
 class Controller:
@@ -287,17 +291,26 @@ class Controller:
         check_plan(self.policy, view, plan)
         moves = Moves.between(view.tier, plan.tiers)
         for meter in self._meters:
-            meter.moved(moves, view.tier)
-        self.executor.apply(moves, examined_tokens=view.num_tokens)
+            meter.moved(moves, view.tier, plan.reads)
+        self.executor.apply(moves, examined_tokens=view.num_tokens, reads=plan.reads)
 
 
 def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
-    """Raise `PlanError` if `plan` breaks rule 1 or 2."""
+    """Raise `PlanError` if `plan` breaks rule 1 or 2, or reads what it does not keep."""
     if plan.tiers.shape != view.tier.shape:
         raise PlanError(
             f"{policy.name} planned tiers of shape {plan.tiers.shape}, "
             f"the cache has {view.tier.shape}"
         )
+    if plan.reads is not None:
+        if plan.reads.shape != plan.tiers.shape:
+            raise PlanError(
+                f"{policy.name} planned reads of shape {plan.reads.shape}, "
+                f"the cache has {view.tier.shape}"
+            )
+        lost = plan.reads & (plan.tiers == Tier.EVICTED)
+        if lost.any():
+            raise PlanError(f"{policy.name} reads token {np.nonzero(lost)[1][0]}, which it evicts")
     lowered = plan.tiers > view.tier
     if policy.bounded and lowered.any():
         broken = lowered & policy.protected(view)

@@ -12,7 +12,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import AttentionRows, HeadRows, Signal, SparseRows
-from arborsim.core.tiers import Tier, quantised
+from arborsim.core.tiers import NUM_TIERS, Tier, quantised
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.run.controller import Meter
@@ -23,12 +23,29 @@ _QUANTISED = (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED)
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 
-class AttentionKept(Meter):
-    """Share of the recorded attention of generated tokens that falls on readable tokens.
+class _OfWhatIsRead(Meter):
+    """Knows which tokens plans left out of reading (`Plan.reads`)."""
 
-    The recording saw the whole cache; what it attended to and the policy has evicted is lost.
-    Tokens in any tier but `Tier.EVICTED` are readable.  With several groups the evicted share of
-    groups counts.  Each row is a distribution, so rows weigh the same.
+    _reads: np.ndarray | None = None  # bool [groups, tokens at the last plan]
+
+    def moved(self, moves: Moves, tier: np.ndarray, reads: np.ndarray | None = None) -> None:
+        self._reads = reads
+
+    def _read(self, tier: np.ndarray) -> np.ndarray:
+        """The tiers, with tokens that are not read as evicted: to attention they are the same."""
+        if self._reads is None:
+            return tier
+        tier = tier.copy()
+        tier[:, : self._reads.shape[1]][~self._reads] = Tier.EVICTED
+        return tier
+
+
+class AttentionKept(_OfWhatIsRead):
+    """Share of the recorded attention of generated tokens that falls on tokens that are read.
+
+    The recording saw the whole cache; what it attended to and the policy has evicted, or does not
+    read, is lost.  With several groups the lost share of groups counts.  Each row is a
+    distribution, so rows weigh the same.
     """
 
     def __init__(self) -> None:
@@ -42,6 +59,7 @@ class AttentionKept(Meter):
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._rows += run.num_tokens
+        tier = self._read(tier)
         gone = tier[0] == Tier.EVICTED if len(tier) == 1 else (tier == Tier.EVICTED).mean(axis=0)
         if not gone.any() and not (moves.target == Tier.EVICTED).any():
             return
@@ -119,11 +137,11 @@ def _lost_of_sparse(rows: SparseRows, gone: np.ndarray, at: np.ndarray, step: np
     return lost + float((share * (gone_by - gone_listed)).sum())
 
 
-class OutputError(Meter):
+class OutputError(_OfWhatIsRead):
     """Relative error of the attention output of generated tokens, on the captured layers.
 
     For every generated token and captured layer the output over all recorded tokens, ``o = P V``,
-    is compared with ``o'``, for which evicted tokens are missing (their share of the softmax goes
+    is compared with ``o'``, for which tokens not read are missing (their share of the softmax goes
     to the others) and quantised tokens have keys and values rounded to FP8 e4m3.  The error is
     ``||o - o'|| / ||o||`` over the heads of a layer, averaged over layers and tokens.
 
@@ -151,6 +169,7 @@ class OutputError(Meter):
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self.prefilled(run)  # the run's own tokens have vectors too
         self._rows += run.num_tokens
+        tier = self._read(tier)
         if not tier.any() and not len(moves):
             return
         rows = run.observed.head_attention
@@ -210,31 +229,52 @@ def _token_error(
     return float((off / norm[known]).mean()) if known.any() else 0.0
 
 
+#: What stands in the place of a tier in `MoveLog.rows` for a token that is read again, or not.
+READ, UNREAD = NUM_TIERS, NUM_TIERS + 1
+
+
 class MoveLog(Meter):
-    """Every move in order: what two runs of the same policy are compared by."""
+    """Every move, and every change of what is read: what two runs of a policy are compared by."""
 
     def __init__(self) -> None:
         self._iteration = 0
         self._parts: list[np.ndarray] = []
+        self._reads: np.ndarray | None = None
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self._note(moves, self._iteration + 1 + moves.step)
         self._iteration += run.steps
 
-    def moved(self, moves: Moves, tier: np.ndarray) -> None:
+    def moved(self, moves: Moves, tier: np.ndarray, reads: np.ndarray | None = None) -> None:
         self._note(moves, np.full(len(moves), self._iteration))
+        if reads is None and self._reads is None:
+            return
+        before, now = (_as_wide(each, tier.shape) for each in (self._reads, reads))
+        group, token = np.nonzero(before != now)
+        target = np.where(now[group, token], READ, UNREAD)
+        self._note(Moves(token, group, token, target), np.full(len(token), self._iteration))
+        self._reads = reads
 
     def _note(self, moves: Moves, iteration: np.ndarray) -> None:
         self._parts.append(np.stack([iteration, moves.group, moves.token, moves.target], axis=1))
 
     @property
     def rows(self) -> np.ndarray:
-        """Int64 ``[moves, 4]``: iteration, group, token, target tier; in order of token within
-        an iteration, so that logs of run-wise and step-wise decisions compare equal."""
+        """Int64 ``[moves, 4]``: iteration, group, token, target tier (or `READ`, `UNREAD`); in
+        order of token within an iteration, so that logs of run-wise and step-wise decisions
+        compare equal."""
         if not self._parts:
             return np.empty((0, 4), dtype=np.int64)
         rows = np.concatenate(self._parts).astype(np.int64)
         return rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
+
+
+def _as_wide(reads: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
+    """What is read of all tokens, bool ``[groups, tokens]``: those born later are."""
+    wide = np.ones(shape, dtype=bool)
+    if reads is not None:
+        wide[:, : reads.shape[1]] = reads
+    return wide
 
 
 @dataclass(frozen=True)

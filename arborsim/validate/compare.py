@@ -23,7 +23,7 @@ import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import TokenRun
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.machine.machine import Machine
@@ -98,11 +98,11 @@ class DualExecutor:
         self.live.activate(leaves)
         self._apart(lambda: self.simulated.activate(leaves))
 
-    def apply(self, moves: Moves, examined_tokens: int) -> None:
-        self.live.apply(moves, examined_tokens)
+    def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
+        self.live.apply(moves, examined_tokens, reads)
         self._apart(
-            lambda: self.simulated.apply(moves, examined_tokens),
-            lambda: self.log.moved(moves, self.tier),
+            lambda: self.simulated.apply(moves, examined_tokens, reads),
+            lambda: self.log.moved(moves, self.tier, reads),
         )
 
     def finish(self) -> None:
@@ -290,7 +290,7 @@ class _Kept:
     """Follows which cells of a run are in HBM."""
 
     def __init__(self, generated: Generated, moves: np.ndarray, groups: int) -> None:
-        self._born, self._moves, self._done = generated.born, moves, 0
+        self._born, self._moves, self._done = generated.born, moves[moves[:, 3] < NUM_TIERS], 0
         self._in_hbm = np.ones((groups, int(generated.born[-1])), dtype=bool)
 
     def after(self, iteration: int) -> np.ndarray:

@@ -23,6 +23,7 @@ class PlainExecutor:
 
     def __init__(self, groups: int = 1) -> None:
         self.tier = np.empty((groups, 0), dtype=np.int8)
+        self.reads: np.ndarray | None = None  # as last planned
 
     def bind(self, tree: ThoughtTree) -> None:
         pass
@@ -37,8 +38,9 @@ class PlainExecutor:
     def activate(self, leaves: tuple[int, ...]) -> None:
         pass
 
-    def apply(self, moves: Moves, examined_tokens: int) -> None:
+    def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         self._move(moves)
+        self.reads = reads
 
     def finish(self) -> None:
         pass

@@ -29,6 +29,7 @@ class MaskedModel:
         from transformers.masking_utils import AttentionMaskInterface
 
         self._dead: dict[tuple[int, int], dict[int, int]] = {}
+        self._skipped: dict[tuple[int, int], list[tuple[int, int]]] = {}
         AttentionInterface.register("test_masked", self._attend)
         AttentionMaskInterface.register("test_masked", lambda *a, **k: None)
         self._twin = plain_copy(model)
@@ -36,6 +37,10 @@ class MaskedModel:
 
     def kill(self, layer: int, head: int, token: int, first_query: int) -> None:
         self._dead.setdefault((layer, head), {}).setdefault(token, first_query)
+
+    def skip(self, layer: int, head: int, token: int, query: int) -> None:
+        """This query alone does not read the token."""
+        self._skipped.setdefault((layer, head), []).append((query, token))
 
     def logits(self, ids: list[int]) -> Any:
         with torch.no_grad():
@@ -50,6 +55,8 @@ class MaskedModel:
             group = head // (HEADS // KV_HEADS)
             for token, first in self._dead.get((module.layer_idx, group), {}).items():
                 readable[head, first:, token] = False
+            for each, token in self._skipped.get((module.layer_idx, group), []):
+                readable[head, each, token] = False
         keys, values = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (key, value))
         scores = (query @ keys.transpose(2, 3) * scaling).masked_fill(~readable, -torch.inf)
         return (scores.softmax(-1) @ values).transpose(1, 2), None
@@ -102,6 +109,54 @@ def test_evicting_equals_masking(grouping: str, ordered: bool, recall: str) -> N
     assert cache.used_bytes(Place.HBM, Place.DDR) * groups == (
         PER_TOKEN * (80 * groups - 8 * 4 * groups)
     )
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("recall", RECALLS)
+def test_reading_a_selection_equals_masking_the_rest(grouping: str, recall: str) -> None:
+    """Selections at random, half of the old tokens in DDR: logits, bytes and what crosses."""
+    rng = np.random.default_rng(5)
+    model = tiny_model("qwen2")
+    masked = MaskedModel(model)
+    with HostLink("cpu") as link:
+        cache = TieredCache(Layout.of(model, grouping), page_tokens=4, recall=recall, link=link)
+        groups = cache.layout.groups
+        mover = Mover(cache, link, recall=recall)
+        decoder = TreeDecoder(model, prefill_block=16, cache=cache)
+        ids = rng.integers(0, VOCAB, 40).tolist()
+        decoder.prefill(ids)
+        decoder.open(1, 0)
+        decoder.activate([1])
+        away = GroupTokenPairs(*np.nonzero(rng.random((groups, 30)) < 0.5))
+        cache.select(np.zeros((groups, 40), dtype=bool))  # or `stage` would fetch them at once
+        mover.move(away, np.full(len(away), Tier.DDR, dtype=np.int8))
+        mover.settle(wait=True)
+        in_ddr = cache.pools[Place.DDR].slots.of[:, :30] >= 0
+        before = np.zeros((groups, 30), dtype=bool)  # selected in DDR by the last step
+        crossed = 0
+        for step in range(12):
+            reads = rng.random((groups, len(ids))) < (1.0 if step == 7 else 0.4)
+            cache.select(reads)
+            mover.turn()
+            newly = reads[:, :30] & in_ddr & ~before
+            crossed += int(newly.sum()) * PER_TOKEN // groups
+            before = reads[:, :30] & in_ddr
+            if recall in ("stage", "stream") and step != 7:
+                assert (before == (cache.pools[Place.STAGING].slots.of[:, :30] >= 0)).all()
+                assert link.upward.carried_bytes == crossed
+            elif step == 7:  # all is read: `stream` has no selection any more
+                crossed, before = link.upward.carried_bytes, before & (recall != "stream")
+            for group, token in np.argwhere(~reads).tolist():
+                for layer, head in groups_of(grouping, group):
+                    masked.skip(layer, head, token, len(ids))
+            ids.append(int(rng.integers(0, VOCAB)))
+            logits = decoder.step(ids[-1:])[0]
+            torch.testing.assert_close(logits, masked.logits(ids)[-1], rtol=1e-4, atol=1e-4)
+            if step == 7:
+                crossed = link.upward.carried_bytes
+        cache.close()
+    assert not (cache.place.values == Place.LOST).any()
+    assert cache.used_bytes(Place.HBM, Place.DDR) == PER_TOKEN * len(ids)
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)

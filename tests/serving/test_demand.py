@@ -145,11 +145,15 @@ class RecordingBench(Bench):
         "fused": st.booleans(),
         "tree_attention": st.booleans(),
         "overlap": st.booleans(),
+        "bounds_page": st.sampled_from([0, 4]),
     }),
+    selects=st.booleans(),
 )  # fmt: skip
-def test_random_searches_alone_are_their_replay(seed: int, options: dict[str, Any]) -> None:
+def test_random_searches_alone_are_their_replay(
+    seed: int, options: dict[str, Any], selects: bool
+) -> None:
     bench = RecordingBench(MACHINE, **options)
-    measured = random_search(bench, seed, lambda bench: None)
+    measured = random_search(bench, seed, lambda bench: None, selects)
     assert isinstance(bench.executor, PeakAtTheEnd)
     info = DemandInfo(
         "", 0, "", "1", options["recall"], GEOMETRY.name, GEOMETRY.kv_bytes_per_token,

@@ -54,6 +54,7 @@ class LiteralExecutor:
         tree_attention: bool = True,
         overlap: bool = True,
         compact: bool = False,
+        bounds_page: int = 0,
     ) -> None:
         self.cost = CostModel(profile, geometry)
         self.ledger = Ledger(
@@ -64,11 +65,11 @@ class LiteralExecutor:
         size = self.ledger.bytes_by_tier
         self.recall = Recall(self.cost, size, groups, recall, fused, tree_attention)
         self.policy = profile.policy_seconds(policy, fused)
-        self.overlap, self.compact = overlap, compact
+        self.overlap, self.compact, self.bounds_page = overlap, compact, bounds_page
         self.env = simpy.Environment()
         self.links = {up: simpy.Resource(self.env) for up in (False, True)}
         self.measured = Measurements()
-        self.staging_bytes = self.in_flight_bytes = 0
+        self.staging_bytes = self.buffer_bytes = self.in_flight_bytes = 0
         self.staged: set[tuple[int, int]] = set()
         self.flying: set[tuple[int, int]] = set()
         self.background: list[simpy.Process] = []
@@ -103,18 +104,32 @@ class LiteralExecutor:
         self.paths.turn(leaves)
         forgotten = self.windows.turn(leaves)
         self._wait_for_returning()
-        if self.recall.mode == "stage":
-            where = np.nonzero(_IN_DDR[self.tier])
-            active = self.paths.active(where[1])
-            cells = list(zip(*(column.tolist() for column in where), strict=True))
-            wanted = {cell for cell, on_path in zip(cells, active.tolist(), strict=True) if on_path}
-            self._unstage(self.staged - wanted)
-            missing = wanted - self.staged - self.flying
-            if missing:
-                self._wait([self._start(self._stage(missing))])
+        self._stage_needed()
         self._recompute(forgotten)
         self._spend("policy_s", self.policy.turning_s(len(leaves)))
         self._look()
+
+    def _stage_needed(self) -> None:
+        if self.recall.mode == "stage":
+            missing = self._missing()
+            if missing:
+                self._wait([self._start(self._stage(missing))])
+
+    def _missing(self) -> set[tuple[int, int]]:
+        """What needs a buffer and has none; the buffers that nothing needs are given up."""
+        selected = self.paths.selected
+        where = np.nonzero(_IN_DDR[self.tier])
+        active = self.paths.active(where[1]).tolist()
+        cells = list(zip(*(column.tolist() for column in where), strict=True))
+        wanted = {
+            cell
+            for cell, on_path in zip(cells, active, strict=True)
+            if on_path and (selected is None or selected[cell])
+        }
+        if self.recall.mode == "stream" and selected is None:
+            wanted = set()
+        self._unstage(self.staged - wanted)
+        return wanted - self.staged - self.flying
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         if not self.paths.are_active(run.leaves):
@@ -125,13 +140,30 @@ class LiteralExecutor:
             self._iterate(decided_from is not None and step >= decided_from)
             self._carry_out(self.ledger.resolve(moves.between_steps(step, step + 1)))
 
-    def apply(self, moves: Moves, examined_tokens: int) -> None:
+    def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         self._spend("policy_s", float(self.policy.decision_s(examined_tokens)))
+        if self.paths.select(reads):
+            if reads is not None and not reads.all() and self.bounds_page:
+                self._spend("policy_s", self._bounds_s(reads))
+            self._wait_for_returning()
+            self._stage_needed()
+            self._look()
         self._carry_out(self.ledger.resolve(moves))
         if self.compact:
             copied_bytes = self.ledger.compact()
             self._spend("policy_s", float(self.cost.copy_s(2 * copied_bytes)))
             self._look()
+
+    def _bounds_s(self, reads: np.ndarray) -> float:
+        """Two vectors a page, in every KV head of the groups that choose."""
+        g, groups = self.cost.geometry, self.ledger.groups
+        on_path = self.paths.read_now(np.arange(self.ledger.num_tokens))
+        there = int(np.count_nonzero(self.tier[:, on_path] != Tier.EVICTED)) // groups
+        pages = -(-there // self.bounds_page)
+        vectors = 2 * pages * g.full_layers * g.kv_heads
+        choosing = sum(not row.all() for row in reads) / groups
+        vector_bytes = g.head_dim * g.kv_bytes_per_element
+        return float(self.cost.copy_s(int(choosing * vectors * vector_bytes)))
 
     def finish(self) -> None:
         for process in self.background:
@@ -146,9 +178,10 @@ class LiteralExecutor:
         if self.flying and self.recall.mode != "stage":
             groups, tokens = zip(*sorted(self.flying), strict=True)
             landing = self.paths.count(np.array(groups), np.array(tokens))
+        fetched = self._fetch() if self.recall.mode == "stream" else None
         path = self.paths.advance(self.ledger.advance(leaves, 1, Moves.none()))
         path = replace(path, windows=self.windows.advance(leaves, 1))
-        reading = self.recall.reading(path, len(leaves), landing)
+        reading = self.recall.reading(path, len(leaves), landing, fetched)
         model_s = float(
             self.cost.decode_s(
                 len(leaves), reading.attended, reading.read_bytes, reading.quantised_bytes,
@@ -162,7 +195,7 @@ class LiteralExecutor:
         policy_s += float(np.sum(self.cost.eager_rows_s(reading.rows)))
         exposed_s = self._exposed_s(reading, model_s, float(np.sum(attention_s)), len(leaves))
         if reading.buffer_bytes is not None:
-            self.staging_bytes = int(reading.buffer_bytes[0])
+            self.buffer_bytes = int(reading.buffer_bytes[0])
         self._look()
         if np.sum(reading.streamed_bytes):
             self._stream(model_s + exposed_s + policy_s)
@@ -172,6 +205,17 @@ class LiteralExecutor:
         time.decode_s += model_s
         time.policy_s += policy_s
         time.exposed_transfer_s += exposed_s
+
+    def _fetch(self) -> np.ndarray | None:
+        """Bytes of the selection that the iteration brings into buffers; None without one."""
+        missing = self._missing()
+        if self.paths.selected is None:
+            return None
+        size, self.buffer_bytes = self._bytes(missing), 0
+        self.staged |= missing
+        self.staging_bytes += size
+        self._look()
+        return np.array([size])
 
     def _exposed_s(
         self, reading: Reading, model_s: float, attention_s: float, sequences: int
@@ -260,11 +304,13 @@ class LiteralExecutor:
         yield from self._send(int(size[leaving.target].sum()), up=False)
         self.flying -= set(cells)
         if self.recall.mode == "stage":
-            read = self.paths.read_now(leaving.token).tolist()
+            read = self.paths.read_now(leaving.token)
+            if self.paths.selected is not None:
+                read &= self.paths.selected[leaving.group, leaving.token]
             came_from = np.where(leaving.source == Tier.EVICTED, Tier.HBM, leaving.source)
             needed = [
                 number
-                for number, (cell, is_read) in enumerate(zip(cells, read, strict=True))
+                for number, (cell, is_read) in enumerate(zip(cells, read.tolist(), strict=True))
                 if is_read and _IN_DDR[self.tier[cell]] and cell not in self.staged
             ]
             kept_bytes = freed_bytes
@@ -344,12 +390,13 @@ class LiteralExecutor:
         """Take in what memory holds now."""
         m, ledger = self.measured, self.ledger
         pages = ledger.hbm_page_bytes + self.windows.held_bytes
-        held = pages + self.staging_bytes + self.in_flight_bytes
+        staging_bytes = self.staging_bytes + self.buffer_bytes
+        held = pages + staging_bytes + self.in_flight_bytes
         m.peak_hbm_kv_bytes = max(m.peak_hbm_kv_bytes, held)
         m.peak_hbm_kv_tokens = max(m.peak_hbm_kv_tokens, ledger.hbm_tokens)
         m.peak_ddr_bytes = max(m.peak_ddr_bytes, ledger.ddr_bytes)
         m.peak_quantised_bytes = max(m.peak_quantised_bytes, ledger.quantised_bytes)
-        m.peak_staging_bytes = max(m.peak_staging_bytes, self.staging_bytes)
+        m.peak_staging_bytes = max(m.peak_staging_bytes, staging_bytes)
 
 
 def _cells(changes: Changes) -> list[tuple[int, int]]:

@@ -35,6 +35,7 @@ OPTIONS = st.fixed_dictionaries(
         "tree_attention": st.booleans(),
         "overlap": st.booleans(),
         "compact": st.booleans(),
+        "bounds_page": st.sampled_from([0, 4]),
     }
 )
 
@@ -53,8 +54,13 @@ def random_moves(rng: np.random.Generator, bench: Bench, steps: int, tiers: list
     )
 
 
-def random_search(bench: Bench, seed: int, check: Callable[[Bench], None]) -> Measurements:
-    """Transitions, runs with moves inside and decisions outside, all drawn from `seed`."""
+def random_search(
+    bench: Bench, seed: int, check: Callable[[Bench], None], selects: bool = False
+) -> Measurements:
+    """Transitions, runs with moves inside and decisions outside, all drawn from `seed`.
+
+    With `selects`, most decisions say what is read.
+    """
     rng = np.random.default_rng(seed)
     bench.prefill(int(rng.integers(1, 30)))
     check(bench)
@@ -72,10 +78,13 @@ def random_search(bench: Bench, seed: int, check: Callable[[Bench], None]) -> Me
         check(bench)
         outside = random_moves(rng, bench, 1, list(Tier))
         known = outside.token < bench.tree.num_tokens
-        bench.executor.apply(
-            Moves(*(getattr(outside, n)[known] for n in ("step", "group", "token", "target"))),
-            examined_tokens=bench.tree.num_tokens,
-        )
+        made = Moves(*(getattr(outside, n)[known] for n in ("step", "group", "token", "target")))
+        reads = None
+        if selects and rng.random() < 0.8:
+            tier = bench.executor.tier.copy()
+            made.carry_out(tier)
+            reads = (tier != Tier.EVICTED) & (rng.random(tier.shape) < rng.choice([0.1, 0.5, 1.0]))
+        bench.executor.apply(made, examined_tokens=bench.tree.num_tokens, reads=reads)
         check(bench)
     assert bench.executor.clock() == pytest.approx(bench.us("total_s") / 1e6)
     bench.executor.finish()
@@ -103,10 +112,12 @@ def conserves(bench: Bench) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS)
-def test_closed_form_equals_event_by_event(seed: int, options: dict[str, Any]) -> None:
-    fast = random_search(Bench(MACHINE, **options), seed, lambda bench: None)
-    slow = random_search(Bench(MACHINE, **options, event_by_event=True), seed, lambda bench: None)
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans())
+def test_closed_form_equals_event_by_event(
+    seed: int, options: dict[str, Any], selects: bool
+) -> None:
+    one, other = Bench(MACHINE, **options), Bench(MACHINE, **options, event_by_event=True)
+    fast, slow = (random_search(each, seed, lambda _: None, selects) for each in (one, other))
     for name, value in asdict(fast).items():
         if name == "time":
             for part, seconds in value.items():
@@ -125,10 +136,12 @@ class LiteralBench(Bench):
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS)
-def test_a_program_played_is_the_literal_replay(seed: int, options: dict[str, Any]) -> None:
-    fast = random_search(Bench(MACHINE, **options), seed, lambda bench: None)
-    slow = random_search(LiteralBench(MACHINE, **options), seed, lambda bench: None)
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans())
+def test_a_program_played_is_the_literal_replay(
+    seed: int, options: dict[str, Any], selects: bool
+) -> None:
+    one, other = Bench(MACHINE, **options), LiteralBench(MACHINE, **options)
+    fast, slow = (random_search(each, seed, lambda _: None, selects) for each in (one, other))
     for part in ("prefill_s", "decode_s", "policy_s", "exposed_transfer_s", "rehydration_s"):
         expected = pytest.approx(getattr(slow.time, part), rel=1e-9, abs=1e-12)
         assert getattr(fast.time, part) == expected, part
@@ -140,10 +153,10 @@ def test_a_program_played_is_the_literal_replay(seed: int, options: dict[str, An
 
 
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS)
-def test_conservation_at_every_event(seed: int, options: dict[str, Any]) -> None:
+@given(seed=st.integers(0, 2**32 - 1), options=OPTIONS, selects=st.booleans())
+def test_conservation_at_every_event(seed: int, options: dict[str, Any], selects: bool) -> None:
     bench = Bench(MACHINE, **options)
-    random_search(bench, seed, conserves)
+    random_search(bench, seed, conserves, selects)
     series = bench.executor.measurements().series
     assert series.in_flight_bytes[-1] == 0  # everything has landed
 

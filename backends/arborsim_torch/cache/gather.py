@@ -119,7 +119,8 @@ class GatherReader:
         self.stale = False
         paths = [cache.tree.path(leaf) for leaf in cache.leaves]
         union = paths[0] if len(paths) == 1 else np.unique(np.concatenate(paths))
-        self._rows = [self._row(group, union) for group in range(layout.groups)]
+        wanted = cache.selected(union)
+        self._rows = [self._row(group, union[wanted[group]]) for group in range(layout.groups)]
         size = layout.kv_heads if layout.grouping == "head" else 1
         self._entries = [
             self._entries_of(self._rows[first : first + size], paths)
@@ -128,7 +129,7 @@ class GatherReader:
         self._contiguous = len(paths) == 1 and all(len(r.token) == len(union) for r in self._rows)
         if self._split_host:
             self._host = [
-                self._host_tokens(range(first, first + size), union, paths)
+                self._host_tokens(range(first, first + size), union, wanted, paths)
                 for first in range(0, layout.groups, size)
             ]
 
@@ -170,12 +171,14 @@ class GatherReader:
             n,
         )
 
-    def _host_tokens(self, groups: range, union: np.ndarray, paths: list[np.ndarray]) -> HostTokens:
+    def _host_tokens(
+        self, groups: range, union: np.ndarray, wanted: np.ndarray, paths: list[np.ndarray]
+    ) -> HostTokens:
         """What the groups of a layer hold on the host, padded to the longest."""
         cache = self._cache
         pieces, position, on_path, first = [], [], [], 0
         for place in (Place.DDR, Place.DDR_QUANTISED):
-            own = [union[cache.place.values[g, union] == place] for g in groups]
+            own = [union[wanted[g] & (cache.place.values[g, union] == place)] for g in groups]
             m = max(len(token) for token in own)
             if not m:
                 continue

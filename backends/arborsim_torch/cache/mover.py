@@ -2,8 +2,9 @@
 
 A copy to DDR runs behind the computation; until it is complete, attention reads the old slots,
 whose memory is *in flight*.  In ``stage`` mode what the active paths need is then fetched once into
-a staging copy on the device, which stays as long as the token is in DDR and on an active path.  In
-the other modes nothing is staged: reading tokens in DDR is up to the forward pass.
+a staging copy on the device, which stays as long as the token is in DDR, on an active path and
+selected by the policy (`TieredCache.select`).  So it is in ``stream`` mode where a policy selects.
+Otherwise nothing is staged: reading tokens in DDR is up to the forward pass.
 """
 
 from __future__ import annotations
@@ -125,20 +126,20 @@ class Mover:
 
     @torch.inference_mode()
     def turn(self) -> None:
-        """The active paths have changed: stage what they need, give up what they do not.
+        """Paths or the selection have changed: stage what is needed, give up what is not.
 
         Only the difference crosses the link (the memory-hierarchy paper's differential prefetch,
         section 3.4): what is staged and still needed stays.
         """
-        if self.recall != "stage" or not self._anything_in_ddr():
+        if not self._anything_in_ddr() or not (self._stages or self._anything_staged()):
             return
         self.settle(wait=True)
         cache = self.cache
-        on_path = self._on_path()
+        needed = self._needed()
         for home, stage in STAGED.items():
             staged = cache.pools[stage].slots.of >= 0
-            self._unstage(GroupTokenPairs(*np.nonzero(staged & ~on_path)), home, stage)
-            missing = (cache.pools[home].slots.of >= 0) & on_path & ~staged
+            self._unstage(GroupTokenPairs(*np.nonzero(staged & ~needed)), home, stage)
+            missing = (cache.pools[home].slots.of >= 0) & needed & ~staged
             self._stage(GroupTokenPairs(*np.nonzero(missing)), home)
         self.settle(wait=True)
         cache.changed()
@@ -147,9 +148,20 @@ class Mover:
         pools = self.cache.pools
         return bool(self._pending) or any(pools[home].slots.used.any() for home in STAGED)
 
-    def _on_path(self) -> np.ndarray:
-        tree = self.cache.tree
-        return np.asarray(tree.on_path(self.cache.leaves)[tree.node_of_token.values])
+    def _anything_staged(self) -> bool:
+        return any(self.cache.pools[stage].slots.used.any() for stage in STAGED.values())
+
+    @property
+    def _stages(self) -> bool:
+        return self.recall == "stage" or (self.recall == "stream" and self.cache.selects)
+
+    def _needed(self) -> np.ndarray:
+        """Bool ``[groups, tokens]``: those that, in DDR, would have a staging copy."""
+        cache, tree = self.cache, self.cache.tree
+        needed = cache.selected(np.arange(cache.num_tokens))
+        needed &= self._stages
+        needed &= tree.on_path(cache.leaves)[tree.node_of_token.values]
+        return needed
 
     # -- one kind of move at a time ------------------------------------------------------------
 
@@ -203,12 +215,12 @@ class Mover:
             if source.on_host and not target.on_host:
                 self._drop(STAGED[source], group, token)
             cache.place.values[group, token] = target
-        if target.on_host and self.recall == "stage":  # requantised in DDR
+        if target.on_host and self._stages:  # requantised in DDR
             source_stage = STAGED[source]
             held = cache.pools[source_stage].slots.of[pairs.group, pairs.token] >= 0
             self._unstage(pairs.where(held), source, source_stage)
-            on_path = self._on_path()[pairs.token]
-            self._stage(pairs.where(on_path), target)
+            needed = self._needed()[pairs.group, pairs.token]
+            self._stage(pairs.where(needed), target)
             self.settle(wait=True)
 
     def _converted(
@@ -277,7 +289,7 @@ class Mover:
             np.concatenate([np.full(len(t), g, dtype=np.int64) for g, t, _ in copy.parts]),
             np.concatenate([t for _, t, _ in copy.parts]),
         )
-        needed = self._on_path()[pairs.token] & (self.recall == "stage")
+        needed = self._needed()[pairs.group, pairs.token] & (self.recall == "stage")
         for group, token in pairs.where(~needed).by_group():
             self._leave_device(group, token)
             self.cache.place.values[group, token] = place

@@ -5,8 +5,9 @@ keys and values (`AttentionMetadata.store`) and gets its view.  Moves between ti
 (`arborsim_torch.cache.mover`).
 
 While all tokens it needs are in HBM at full precision, attention reads the pool in place, with a
-mask where the pool holds other tokens too.  Otherwise, or if results must not depend on where
-tokens are stored (`ordered`), each layer's keys and values are gathered in the order of tokens.
+mask where the pool holds other tokens too.  Otherwise, where a policy selects what is read, or if
+results must not depend on where tokens are stored (`ordered`), each layer's keys and values are
+gathered in the order of tokens.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class TieredCache:
         self._gather = GatherReader(self, self.host_attention is not None, self.stream)
         self._store: Callable[[int, Tensor, Tensor], None] = _unannounced
         self._held = 0
+        self._reads: np.ndarray | None = None  # bool [groups, tokens then]
 
     def close(self) -> None:
         """End the threads that attend on the host."""
@@ -205,6 +207,30 @@ class TieredCache:
         self._in_place.stale = True
         self._gather.stale = True
 
+    def select(self, reads: np.ndarray | None) -> bool:
+        """Attention reads these tokens and those to come: `arborsim.memory.moves.Plan.reads`.
+
+        Frees nothing.  Returns whether that is, or was, not simply all of them.
+        """
+        before, self._reads = self._reads, None if reads is None or reads.all() else reads
+        if before is None and self._reads is None:
+            return False
+        self.changed()
+        return True
+
+    @property
+    def selects(self) -> bool:
+        """Whether some tokens are not to be read."""
+        return self._reads is not None
+
+    def selected(self, token: np.ndarray) -> np.ndarray:
+        """Which of these tokens attention is to read, where they can be; bool ``[groups, n]``."""
+        read = np.ones((self.layout.groups, len(token)), dtype=np.bool_)
+        if self._reads is not None:
+            old = token < self._reads.shape[1]
+            read[:, old] = self._reads[:, token[old]]
+        return read
+
     # -- forward passes ------------------------------------------------------------------------
 
     def begin(self, ids: np.ndarray) -> AttentionMetadata:
@@ -274,7 +300,7 @@ class TieredCache:
         return metadata
 
     def _must_gather(self) -> bool:
-        if self.ordered:
+        if self.ordered or self.selects:
             return True
         return any(p.slots.total for place, p in self.pools.items() if place is not Place.HBM)
 

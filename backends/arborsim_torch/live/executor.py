@@ -84,8 +84,11 @@ class LiveExecutor:
         self._mover.turn()
         self.gauge.observe(self.clock())
 
-    def apply(self, moves: Moves, examined_tokens: int) -> None:
+    def apply(self, moves: Moves, examined_tokens: int, reads: np.ndarray | None = None) -> None:
         self._measured.decisions += 1
+        if self._cache.select(reads):
+            self._mover.turn()
+            self.gauge.observe(self.clock())
         self._carry_out(moves)
 
     def finish(self) -> None:

@@ -152,7 +152,8 @@ class _Readable:
     cache: TieredCache
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        held: np.ndarray = self.cache.place.values[:, tokens] != Place.LOST
+        held = self.cache.selected(tokens)
+        held &= self.cache.place.values[:, tokens] != Place.LOST
         layout = self.cache.layout
         if layout.grouping == "head":
             return held.reshape(layout.layers, layout.kv_heads, -1)
