@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from arborsim.bank.bank import open_bank, read_bank
+from arborsim.bank.walk import walk
 from arborsim.cli.app import main
 from arborsim.core.tiers import Budget
 from arborsim.machine import terms
@@ -15,6 +17,7 @@ from arborsim.machine.machine import Machine
 from arborsim.machine.server import ServingEngine
 from arborsim.plan.evaluate import cost_terms
 from arborsim.policies.registry import build
+from arborsim.search import make_search
 from tests.helpers.demands import record_demands
 from tests.helpers.traces import make_trace
 
@@ -48,6 +51,33 @@ def test_a_policy_from_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "my-mix" in capsys.readouterr().out
     assert main(["policies", str(file)]) == 0
     assert "allocate.alpha" in capsys.readouterr().out
+
+
+def test_a_search_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It walks a bank, and its live recording as it ran live."""
+    code = re.search(r"<!-- example: search -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+    assert code
+    (tmp_path / "my_searches.py").write_text(code.group(1))
+    monkeypatch.syspath_prepend(tmp_path)
+    bank = Path(__file__).parent / "golden" / "bank.parquet"
+    search = "my_searches:LeastEntropy"
+    command = f"search {bank} --algorithm rebase,{search} --width 4 --set least-entropy.keep=3"
+    assert main(command.split()) == 0
+    assert "least-entropy" in capsys.readouterr().out
+    pytest.importorskip("torch")
+    out = tmp_path / "live.parquet"
+    live = f"record --model game24 --search {search} --set keep=3 --episodes 2 --out {out}"
+    assert main(live.split()) == 0
+    reader = open_bank(out)
+    assert reader.info.search == "least-entropy"
+    for problem in range(2):
+        recorded = read_bank(reader, problem)
+        walked = walk(make_search(search, keep=3), recorded)
+        assert walked.bank_misses == 0
+        assert walked.bank_node == tuple(range(len(recorded.parent)))
+        assert walked.depth == tuple(recorded.depth)
 
 
 def test_a_cost_term_is_one_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

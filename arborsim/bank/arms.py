@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.search import Search, make_search, search_names, search_options
+from arborsim.search import Search, find_search, make_search, search_names, search_options
 from arborsim.search.growing import Dense, SharedTree
 
 #: What the others are compared with: ETS's tables 1 and 2 do.
@@ -20,19 +20,28 @@ BATCH = 256  #: thoughts that are drawn at once while a bank is grown
 class Arm:
     """One search algorithm at one width."""
 
-    algorithm: str
+    algorithm: str  #: as it was asked for
     width: int  #: as it was asked for; of an algorithm without a width, what it runs at once
     options: tuple[tuple[str, Any], ...] = ()  #: all that is not the algorithm's default
     swept: str = ""  #: ``"lambda_b=1.25"`` of a sweep
 
     @property
     def label(self) -> str:
-        return f"{self.algorithm} {self.swept}".strip()
+        return f"{self.name} {self.swept}".strip()
+
+    @property
+    def kind(self) -> type[Search]:
+        return find_search(self.algorithm)
+
+    @property
+    def name(self) -> str:
+        """What tables call the algorithm: of one given by its class, the class's `name`."""
+        return self.kind.name
 
     @property
     def uses_embeddings(self) -> bool:
         """Whether the search clusters thoughts by their embeddings."""
-        return bool(getattr(self.make(), "uses_embeddings", False))
+        return self.make().uses_embeddings
 
     def make(self) -> Search:
         """A new search for one problem."""
@@ -43,10 +52,16 @@ def chosen_algorithms(names: Sequence[str]) -> list[str]:
     """The algorithms of these names, if all exist; ``all`` is every one."""
     if not names:
         raise UsageError("--algorithm names no search")
-    for name in names:
-        if name != "all":
-            search_options(name)  # raises, with the nearest names
-    return search_names() if "all" in names else list(names)
+    # All that were named: each must exist, whatever "all" are
+    chosen = [name for name in names if name != "all"]
+    if "all" in names:
+        chosen = list(dict.fromkeys((*search_names(), *chosen)))
+    called: dict[str, str] = {}
+    for name in chosen:
+        other = called.setdefault(find_search(name).name, name)
+        if other != name:
+            raise UsageError(f"--algorithm {name}: {other} has the same name: leave one out")
+    return chosen
 
 
 def split_settings(
@@ -55,16 +70,18 @@ def split_settings(
     """What ``--set`` gives to the searches, and what is left for the policies.
 
     Each is ``name=value``, for every chosen algorithm that has the option, or
-    ``algorithm.name=value``.
+    ``algorithm.name=value``; an algorithm given by its class also goes by the class's `name`.
     """
     options: dict[str, dict[str, str]] = {name: {} for name in algorithms}
+    called = {find_search(name).name: name for name in algorithms} | {a: a for a in algorithms}
     rest = []
     for setting in given:
         key, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting}: expected name=value, or algorithm.name=value")
         name, _, option = key.rpartition(".")
-        if name in search_names():
+        if name in (*search_names(), *called):
+            name = called.get(name, name)
             if name not in options:
                 raise UsageError(f"--set {setting}: {name} is not among {', '.join(algorithms)}")
             if option not in search_options(name):
@@ -84,44 +101,22 @@ def arms_of(
 ) -> list[Arm]:
     """One arm per width, or a single one for an algorithm that has none.
 
-    `width` is the number of thoughts that run together at first: N chains (``n``), or the width of
-    a search by levels.  ToT-BFS keeps its b states and gives each N // b children.  Searches that
-    spend a number of thoughts one after the other (``steps``: DPTS, MCTS, ToT-DFS) are as large as
-    that number, whatever runs at once: they run once, as published, and so does ``linear``.
-    Options in `given` win.  Refuses a width that the algorithm cannot use.
+    `width` is the number of thoughts that run together at first (`Search.at_width`): N chains, the
+    width of a search by levels; ToT-BFS keeps its b states and gives each N // b children.
+    Searches that spend a number of thoughts one after the other (DPTS, MCTS, ToT-DFS) are as large
+    as that number: they run once, as published, and so does ``linear``.  Options in `given` win.
+    Refuses a width that the algorithm cannot use.
     """
+    kind = find_search(algorithm)
     found: dict[tuple[tuple[str, Any], ...], Arm] = {}
     for width in widths:
-        options = {**_width_options(algorithm, width, given), **given}
+        options = {**kind.at_width(width, given), **given}
         search = make_search(algorithm, **options)
-        if not _takes_width(algorithm) or ("children" in given and algorithm == "tot-bfs"):
+        if not kind.width_option or kind.width_option in given:
             width = search.slots
         key = tuple(sorted(options.items()))
         found.setdefault(key, Arm(algorithm, width, key, swept))
     return list(found.values())
-
-
-def _takes_width(algorithm: str) -> bool:
-    options = set(search_options(algorithm))
-    return bool({"width", "n", "keep"} & options) and "steps" not in options
-
-
-def _width_options(algorithm: str, width: int, given: Mapping[str, str]) -> dict[str, int]:
-    known = search_options(algorithm)
-    if not _takes_width(algorithm):
-        return {}
-    for option in ("width", "n"):
-        if option in known:
-            return {option: width}
-    if not {"keep", "children"} <= set(known) or "children" in given:
-        return {}
-    keep = int(given["keep"]) if str(given.get("keep", "")).isdecimal() else known["keep"]
-    if width < keep:
-        raise UsageError(
-            f"{algorithm}: width {width} is less than one child for each of the {keep} states "
-            f"that it keeps: use {keep} or more, or --set {algorithm}.keep={width}"
-        )
-    return {"children": width // max(keep, 1)}
 
 
 @dataclass(frozen=True)
@@ -181,9 +176,8 @@ def recipe_for(
 ) -> Recipe:
     """A bank for `arborsim search` with these algorithms, widths and settings.
 
-    A search that goes on for a number of thoughts, or keeps a number of states, also finds what it
-    asks for at its own width.  ``all`` algorithms are every one; `given` settings are
-    ``name=value`` or ``algorithm.name=value``.
+    A search whose defaults are a paper's also finds what it asks for at these.  ``all`` algorithms
+    are every one; `given` settings are ``name=value`` or ``algorithm.name=value``.
     """
     chosen = chosen_algorithms(algorithms)
     options, rest = split_settings(chosen, given)
@@ -191,8 +185,8 @@ def recipe_for(
         raise UsageError(f"--set {rest[0]}: none of {', '.join(chosen)} has that option")
     arms: dict[tuple[str, tuple[tuple[str, Any], ...]], Arm] = {}
     for name in chosen:
-        own_width = {"steps", "keep"} & set(search_options(name)) and not name.startswith("beam")
-        own = [Arm(name, 0, tuple(sorted(options[name].items())))] if own_width else []
+        published = find_search(name).as_published
+        own = [Arm(name, 0, tuple(sorted(options[name].items())))] if published else []
         for arm in (*arms_of(name, widths, options[name]), *own):
             arms.setdefault((arm.algorithm, arm.options), arm)
     return Recipe(arms=tuple(arms.values()), dedupe=dedupe, batch=batch)

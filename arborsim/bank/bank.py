@@ -40,6 +40,10 @@ class Bank:
     judged: bool
     #: Of the nodes that have one: float16 ``[size]``.
     embedding: Mapping[int, np.ndarray] = field(default_factory=dict)
+    text: Sequence[str | None] = ()  #: of the node's own tokens
+    #: Of the next token's distribution after the node's last, nats; NaN where it is unknown
+    entropy: Sequence[float] = ()
+    logprob: Sequence[float] = ()  #: mean over the node's tokens, nats; NaN where it is unknown
 
     @property
     def prompt_tokens(self) -> int:
@@ -51,12 +55,14 @@ class Bank:
         return replace(self.episode, text=None, answer=None, embedding=None, embedding_rows=None)
 
     @classmethod
-    def of(cls, episode: Episode, scores: Mapping[int, float] | None = None) -> Bank:
+    def of(cls, episode: Episode, logprob: np.ndarray | None = None) -> Bank:
         """The bank that an episode of a trace is.
 
-        The episode was read with text, and with embeddings if a search needs them; `scores` are
-        those of nodes that have no reward.  Refuses a trace that does not say which thoughts ended,
-        because it is unknown which could be continued.
+        The episode was read with text, and with embeddings if a search needs them; `logprob` is
+        float32 ``[rows]``, NaN where it is unknown.  A thought without a reward scores the
+        geometric mean of its tokens' probabilities: a live search ranks them so, too.  Refuses a
+        trace that does not say which thoughts ended, because it is unknown which could be
+        continued.
         """
         if episode.end is None:
             raise TraceError(_no_bank(f"episode {episode.index}"))
@@ -70,9 +76,17 @@ class Bank:
         complete[at], score[at] = True, episode.reward[closing]
         end[at], correct[at] = episode.end[closing], episode.correct[closing]
         complete[0] = True
-        for node, value in (scores or {}).items():
-            score[node] = value
+        entropy = np.full(nodes, np.nan)
+        entropy[at] = episode.entropy[closing]
         node_of_token = episode.node[episode.token_rows]
+        tokens = np.bincount(node_of_token, minlength=nodes)
+        chance = np.full(nodes, np.nan)
+        if logprob is not None:  # summed one by one, as a live search does
+            nats = logprob[episode.token_rows].astype(np.float64)
+            sums = np.bincount(node_of_token, nats, minlength=nodes)
+            chance = np.divide(sums, tokens, out=chance, where=complete & (tokens > 0))
+        unrewarded = at[np.isnan(score[at])]
+        score[unrewarded] = np.exp(chance[unrewarded])
         embedding = {}
         if episode.embedding_rows is not None and episode.embedding is not None:
             of = episode.node[episode.embedding_rows].tolist()
@@ -84,7 +98,7 @@ class Bank:
             episode=episode,
             parent=parent.tolist(),
             depth=depth.tolist(),
-            tokens=np.bincount(node_of_token, minlength=nodes).tolist(),
+            tokens=tokens.tolist(),
             complete=complete.tolist(),
             score=score.tolist(),
             end=end.tolist(),
@@ -94,6 +108,9 @@ class Bank:
             children=[tuple(below) for below in children],
             judged=bool((episode.correct >= 0).any()),
             embedding=embedding,
+            text=_by_node(episode.text, closing, at, nodes),
+            entropy=entropy.tolist(),
+            logprob=chance.tolist(),
         )
 
 
@@ -113,7 +130,7 @@ def read_bank(
         needs, text=True, embedding=embeddings, start=episode, stop=episode + 1
     )
     logprob = numbers_of(reader.table(episode, ["logprob"])["logprob"])
-    return Bank.of(found, unrewarded_scores(found, logprob))
+    return Bank.of(found, logprob)
 
 
 def _no_bank(where: str) -> str:
@@ -122,24 +139,6 @@ def _no_bank(where: str) -> str:
         f"{where}: the trace does not say which thoughts ended, so it is no bank to search: make "
         "one with arborsim record --bank, or import the log again (arborsim import tot)"
     )
-
-
-def unrewarded_scores(episode: Episode, logprob: np.ndarray) -> dict[int, float]:
-    """Scores of complete thoughts without a reward: the geometric mean of token probabilities.
-
-    A live search ranks them so, too.  `logprob` is float32 ``[rows]``, NaN where it is unknown.
-    """
-    closing = episode.kind == Kind.BOUNDARY
-    bare = episode.node[closing & np.isnan(episode.reward)]
-    found: dict[int, float] = {}
-    if not len(bare):
-        return found
-    node, value = episode.node[episode.token_rows], logprob[episode.token_rows].astype(np.float64)
-    for number in bare.tolist():
-        own = value[node == number]
-        if len(own):  # added one by one, as a live search does
-            found[number] = float(np.exp(own.cumsum()[-1] / len(own)))
-    return found
 
 
 def _by_node(

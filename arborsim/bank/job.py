@@ -123,7 +123,7 @@ def require_embeddings(reader: TraceReader, arm: Arm) -> None:
     """Raises `MissingSignal` if the search clusters by embeddings that the trace does not hold."""
     if arm.uses_embeddings and "embedding" not in reader.columns:
         raise MissingSignal(
-            f"{arm.algorithm} clusters thoughts by embeddings, which {reader.path} does not hold: "
+            f"{arm.name} clusters thoughts by embeddings, which {reader.path} does not hold: "
             "record it with --capture signals or --bank, or search with ets-kv"
         )
 
@@ -155,12 +155,12 @@ def run_problem(
                     f"{error}; --skip-infeasible leaves it out"
                 ) from error
             found.append(SearchResult(
-                job.trace.name, number, arm.algorithm, arm.swept, arm.width,
+                job.trace.name, number, arm.name, arm.swept, arm.width,
                 cell.policy.name, cell.budget.text,
                 **{name: getattr(done, name) for name in _OF_WALK},
                 given_up=sum(len(step.dropped) for step in done.steps),
                 kv_bytes_per_token=job.machine.charged(episode.info).kv_bytes_per_token,
-                simulated=simulated,
+                simulated=simulated, by_levels=arm.kind.by_levels,
             ))  # fmt: skip
             if advance:
                 advance(f"{arm.label} {arm.width}", 1)

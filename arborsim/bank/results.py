@@ -39,6 +39,9 @@ class Simulated:
     held_kv_byte_s: float  #: its integral over time
 
 
+_APART = {"simulated", "by_levels"}  # of a result: no columns of a table
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """One search over one problem, on one machine under one policy and budget."""
@@ -64,6 +67,7 @@ class SearchResult:
     bank_misses: int
     kv_bytes_per_token: int
     simulated: Simulated
+    by_levels: bool = True  #: whether its KV size can be compared (`arborsim.search.Search`)
 
     @property
     def label(self) -> str:
@@ -71,7 +75,7 @@ class SearchResult:
 
     def flat(self) -> dict[str, Any]:
         """One row of a table; names carry their units."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "simulated"}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _APART}
         simulated, measured = self.simulated, self.simulated.measured
         known = {*own, "time", "series"}
         return {
@@ -111,6 +115,7 @@ class SearchRow:
     missed: float  #: share of the thoughts asked for that were not recorded, over all searches
     #: The same figures of REBASE at this width, policy and budget; empty if it was not run.
     reference: dict[str, float]
+    by_levels: bool  #: whether its KV size can be compared with REBASE's
 
     def times(self, figure: str) -> float:
         """As a multiple of REBASE's; NaN if that is unknown or was not run."""
@@ -144,7 +149,7 @@ def rows_of(results: Iterable[SearchResult]) -> list[SearchRow]:
         rows.append(SearchRow(
             *key, len(found), judged, right, right / judged if judged else math.nan, low, high,
             figures[key], misses / asked if asked else 0.0,
-            figures.get((REFERENCE, *key[1:]), {}),
+            figures.get((REFERENCE, *key[1:]), {}), found[0].by_levels,
         ))  # fmt: skip
     return rows
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from arborsim.bank.bank import Bank
-from arborsim.search import ROOT, Leaf, Search
+from arborsim.search import ROOT, Leaf, Search, ask, handed_in
 from arborsim.trace.schema import End
 
 
@@ -126,7 +126,7 @@ class _Node:
 class _Driver:
     def __init__(self, search: Search, bank: Bank, dedupe: bool) -> None:
         self.search, self.bank = search, bank
-        self._dedupe = dedupe and not getattr(search, "keeps_duplicates", False)
+        self._dedupe = dedupe and not search.keeps_duplicates
         root = Leaf(ROOT, -1, 0, float("nan"))
         self._nodes = [_Node(ROOT, -1, 0, bank.prompt_tokens, 0, 0, root)]
         self._frontier = {ROOT: root}
@@ -157,9 +157,7 @@ class _Driver:
     def _select(self) -> tuple[bool, bool]:
         """Ask the search once; returns whether it is over, and whether a node has run out."""
         self._end_step()
-        wish = self.search.expand(
-            list(self._frontier.values()), self.search.slots - len(self._active)
-        )
+        wish = ask(self.search, self._frontier, self.search.slots - len(self._active))
         completed = tuple(self._completed)
         candidates = tuple(n for n in completed if self._frontier[n].expandable)
         self._completed.clear()
@@ -251,6 +249,7 @@ class _Driver:
         node.leaf = self._frontier[number] = Leaf(
             number, node.parent, node.depth, bank.score[node.recorded], finished, dead, 0,
             node.path_tokens, bank.embedding.get(node.recorded), bank.answer[node.recorded],
+            bank.text[node.recorded], bank.entropy[node.recorded], bank.logprob[node.recorded],
             self._first.setdefault(content, number),
         )  # fmt: skip
 
@@ -264,7 +263,7 @@ class _Driver:
         nodes = self._nodes
         for number in self._ends:  # still running: only what was decoded counts
             nodes[number].tokens = self._iteration - nodes[number].began
-        candidates = self.search.answer(list(self._frontier.values()))
+        candidates = handed_in(self.search, self._frontier, len(nodes))
         verdicts = [self._verdict(nodes[number].recorded) for number in candidates]
         right = [number for number, verdict in zip(candidates, verdicts, strict=True) if verdict]
         unknown = None in verdicts and not right

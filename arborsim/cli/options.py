@@ -207,6 +207,13 @@ def command_line() -> str:
     return shlex.join(["arborsim", *sys.argv[1:]])
 
 
+def search_help() -> str:
+    """The names that an option for searches takes; asks no installed package for its own."""
+    from arborsim.search import SHIPPED
+
+    return f"{', '.join(SHIPPED)}; or package.module:Class."
+
+
 def assigned(setting: str, form: str = "name=value") -> tuple[str, str]:
     """Name and value of a ``--set``, which has that form."""
     name, equals, value = (part.strip() for part in setting.partition("="))

@@ -13,9 +13,9 @@ from arborsim.cli.options import (
     build_policies,
     expert_option,
     policy_settings,
+    search_help,
 )
 from arborsim.core.errors import UsageError
-from arborsim.search import search_names
 
 if TYPE_CHECKING:
     from arborsim.live.backends import ModelUsage
@@ -44,7 +44,7 @@ class ProblemOptions:
     device: str = problem_option("cpu", "cpu or cuda.")
     dtype: str = problem_option("auto", "auto, float32, bfloat16 or float16.")
     search: str = search_option(
-        "", ", ".join(search_names()) + ".", complete="algorithm", shown="linear; game24: tot-bfs"
+        "", search_help(), complete="algorithm", shown="linear; game24: tot-bfs"
     )
     temperature: float | None = search_option(
         None, "0 is greedy.", shown="0 for linear, 1 for banks, else 0.7", min=0.0
@@ -129,20 +129,22 @@ def split_settings(
 ) -> tuple[dict[str, str], list[str]]:
     """What of ``--set`` is for the search, and what for policies.
 
-    ``search.name=value`` and ``tot-bfs.name=value`` are for the search.  So is ``name=value`` if
-    the search has that option; a `UsageError` if a chosen policy has it as well.
+    ``search.name=value`` and ``tot-bfs.name=value`` are for the search; one given by its
+    class also goes by the class's `name`.  So is ``name=value`` if the search has that option; a
+    `UsageError` if a chosen policy has it as well.
     """
     from arborsim.policies.registry import find, parameters
-    from arborsim.search import search_options
+    from arborsim.search import find_search, search_options
 
     options = search_options(search)
+    own_names = ("search", search, find_search(search).name)
     held = {key for name in policies for key in parameters(find(name))}
     own: dict[str, str] = {}
     others: list[str] = []
     for setting in given:
         key, equals, value = (part.strip() for part in setting.partition("="))
-        head, _, rest = key.partition(".")
-        if equals and rest and head in ("search", search):
+        head, _, rest = key.rpartition(".")
+        if equals and head in own_names:
             own[rest] = value
         elif equals and key in options and key in held:
             raise UsageError(

@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from arborsim.cli.command import command, option, panel
-from arborsim.cli.options import assigned, check_output, command_line, names, whole_numbers
+from arborsim.cli.options import (
+    assigned,
+    check_output,
+    command_line,
+    names,
+    search_help,
+    whole_numbers,
+)
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, search_option
 from arborsim.cli.progress import LiveBar, interrupted
 from arborsim.core.errors import UsageError
-from arborsim.search import search_names
 
 if TYPE_CHECKING:
     from arborsim.bank.arms import Recipe
@@ -32,7 +38,7 @@ class RecordedProblems(RewardedProblems):
     model: str = problem_option(
         "chain", "chain or game24 (shipped), a folder with safetensors, or a model id."
     )
-    search: str = search_option("linear", ", ".join(search_names()) + ".", complete="algorithm")
+    search: str = search_option("linear", search_help(), complete="algorithm")
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,12 @@ from arborsim.cli.options import (
     names,
     output_option,
     policy_settings,
+    search_help,
     whole_numbers,
 )
 from arborsim.cli.progress import PatientProgress, interrupted
 from arborsim.core.errors import MissingSignal, UnknownName, UsageError
-from arborsim.search import search_names, search_options
+from arborsim.search import search_options
 
 if TYPE_CHECKING:
     from arborsim.bank.arms import Arm, Sweep
@@ -48,7 +49,7 @@ class SearchOptions:
 
     algorithm: list[str] = searches_option(
         ["rebase,ets"],
-        f"By comma, or 'all'; repeatable: {', '.join(search_names())}.",
+        f"By comma, or 'all'; repeatable: {search_help()}",
         complete="algorithm",
     )
     width: str = searches_option(

@@ -7,7 +7,7 @@
     │   └── UnknownName       no policy, GPU, model, ... of that name (carries the nearest names)
     ├── TraceError            a trace file is missing, damaged, or not what was asked for
     │   └── MissingSignal     the trace lacks what a policy reads
-    ├── PlanError             a policy asked for something a cache cannot do
+    ├── PlanError             a policy or search asked for something that cannot be done
     └── BudgetInfeasible      protected tokens and floors alone exceed the budget
 
 Messages say what is wrong, where, and what to do about it.
@@ -56,7 +56,7 @@ class MissingSignal(TraceError):
 
 
 class PlanError(ArborsimError):
-    """A policy asked for something a cache cannot do (a bug in the policy)."""
+    """A policy or search asked for something that cannot be done (a bug in it)."""
 
 
 class BudgetInfeasible(ArborsimError):

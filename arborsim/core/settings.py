@@ -11,6 +11,9 @@ from arborsim.core.errors import UsageError
 
 T = TypeVar("T")
 _KEY = "arborsim.setting"
+_KINDS = {
+    bool: "true or false", int: "an integer", float: "a number", str: "text", type(None): "none",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,23 @@ def check_settings(item: Any, who: str) -> None:
             raise UsageError(f"{who}: {each.name} must be {made.bounds}, not '{value}'")
         if numeric and not made.choices and not made.low <= value <= made.high:  # NaN, too
             raise UsageError(f"{who}: {each.name} must be {made.bounds}, not {value}")
+
+
+def parsed(who: str, name: str, kind: Any, text: str) -> Any:
+    """`text` as a value of the field `name`: bool, int, float or str, as `kind` or its union says.
+
+    Raises `UsageError` if it is none.
+    """
+    options = getattr(kind, "__args__", (kind,))
+    if text.lower() == "none" and type(None) in options:
+        return None
+    for option in options:
+        if option is bool and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if option in (int, float, str):
+            try:
+                return option(text)
+            except ValueError:
+                continue
+    expected = " or ".join(_KINDS.get(option, str(option)) for option in options)
+    raise UsageError(f"{who}: {name} must be {expected}, not '{text}'")

@@ -9,15 +9,14 @@ name lies in ``compositions/*.toml``, because a wheel registers it under the ent
 from __future__ import annotations
 
 import importlib
-import sys
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.settings import Setting, default_of, settings_of
+from arborsim.core.errors import UnknownName
+from arborsim.core.plugins import find_plugin, installed
+from arborsim.core.settings import Setting, default_of, parsed, settings_of
 from arborsim.policies.base import Policy
 
 MODULES: dict[str, str] = {
@@ -53,6 +52,7 @@ MODULES: dict[str, str] = {
     "vatp": "vatp",
 }
 """Module of each method in ``methods/``, so that asking for one imports no other."""
+GROUP = "arborsim.policies"
 COMPOSITIONS = Path(__file__).parent / "compositions"
 
 
@@ -60,8 +60,7 @@ COMPOSITIONS = Path(__file__).parent / "compositions"
 def names() -> tuple[str, ...]:
     """Names of all policies: those of this package, then those of installed wheels."""
     composed = sorted(file.stem for file in COMPOSITIONS.glob("*.toml"))
-    installed = (point.name for point in entry_points(group="arborsim.policies"))
-    return tuple(dict.fromkeys((*MODULES, *composed, *installed)))
+    return tuple(dict.fromkeys((*MODULES, *composed, *installed(GROUP))))
 
 
 def available() -> dict[str, type[Policy]]:
@@ -80,9 +79,7 @@ def _named(name: str) -> type[Policy]:
         raise AssertionError(f"{module.__name__} has no policy '{name}'")
     if (COMPOSITIONS / f"{name}.toml").exists():
         return _composed(COMPOSITIONS / f"{name}.toml")
-    (point, *_) = entry_points(group="arborsim.policies", name=name)
-    found: type[Policy] = point.load()
-    return found
+    return _plugin(name)
 
 
 def _composed(file: Path) -> type[Policy]:
@@ -109,26 +106,11 @@ def find(name: str) -> type[Policy]:
         if name not in names():
             raise UnknownName("policy", name, names())
         return _named(name)
-    item = _imported(name)
-    if not (isinstance(item, type) and issubclass(item, Policy)):
-        raise UsageError(f"'{name}' is not a subclass of arborsim.policies.base.Policy")
-    return item
+    return _plugin(name)
 
 
-def _imported(name: str) -> Any:
-    """What ``package.module:Class`` stands for; modules of the working directory are found too."""
-    module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise UsageError(f"policy '{name}': expected package.module:Class")
-    here = str(Path.cwd())
-    if here not in sys.path:  # it stays there: worker processes import the class again
-        sys.path.append(here)
-    importlib.invalidate_caches()
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # whatever a module of the user's may raise
-        said = f"{type(error).__name__}: {error}"
-        raise UsageError(f"policy '{name}' cannot be imported: {said}") from None
+def _plugin(name: str) -> type[Policy]:
+    return find_plugin("policy", name, Policy, GROUP)
 
 
 @dataclass(frozen=True)
@@ -187,7 +169,7 @@ def build(name: str, settings: dict[str, str] | None = None) -> Policy:
     for key, text in (settings or {}).items():
         if key not in known:
             raise UnknownName(f"parameter of {name}", key, known)
-        value = _parse(name, key, known[key].kind, text)
+        value = parsed(name, key, known[key].kind, text)
         block, dot, field = key.partition(".")
         if dot:
             inner.setdefault(block, {})[field] = value
@@ -196,20 +178,3 @@ def build(name: str, settings: dict[str, str] | None = None) -> Policy:
     for block, changed in inner.items():
         values[block] = replace(getattr(kind, block), **changed)
     return kind(**values)
-
-
-def _parse(policy: str, key: str, kind: Any, text: str) -> Any:
-    """`text` as a value of type `kind` (bool, int, float, str, or one of them or None)."""
-    options = getattr(kind, "__args__", (kind,))
-    if text.lower() == "none" and type(None) in options:
-        return None
-    for option in options:
-        if option is bool and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if option in (int, float, str):
-            try:
-                return option(text)
-            except ValueError:
-                continue
-    expected = " or ".join(getattr(o, "__name__", str(o)) for o in options)
-    raise UsageError(f"{policy}: {key} must be {expected}, not '{text}'")

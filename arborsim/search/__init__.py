@@ -1,5 +1,8 @@
 """Search algorithms over a tree of thoughts, by name: one file per family.
 
+Other searches are installed under the entry-point group ``arborsim.searches``, or named by their
+class, ``package.module:Class``.
+
 >>> search = make_search("tot-bfs", keep=5, children=8)
 
 The same objects drive a live model (``arborsim record``) and a recorded bank.
@@ -8,14 +11,19 @@ The same objects drive a live model (``arborsim record``) and a recorded bank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any
 
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.search.base import ROOT, Expansion, Leaf, Search
+from arborsim.core.plugins import find_plugin, installed
+from arborsim.core.settings import default_of, parsed
+from arborsim.search.base import ROOT, Expansion, Leaf, Search, ask, handed_in
 
-__all__ = ["ROOT", "Expansion", "Leaf", "Search", "make_search", "search_names", "search_options"]
+__all__ = [
+    "ROOT", "SHIPPED", "Expansion", "Leaf", "Search", "ask", "find_search", "handed_in",
+    "make_search", "search_names", "search_options",
+]  # fmt: skip
 
 #: Where each search is; a module is imported when one of its searches is asked for.
 _SEARCHES: Mapping[str, str] = {
@@ -37,14 +45,64 @@ _SEARCHES: Mapping[str, str] = {
 }
 
 
+SHIPPED = tuple(sorted(_SEARCHES))
+GROUP = "arborsim.searches"
+
+
 def search_names() -> list[str]:
-    """The names that `make_search` knows."""
-    return sorted(_SEARCHES)
+    """The names that `find_search` knows: shipped searches, and those of installed packages."""
+    return sorted({*_SEARCHES, *installed(GROUP)})
+
+
+def find_search(name: str) -> type[Search]:
+    """The class of the search called `name`, or at ``package.module:Class``; imports that alone.
+
+    Raises
+    ------
+    UnknownName
+        No search has that name; the message has the nearest.
+    UsageError
+        It cannot be imported, or lacks what a search needs.
+    """
+    if name in _SEARCHES:
+        module, _, attribute = _SEARCHES[name].partition(":")
+        found: type[Search] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        return found
+    if ":" not in name and name not in search_names():
+        raise UnknownName("search", name, search_names())
+    kind = find_plugin("search", name, Search, GROUP)
+    if lacking := _lacking(kind):
+        raise UsageError(f"search '{name}' {lacking} (CONTRIBUTING.md shows one)")
+    return kind
+
+
+def _lacking(kind: type[Search]) -> str:
+    """What is wrong with a class that is to be a search; empty if nothing is."""
+    made: Any = kind
+    if not is_dataclass(made):
+        return "is no dataclass"
+    for name, wanted in (("name", str), ("synchronous", bool)):
+        if not isinstance(getattr(kind, name, None), wanted):
+            return f"does not say its {name}"
+    if kind.name in _SEARCHES:
+        return f"is called {kind.name}, as one that ships with arborsim: rename it"
+    for name in ("expand", "slots"):
+        if getattr(kind, name) is getattr(Search, name):
+            return f"has no {name}"
+    options = {each.name: default_of(each) for each in fields(made) if each.init}
+    for name, default in options.items():
+        if not isinstance(default, bool | int | float | str):
+            return f"has an option {name} whose default is no number, no text, not true or false"
+    width: str = kind.width_option
+    if width and width not in options:
+        return f"has no option {width}, its width"
+    return ""
 
 
 def search_options(name: str) -> dict[str, Any]:
-    """Names and defaults of the options of the search called `name`; raises `UnknownName`."""
-    return {f.name: f.default for f in fields(_find(name)) if f.init}
+    """Names and defaults of a search's options; raises what `find_search` does."""
+    kind: Any = find_search(name)
+    return {each.name: default_of(each) for each in fields(kind) if each.init}
 
 
 def make_search(name: str, **options: Any) -> Search:
@@ -58,21 +116,5 @@ def make_search(name: str, **options: Any) -> Search:
     for key, given in options.items():
         if key not in known:
             raise UnknownName(f"option of {name}", key, known)
-        kind = type(known[key])
-        try:
-            typed[key] = kind(given)
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"{name}: {key} must be {'an integer' if kind is int else 'a number'}, "
-                f"not {given!r}"
-            ) from None
-    search: Search = _find(name)(**typed)
-    return search
-
-
-def _find(name: str) -> type:
-    if name not in _SEARCHES:
-        raise UnknownName("search", name, _SEARCHES)
-    module, _, kind = _SEARCHES[name].partition(":")
-    found: type = getattr(import_module(f"{__name__}.{module}"), kind)
-    return found
+        typed[key] = parsed(name, key, type(known[key]), str(given))
+    return find_search(name)(**typed)

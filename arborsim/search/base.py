@@ -20,9 +20,11 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
+
+from arborsim.core.errors import PlanError
 
 ROOT = 0
 
@@ -45,6 +47,12 @@ class Leaf:
     #: Float [size]: mean last hidden state of the block
     embedding: np.ndarray | None = field(default=None, compare=False, repr=False)
     answer: str | None = None  # its text, if it can be read: equal texts vote together
+    text: str | None = None  # of the block itself; None on a bank that recorded none
+    #: Of the model's distribution of the next token after the block's last one, nats; NaN: unknown
+    entropy: float = math.nan
+    #: Mean over the block's tokens of the log-probability that the model (at temperature 1) gave
+    #: each, nats; NaN for the root, or if unknown
+    logprob: float = math.nan
     #: The first complete sibling with the same text; the node itself or None if there is none
     twin: int | None = field(default=None, compare=False)
 
@@ -66,18 +74,44 @@ class Expansion:
     done: bool = False  # the search is over, whatever still runs
 
 
-@runtime_checkable
-class Search(Protocol):
-    """A search over one problem: make a new object for each (it may remember what it saw)."""
+class Search:
+    """A search over one problem: make a new object for each (it may remember what it saw).
+
+    A dataclass; fields that its constructor takes are options, each with a default that is a
+    number, a text, true or false.
+    """
 
     name: ClassVar[str]
     synchronous: ClassVar[bool]
     """True: `expand` is called when nothing runs; False: whenever a thought completes."""
+    width_option: ClassVar[str] = ""
+    """The option that makes it larger: the thoughts that run together at first, or what those are
+    a multiple of (`at_width`).  Empty: it is as large as it is, whatever width is asked for."""
+    as_published: ClassVar[bool] = False
+    """Whether its defaults are a paper's: a bank for it holds what it asks for at these, too."""
+    by_levels: ClassVar[bool] = False
+    """Whether each selection chooses among all that is kept, as searches by levels and chains do:
+    then KV sizes can be compared (`arborsim.bank.walk`)."""
+    keeps_duplicates: ClassVar[bool] = False
+    """Whether a thought that repeats a sibling goes on, and votes."""
+
+    @property
+    def uses_embeddings(self) -> bool:
+        """Whether a driver has to give leaves their embeddings."""
+        return False
 
     @property
     def slots(self) -> int:
         """Thoughts that may run at once."""
-        ...
+        raise NotImplementedError
+
+    @classmethod
+    def at_width(cls, width: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that make `width` thoughts run together at first, besides those `given`.
+
+        Raises `UsageError` if no options do.
+        """
+        return {cls.width_option: width} if cls.width_option else {}
 
     def expand(self, frontier: Leaves, width: int) -> Expansion:
         """Decide what to open and what to give up.
@@ -85,11 +119,44 @@ class Search(Protocol):
         `frontier` holds all complete nodes that were not dropped, in order of completion, the root
         first; `width` is how many children may be opened now.
         """
-        ...
+        raise NotImplementedError
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: Leaves) -> tuple[int, ...]:
         """Candidate answers, best first, when the search is over."""
         return best_answer(frontier)
+
+
+def ask(search: Search, frontier: Mapping[int, Leaf], width: int) -> Expansion:
+    """What `search` wants next, if a driver whose leaves are `frontier` can do it.
+
+    Raises `PlanError` for a wish that none can fulfil.
+    """
+    wish = search.expand(list(frontier.values()), width)
+    dropped, opened = set(wish.dropped), sum(wish.children.values())
+    wrong = f"opens {opened} thoughts, {width} may be" if opened > width else ""
+    for node, count in wish.children.items():
+        if node not in frontier or node in dropped:
+            wrong = f"opens children of node {node}, which is not complete or was given up"
+        elif not frontier[node].expandable:
+            wrong = f"opens children of node {node}, which cannot be continued"
+        elif count < 1:
+            wrong = f"opens {count} children of node {node}"
+    for node in dropped:
+        if node not in frontier or node == ROOT:
+            wrong = f"gives up node {node}, which is the root, not complete or already given up"
+    if len(dropped) < len(wish.dropped):
+        wrong = "gives up a node twice"
+    if wrong:
+        raise PlanError(f"search {search.name} {wrong}")
+    return wish
+
+
+def handed_in(search: Search, frontier: Mapping[int, Leaf], nodes: int) -> tuple[int, ...]:
+    """The answers of a search that is over, of a tree of `nodes`; `PlanError` if there is none."""
+    found = search.answers(list(frontier.values()))
+    if not found or not all(0 <= node < nodes for node in found):
+        raise PlanError(f"search {search.name} answers with nodes {found}, of {nodes}")
+    return found
 
 
 class Wide(Search):

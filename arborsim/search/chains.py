@@ -15,6 +15,7 @@ class Linear(Search):
 
     name: ClassVar[str] = "linear"
     synchronous: ClassVar[bool] = True
+    by_levels: ClassVar[bool] = True
 
     @property
     def slots(self) -> int:
@@ -24,7 +25,7 @@ class Linear(Search):
         leaf = frontier[-1]
         return Expansion({leaf.node: 1}) if leaf.expandable else Expansion(done=True)
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: Leaves) -> tuple[int, ...]:
         return (frontier[-1].node,)
 
 
@@ -34,8 +35,9 @@ class IndependentSamples(Search):
 
     name: ClassVar[str]
     synchronous: ClassVar[bool] = False
-    keeps_duplicates: ClassVar[bool] = True
-    """Chains are independent: one that repeats another goes on, and votes."""
+    width_option: ClassVar[str] = "n"
+    by_levels: ClassVar[bool] = True
+    keeps_duplicates: ClassVar[bool] = True  # chains are independent
     n: int = 16  # chains
 
     def __post_init__(self) -> None:
@@ -68,7 +70,7 @@ class SelfConsistency(IndependentSamples):
 
     name: ClassVar[str] = "self-consistency"
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: Leaves) -> tuple[int, ...]:
         return majority(frontier)
 
 
@@ -79,5 +81,5 @@ class WeightedVote(IndependentSamples):
 
     name: ClassVar[str] = "weighted-vote"
 
-    def answer(self, frontier: Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: Leaves) -> tuple[int, ...]:
         return weighted_majority(frontier)

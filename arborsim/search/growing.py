@@ -22,7 +22,7 @@ MOST_NODES = 1_000_000  #: a tree that may grow larger is refused
 
 
 @dataclass
-class Dense:
+class Dense(base.Search):
     """Every node that can be continued gets the children of its depth.
 
     The deepest nodes come first, and a node is given up as soon as everything below it is complete:
@@ -105,13 +105,13 @@ class Dense:
                 dropped.append(self._known[node])
             node = self._known[node].parent
 
-    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: base.Leaves) -> tuple[int, ...]:
         """All finished thoughts: whether any is right bounds what a search can find."""
         return tuple(leaf.node for leaf in base.best_first(self._finished)) or (base.ROOT,)
 
 
 @dataclass
-class SharedTree:
+class SharedTree(base.Search):
     """Runs `searches` together on the thoughts that one driver grows.
 
     The driver must not mark duplicates as dead, but give every leaf its `twin`.
@@ -137,7 +137,7 @@ class SharedTree:
     @property
     def uses_embeddings(self) -> bool:
         """Whether a driver has to give leaves their embeddings."""
-        return any(getattr(search, "uses_embeddings", False) for search in self.searches)
+        return any(search.uses_embeddings for search in self.searches)
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         self._tree.note(frontier)
@@ -145,7 +145,7 @@ class SharedTree:
         children = self._tree.open(width)
         return base.Expansion(children, done=not (self._walks or children or self._tree.running))
 
-    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: base.Leaves) -> tuple[int, ...]:
         """All finished thoughts: whether any is right bounds what each of the searches can find."""
         return tuple(x.node for x in base.best_first(x for x in frontier if x.finished)) or (
             base.ROOT,
@@ -206,7 +206,7 @@ class _Walk:
 
     def __init__(self, search: base.Search, tree: _Tree, dedupe: bool) -> None:
         self.search, self.tree = search, tree
-        self._dedupe = dedupe and not getattr(search, "keeps_duplicates", False)
+        self._dedupe = dedupe and not search.keeps_duplicates
         self._of = [base.ROOT]  # node of the tree
         self._parent = [-1]
         self._visits = [0]
@@ -224,7 +224,7 @@ class _Walk:
         while True:
             if not self._active or not self.search.synchronous:
                 free = self.search.slots - len(self._active)
-                wish = self.search.expand(list(self._frontier.values()), free)
+                wish = base.ask(self.search, self._frontier, free)
                 for node in wish.dropped:
                     del self._frontier[node]
                     self._said[self._content(node)] -= 1
@@ -277,9 +277,9 @@ class _Walk:
         leaf, content = self._leaf(node), self._content(node)
         repeats = self._said.get(content, 0) > 0 and self._dedupe
         self._said[content] = self._said.get(content, 0) + 1
-        self._frontier[node] = base.Leaf(
-            node, self._parent[node], leaf.depth, leaf.score, leaf.finished and not repeats,
-            leaf.dead or repeats, 0, leaf.tokens, leaf.embedding, leaf.answer,
+        self._frontier[node] = replace(
+            leaf, node=node, parent=self._parent[node], finished=leaf.finished and not repeats,
+            dead=leaf.dead or repeats, visits=0, twin=None,
         )  # fmt: skip
 
     def _content(self, node: int) -> tuple[int, int]:

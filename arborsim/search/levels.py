@@ -40,6 +40,8 @@ class LevelSearch(base.Wide, ABC):
     """One level at a time."""
 
     synchronous: ClassVar[bool] = True
+    width_option: ClassVar[str] = "width"
+    by_levels: ClassVar[bool] = True
     width: int = 16  # N, thoughts per level at the start
     depth: int = 25  # most levels
 
@@ -65,7 +67,7 @@ class LevelSearch(base.Wide, ABC):
         kept = [leaf.node for leaf in frontier if leaf.finished or leaf.node in children]
         return base.Expansion(children, base.hopeless(frontier, kept), done=not children)
 
-    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: base.Leaves) -> tuple[int, ...]:
         return base.weighted_majority(frontier)
 
 

@@ -10,8 +10,9 @@ state, 100 steps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.search import base
@@ -23,6 +24,9 @@ class TotBfs(base.Search):
 
     name: ClassVar[str] = "tot-bfs"
     synchronous: ClassVar[bool] = True
+    width_option: ClassVar[str] = "children"
+    as_published: ClassVar[bool] = True
+    by_levels: ClassVar[bool] = True
     keep: int = 5  # b, states kept per level
     children: int = 8  # k, thoughts proposed per state
     levels: int = 0  # most levels; 0 for "until all kept states are finished"
@@ -40,6 +44,19 @@ class TotBfs(base.Search):
     def slots(self) -> int:
         return self.keep * self.children
 
+    @classmethod
+    def at_width(cls, width: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Each of the kept states gets its part of the width."""
+        if "children" in given:
+            return {}
+        keep = int(given["keep"]) if str(given.get("keep", "")).isdecimal() else cls.keep
+        if width < keep:
+            raise UsageError(
+                f"{cls.name}: width {width} is less than one child for each of the {keep} states "
+                f"that it keeps: use {keep} or more, or --set {cls.name}.keep={width}"
+            )
+        return {"children": width // max(keep, 1)}
+
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
         # Finished states compete with the new ones for their place.
         leaves = base.best_first(
@@ -56,7 +73,7 @@ class TotBfs(base.Search):
             width -= share
         return base.Expansion(children, dropped, done=not children)
 
-    def answer(self, frontier: base.Leaves) -> tuple[int, ...]:
+    def answers(self, frontier: base.Leaves) -> tuple[int, ...]:
         finished = base.best_first(leaf for leaf in frontier if leaf.finished)
         return tuple(x.node for x in finished[: self.any_of]) or base.best_answer(frontier)
 

@@ -10,16 +10,9 @@ from arborsim.bank.results import MARGIN, Paired, SearchResult, paired, rows_of
 from arborsim.bank.results import SearchRow as Row
 from arborsim.core.units import quantity, scale_for
 from arborsim.run.results import at_budget
-from arborsim.search import make_search
-from arborsim.search.chains import IndependentSamples, Linear
-from arborsim.search.levels import LevelSearch
-from arborsim.search.tot import TotBfs
 from arborsim.show.search import reference
 from arborsim.show.words import counted, score
 
-#: Searches whose selections show all that they hold: by levels, or of chains.  The others come back
-#: to older states, which the KV size does not count again (`arborsim.bank.walk`).
-_BY_LEVELS = (LevelSearch, TotBfs, IndependentSamples, Linear)
 _MOST_WIDTHS = 4
 #: With a larger share of thoughts not recorded, a width says little: others come first.
 _MOST_MISSED = 0.05
@@ -108,7 +101,7 @@ def _at_width(
         (row, pair)
         for row in others
         # A search that was denied thoughts is a smaller one than its width says.
-        if by_levels(row.label) and not row.missed > _MOST_MISSED >= base.missed
+        if row.by_levels and not row.missed > _MOST_MISSED >= base.missed
         if (pair := paired(_of(results, row), _of(results, base)))
     ]
     if not found:
@@ -131,11 +124,6 @@ def _at_width(
         lacking = (f" Up to {_percent(most)} of the thoughts that one of the two asked for were "
                    "not recorded.")  # fmt: skip
     return row, f"{lead} {scores}{lacking}", f"{lead} {short}{lacking}"
-
-
-def by_levels(label: str) -> bool:
-    """Whether a search's KV size can be compared with REBASE's."""
-    return isinstance(make_search(label.split(" ")[0]), _BY_LEVELS)
 
 
 def _size(row: Row) -> str:
@@ -178,7 +166,7 @@ def _best(rows: Sequence[Row]) -> str:
     """The highest accuracy; of equal ones the least KV."""
     judged = [row for row in rows if row.judged]
     best = min(judged, key=lambda row: (-row.accuracy, row.figures["kv_tokens"]))
-    size = _than_rebase(best) if best.label != REFERENCE and by_levels(best.label) else ""
+    size = _than_rebase(best) if best.label != REFERENCE and best.by_levels else ""
     equals = sum(row.accuracy == best.accuracy for row in judged) - 1
     most = f"as many as any ({equals} more do)" if equals else "most"
     return f"{best.label} at width {best.width} solves {most}: {_score(best)}{size}."
@@ -230,7 +218,7 @@ def cautions(results: Sequence[SearchResult], rows: Sequence[Row]) -> list[str]:
     elif any(row.policy != "full" for row in rows):
         found.append("Accuracy is that of the recorded thoughts: what a policy evicts changes "
                      "memory and time here, never an answer.")  # fmt: skip
-    others = [label for label in dict.fromkeys(r.label for r in rows) if not by_levels(label)]
+    others = list(dict.fromkeys(row.label for row in rows if not row.by_levels))
     if others:
         found.append(
             f"{' and '.join(others)} {'come' if len(others) > 1 else 'comes'} back to older "

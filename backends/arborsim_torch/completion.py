@@ -72,7 +72,7 @@ class Completion:
         """Score a thought, say how it ended, and read its answer."""
         node = self.nodes[n]
         # Without a reward, the geometric mean of the token probabilities ranks thoughts.
-        chance = float(np.exp(node.logprob / node.tokens))
+        chance = float(np.exp(node.mean_logprob))
         node.score = chance if math.isnan(node.reward) else node.reward
         node.finished = self.source.is_finished(self.problem, node.generated)
         node.dead = not node.finished and len(node.generated) >= self.max_tokens

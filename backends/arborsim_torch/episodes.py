@@ -194,7 +194,7 @@ def _once(request: RecordRequest, loaded: LoadedModel) -> dict[str, str]:
 def _parameters(request: RecordRequest) -> dict[str, object]:
     """Of the search, or of the bank; a bank keeps repeated thoughts for a search to judge."""
     search = new_search(request)
-    dedupe = request.dedupe and not getattr(search, "keeps_duplicates", False)
+    dedupe = request.dedupe and not search.keeps_duplicates
     if request.bank is not None:
         return {**request.bank.parameters(), "dedupe": dedupe}
     options = {name: getattr(search, name) for name in search_options(request.search)}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.search import ROOT, Expansion, Search
+from arborsim.search import ROOT, Expansion, Search, ask, handed_in
 from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
@@ -178,7 +178,7 @@ class EpisodeRecorder:
         active: list[int] = []
         while True:
             if not active or not self.search.synchronous:
-                wish = self.search.expand(self._frontier.leaves(), self.search.slots - len(active))
+                wish = ask(self.search, self._frontier.leaves, self.search.slots - len(active))
                 self._give_up(wish)
                 if wish.done:
                     return
@@ -274,18 +274,18 @@ class EpisodeRecorder:
         """The thought of `n` is complete: hand it to the search, as it is stored."""
         node = self.nodes[n]
         end = self._completion.finish(n)
+        node.text = self._completion.text(node)
+        node.entropy = float(np.float32(entropy))  # a bank hands out no more digits than that
         self.rows.boundary(
-            n, node.reward, entropy, self._completion.text(node), node.embedding, end, node.answer,
-            node.correct,
-        )  # fmt: skip
+            n, node.reward, entropy, node.text, node.embedding, end, node.answer, node.correct
+        )
         if self.listener is not None:
             self.listener.closed(n, node.reward, entropy)
         if self.release and end is not End.NONE:
             self._free(n)
             node.logits = None
         repeats = self._completion.repeats(n)
-        votes = getattr(self.search, "keeps_duplicates", False)
-        if self.dedupe and not votes and repeats:
+        if self.dedupe and not self.search.keeps_duplicates and repeats:
             node.finished, node.dead = False, True
         self._frontier.enter(n)
 
@@ -295,7 +295,7 @@ class EpisodeRecorder:
 
     def _answer(self) -> bool | None:
         """Hand in one of the search's candidates; whether it is right."""
-        candidates = self.search.answer(self._frontier.leaves())
+        candidates = handed_in(self.search, self._frontier.leaves, len(self.nodes))
         chosen, correct = self._completion.choose(candidates)
         self.rows.time_s = self._clock()
         self.rows.answer(chosen, correct, self.source.text(self.nodes[chosen].generated))

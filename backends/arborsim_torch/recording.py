@@ -57,6 +57,13 @@ class LiveNode:
         After its last token, to draw its children's first tokens from.
     value : float or None
         What the model itself said of the state.
+    logprob : float
+        Sum of the log-probabilities of its own tokens, nats.
+    text : str or None
+        Its own, once complete.
+    entropy : float
+        Of the next token's distribution after its last token, nats, as it is stored; NaN if it is
+        not complete.
     reward : float
         What it was rewarded with once complete; NaN if nothing rewards it.
     answer : str or None
@@ -81,10 +88,17 @@ class LiveNode:
     reward: float = math.nan
     logits: Tensor | None = None
     embedding: np.ndarray | None = None
+    text: str | None = None
+    entropy: float = math.nan
     answer: str | None = None
     twin: int = -1
     correct: bool | None = None
     held: bool = True
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its own tokens, nats; NaN for the prompt."""
+        return self.logprob / self.tokens if self.tokens else math.nan
 
 
 def path_ends(nodes: Sequence[LiveNode], n: int) -> tuple[int, ...]:
@@ -124,31 +138,33 @@ class Frontier:
         All nodes of the search, which go on growing.
     depth : callable
         Of a node: its depth in the tree.
+
+    Attributes
+    ----------
+    leaves : dict
+        What the search chooses from, by node.
     """
 
     def __init__(self, nodes: list[LiveNode], depth: Callable[[int], int]) -> None:
         self._nodes, self._depth = nodes, depth
-        self._leaves: dict[int, Leaf] = {}
-
-    def leaves(self) -> list[Leaf]:
-        """What the search chooses from."""
-        return list(self._leaves.values())
+        self.leaves: dict[int, Leaf] = {}
 
     def enter(self, n: int) -> None:
         """A thought is complete, and all that is known of it will not change any more."""
         node = self._nodes[n]
-        self._leaves[n] = Leaf(
+        self.leaves[n] = Leaf(
             n, node.parent, self._depth(n), node.score, node.finished, node.dead,
-            node.visits, len(node.generated), node.embedding, node.answer, node.twin,
+            node.visits, len(node.generated), node.embedding, node.answer, node.text, node.entropy,
+            node.mean_logprob, node.twin,
         )  # fmt: skip
 
     def leave(self, n: int) -> None:
         """A thought was given up."""
-        del self._leaves[n]
+        del self.leaves[n]
 
     def visited(self, n: int) -> None:
         """A thought has got children."""
-        self._leaves[n] = replace(self._leaves[n], visits=self._nodes[n].visits)
+        self.leaves[n] = replace(self.leaves[n], visits=self._nodes[n].visits)
 
 
 _NAMES = (

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from arborsim.bank.bank import Bank, open_bank, read_bank, unrewarded_scores
+from arborsim.bank.bank import Bank, open_bank, read_bank
 from arborsim.bank.job import simulate
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import walk
@@ -43,7 +43,8 @@ _COLUMNS = (
     "kind", "iteration", "node", "parent", "depth", "position", "token", "end", "entropy", "reward",
     "correct", "answer", "embedding", "embedding_rows",
 )  # fmt: skip
-_SHOWN = ("node", "parent", "depth", "score", "finished", "dead", "visits", "tokens", "answer")
+_SHOWN = ("node", "parent", "depth", "score", "finished", "dead", "visits", "tokens", "answer",
+          "text", "entropy", "logprob")  # fmt: skip
 
 
 class Watched:
@@ -56,10 +57,6 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._search, name)
-
-    @property
-    def keeps_duplicates(self) -> bool:
-        return getattr(self._search, "keeps_duplicates", False)
 
     def expand(self, frontier: list[Leaf], width: int) -> Any:
         self.seen.append([_shown(leaf) for leaf in frontier])
@@ -156,7 +153,7 @@ def test_scores_of_thoughts_that_nobody_rewards() -> None:
     columns = recorder.run(source.problem(0)).columns
     episode = episode_of(columns, tiny_info(capture=Capture.TREE, attention="none"))
     assert np.isnan(episode.reward).all()
-    bank = Bank.of(episode, unrewarded_scores(episode, np.asarray(columns["logprob"])))
+    bank = Bank.of(episode, np.asarray(columns["logprob"]))
     done = walk(make_search("rebase"), bank)
     live = [node.score for node in recorder.nodes]
     assert len(live) > 20

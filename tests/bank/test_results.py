@@ -13,7 +13,7 @@ from arborsim.bank.arms import Sweep, arms_of, split_settings
 from arborsim.bank.results import Paired, SearchResult, Simulated, paired, rows_of, verdicts
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.measurements import Measurements, TimeSplit
-from arborsim.search import make_search, search_names
+from arborsim.search import find_search, make_search, search_names
 
 PLAIN = SearchResult(
     "t", 0, "rebase", "", 16, "full", "any", True, 100, 120, 2, 8, 30, 200, 10, 3, 1, 4,
@@ -23,7 +23,8 @@ PLAIN = SearchResult(
 
 
 def result(algorithm: str, episode: int, correct: bool | None, **others: object) -> SearchResult:
-    return replace(PLAIN, algorithm=algorithm, episode=episode, correct=correct, **others)
+    known = {"by_levels": find_search(algorithm).by_levels, **others}
+    return replace(PLAIN, algorithm=algorithm, episode=episode, correct=correct, **known)
 
 
 def test_rows_by_hand() -> None:

@@ -82,7 +82,7 @@ BAD = {
     "no such policy": ("[policies.epikw]\nlayer_a = 0.1", "did you mean epikv"),
     "no such setting": ("[policies.epikv]\nlayer_c = 0.1", "did you mean layer_"),
     "out of range": ("[policies.epikv]\nlayer_a = 1.5", "layer_a must be in [0, 1]"),
-    "of another type": ("[policies.epikv]\nlayer_a = 'deep'", "layer_a must be float"),
+    "of another type": ("[policies.epikv]\nlayer_a = 'deep'", "layer_a must be a number"),
     "a list": ("[policies.epikv]\nlayer_a = [0.1]", "layer_a must be"),
     "no settings": ("[policies.epikv]", "must hold settings"),
     "no policies": ("[policies]", "no policy is calibrated"),

@@ -13,8 +13,50 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.cli.options import check_output
 from arborsim.trace.schema import METADATA_KEY, VERSION_KEY
-from arborsim.trace.writer import WholeTraceWriter
+from arborsim.trace.writer import TraceWriter, WholeTraceWriter
+from tests.bank.banks import bank_columns, bank_info
 from tests.helpers.traces import make_trace
+
+SEARCHES = """
+from dataclasses import dataclass, field
+from arborsim.search import Expansion, Search
+
+def grow(): ...
+
+@dataclass
+class Nameless(Search):
+    synchronous = True
+    slots = 2
+    def expand(self, frontier, width): return Expansion(done=True)
+
+class Plain(Search):
+    name = "plain"
+
+@dataclass
+class Idle(Search):
+    name, synchronous, slots = "idle", True, 2
+
+@dataclass
+class Odd(Nameless):
+    name = "odd"
+    seeds: list = field(default_factory=list)
+
+@dataclass
+class Wide(Nameless):
+    name, width_option = "wide", "lanes"
+
+@dataclass
+class Greedy(Nameless):
+    name = "greedy"
+    case: str = "wide"
+    def expand(self, frontier, width):
+        if self.case == "silent":
+            return Expansion(done=True)
+        if len(frontier) == 1:
+            return Expansion({0: 3 if self.case == "wide" else 2})
+        return Expansion({1: 1}, dropped=(0,) if self.case == "root" else (1,))
+    def answers(self, frontier): return ()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +79,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut_short.py").write_text("class Mine(:\n")
     (folder / "raising.py").write_text("1 / 0\n")
     (folder / "leaving.py").write_text("raise SystemExit(3)\n")
+    (folder / "searches.py").write_text(SEARCHES)
+    with TraceWriter(folder / "bank.parquet", bank_info(embeddings=False)) as writer:
+        writer.write_episode(bank_columns(0, embeddings=False))
     (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n')
     (folder / "broken.jsonl").write_text('{"prompt": "one"}\n{"prompt": }\n')
     (folder / "folder.parquet").mkdir()
@@ -64,7 +109,7 @@ CASES = {
     "budget below the floor": ("replay good.parquet --policy epikv --budget 20", "prompt 40"),
     "unknown recall": ("replay good.parquet --recall steam", "did you mean stream"),
     "unknown parameter": ("replay good.parquet --policy h2o --set sink=4", "did you mean sinks"),
-    "bad parameter": ("replay good.parquet --policy h2o --set sinks=four", "must be int"),
+    "bad parameter": ("replay good.parquet --policy h2o --set sinks=four", "must be an integer"),
     "parameter of nobody": ("replay good.parquet --policy full --set epikv.x=4", "not among"),
     "parameter out of range": (
         "replay good.parquet --policy hierarchy --set evict_ratio=7", "[0, 1]"),
@@ -83,6 +128,44 @@ CASES = {
     "policy module that raises": (
         "replay good.parquet --policy raising:Mine", "ZeroDivisionError"),
     "policy module that exits": ("policies leaving:Mine", "SystemExit: 3"),
+    "unknown search": ("search bank.parquet --algorithm rebasee", "did you mean rebase"),
+    "search class that is not there": (
+        "search bank.parquet --algorithm no.mod:C", "search 'no.mod:C' cannot be imported"),
+    "search class without a class": (
+        "search bank.parquet --algorithm mod:", "search 'mod:': expected package.module:Class"),
+    "search module that raises": (
+        "search bank.parquet --algorithm raising:Mine", "ZeroDivisionError"),
+    "search that is a function": (
+        "search bank.parquet --algorithm searches:grow", "not a subclass of arborsim.search.base"),
+    "search without expand": (
+        "search bank.parquet --algorithm searches:Idle", "'searches:Idle' has no expand"),
+    "search that is no dataclass": (
+        "search bank.parquet --algorithm searches:Plain", "is no dataclass"),
+    "search without a name": (
+        "search bank.parquet --algorithm searches:Nameless", "does not say its name"),
+    "search with an option of no kind": (
+        "search bank.parquet --algorithm searches:Odd", "has an option seeds whose default"),
+    "search with a width that is no option": (
+        "search bank.parquet --algorithm searches:Wide", "has no option lanes, its width"),
+    "search that opens too much": (
+        "search bank.parquet --algorithm searches:Greedy", "opens 3 thoughts, 2 may be"),
+    "search that expands what it gave up": (
+        "search bank.parquet --algorithm searches:Greedy --set case=again",
+        "opens children of node 1, which is not complete or was given up"),
+    "search that gives up the root": (
+        "search bank.parquet --algorithm searches:Greedy --set case=root", "gives up node 0"),
+    "search that has no answer": (
+        "search bank.parquet --algorithm searches:Greedy --set case=silent", "answers with nodes"),
+    "unknown option of a search": (
+        "search bank.parquet --algorithm searches:Greedy --set greedy.case2=x",
+        "did you mean case"),
+    "search class on a bank to record": (
+        "record --bank --for no.mod:C --out x.parquet", "search 'no.mod:C' cannot be imported"),
+    "search class to record": (
+        "record --model chain --search no.mod:C --out x.parquet",
+        "search 'no.mod:C' cannot be imported"),
+    "search class of a live run": (
+        "live --search searches:Idle --policy full", "'searches:Idle' has no expand"),
     "unknown view": ("replay good.parquet --view matirx", "did you mean matrix"),
     "no workers": ("replay good.parquet --workers 0", "workers"),
     "unknown calibration": (

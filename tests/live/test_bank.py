@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arborsim.bank.bank import Bank
+from arborsim.bank.bank import Bank, read_bank
 from arborsim.bank.walk import Walk, walk
 from arborsim.cli.app import main
 from arborsim.core.observations import Signal
@@ -80,9 +80,7 @@ def watched(search: Search, shown: list[list[Leaf]]) -> Search:
     return search
 
 
-def live(
-    name: str, on: str, index: int, path: Path, shown: list[list[Leaf]], dedupe: bool
-) -> Episode:
+def live(name: str, on: str, index: int, path: Path, shown: list[list[Leaf]], dedupe: bool) -> Bank:
     """Record one search, and read it back."""
     model, source, info = problems(on)
     recorder = EpisodeRecorder(
@@ -92,7 +90,7 @@ def live(
     result = recorder.run(source.problem(index))
     with TraceWriter(path, info, overwrite=True) as writer:
         writer.write_episode(result.columns)
-    return next(TraceReader(path).episodes(text=True, embedding=True))
+    return read_bank(TraceReader(path), 0, embeddings=True)
 
 
 def same_leaves(one: list[list[Leaf]], other: list[list[Leaf]]) -> None:
@@ -126,11 +124,11 @@ def test_a_search_on_its_own_recording(name: str, on: str, tmp_path: Path) -> No
     for index, dedupe in ((0, True), (1, False)) if on == "tiny" else ((0, True),):
         seen: list[list[Leaf]] = []
         replayed: list[list[Leaf]] = []
-        episode = live(name, on, index, tmp_path / "t.parquet", seen, dedupe)
+        bank = live(name, on, index, tmp_path / "t.parquet", seen, dedupe)
         search = watched(make_search(name, **options(name)), replayed)
-        walked = walk(search, Bank.of(episode), dedupe)
+        walked = walk(search, bank, dedupe)
         same_leaves(seen, replayed)
-        check(walked, episode)
+        check(walked, bank.episode)
 
 
 def drawn(share: bool, temperature: float) -> tuple[EpisodeRecorder, dict[str, Any]]:

@@ -105,10 +105,11 @@ def test_a_finished_leaf_carries_its_answer() -> None:
             return f"answer {len(generated)}"
 
     recorder = run("self-consistency", Answering(thoughts=3), n=2)
-    leaves = recorder._frontier.leaves()
+    leaves = recorder._frontier.leaves.values()
     assert {leaf.answer for leaf in leaves if leaf.finished} == {"answer 21"}
     assert {leaf.answer for leaf in leaves if not leaf.finished} == {None}
-    assert {x.answer for x in run("best-of-n", FakeSource(), n=1)._frontier.leaves()} == {None}
+    silent = run("best-of-n", FakeSource(), n=1)
+    assert {leaf.answer for leaf in silent._frontier.leaves.values()} == {None}
 
 
 def test_answers_of_tasks() -> None:

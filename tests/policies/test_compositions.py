@@ -218,7 +218,7 @@ def test_a_missing_file_is_one_clear_line(tmp_path: Path) -> None:
     ("settings_", "says"),
     [
         ({"allocate.alfa": "2"}, "did you mean allocate.alpha"),
-        ({"allocate.alpha": "two"}, "allocate.alpha must be float"),
+        ({"allocate.alpha": "two"}, "allocate.alpha must be a number"),
         ({"allocate.r_min": "2"}, r"\[allocate\]: r_min must be in \[0, 1\]"),
     ],
 )

@@ -112,4 +112,4 @@ def drive(search: Search, bank: Bank, limit: int = 2000) -> Run:
     else:
         raise AssertionError("the search never ended")
     seen = [replace(leaves[n], visits=asked[n]) for n in frontier]
-    return Run(leaves, path, sorted(path)[1:], dropped, search.answer(seen), most, frontier)
+    return Run(leaves, path, sorted(path)[1:], dropped, search.answers(seen), most, frontier)

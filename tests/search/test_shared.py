@@ -57,7 +57,7 @@ class Grown:
                 del running[node]
                 frontier[node] = self.leaf[node]
         assert not running, "a tree is over when all of its thoughts are"
-        self.answer = search.answer(list(frontier.values()))
+        self.answer = search.answers(list(frontier.values()))
 
     def _thought(self, parent: int) -> Leaf:
         up, rng = self.leaf[parent], self.rng
@@ -70,7 +70,7 @@ class Grown:
         leaf = Leaf(
             node, parent, up.depth + 1, score, finished, dead, 0, up.tokens + tokens,
             np.array([rng.random() for _ in range(4)]),
-            rng.choice("xyz") if finished else None, twin,
+            rng.choice("xyz") if finished else None, said, rng.random(), -rng.random(), twin,
         )  # fmt: skip
         self.leaf.append(leaf)
         return leaf
@@ -97,6 +97,9 @@ class Grown:
             children=[tuple(below) for below in children],
             judged=True,
             embedding={leaf.node: leaf.embedding for leaf in leaves[1:]},
+            text=[leaf.text for leaf in leaves],
+            entropy=[leaf.entropy for leaf in leaves],
+            logprob=[leaf.logprob for leaf in leaves],
         )
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core.measurements import TimeSplit
-from arborsim.search import search_names
+from arborsim.search import find_search, search_names
 from arborsim.show.search import ANSWERS, MEMORY, WORK
 from arborsim.show.search_page import against_size, against_width, figures_of
-from arborsim.show.search_words import by_levels, cautions, missing, summarise
+from arborsim.show.search_words import cautions, missing, summarise
 from arborsim.show.table import scales, shown
 from tests.bank.test_results import PLAIN, result
 
@@ -139,7 +139,7 @@ def test_without_anything_to_compare_with() -> None:
 
 
 def test_sizes_are_compared_where_they_count_the_same() -> None:
-    apart = [name for name in search_names() if not by_levels(name)]
+    apart = [name for name in search_names() if not find_search(name).by_levels]
     assert apart == ["dpts", "mcts", "tot-dfs"]
     found = [*several("rebase", 5, 10), *several("dpts", 9, 10, kv=1), *several("ets", 5, 10)]
     lead, best = summarise(found, rows_of(found))

@@ -19,7 +19,7 @@ from arborsim.calibrate.backend import PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.policies.methods.baselines import Full
 from arborsim.policies.registry import available, build
-from arborsim.search import ROOT, Expansion, Leaf, make_search
+from arborsim.search import ROOT, Expansion, Leaf, Search, make_search
 from arborsim_torch.hardware.timing import Timer
 from arborsim_torch.live.policy_search import (
     CacheOptions,
@@ -43,7 +43,7 @@ _LANES, _LENGTHS, _QUIET_ITERATIONS = (1, 8), (8, 32), 64
 _QUICK = ("h2o", "random", "streaming-llm")
 
 
-class Fans:
+class Fans(Search):
     """Opens n children of the prompt at once, drops them, and goes on to the next n."""
 
     name: ClassVar[str] = "fans"
@@ -51,7 +51,11 @@ class Fans:
 
     def __init__(self, fans: Sequence[int], late: Callable[[], bool]) -> None:
         self._fans, self._late = list(fans), late
-        self.slots = max(fans)
+        self._most = max(fans)
+
+    @property
+    def slots(self) -> int:
+        return self._most
 
     def expand(self, frontier: Sequence[Leaf], width: int) -> Expansion:
         dropped = tuple(leaf.node for leaf in reversed(frontier) if leaf.node != ROOT)
@@ -59,7 +63,7 @@ class Fans:
             return Expansion(dropped=dropped, done=True)
         return Expansion({ROOT: self._fans.pop(0)}, dropped)
 
-    def answer(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
+    def answers(self, frontier: Sequence[Leaf]) -> tuple[int, ...]:
         return (ROOT,)
 
 

@@ -175,7 +175,7 @@ def capture_of_signals(
         raise UsageError("the offline optimum needs the future: replay a trace instead")
     vectors = needs & {Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES}
     rows = layers if Signal.LAYER_ATTENTION in needs else ()
-    embeddings = keep or getattr(search, "uses_embeddings", False)
+    embeddings = keep or search.uses_embeddings
     if not needs and not embeddings:
         return None
     return Capture(
