@@ -22,7 +22,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np
 
-from arborsim.calibrate.policy_cost import GROUPS, random_scores
+from arborsim.calibrate.policy_cost import GROUPS, SHAPE, random_scores
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Decode, Event, Prefill, TokenRun, Transition
 from arborsim.core.observations import Observations
@@ -90,6 +90,7 @@ def _view(
         budget_tokens=budget,
         iterations=TOKENS - TOKENS % 128,
         vocabulary=128_256,
+        shape=SHAPE,
     )
 
 

@@ -9,18 +9,24 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from arborsim.core.errors import BudgetInfeasible, PlanError
 from arborsim.core.events import Event, TokenRun
+from arborsim.core.observations import Signal
 from arborsim.core.shape import CacheShape
 from arborsim.core.tiers import Tier
+from arborsim.machine.machine import num_groups
 from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Policy, Protection
 from arborsim.run.controller import Controller
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
-from tests.helpers.plain_executor import PlainExecutor
-from tests.helpers.traces import make_trace
+from tests.helpers.plain_executor import PlainExecutor, decide_all
+from tests.helpers.slow_world import SlowWorld
+from tests.helpers.traces import make_trace, trace_for
+from tests.policies.oracles_uneven import PAIRS
 
 SHAPE = CacheShape(layers=(3, 7), kv_heads=2, head_dim=8)
 
@@ -105,6 +111,50 @@ def test_a_run_that_exceeds_the_sum_is_stopped(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"leaves 11 tokens in HBM, budget 10"):
         played(Growing((17, 4, 10, 9), in_runs=True), episode, budget=10)
     played(Growing((17, 3, 10, 9), in_runs=True), episode, budget=10)
+
+
+UNEVEN = ("pyramidkv", "pyramidkv-flat", "adakv", "adakv-flat", "duoattention")
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+@settings(max_examples=8, deadline=None)
+@given(
+    kind=st.sampled_from(["linear", "tree"]),
+    seed=st.integers(0, 999),
+    share=st.floats(0.3, 0.95),
+    coarse=st.booleans(),
+)
+def test_long_prompts_are_cut_as_the_literal_oracles_do(
+    name: str, tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float,
+    coarse: bool,
+) -> None:  # fmt: skip
+    policy, oracle = PAIRS[name]
+    path = trace_for(
+        policy, tmp_path_factory.mktemp("t") / "x.parquet", seed=seed, episodes=1, kind=kind,
+        prompt=48, nodes=6, block=(2, 9), coarse=coarse,
+    )  # fmt: skip
+    needs = sorted(policy.reads() | {Signal.ATTENTION})
+    episode = next(iter(TraceReader(path).episodes(needs)))
+    groups, budget = num_groups(policy, episode.info), int(share * 48)
+    tiers, moves = decide_all(policy, episode, budget)
+    prompt = np.array(tiers[0]).reshape(groups, -1)
+    assert len(moves)
+    assert np.count_nonzero(prompt <= Tier.HBM_QUANTISED) <= budget * groups
+    assert tiers[-1] == SlowWorld(episode, budget, groups).run(oracle())[-1]
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_heads_or_layers_keep_uneven_numbers(name: str, tmp_path: Path) -> None:
+    policy, _ = PAIRS[name]
+    path = trace_for(policy, tmp_path / "x.parquet", episodes=1, kind="linear", prompt=48, nodes=6)
+    episode = next(iter(TraceReader(path).episodes(sorted(policy.reads()))))
+    groups, budget = num_groups(policy, episode.info), 24
+    tiers, _ = decide_all(policy, episode, budget)
+    held = np.count_nonzero(np.array(tiers[-1]).reshape(groups, -1) == Tier.HBM, axis=1)
+    assert held.max() > budget > held.min()
+    assert held.sum() <= budget * groups
+    if not name.startswith("duo"):  # whose heads have all of their tokens or few
+        assert held.sum() == budget * groups
 
 
 def test_what_groups_stand_for() -> None:

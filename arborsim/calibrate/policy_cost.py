@@ -26,6 +26,7 @@ from arborsim.calibrate.backend import OnProgress, PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.core.events import Decode, Event, Prefill, TokenRun
 from arborsim.core.observations import DenseRows, LayerRows, Observations, Signal, VectorRows
+from arborsim.core.shape import CacheShape
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.profile import PolicySeconds
 from arborsim.policies.base import CacheView, Policy
@@ -37,6 +38,7 @@ SIZES = (1024, 4096, 16384)
 QUICK_SIZES = (512, 2048)
 _PROMPT, _RUN = 256, 64
 _LAYERS, _KV_HEADS, _HEADS, _HEAD_DIM = 4, 4, 8, 64
+SHAPE = CacheShape(tuple(range(_LAYERS)), _KV_HEADS, _HEAD_DIM)
 GROUPS = {"shared": 1, "layer": _LAYERS, "head": _LAYERS * _KV_HEADS}
 _FEW = 11  # tokens; no other axis of a score has this size
 _INTERVAL = 128  # policies that decide at intervals do so at a multiple of this
@@ -93,6 +95,7 @@ def chain_view(policy: Policy, tokens: int, over: int = 1) -> CacheView:
         budget_tokens=tokens - over,
         iterations=tokens - tokens % _INTERVAL,
         vocabulary=128_256,
+        shape=SHAPE,
     )
 
 

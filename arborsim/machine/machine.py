@@ -102,6 +102,11 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
 def num_groups(policy: Policy, recorded: TraceInfo) -> int:
     """Cache groups that the plans of `policy` distinguish on a trace: see `Policy.grouping`."""
     layers = len(recorded.qkv_layers)
+    if policy.grouping != "shared" and not layers:
+        raise UsageError(
+            f"policy {policy.name} decides for each {policy.grouping}, and no layer of this trace "
+            "was captured: record it with --capture qkv --qkv-layers all"
+        )
     groups = {"shared": 1, "layer": layers, "head": layers * recorded.geometry.kv_heads}
     return groups[policy.grouping]
 

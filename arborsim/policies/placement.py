@@ -112,7 +112,9 @@ def neighbour_mean(values: np.ndarray, kernel: int) -> np.ndarray:
 class Pool(Allocation):
     """One pool: the highest-scored tokens of the stream stay, wherever in the tree they are.
 
-    Each group is a pool of its own, which holds its share (`shares`) at most: the budget.
+    Each group is a pool of its own, which may hold its share (`shares`: the budget).  Where groups
+    draw on one budget (`together`), `leaving` says how many tokens each gives up.  Decisions are
+    due when one exceeds its share (`spare`).
 
     `adaptation="path"` (as ArborKV evaluates its baselines): the paths to the active leaves are
     the stream.  Tokens off them keep what they had; when the whole tree exceeds the budget, whole
@@ -126,6 +128,9 @@ class Pool(Allocation):
     )  # fmt: skip
 
     about: ClassVar[str] = "one pool"
+    #: Which groups draw on one budget: each has its own ("group"), the KV heads of a layer have one
+    #: together ("layer"), or all of the model ("model").
+    together: ClassVar[str] = "group"
 
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
         if self.adaptation == "path":
@@ -135,30 +140,63 @@ class Pool(Allocation):
         mask[max(0, view.num_tokens - protection.recent) :] = True
         return mask
 
+    def size(self, view: CacheView) -> int:
+        """Number of groups that draw on one budget."""
+        if self.together == "group":
+            return 1
+        groups = len(view.tier)
+        return groups if self.together == "model" else groups // max(1, len(view.shape.layers))
+
     def spare(self, view: CacheView) -> int:
-        return view.budget_tokens - view.fullest
+        left, size = self.shares(view) - view.held, self.size(view)
+        if size > 1:
+            left = left.reshape(-1, size).sum(axis=1) // size
+        return int(left.min())
 
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         blocks = [] if self.adaptation == "flat" else off_path_blocks(at.view)
-        for group, tier in enumerate(tiers):
-            held = int(at.view.held[group])
+        size = self.size(at.view)
+        for first in range(0, len(tiers), size):
+            part = tiers[first : first + size]
+            over, slack = self._excess(at, first, part)
+            for block in blocks:
+                if over <= 0:
+                    break
+                over -= sum(evict(tier, block) for tier in part)
+            if over <= 0:
+                continue
+            free = at.movable & (part <= Tier.HBM_QUANTISED)
+            count = int(np.count_nonzero(free))
+            if count < over - slack:
+                raise at.policy.infeasible(at.view, 0, -(-(over - slack - count) // size))
+            numbers = self.leaving(at, first, free, min(over, count))
+            for i in np.flatnonzero(numbers).tolist():
+                self.thin(at, first + i, part[i], free[i], int(numbers[i]))
+
+    def _excess(self, at: Decision, first: int, part: np.ndarray) -> tuple[int, int]:
+        """Tokens that must leave the groups from `first` on, and how many of them could stay.
+
+        What comes back from below is written into `part`, int8 ``[groups, tokens]``.
+        """
+        held = limit = goal = share = 0
+        for group, tier in enumerate(part, first):
+            held += int(at.view.held[group])
             if at.lowest_reachable > Tier.HBM_QUANTISED:
                 away = (tier > Tier.HBM_QUANTISED) & (tier <= at.lowest_reachable)
                 back = at.in_stream(away)
                 tier[back] = Tier.HBM
                 held += int(np.count_nonzero(back))
-            limit, goal = at.policy.schedule.room(at, group)
-            over = held - goal if held > limit else 0
-            for block in blocks:
-                if over <= 0:
-                    break
-                over -= evict(tier, block)
-            if over > 0:
-                free = at.movable & (tier <= Tier.HBM_QUANTISED)
-                excess, count = over - (int(at.shares[group]) - goal), int(np.count_nonzero(free))
-                if count < excess:
-                    raise at.policy.infeasible(at.view, count, excess)
-                self.thin(at, group, tier, free, over)
+            its_limit, its_goal = at.policy.schedule.room(at, group)
+            limit, goal, share = limit + its_limit, goal + its_goal, share + int(at.shares[group])
+        return held - goal if held > limit else 0, share - goal
+
+    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+        """How many tokens leave each of the groups that draw on one budget; `over` or more.
+
+        `free`, bool ``[groups, tokens]``, are those that may leave, of the groups from number
+        `first` on: no fewer than `over`.
+        """
+        return np.array([over])
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Let the `over` lowest of the tokens that may leave, bool ``[tokens]`` `free`, leave.

@@ -20,6 +20,7 @@ from arborsim.core.settings import Setting, default_of, parsed, settings_of
 from arborsim.policies.base import Policy
 
 MODULES: dict[str, str] = {
+    "adakv": "adakv",
     "arborkv": "arborkv",
     "arkv": "arkv",
     "arkv-origin": "arkv",
@@ -27,6 +28,7 @@ MODULES: dict[str, str] = {
     "epikv": "epikv",
     "hs-variance": "epikv",
     "band-adaptive": "epikv",
+    "duoattention": "duoattention",
     "full": "baselines",
     "h2o": "h2o",
     "hierarchy": "hierarchy",
@@ -39,6 +41,7 @@ MODULES: dict[str, str] = {
     "lag-kv": "lag_kv",
     "lag-kv-official": "lag_kv",
     "oracle": "baselines",
+    "pyramidkv": "pyramidkv",
     "raas": "raas",
     "random": "baselines",
     "redundancy": "hierarchy",

@@ -211,13 +211,18 @@ def _write_mean(now: np.ndarray, found: list[tuple[Places, np.ndarray]]) -> None
 class PromptAttention(Score):
     """Attention from the last `window` prompt queries, summed; generated tokens have 0.
 
-    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1); a shorter prompt counts whole.
+    SnapKV's votes (Li et al. 2024, arXiv:2404.14469, Eq. 1); a shorter prompt counts whole.  With
+    `generated`, tokens have votes from all queries since the window.
     """
 
     window: int = setting(64, "prompt queries that count", unit="tokens", low=1)
+    generated: bool = setting(False, "queries of generated tokens count too")
     grouping: str = grouping_setting()
-    about: ClassVar[str] = "attention from the end of the prompt"
     changes: ClassVar[Changes] = "rises"
+
+    @property
+    def about(self) -> str:
+        return "attention from the end of the prompt" + (" on" if self.generated else "")
 
     @property
     def needs(self) -> frozenset[Signal]:
@@ -230,11 +235,12 @@ class PromptAttention(Score):
 class _PromptState(RowState):
     def __init__(self, spec: PromptAttention) -> None:
         super().__init__(spec.grouping)
-        self._window = spec.window
+        self._window, self._generated = spec.window, spec.generated
         self._first = 0  # iteration from which queries count
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._first = run.steps if generated else max(0, run.steps - self._window)
+        skipped = 0 if self._generated else run.steps
+        self._first = skipped if generated else max(0, run.steps - self._window)
         self._follow(group_rows(run.observed, self._grouping), run, tree, self._first)
 
     def observe(self, step: int) -> None:

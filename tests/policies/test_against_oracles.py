@@ -35,6 +35,7 @@ from tests.policies import (
     oracles_hidden,
     oracles_keys,
     oracles_scores,
+    oracles_uneven,
 )
 
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
@@ -59,6 +60,7 @@ PAIRS.update(oracles_scores.PAIRS)
 PAIRS.update(oracles_heads.PAIRS)
 PAIRS.update(oracles_keys.PAIRS)
 PAIRS.update(oracles_hidden.PAIRS)
+PAIRS.update(oracles_uneven.PAIRS)
 
 # Pairs that may find nothing to do at the budgets tried on the shipped traces.
 MAY_REST = ("full", "snapkv")

@@ -14,7 +14,7 @@ from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import AfterPrefill, EveryStep, Protect
 from arborsim.policies.placement import neighbour_mean
-from arborsim.policies.stream import Composed
+from arborsim.policies.stream import Composed, StreamPolicy
 from arborsim.signals.attention import PromptAttention
 from arborsim.signals.scores import GROUPINGS, Score
 
@@ -47,12 +47,11 @@ class SnapKV(Composed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kernel % 2 == 0:
-            raise UsageError(f"{self.name}: kernel must be odd, not {self.kernel}")
+        _check_odd(self.name, self.kernel)
 
     @cached_property
     def score(self) -> Score:
-        return PromptAttention(self.window, self.per)
+        return PromptAttention(self.window, grouping=self.per)
 
     @cached_property
     def protect(self) -> Protect:
@@ -62,4 +61,44 @@ class SnapKV(Composed):
         before = view.num_tokens - self.protection(view.budget_tokens).recent
         rank = np.zeros(view.tier.shape)
         rank[:, :before] = neighbour_mean(view.scores["score"][:, :before], self.kernel)
+        return rank
+
+
+def _check_odd(name: str, kernel: int) -> None:
+    if kernel % 2 == 0:
+        raise UsageError(f"{name}: kernel must be odd, not {kernel}")
+
+
+@dataclass(frozen=True)
+class Voting(StreamPolicy):
+    """SnapKV's votes in a policy that keeps its budget while tokens are generated, too.
+
+    Every generated token's query votes like those of the prompt's window.  Votes for the prompt
+    before its window are pooled, as in SnapKV; other tokens have their own.
+    """
+
+    window: int = setting(
+        64,
+        "newest tokens: they stay; in the prompt they vote.  At most half of the budget stays",
+        unit="tokens",
+        low=1,
+    )
+    kernel: int = setting(5, "width of the pooling; odd", unit="tokens", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_odd(self.name, self.kernel)
+
+    @cached_property
+    def score(self) -> Score:
+        return PromptAttention(self.window, True, "head")
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(prompt=False, recent=self.window, recent_share=0.5)
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        rank = view.scores["score"].copy()
+        before = max(0, view.prompt_tokens - self.window)
+        rank[:, :before] = neighbour_mean(rank[:, :before], self.kernel)
         return rank

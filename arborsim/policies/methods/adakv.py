@@ -1,0 +1,102 @@
+"""AdaKV: the heads of a layer share its budget by what their tokens score (Feng et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from arborsim.core.events import Prefill
+from arborsim.core.settings import setting
+from arborsim.policies.blocks import Allocation, Decision
+from arborsim.policies.methods.snapkv import Voting
+from arborsim.policies.placement import Pool, lowest, lowest_of
+
+_DECIMALS = 9
+
+
+@dataclass(frozen=True)
+class HeadsShare(Pool):
+    """The lowest of all heads of a layer go, so that heads keep uneven numbers of tokens.
+
+    Every head is safe to keep `alpha` of an even share: of the prompt as published, as a mixture of
+    both (Algorithm 2); later as a floor.
+    """
+
+    alpha: float = 0.2
+
+    about: ClassVar[str] = "one pool for all heads of a layer, with a floor for each"
+    together: ClassVar[str] = "layer"
+
+    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+        heads, count = len(free), np.count_nonzero(free, axis=1)
+        rank = at.rank[first : first + heads]
+        even = (int(count.sum()) - over) / heads
+        if isinstance(at.event, Prefill):
+            kept = count - self.lowest_by_head(rank, free, np.full(heads, over), over)
+            return np.asarray(count - whole((1 - self.alpha) * kept + self.alpha * even))
+        spare = np.maximum(count - int(self.alpha * even), 0)
+        return self.lowest_by_head(rank, free, np.minimum(spare, over), over)
+
+    @staticmethod
+    def lowest_by_head(
+        rank: np.ndarray, free: np.ndarray, most: np.ndarray, over: int
+    ) -> np.ndarray:
+        """How many of the `over` lowest tokens each head has, where it can give up `most`.
+
+        Of equals the oldest goes first, then the one of the first head.  `rank` is float64,
+        `free` bool, both ``[heads, tokens]``; int64 ``[heads]``.
+        """
+        mine = [lowest_of(f, r, int(m)) for f, r, m in zip(free, rank, most, strict=True)]
+        head = np.repeat(np.arange(len(mine)), [len(tokens) for tokens in mine])
+        token = np.concatenate(mine)
+        order = np.lexsort((head, token))
+        head, token = head[order], token[order]
+        gone = head[lowest(rank[head, token], over)]
+        return np.asarray(np.bincount(gone, minlength=len(mine)))
+
+
+def whole(numbers: np.ndarray) -> np.ndarray:
+    """Whole numbers of the same sum: the largest fractions are rounded up, the first of equals."""
+    numbers = np.round(numbers, _DECIMALS)
+    down = np.floor(numbers)
+    up = round(float(numbers.sum() - down.sum()))
+    down[np.argsort(down - numbers, kind="stable")[:up]] += 1
+    return np.asarray(down, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class AdaKV(Voting):
+    """SnapKV whose heads share the budget of their layer, while tokens are generated too."""
+
+    alpha: float = setting(0.2, "share of an even budget that every head keeps", low=0, high=1)
+
+    name: ClassVar[str] = "adakv"
+    paper: ClassVar[str] = "Feng et al. 2024, arXiv:2407.11550"
+    summary: ClassVar[str] = "heads of a layer share its budget by the scores of their tokens"
+    formula: ClassVar[str] = (
+        "B_h = (1 - alpha) |{i of head h among the top H (C - W) of the layer}| + alpha (C - W) "
+        "(Algorithms 1, 2); s(i) as SnapKV"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "attention from the end of the prompt on, pooled over the prompt",
+    }
+    official: ClassVar[str] = (
+        "FFY0/AdaKV@efe4e2e: update_kv_gqa of AdaptiveSnapKVCluster read and compared, not run"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "published for the prompt; while tokens are generated, the lowest of a layer over its "
+        "budget go, of heads above the floor alpha (C - W); the code lets all heads grow",
+        "shares are rounded so that they add up to the budget of the layer; the code rounds each",
+        "pooling is SnapKV's mean over 5; the code's default is the largest of 7, and it can weigh "
+        "heads by what they would keep of their attention",
+        "the window takes at most half of the budget",
+        "probabilities are averaged over the query heads that share a KV head",
+    )
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return HeadsShare(self.adaptation, self.alpha)

@@ -1,0 +1,185 @@
+"""DuoAttention: some heads keep all, others sinks and newest tokens (Xiao et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tree import ThoughtTree
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import Allocation, Decision, ProtectSome
+from arborsim.policies.placement import Pool
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.rows import group_rows
+from arborsim.signals.scores import AtBirth, Position, Score, ScoreState, sum_in_order
+
+_DECIMALS = 9
+
+
+@dataclass(frozen=True)
+class PromptReach(Score):
+    """Attention that a head's prompt queries pay outside sinks and newest tokens, on average.
+
+    In [0, 1], the same number for every token of a group; the mean over the query heads of a KV
+    head.  Of a short prompt, sinks are at most an eighth and the newest tokens a quarter; 0 where
+    no query sees more than these.
+    """
+
+    sinks: int = 64
+    recent: int = 256
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
+    grouping: ClassVar[str] = "head"
+    about: ClassVar[str] = "reach of the head in the prompt"
+
+    def start(self, layers: int) -> ScoreState:
+        return _ReachState(self)
+
+
+class _ReachState(AtBirth):
+    def __init__(self, spec: PromptReach) -> None:
+        super().__init__(lambda run: np.repeat(self._of_groups[:, None], run.num_tokens, axis=1))
+        self._spec = spec
+        self._of_groups = np.zeros(0)
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        if not generated:
+            sinks = min(self._spec.sinks, run.steps // 8)
+            recent = max(1, min(self._spec.recent, run.steps // 4))
+            rows = group_rows(run.observed, "head")
+            reach = [
+                sum_in_order(np.stack(rows.row(query))[:, sinks : query + 1 - recent])
+                for query in range(sinks + recent, run.steps)
+            ]
+            total = sum_in_order(np.array(reach), axis=0) if reach else np.zeros(rows.groups)
+            self._of_groups = np.round(total / max(1, len(reach)), _DECIMALS)
+        super().begin(run, tree, generated)
+
+
+@dataclass(frozen=True)
+class HeadKinds(Pool):
+    """Heads keep all of their tokens (retrieval) or only those that are protected (streaming).
+
+    Over budget, streaming heads give up what came since the last decision; if that is not enough,
+    retrieval heads become streaming ones, the lowest gates first.
+    """
+
+    about: ClassVar[str] = "retrieval heads keep all, streaming heads sinks and newest tokens"
+    together: ClassVar[str] = "model"
+
+    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+        assert isinstance(at.policy, DuoAttention)
+        count = np.count_nonzero(free, axis=1)
+        leaves = np.where(count < count.max(), count, 0)  # a head that lacks tokens streams
+        for head in np.argsort(at.policy.gates_of(at.view), kind="stable").tolist():
+            if leaves.sum() >= over:
+                break
+            leaves[head] = count[head]
+        return np.asarray(leaves)
+
+
+@dataclass(frozen=True)
+class DuoAttention(StreamPolicy):
+    """As many heads keep everything as the budget allows, those with the highest gates.
+
+    The longer the search grows, the fewer they are; a head that became a streaming one stays so.
+    """
+
+    sinks: int = setting(
+        64, "first tokens that every head keeps, at most an eighth of the budget", unit="tokens",
+        low=0,
+    )  # fmt: skip
+    recent: int = setting(
+        256, "newest tokens that every head keeps, at most half of the budget", unit="tokens",
+        low=1,
+    )  # fmt: skip
+    gates: str = setting(
+        "",
+        "file with the gates: a row per layer, a number per KV head, as the authors' "
+        "full_attention_heads.tsv; empty: measured on the prompt",
+    )
+
+    name: ClassVar[str] = "duoattention"
+    paper: ClassVar[str] = "Xiao et al. 2024, arXiv:2410.10819"
+    summary: ClassVar[str] = "retrieval heads keep everything, the others sinks and newest tokens"
+    formula: ClassVar[str] = (
+        "heads by gate alpha: the R highest keep all n tokens, the others sinks + recent; the "
+        "largest R that the budget of all heads allows (section 2)"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "gate of the head, then position",
+        "allocate": "all tokens, or sinks and newest ones, by head",
+        "schedule": "when all heads together exceed the budget",
+    }
+    official: ClassVar[str] = (
+        "mit-han-lab/duo-attention@fe93c31: gates in the format of its attn_patterns; "
+        "sparsify_attention_heads and the streaming cache read and compared, not run"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "without a file of gates, which the paper trains, a head's gate is the share of attention "
+        "that its prompt queries pay outside sinks and newest tokens",
+        "the budget says how many heads keep everything, anew at every decision; the paper fixes "
+        "their share",
+        "streaming heads may grow until all heads together exceed the budget",
+        "sinks take at most an eighth of the budget, newest tokens half",
+        "equal gates: the first heads become streaming ones first (the code adds random numbers)",
+    )
+    score: ClassVar[Score] = Position()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gates:
+            _ = self._given  # a file that is no table is found now
+
+    @property
+    def grouping(self) -> str:
+        return "head"
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return HeadKinds(self.adaptation)
+
+    @cached_property
+    def protect(self) -> ProtectSome:
+        return ProtectSome(False, self.sinks, self.recent, 0.5, sinks_share=0.125)
+
+    def scores(self) -> Mapping[str, Score]:
+        measured = {} if self.gates else {"gate": PromptReach(self.sinks, self.recent)}
+        return {"score": self.score, **measured}
+
+    def gates_of(self, view: CacheView) -> np.ndarray:
+        """Gate of every group; float64 ``[groups]``, in [0, 1]."""
+        if not self.gates:
+            return view.scores["gate"][:, 0]
+        rows, columns = self._given.shape
+        shape = view.shape
+        if columns != shape.kv_heads or max(shape.layers, default=-1) >= rows:
+            raise UsageError(
+                f"{self.name}: gates '{self.gates}' has {rows} layers of {columns} KV heads; the "
+                f"model has {shape.kv_heads} KV heads, and layers up to {max(shape.layers)}: "
+                "give the gates of this model"
+            )
+        return self._given[list(shape.layers)].reshape(-1)
+
+    @cached_property
+    def _given(self) -> np.ndarray:
+        """Float64 ``[layers, kv_heads]``, clipped to [0, 1] as the authors do."""
+        try:
+            text = Path(self.gates).read_text(encoding="utf-8")
+            rows = [[float(x) for x in line.split()] for line in text.splitlines() if line.strip()]
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.name}: gates '{self.gates}' cannot be read: {error}") from None
+        if len({len(row) for row in rows}) != 1 or not np.isfinite(rows).all():
+            raise UsageError(
+                f"{self.name}: gates '{self.gates}' must be a table: a row per layer, as many "
+                "numbers in each as the model has KV heads"
+            )
+        return np.clip(np.array(rows, dtype=np.float64), 0, 1)

@@ -1,0 +1,84 @@
+"""PyramidKV: the deeper a layer, the less of the cache it keeps (Cai et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from arborsim.core.settings import setting
+from arborsim.policies.base import CacheView
+from arborsim.policies.blocks import Allocation
+from arborsim.policies.methods.snapkv import Voting
+from arborsim.policies.placement import Pool
+
+
+@dataclass(frozen=True)
+class Pyramid(Pool):
+    """What layers keep falls linearly with their depth; on average it is the budget.
+
+    Of a budget ``C`` and a window ``W``, the last layer keeps ``W + (C - W) / beta``, the first as
+    much more than ``C`` as that is less.  Where the first cannot fill its share yet, the others
+    have what it leaves: the pyramid grows steep as the cache grows.
+    """
+
+    window: int = 64
+    beta: int = 20
+
+    about: ClassVar[str] = "shares that fall with depth"
+
+    def spare(self, view: CacheView) -> int:
+        return view.budget_tokens - view.in_hbm  # a layer may exceed its share where others do not
+
+    def shares(self, view: CacheView) -> np.ndarray:
+        budget, layer = view.budget_tokens, view.shape.rows(len(view.tier))
+        layers = int(layer[-1]) + 1
+        window = min(self.window, budget // 2)
+        base = budget - window
+        most = min(2 * base - base // self.beta, view.fullest - window)
+        if layers == 1 or most <= base:  # all fits
+            return super().shares(view)
+        # What the first i layers keep together beyond their windows, rounded down: shares add up.
+        i = np.arange(layers + 1)
+        fall = (2 * most - 2 * base) * i * (i - 1) // (2 * (layers - 1))
+        return np.asarray((window + np.diff(most * i - fall))[layer])
+
+
+@dataclass(frozen=True)
+class PyramidKV(Voting):
+    """SnapKV with budgets that fall with depth, while tokens are generated too."""
+
+    beta: int = setting(20, "the last layer keeps 1/beta of the budget beyond the window", low=1)
+
+    name: ClassVar[str] = "pyramidkv"
+    paper: ClassVar[str] = "Cai et al. 2024, arXiv:2406.02069"
+    summary: ClassVar[str] = "lower layers keep more tokens than higher ones"
+    formula: ClassVar[str] = (
+        "k_l = W + k_max - l (k_max - k_min) / (L - 1), k_min = (C - W) / beta, "
+        "k_max = 2 (C - W) - k_min; s(i) as SnapKV"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "attention from the end of the prompt on, pooled over the prompt",
+        "allocate": "one pool for every KV head; shares fall linearly with the layer's depth",
+    }
+    official: ClassVar[str] = (
+        "Zefan-Cai/KVCache-Factory@c97f9d7: PyramidKVCluster.update_kv read and compared, not run"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "published for the prompt; here shares and votes go on while tokens are generated: every "
+        "query since the prompt's window votes, and the lowest of a head over its share goes",
+        "shares follow the largest number of tokens that a layer holds; the code keeps uniform "
+        "budgets for prompts below 2 (C - W)",
+        "shares are rounded so that they add up to the budget of all layers; the code rounds the "
+        "step between layers down, which keeps more than the budget",
+        "the window takes at most half of the budget",
+        "in a trace, depth counts captured layers",
+        "probabilities are averaged over the query heads that share a KV head",
+    )
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return Pyramid(self.adaptation, self.window, self.beta)
