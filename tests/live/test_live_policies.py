@@ -79,7 +79,10 @@ def test_every_policy_runs_on_a_chain(chain: SearchSetup, name: str) -> None:
     assert outcome.allocated_bytes >= m.peak_hbm_kv_bytes > 0
 
 
-@pytest.mark.parametrize("name", ["arborkv", "h2o", "epikv", "hierarchy", "staircase", "random"])
+ON_TREES = ["arborkv", "h2o", "epikv", "hierarchy", "staircase", "random", "pyramidkv", "adakv"]
+
+
+@pytest.mark.parametrize("name", [*ON_TREES, "duoattention"])
 def test_policies_on_a_tree(tree: SearchSetup, name: str) -> None:
     small = {"recent": "8"} if hasattr(build(name), "recent") else {}
     full = search(tree, "full", 10_000)
