@@ -59,7 +59,7 @@ def episode(request: pytest.FixtureRequest, tmp_path: Path) -> Episode:
 
 def played(policy: Policy, episode: Episode, log: MoveLog, page_tokens: int = 1) -> Played:
     executor = Machine(PROFILE, page_tokens=page_tokens).executor(policy, episode.info)
-    quality = Quality(attention_kept=True, output_error=True)
+    quality = Quality(frozenset({Signal.HEAD_ATTENTION}), output_error=True)
     return play_episode(
         episode, Cell(policy, Budget.parse("1")), executor, quality=quality, meters=[log]
     )

@@ -22,7 +22,6 @@ from arborsim.bank.visited import visited
 from arborsim.bank.walk import walk
 from arborsim.core.errors import ArborsimError, BudgetInfeasible, MissingSignal, UsageError
 from arborsim.core.events import Decode, Event, Prefill, Prune
-from arborsim.core.observations import Signal
 from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine
 from arborsim.run.controller import Controller
@@ -134,8 +133,10 @@ def run_problem(
     """All searches on one problem, under all policies and budgets; and what was left out."""
     reader = TraceReader(job.trace)
     lossy = any(cell.policy.name != "full" for cell in job.cells)  # full keeps all attention
-    quality = Quality(attention_kept=job.quality and lossy and reader.has(Signal.ATTENTION))
-    needs = quality.reads().union(*(cell.policy.reads() for cell in job.cells))
+    quality = Quality.of(reader, output_error=False) if job.quality and lossy else UNMEASURED
+    needs = quality.reads(cell.policy.grouping for cell in job.cells).union(
+        *(cell.policy.reads() for cell in job.cells)
+    )
     embeddings = any(arm.uses_embeddings for arm in job.arms)
     bank = read_bank(reader, number, sorted(needs), embeddings)
     found: list[SearchResult] = []
@@ -200,7 +201,7 @@ def simulate(
     seconds, in_hbm, held = np.array(moments).T
     return Simulated(
         played.measured, played.budget_tokens, played.attention_kept,
-        _integral(seconds, in_hbm), int(held.max()), _integral(seconds, held),
+        _integral(seconds, in_hbm), int(held.max()), _integral(seconds, held), played.kept_note,
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ class Simulated:
     #: Largest KV size of the nodes that the search has not given up, whatever the policy keeps.
     peak_held_kv_bytes: int
     held_kv_byte_s: float  #: its integral over time
+    kept_note: str = ""  #: why `attention_kept` is NaN on a bank that holds attention, or ""
 
 
 _APART = {"simulated", "by_levels"}  # of a result: no columns of a table
@@ -89,6 +90,7 @@ class SearchResult:
             "total_s": measured.time.total_s,
             "tokens_per_s": measured.tokens_per_s,
             "attention_kept": simulated.attention_kept,
+            "attention_kept_note": simulated.kept_note,
         }
 
 
@@ -116,6 +118,7 @@ class SearchRow:
     #: The same figures of REBASE at this width, policy and budget; empty if it was not run.
     reference: dict[str, float]
     by_levels: bool  #: whether its KV size can be compared with REBASE's
+    kept_note: str = ""  #: as in `Simulated`
 
     def times(self, figure: str) -> float:
         """As a multiple of REBASE's; NaN if that is unknown or was not run."""
@@ -150,6 +153,7 @@ def rows_of(results: Iterable[SearchResult]) -> list[SearchRow]:
             *key, len(found), judged, right, right / judged if judged else math.nan, low, high,
             figures[key], misses / asked if asked else 0.0,
             figures.get((REFERENCE, *key[1:]), {}), found[0].by_levels,
+            found[0].simulated.kept_note,
         ))  # fmt: skip
     return rows
 

@@ -124,7 +124,7 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
         {
             **per_layer,
             Signal.KEY_SKETCH: rng.random((_FEW, 16)).astype(np.float16),
-            Signal.EVICTION_TIME: rng.random(_FEW),
+            Signal.EVICTION_TIME: rng.random((_FEW, GROUPS[policy.grouping])),
         },
         LayerRows(tuple(range(_LAYERS)), np.ones(layer_ends[-1], dtype=np.float16), layer_ends),
         VectorRows(queries, vectors, places, np.zeros_like(places), root, root - 1),

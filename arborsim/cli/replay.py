@@ -106,18 +106,28 @@ def _calibrated(
 
 
 def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iterator[Policy]:
-    """Full retention, then the oracle if it is wanted and a trace can serve it."""
-    from arborsim.core.observations import Signal
+    """Full retention, then the oracles that are wanted and that a trace can serve.
+
+    One for each kind of groups that the policies decide for: each bounds its own kind.
+    """
     from arborsim.policies.registry import build
     from arborsim.run.results import BASELINE, ORACLE
+    from arborsim.signals.scores import GROUPINGS
     from arborsim.trace.reader import TraceReader
 
     names = {policy.name for policy in policies}
     if BASELINE not in names:
         yield build(BASELINE)
-    wanted = bound and ORACLE not in names
-    if wanted and any(TraceReader(path).has(Signal.ATTENTION) for path in traces):
-        yield build(ORACLE)
+    if not bound:
+        return
+    kinds = {policy.grouping for policy in policies if policy.uses_budget}
+    readers = [TraceReader(path) for path in traces]
+    for per in GROUPINGS:
+        oracle = build(ORACLE, {"per": per})
+        wanted = per in kinds or (not kinds and per == GROUPINGS[0])
+        given = any(oracle.label == policy.label for policy in policies)
+        if wanted and not given and any(all(map(r.has, oracle.reads())) for r in readers):
+            yield oracle
 
 
 def _show(result: ReplayResult, output: ReplayOutput) -> None:

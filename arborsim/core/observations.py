@@ -335,7 +335,7 @@ class Observations:
     attention: AttentionRows | None = None
     #: mapping of Signal to float16 [num_tokens, layers]: the signals that have one value per token
     #: and layer; the key sketch ``[num_tokens, sketch size]`` and eviction times, float64
-    #: ``[num_tokens]``, are here too
+    #: ``[num_tokens, groups]``, are here too
     per_layer: Mapping[Signal, np.ndarray] = field(default_factory=dict)
     layer_attention: LayerRows | None = None
     head_attention: HeadRows | None = None

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
-from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
@@ -26,6 +25,7 @@ from arborsim.plan.statistics import Estimate, solved_share
 from arborsim.plan.workload import Candidate, Workload
 from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
+from arborsim.run.meters import Quality as Figures
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
@@ -73,7 +73,9 @@ class MixDemands:
             found = float(weights @ np.array(values, dtype=np.float64) / weights.sum())
             return None if math.isnan(found) else found  # some search does not know it
 
-        return Quality(*(mean(each.name) for each in fields(Quality)))
+        notes = [each.quality.kept_note for each in self.recorded]
+        means = {each.name: mean(each.name) for each in fields(Quality) if each.name != "kept_note"}
+        return Quality(**means, kept_note=next(filter(None, notes), ""))
 
 
 def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
@@ -134,21 +136,22 @@ def record_unit(unit: Unit) -> list[RecordedSearch] | str:
     if why := unsuited(policy, unit.machine.geometry):
         return why
     reader = TraceReader(unit.trace)
-    attention = reader.has(Signal.ATTENTION)
-    reads = tuple(sorted(policy.reads() | ({Signal.ATTENTION} if attention else set())))
+    figures = Figures.of(reader, output_error=False)
+    reads = tuple(sorted(policy.reads() | figures.reads([policy.grouping])))
     found = []
     for number in unit.episodes:
         (episode,) = reader.episodes(reads, start=number, stop=number + 1)
         try:
-            found.append(_record(unit, episode, attention))
+            found.append(_record(unit, episode, figures))
         except (BudgetInfeasible, UsageError) as error:
             return f"{reader.path.name}, episode {number}: {error}"
     return found
 
 
-def _record(unit: Unit, episode: Episode, attention: bool) -> RecordedSearch:
+def _record(unit: Unit, episode: Episode, figures: Figures) -> RecordedSearch:
     policy, shared = unit.candidate.policy.policy, unit.shared_tokens
-    meter = AttentionKept() if attention else None
+    rows = figures.rows(policy.grouping)
+    meter = AttentionKept(rows) if rows is not None else None
     demand, measured = record_demand(
         episode, policy, unit.candidate.budget or _ALL, unit.machine,
         f"mix {unit.entry}" if shared else "", shared, unit.trace.name, [meter] if meter else [],
@@ -162,6 +165,7 @@ def _record(unit: Unit, episode: Episode, attention: bool) -> RecordedSearch:
         meter.share if meter else None, measured.peak_hbm_kv_tokens / tokens,
         measured.evicted_tokens / tokens, measured.quantised_tokens / tokens,
         measured.offloaded_tokens / tokens, measured.rehydrated_tokens / tokens,
+        kept_note=figures.kept_note(policy.grouping),
     ))  # fmt: skip
 
 

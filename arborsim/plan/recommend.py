@@ -415,7 +415,13 @@ def _unknown(plan: PlanResult, best: CandidateResult | None) -> tuple[str, ...]:
             "How many answers the policies that drop or round tokens get right is not known from "
             "replay; arborsim live measures it."
         )
-    if any(each.quality and each.quality.attention_kept is None for each in lossy):
+    unknown = [q for each in lossy if (q := each.quality) and q.attention_kept is None]
+    if any(quality.kept_note for quality in unknown):
+        found.append(
+            "Traces without queries and keys (--capture qkv) say nothing about policies that "
+            "choose per layer or head: the share of the attention that these keep is not known."
+        )
+    if any(not quality.kept_note for quality in unknown):
         found.append(
             "Generated searches have no attention, so the share of it that a policy keeps is not "
             "known."

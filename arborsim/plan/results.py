@@ -54,8 +54,8 @@ UNFIT = "does not fit"  # the model, or one search, does not fit the memory
 class Quality:
     """What is known about what a policy does to the searches; shares in [0, 1]."""
 
-    #: Mean over the mix of the recorded attention on readable tokens; None if some trace holds no
-    #: attention. It says nothing certain about answers.
+    #: Mean over the mix of the recorded attention on readable tokens; None if some trace does not
+    #: hold it. It says nothing certain about answers.
     attention_kept: float | None
     peak_kept: float  #: tokens in HBM at the peak, against all tokens of the search
     #: Tokens moved so, per token of the search; a token can move several times.
@@ -65,6 +65,8 @@ class Quality:
     recomputed: float
     #: Share of correct answers of live runs under this policy and budget, if they were given.
     accuracy: Estimate | None = None
+    #: Why attention kept is not known although a trace holds attention, or ""
+    kept_note: str = ""
 
     @property
     def exact(self) -> bool:

@@ -153,6 +153,11 @@ class Policy:
     """Tokens of the pages whose bounds of keys it reads to choose what is read; 0: it does not."""
 
     @property
+    def label(self) -> str:
+        """What results call it."""
+        return self.name
+
+    @property
     def method(self) -> Method:
         """Formula and building blocks."""
         return Method(self.formula, deviations=self.deviations)

@@ -53,9 +53,10 @@ class Played:
 
     controller: Controller  # with the tree, the executor and the budget in tokens
     measured: Measurements
-    #: NaN if they were not asked for, or nothing was generated
+    #: NaN if they were not asked for, or nothing was generated, or why stands in `kept_note`
     attention_kept: float
     output_error: float
+    kept_note: str = ""  #: why attention kept is not known: see `Quality.kept_note`
 
     @property
     def budget_tokens(self) -> int:
@@ -77,7 +78,8 @@ def play_episode(
     this search's own tokens, prompt included.  Raises `BudgetInfeasible` if the budget cannot hold
     this search.
     """
-    kept = AttentionKept() if quality.attention_kept else None
+    rows = quality.rows(cell.policy.grouping)
+    kept = AttentionKept(rows) if rows is not None else None
     error = OutputError() if quality.output_error else None
     budget_tokens = cell.budget.in_tokens(episode.num_tokens)
     geometry = episode.info.geometry
@@ -98,6 +100,7 @@ def play_episode(
         executor.measurements(),
         kept.share if kept else math.nan,
         error.error if error else math.nan,
+        quality.kept_note(cell.policy.grouping),
     )
 
 
@@ -105,12 +108,12 @@ def foresee(policy: Policy, episode: Episode, budget_tokens: int) -> Episode:
     """The episode with what `policy` may know of its future under this budget, if anything."""
     if Signal.EVICTION_TIME not in policy.reads():
         return episode
-    from arborsim.trace.offline import with_eviction_times
+    from arborsim.signals.offline import with_eviction_times
 
     protected = policy.protection(budget_tokens)
     prompt_tokens = int(np.count_nonzero(episode.kind == Kind.PREFILL))
     return with_eviction_times(
-        episode, budget_tokens, protected.head(prompt_tokens), protected.recent
+        episode, budget_tokens, protected.head(prompt_tokens), protected.recent, policy.grouping
     )
 
 

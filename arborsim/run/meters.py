@@ -6,21 +6,37 @@ compared by.  `Quality` says which figures to take, and what must be read for th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.observations import AttentionRows, HeadRows, Signal, SparseRows
+from arborsim.core.observations import (
+    AttentionRows,
+    HeadRows,
+    Observations,
+    Signal,
+    SparseRows,
+)
 from arborsim.core.tiers import NUM_TIERS, Tier, quantised
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.run.controller import Meter
+from arborsim.signals.rows import LeafPaths, head_rows
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 
 _QUANTISED = (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED)
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
+
+
+#: What attention kept is measured on by grouping of the cache, the best first.
+_ROWS = {
+    "shared": (Signal.ATTENTION,),
+    "layer": (Signal.HEAD_ATTENTION, Signal.LAYER_ATTENTION),
+    "head": (Signal.HEAD_ATTENTION,),
+}
 
 
 class _OfWhatIsRead(Meter):
@@ -44,11 +60,17 @@ class AttentionKept(_OfWhatIsRead):
     """Share of the recorded attention of generated tokens that falls on tokens that are read.
 
     The recording saw the whole cache; what it attended to and the policy has evicted, or does not
-    read, is lost.  With several groups the lost share of groups counts.  Each row is a
-    distribution, so rows weigh the same.
+    read, is lost.  Each row is a distribution, so rows weigh the same.
+
+    `rows` names what it is measured on.  One group: the mean row over all layers and heads
+    (`Signal.ATTENTION`).  Several groups: each on its own rows, the mean over the query heads that
+    read it, of the captured layers (`Signal.HEAD_ATTENTION`, or for groups that are layers
+    `Signal.LAYER_ATTENTION`); a row of theirs that is not a number (a softmax that overflowed) is
+    left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Signal = Signal.ATTENTION) -> None:
+        self._source = rows
         self._lost = 0.0
         self._rows = 0
 
@@ -58,34 +80,58 @@ class AttentionKept(_OfWhatIsRead):
         return 1.0 - self._lost / self._rows if self._rows else float("nan")
 
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
+        gone = self._read(tier) == Tier.EVICTED
+        if self._source is not Signal.ATTENTION:
+            self._by_group(run, tree, gone, moves)
+            return
+        assert len(gone) == 1, "the mean row says nothing about single groups"
         self._rows += run.num_tokens
-        tier = self._read(tier)
-        gone = tier[0] == Tier.EVICTED if len(tier) == 1 else (tier == Tier.EVICTED).mean(axis=0)
         if not gone.any() and not (moves.target == Tier.EVICTED).any():
             return
         assert run.observed.attention is not None, "the reader was not asked for attention"
         if len(run.leaves) == 1:
-            self._one_leaf(run.observed.attention, tree.path(run.leaves[0]), gone, moves)
+            self._one_leaf(run.observed.attention, tree.path(run.leaves[0]), gone[0], moves)
             return
-        gone = np.concatenate([gone, np.zeros(run.num_tokens)])
+        lost_at = np.concatenate([gone[0], np.zeros(run.num_tokens)])
         rows = iter(run.observed.attention)
         paths = [tree.path(leaf) for leaf in run.leaves]
         assert not len(moves), "runs of several leaves are decided one iteration at a time"
         for _ in range(run.steps):
             for path in paths:
                 row = next(rows)
-                self._lost += float(row.dot(gone[path[: len(row)]]))
+                self._lost += float(row.dot(lost_at[path[: len(row)]]))
+
+    def _by_group(self, run: TokenRun, tree: ThoughtTree, gone: np.ndarray, moves: Moves) -> None:
+        groups = len(gone)
+        gone = np.concatenate([gone, np.zeros((groups, run.num_tokens), dtype=bool)], axis=1)
+        paths = LeafPaths(run, tree)
+        for step in range(run.steps):
+            for leaf in range(len(paths)):
+                mass = self._mass(run.observed, step * len(paths) + leaf, groups)
+                lost = lost_mass(mass, gone[:, paths.places(leaf, mass.shape[2])])
+                known = ~np.isnan(lost)
+                self._lost += float(lost[known].sum())
+                self._rows += int(np.count_nonzero(known))
+            _evict(gone, moves.between_steps(step, step + 1))
+
+    def _mass(self, observed: Observations, token: int, groups: int) -> np.ndarray:
+        """Rows of each group's heads, ``[groups, heads, positions]``; a layer's mean is one."""
+        if self._source is Signal.HEAD_ATTENTION:
+            row = head_rows(observed).row(token)
+        else:
+            assert observed.layer_attention is not None, "the reader was not asked for layers' rows"
+            row = observed.layer_attention.of(token)[:, :1]
+        return row.reshape(groups, -1, row.shape[2])
 
     def _one_leaf(
         self, rows: AttentionRows, path: np.ndarray, gone: np.ndarray, moves: Moves
     ) -> None:
-        assert (moves.group == ALL_GROUPS).all(), "moves inside a run are shared by all groups"
         old = len(path) - len(rows)
         if old < len(gone):  # else the path is all there is
             gone = gone[path[:old]]
         step, at = _evicted_on(path, moves)
-        if isinstance(rows, SparseRows) and not ((gone > 0) & (gone < 1)).any():
-            self._lost += _lost_of_sparse(rows, gone > 0, at, step)  # all groups have the same
+        if isinstance(rows, SparseRows):
+            self._lost += _lost_of_sparse(rows, gone, at, step)
             return
         lost_at = np.concatenate([gone, np.zeros(len(rows))])
         steps, targets = step.tolist(), at.tolist()
@@ -98,6 +144,27 @@ class AttentionKept(_OfWhatIsRead):
                 lost_at[targets[following]] = 1.0
                 following += 1
         self._lost += lost
+
+
+def _evict(gone: np.ndarray, moves: Moves) -> None:
+    """Mark in `gone`, bool ``[groups, tokens]``, what `moves` evict."""
+    evicts = moves.target == Tier.EVICTED
+    shared = evicts & (moves.group == ALL_GROUPS)
+    gone[:, moves.token[shared]] = True
+    single = evicts & ~shared
+    gone[moves.group[single], moves.token[single]] = True
+
+
+def lost_mass(mass: np.ndarray, gone: np.ndarray) -> np.ndarray:
+    """Attention of one query to what is gone, by group: mean over the heads that read the group.
+
+    `mass` is ``[groups, heads, positions]``, `gone` bool ``[groups, positions]``; the result is
+    float64 ``[groups]``, NaN for groups none of whose heads has numbers.
+    """
+    lost = np.matmul(mass.astype(np.float64), gone[:, :, None].astype(np.float64))[:, :, 0]
+    known = ~np.isnan(lost)
+    total, count = np.where(known, lost, 0.0).sum(axis=1), known.sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _evicted_on(path: np.ndarray, moves: Moves) -> tuple[np.ndarray, np.ndarray]:
@@ -281,19 +348,35 @@ def _as_wide(reads: np.ndarray | None, shape: tuple[int, int]) -> np.ndarray:
 class Quality:
     """Which quality figures to take while a search is played."""
 
-    attention_kept: bool = False  # `AttentionKept`
+    #: Rows that `AttentionKept` may be measured on; empty if it is not to be
+    attention: frozenset[Signal] = frozenset()
     output_error: bool = False  # `OutputError`
 
     @classmethod
-    def of(cls, reader: TraceReader) -> Quality:
-        """Everything that a trace holds the observations for."""
-        error = all(reader.has(signal) for signal in VECTORS)
-        return cls(reader.has(Signal.ATTENTION), error)
+    def of(cls, reader: TraceReader, output_error: bool = True) -> Quality:
+        """Everything that a trace holds the observations for; `output_error` if it is wanted."""
+        info = reader.info
+        rows = {signal for signals in _ROWS.values() for signal in signals if reader.has(signal)}
+        if info.attention_layer_ids != info.qkv_layers:  # groups are the layers of vectors
+            rows -= {Signal.LAYER_ATTENTION}
+        return cls(frozenset(rows), output_error and all(reader.has(each) for each in VECTORS))
 
-    def reads(self) -> frozenset[Signal]:
-        """What must be read from the trace for them."""
-        attention = {Signal.ATTENTION} if self.attention_kept else set()
-        return frozenset(attention | (set(VECTORS) if self.output_error else set()))
+    def rows(self, grouping: str) -> Signal | None:
+        """What attention kept is measured on for a policy of this grouping; None if unknown."""
+        return next((signal for signal in _ROWS[grouping] if signal in self.attention), None)
+
+    def kept_note(self, grouping: str) -> str:
+        """``"not known per head"`` where the trace tells it for policies of other groupings only.
+
+        Else empty.
+        """
+        unknown = grouping != "shared" and self.attention and self.rows(grouping) is None
+        return f"not known per {grouping}" if unknown else ""
+
+    def reads(self, groupings: Iterable[str]) -> frozenset[Signal]:
+        """What must be read from the trace for them, for policies of these groupings."""
+        rows = {rows for grouping in groupings if (rows := self.rows(grouping)) is not None}
+        return frozenset(rows | (set(VECTORS) if self.output_error else set()))
 
 
 #: No quality figures.

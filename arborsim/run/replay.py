@@ -25,7 +25,7 @@ from arborsim.run.episode import Cell, cells_of, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
 from arborsim.run.results import (
-    ORACLE,
+    ORACLES,
     EpisodeResult,
     LeftOut,
     ReplayResult,
@@ -109,16 +109,17 @@ class Replay:
                 served.append(policy)
         for policy in served:
             if why := self._unsuited(policy, reader):
-                yield LeftOut(name, policy.name, detail=why, unsuited=True)
+                yield LeftOut(name, policy.label, detail=why, unsuited=True)
 
     def _cautions(
-        self, results: Iterable[EpisodeResult], readers: Iterable[TraceReader]
+        self, results: Sequence[EpisodeResult], readers: Sequence[TraceReader]
     ) -> Iterator[str]:
         """What to know about the figures."""
         yield from assumed_policy_time(
-            (r.policy for r in results if r.measured.time.policy_s and r.policy != ORACLE),
+            (r.policy for r in results if r.measured.time.policy_s and r.policy not in ORACLES),
             self.machine.profile,
         )
+        yield from _unknown_attention(results, readers)
         in_ddr = any(result.measured.peak_ddr_bytes for result in results)
         if self.machine.recall == "ondemand" and in_ddr:
             yield (
@@ -203,7 +204,7 @@ class Replay:
             raise ArborsimError(located)
         infeasible.setdefault(
             _key(outcome.trace, cell),
-            LeftOut(outcome.trace, cell.policy.name, cell.budget.text, "", least, located),
+            LeftOut(outcome.trace, cell.policy.label, cell.budget.text, "", least, located),
         )
 
 
@@ -234,7 +235,9 @@ def play_unit(
     reader = TraceReader(path)
     name = replay.name_of(reader)
     quality = Quality.of(reader) if replay.quality else UNMEASURED
-    needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
+    needs = quality.reads(cell.policy.grouping for cell in cells).union(
+        *(cell.policy.reads() for cell in cells)
+    )
     (episode,) = reader.episodes(tuple(sorted(needs)), start=number, stop=number + 1)
     pictures = replay.pictures and number == replay.chosen(reader).start
     outcomes = []
@@ -245,7 +248,7 @@ def play_unit(
         except BudgetInfeasible as error:
             outcomes.append(replace(nothing, infeasible=error))
         if advance:
-            advance(f"{name} {cell.policy.name}", episode.num_rows)
+            advance(f"{name} {cell.policy.label}", episode.num_rows)
     return outcomes
 
 
@@ -264,7 +267,7 @@ def _play(
     result = EpisodeResult(
         outcome.trace,
         episode.index,
-        cell.policy.name,
+        cell.policy.label,
         cell.budget.text,
         played.budget_tokens,
         played.measured,
@@ -273,10 +276,12 @@ def _play(
         played.output_error,
         cell.policy.bounded,
         executor.terms(),
+        cell.policy.grouping,
+        played.kept_note,
     )
     if film is None or mapper is None:
         return replace(outcome, result=result)
-    where = (cell.policy.name, cell.budget.text, outcome.trace, episode.index)
+    where = (cell.policy.label, cell.budget.text, outcome.trace, episode.index)
     cells = mapper.finish(executor.tier)
     return replace(
         outcome,
@@ -287,7 +292,7 @@ def _play(
 
 
 def _key(trace: str, cell: Cell) -> tuple[str, str, str]:
-    return trace, cell.policy.name, cell.budget.text
+    return trace, cell.policy.label, cell.budget.text
 
 
 def _missing(policy: Policy, reader: TraceReader) -> list[Signal]:
@@ -298,12 +303,32 @@ def _lacking(policy: Policy, missing: Sequence[Signal], reader: TraceReader, tra
     """A note on a policy that reads what the trace has not."""
     options = " ".join(recording_options(missing, reader.info))
     unrecorded, instead = reader.info.unrecorded, _instead(policy, reader)
-    detail = f"reads {' and '.join(missing)}: {unrecorded or f'record the trace with {options}'}"
+    detail = f"reads {' and '.join(missing)}: {_remedy(missing, reader)}"
     if instead:
         detail += f", or --set {instead}"
     return LeftOut(
-        trace, policy.name, remedy=options, detail=detail, instead=instead, unrecorded=unrecorded
+        trace, policy.label, remedy=options, detail=detail, instead=instead, unrecorded=unrecorded
     )
+
+
+def _unknown_attention(
+    results: Iterable[EpisodeResult], readers: Iterable[TraceReader]
+) -> Iterator[str]:
+    """A line on policies whose attention kept the traces do not tell, and what would supply it."""
+    policies: dict[str, dict[str, None]] = {}  # note -> policies
+    for result in results:
+        if result.kept_note:
+            policies.setdefault(result.kept_note, {})[result.policy] = None
+    for note, named in policies.items():
+        remedies = dict.fromkeys(_remedy([Signal.HEAD_ATTENTION], reader) for reader in readers
+                                 if not reader.has(Signal.HEAD_ATTENTION))  # fmt: skip
+        yield f"Attention kept of {', '.join(named)} is {note}: {'; '.join(remedies)}."
+
+
+def _remedy(missing: Sequence[Signal], reader: TraceReader) -> str:
+    """How to come by what a trace lacks, or why there is no way."""
+    options = " ".join(recording_options(missing, reader.info))
+    return reader.info.unrecorded or f"record the trace with {options}"
 
 
 def _instead(policy: Policy, reader: TraceReader) -> str:

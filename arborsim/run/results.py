@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 BASELINE = "full"
 ORACLE = "oracle"
+#: What results call it (`Policy.label`): one for each kind of groups.
+ORACLES = (ORACLE, f"{ORACLE}-layer", f"{ORACLE}-head")
 #: The budget of policies that do not know budgets.
 ANY = "any"
 #: Follows the name of a policy that does not keep to the budget.
@@ -46,6 +48,10 @@ class EpisodeResult:
     output_error: float = math.nan
     bounded: bool = True  # whether the policy keeps within the budget after every decision
     terms: tuple[Term, ...] = ()  # what the time consists of; empty unless it was to be explained
+    #: What has tiers of its own (`Policy.grouping`): "shared", "layer" or "head".  Attention kept
+    #: of layers and heads is measured on rows of captured layers, else on the mean row of all
+    per: str = "shared"
+    kept_note: str = ""  # why attention kept is NaN on a trace that holds attention, or ""
 
 
 @dataclass(frozen=True)
@@ -100,11 +106,11 @@ class Row:
 
     Peaks are the largest over searches (`mean_*`: the mean); times, tokens, moves and traffic are
     summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if unknown for
-    all searches).  `oracle_gap` is what the oracle keeps under the same budget, less what this
-    policy keeps: a share, NaN if there is no oracle; negative for policies that lose less than
-    evicting the same tokens everywhere must: they quantise, offload, recompute, choose per head or
-    hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
-    every search.
+    all searches).  `oracle_gap` is what the oracle that decides for the same groups (`per`) keeps
+    under the same budget, less what this policy keeps: a share, NaN if there is no such oracle;
+    negative for policies that lose less than evicting must: they quantise, offload, recompute,
+    give groups uneven shares or hold more than the budget (not `bounded`).  `fits` is whether the
+    machine has the memory for every search.
     """
 
     trace: str
@@ -134,6 +140,9 @@ class Row:
     bounded: bool = True
     fits: bool = True
     oracle_gap: float = math.nan
+    #: As in `EpisodeResult`
+    per: str = "shared"
+    kept_note: str = ""
     relative: Relative = field(default_factory=Relative)
 
     @property
@@ -156,7 +165,7 @@ class Row:
 
     @property
     def is_oracle(self) -> bool:
-        return self.policy == ORACLE
+        return self.policy in ORACLES
 
     @property
     def label(self) -> str:
@@ -174,9 +183,13 @@ def at_budget(policy: str, budget: str) -> str:
     return policy if budget == ANY else f"{policy} at budget {budget}"
 
 
-def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str], float]:
-    """Attention that the oracle keeps, by trace, episode and budget."""
-    return {(r.trace, r.episode, r.budget): r.attention_kept for r in results if r.policy == ORACLE}
+def oracles(results: Iterable[EpisodeResult]) -> dict[tuple[str, int, str, str], float]:
+    """Attention that an oracle keeps, by trace, episode, budget and what it decides for (`per`)."""
+    return {
+        (r.trace, r.episode, r.budget, r.per): r.attention_kept
+        for r in results
+        if r.policy in ORACLES
+    }
 
 
 def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
@@ -198,11 +211,11 @@ def aggregate(episodes: Iterable[EpisodeResult]) -> tuple[Row, ...]:
         )
     )
     baselines = {row.trace: row for row in reversed(rows) if row.is_baseline}
-    bounds = {(row.trace, row.budget): row.attention_kept for row in rows if row.is_oracle}
+    bounds = {(row.trace, row.budget, row.per): row.attention_kept for row in rows if row.is_oracle}
     return tuple(
         replace(
             row,
-            oracle_gap=bounds.get((row.trace, row.budget), math.nan) - row.attention_kept,
+            oracle_gap=bounds.get((row.trace, row.budget, row.per), math.nan) - row.attention_kept,
             relative=_relative(row, baselines[row.trace]) if row.trace in baselines else Relative(),
         )
         for row in rows
@@ -242,6 +255,8 @@ def _row(results: list[EpisodeResult]) -> Row:
         output_error=_mean((r.output_error, r.measured.generated_tokens) for r in results),
         bounded=first.bounded,
         fits=all(m.fits for m in measured),
+        per=first.per,
+        kept_note=first.kept_note,
     )  # fmt: skip
 
 

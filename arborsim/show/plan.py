@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from arborsim.plan.recommend import limits_of, load_of
 from arborsim.plan.results import MISSED, Alone, CandidateResult, LoadPoint, PlanResult
 from arborsim.show.plan_tables import at_largest
-from arborsim.show.plan_words import headline, kept, middle, shared_prefixes
+from arborsim.show.plan_words import headline, kept, kept_note, middle, shared_prefixes
 from arborsim.show.table import LABEL, NAME, NOTHING, Column, Table, print_tables, shown
 from arborsim.show.words import digits, hundredths, plain
 
@@ -124,7 +124,9 @@ def _columns(plan: PlanResult) -> Iterator[list[Column[CandidateResult]]]:
 
     def readable(row: CandidateResult) -> str:
         """The attention kept; all of it where no token was dropped."""
-        return "100" if row.quality and row.quality.exact else hundredths(kept(row))
+        if row.quality and row.quality.exact:
+            return "100"
+        return kept_note(row) or hundredths(kept(row))
 
     known = any(row.at_largest and row.at_largest.cost_per_solved for row in plan.candidates)
     fleet = any(row.fleet for row in plan.candidates)

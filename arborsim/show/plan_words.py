@@ -127,6 +127,11 @@ def kept(row: CandidateResult) -> float:
     return math.nan if quality is None or quality.attention_kept is None else quality.attention_kept
 
 
+def kept_note(row: CandidateResult) -> str:
+    """Why the share is not known though there is attention: "not known per head"; or ""."""
+    return row.quality.kept_note if row.quality else ""
+
+
 def accuracy(row: CandidateResult) -> float:
     """Share of correct answers of live runs; NaN without any."""
     quality = row.quality
@@ -247,5 +252,6 @@ def _quality(row: CandidateResult) -> str:
             f"{100 * found.low:.1f} to {100 * found.high:.1f} %)"
         )
     if quality.attention_kept is None:
-        return f"not known: {100 * quality.evicted:.0f} % of the tokens are evicted"
+        known = quality.kept_note or "not known"
+        return f"{known}: {100 * quality.evicted:.0f} % of the tokens are evicted"
     return f"{100 * quality.attention_kept:.1f} % of the attention kept"

@@ -160,7 +160,7 @@ def _searches(job: SearchJob) -> dict[str, str]:
 
 def _policies(policies: Iterable[Policy]) -> dict[str, str]:
     """The parameters of each."""
-    values = {p.name: ", ".join(f"{k} {v}" for k, v in values_of(p).items()) for p in policies}
+    values = {p.label: ", ".join(f"{k} {v}" for k, v in values_of(p).items()) for p in policies}
     return {f"policy {name}": text or "no parameters" for name, text in values.items()}
 
 

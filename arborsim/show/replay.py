@@ -90,12 +90,13 @@ TIME: tuple[Column[Row], ...] = (
     Column("kept", "Attention kept", "percent", lambda r: r.attention_kept,
            "Share of the recorded attention that fell on readable tokens, over generated tokens. "
            "It says how much of what the model looked at was still there; it is not accuracy.",
-           ("attn.", "kept"), bar=True),
+           ("attn.", "kept"), bar=True, words=lambda r: r.kept_note),
     Column("gap", "Gap to oracle", "points", lambda r: r.oracle_gap,
            "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
-           "percentage points. The oracle knows the future and loses the least that evicting the "
-           "same tokens everywhere can; other tiers, recomputing, a choice per head or holding "
-           "more than the budget can beat it.",
+           "percentage points. The oracle knows the future and loses the least that evicting can: "
+           "the same tokens everywhere, or those of each layer or head on its own where the policy "
+           "chooses so. Other tiers, recomputing, uneven shares of the budget or holding more than "
+           "the budget can beat it.",
            ("gap to", "oracle"), hide=UNKNOWN),
     Column("error", "Output error", "percent", lambda r: r.output_error,
            "Relative error of the output of attention on the captured layers, mean over layers and "
@@ -230,7 +231,7 @@ def _always(row: Row, columns: Sequence[Column[Row]], units: dict[str, Scale]) -
     words = {"kept": "kept", "error": "error", "peak_hbm": "in HBM", "peak_ddr": "in DDR",
              "total": ""}  # fmt: skip
     parts = [
-        f"{units[c.key].show(c.value(row))} {units[c.key].unit} {words[c.key]}".strip()
+        f"{c.show(row, units[c.key])} {units[c.key].unit} {words[c.key]}".strip()
         for c in columns
         if c.key in words and c.value(row)
     ]
@@ -275,7 +276,7 @@ def _block(
     for column in columns:
         scale = units[column.key]
         cells = [_ABOVE.get(column.key, "")] * above + [_HEADS[column.key], scale.unit]
-        cells += [scale.show(column.value(own[p])) if p in own else "" for p in policies]
+        cells += [column.show(own[p], scale) if p in own else "" for p in policies]
         width = max(map(len, cells))
         parts.append([cell.rjust(width) for cell in cells])
     lines = [(" " * air).join(cells) for cells in zip(*parts, strict=True)]
@@ -305,9 +306,10 @@ def to_frame(result: ReplayResult) -> pd.DataFrame:
     return pd.DataFrame([_flat(episode, bounds) for episode in result.episodes], columns=columns)
 
 
-def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str], float]) -> dict[str, Any]:
+def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str, str], float]) -> dict[str, Any]:
     measured = result.measured
-    bound = bounds.get((result.trace, result.episode, result.budget), math.nan)
+    where = result.trace, result.episode, result.budget, result.per
+    bound = bounds.get(where, math.nan)
     return {
         "trace": result.trace,
         "episode": result.episode,
@@ -317,7 +319,9 @@ def _flat(result: EpisodeResult, bounds: dict[tuple[str, int, str], float]) -> d
         **flat_measurements(measured),
         "total_s": measured.time.total_s,
         "tokens_per_s": measured.tokens_per_s,
+        "per": result.per,
         "attention_kept": result.attention_kept,
+        "attention_kept_note": result.kept_note,
         "oracle_gap": bound - result.attention_kept,
         "output_error": result.output_error,
         "bounded": result.bounded,

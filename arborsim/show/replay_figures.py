@@ -212,7 +212,8 @@ def pareto(rows: Sequence[Row], metric: Metric) -> dict[str, Any]:
         textfont={"color": "var(--card)", "size": 11},
     )  # fmt: skip
     beaten = _beaten(plane, [row for row in real if row not in best], policies)
-    bound = _bound(plane, [row for row in shown if row.is_oracle])
+    oracles = dict.fromkeys(row.policy for row in shown if row.is_oracle)
+    bound = [_bound(plane, [row for row in shown if row.policy == each]) for each in oracles]
     return {
         "figure": page.figure([*beaten, *bound, numbered], *plane.axes, 460),
         "efficient": list(map(plane.words, best)),
@@ -236,18 +237,16 @@ def _beaten(plane: _Plane, rows: Sequence[Row], policies: Sequence[str]) -> list
     return found
 
 
-def _bound(plane: _Plane, oracles: Sequence[Row]) -> list[page.Figure]:
-    """What evicting could keep if it knew the future; of equal memory the best."""
+def _bound(plane: _Plane, rows: Sequence[Row]) -> page.Figure:
+    """What an oracle keeps, which knows the future; of equal memory the best."""
     metric, best = plane.metric, dict[float, Row]()
-    for row in sorted(oracles, key=metric.value, reverse=not metric.higher):
+    for row in sorted(rows, key=metric.value, reverse=not metric.higher):
         best[round(plane.across(row), 1)] = row
-    if not best:
-        return []
-    return [plane.scatter(
-        sorted(best.values(), key=plane.across), "oracle: knows the future, only evicts",
+    return plane.scatter(
+        sorted(best.values(), key=plane.across), f"{rows[0].policy}: knows the future, only evicts",
         {"color": "var(--bound)", "size": 10, "symbol": "diamond-open"},
         line={"color": "var(--bound)", "width": 1.5, "dash": "dash"},
-    )]  # fmt: skip
+    )  # fmt: skip
 
 
 def heat(rows: Sequence[Row]) -> dict[str, Any]:

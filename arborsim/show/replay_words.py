@@ -203,11 +203,28 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
             "can keep; DDR, 8 bits, recomputing, a choice per head, or holding more than the "
             "budget can beat it (below zero)."
         )
+    found += _by_group(rows)
     found.append(
         "Peaks are the largest of any search, taken before decisions and with the prefill: they "
         "can exceed the budget; tokens moved and times are sums."
     )
     return [*found, *cautions(result, rows, "see --report")]
+
+
+def _by_group(rows: Sequence[Row]) -> list[str]:
+    """What other rows and oracles policies that choose per layer or head are measured with."""
+    per = [each for each in ("layer", "head") if any(row.per == each for row in rows)]
+    if not per or all(math.isnan(row.attention_kept) for row in rows if row.per in per):
+        return []
+    kind = " or ".join(per)
+    said = f"Where a policy chooses per {kind}, attn. kept is each {kind}'s own, in captured layers"
+    bounds = list(dict.fromkeys(row.policy for row in rows if row.is_oracle and row.per in per))
+    if bounds:
+        said += (
+            f", and the gap is to {' or '.join(bounds)}, with the same budget for each; uneven "
+            "budgets can beat it"
+        )
+    return [f"{said}."]
 
 
 def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]:

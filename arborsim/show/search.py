@@ -90,7 +90,8 @@ WORK: tuple[Column[Row], ...] = (
     _mean("speed", "Speed", "rate", "tokens_per_s",
           "Generated tokens per simulated second, over all searches.", ("", "speed")),
     _mean("kept", "Attention kept", "percent", "attention_kept",
-          "Share of the recorded attention that fell on readable tokens.", ("attn.", "kept")),
+          "Share of the recorded attention that fell on readable tokens.", ("attn.", "kept"),
+          words=lambda r: r.kept_note),
 )  # fmt: skip
 _GROUPS = {"Answers and KV size": ANSWERS, "Memory": MEMORY, "Work and time": WORK}
 

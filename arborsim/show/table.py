@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -30,6 +31,7 @@ NAME, LABEL, REMARK = "name", "label", "remark"
 UNKNOWN, NOTHING = "unknown", "nothing"
 #: Spaces between the columns of a terminal's table, and from how many characters on names fold.
 _FORMS = ((2, 18), (1, 18), (0, 18), (0, 14))
+_WORDS = 9  # characters of a line of words among numbers
 _TEXT = Scale("", 1.0, 0)  # of columns that hold text
 _DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
@@ -48,6 +50,8 @@ class Column(Generic[R]):
     head: tuple[str, ...] = ()  #: lines of a narrow head; the unit is added below
     family: str = ""  #: columns of a family share a unit, so that they can be compared and added
     text: Callable[[R], str] | None = None  #: row -> str, shown in place of the scaled value
+    #: Row -> str: why a figure is not known, in place of the usual sign for that; "" for the sign.
+    words: Callable[[R], str] = lambda row: ""
     #: Figures that share the cell, in place of `value`.
     parts: tuple[Callable[[R], float], ...] = ()
     #: Values -> Scale, where `kind` does not tell the unit.
@@ -69,12 +73,15 @@ class Column(Generic[R]):
         """The row's cell as text."""
         if self.text is not None:
             return self.text(row)
+        if math.isnan(self.value(row)) and (words := self.words(row)):
+            return words
         return " / ".join(map(scale.show, self.figures(row)))
 
     def silent(self, rows: Sequence[R]) -> bool:
         """Whether it says nothing about these rows."""
         known = [v for row in rows for v in self.figures(row) if not math.isnan(v)]
-        return bool(self.hide) and not any(v or self.hide == UNKNOWN for v in known)
+        said = any(v or self.hide == UNKNOWN for v in known) or any(map(self.words, rows))
+        return bool(self.hide) and not said
 
 
 def name_column(title: str, text: Callable[[R], str], kind: str = NAME) -> Column[R]:
@@ -261,9 +268,15 @@ def _rich(title: str, table: Table[R], padding: int, longest: int) -> RichTable:
         if before is not None and table.section(row) != before:
             made.add_section()
         before = table.section(row)
-        cells = [Text(plain(column.show(row, units[column.key]))) for column in table.columns]
+        cells = [Text(_folded(column, row, units[column.key])) for column in table.columns]
         made.add_row(*cells, style="bold" if table.look(row) == "chosen" else "")
     return made
+
+
+def _folded(column: Column[R], row: R, scale: Scale) -> str:
+    """The cell's text; words that stand for a number take several lines of a narrow column."""
+    text = plain(column.show(row, scale))
+    return text if text != column.words(row) else textwrap.fill(text, _WORDS)
 
 
 def print_list(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -260,6 +260,8 @@ def _quality(checks: Sequence[results.CellCheck], lines: Sequence[results.Line])
         plot = Plot(ends, (0.0, 1.0), f"{title} (replay)", "share right (live)",
                     title=f"{title.capitalize()} and accuracy", width=520, height=360)  # fmt: skip
         for line, value in zip(judged, values, strict=True):
+            if math.isnan(value):
+                continue
             tip = f"{line.name}: {value:.4f}, {line.correct} of {line.judged} right"
             plot.dot(value, line.correct / line.judged, _colour(line, lines), tip)
         found.append(plot)

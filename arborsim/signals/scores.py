@@ -226,11 +226,18 @@ class EvictionTime(FixedScore):
     Replays alone can know it: the optimum is that of the recorded attention.
     """
 
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION, Signal.EVICTION_TIME})
+    grouping: str = grouping_setting()
+
     about: ClassVar[str] = "time of eviction in the optimal schedule"
 
+    @property
+    def needs(self) -> frozenset[Signal]:
+        shared = self.grouping == "shared"
+        rows = Signal.ATTENTION if shared else Signal.HEAD_ATTENTION
+        return frozenset({rows, Signal.EVICTION_TIME})
+
     def compute(self, run: TokenRun) -> np.ndarray:
-        return np.asarray(run.observed.per_layer[Signal.EVICTION_TIME], np.float64)[None]
+        return np.asarray(run.observed.per_layer[Signal.EVICTION_TIME].T, np.float64)
 
 
 def layer_mean(values: np.ndarray, first: int, last: int) -> np.ndarray:

@@ -222,7 +222,9 @@ def replay_cells(
     """
     reader = TraceReader(trace)
     quality = Quality.of(reader)
-    needs = quality.reads().union(*(cell.policy.reads() for cell in cells))
+    needs = quality.reads(cell.policy.grouping for cell in cells).union(
+        *(cell.policy.reads() for cell in cells)
+    )
     (episode,) = reader.episodes(tuple(sorted(needs)), who="the replay")
     columns = {"kind": episode.kind, "iteration": episode.iteration, "node": episode.node}
     token = np.full(episode.num_rows, -1, dtype=np.int32)

@@ -40,6 +40,7 @@ LEAST_PROBLEMS = 40
 #: A term is compared where it takes at least this share of the measured time.
 LEAST_SHARE = 0.01
 _SEED = 0
+_LEAST_LINES = 3  # policies and budgets that make a ranking
 _BASELINE = "full"
 _NAN = float("nan")
 
@@ -323,8 +324,9 @@ def _per_token_error(line: Line) -> float:
 def rank_agreements(checks: Sequence[CellCheck]) -> list[RankAgreement]:
     """How well the figures of a replay rank policies as live accuracy does.
 
-    Only policies and budgets that were feasible, and judged, on every problem are ranked.  Nothing
-    is returned for fewer problems than `LEAST_PROBLEMS`, or fewer than three lines.
+    Only policies and budgets that were feasible, and judged, on every problem are ranked, and for
+    which the figure is known.  Nothing is returned for fewer problems than `LEAST_PROBLEMS`, or
+    fewer than three lines.
     """
     problems = sorted({check.episode for check in checks})
     groups: dict[tuple[str, str], dict[int, CellCheck]] = {}
@@ -332,7 +334,7 @@ def rank_agreements(checks: Sequence[CellCheck]) -> list[RankAgreement]:
         if not check.infeasible and check.correct >= 0:
             groups.setdefault((check.policy, check.budget), {})[check.episode] = check
     ranked = [group for group in groups.values() if len(group) == len(problems)]
-    if len(problems) < LEAST_PROBLEMS or len(ranked) < 3:
+    if len(problems) < LEAST_PROBLEMS or len(ranked) < _LEAST_LINES:
         return []
 
     def table(name: str) -> np.ndarray:
@@ -345,15 +347,17 @@ def rank_agreements(checks: Sequence[CellCheck]) -> list[RankAgreement]:
     found = []
     for figure in ("attention_kept", "output_error"):
         values = table(figure)
-
-        def rho(drawn: np.ndarray, values: np.ndarray = values) -> float:
-            return spearman(values[drawn].mean(axis=0), accuracy[drawn].mean(axis=0))
-
-        if np.isnan(values).any():
+        known = ~np.isnan(values).any(axis=0)
+        if known.sum() < _LEAST_LINES:
             continue
+        values, right = values[:, known], accuracy[:, known]
+
+        def rho(drawn: np.ndarray, values: np.ndarray = values, right: np.ndarray = right) -> float:
+            return spearman(values[drawn].mean(axis=0), right[drawn].mean(axis=0))
+
         low, high = bootstrap(rho, len(problems), _SEED).tolist()
         whole = rho(np.arange(len(problems)))
-        found.append(RankAgreement(figure, whole, low, high, len(ranked), len(problems)))
+        found.append(RankAgreement(figure, whole, low, high, int(known.sum()), len(problems)))
     return found
 
 

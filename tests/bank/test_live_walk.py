@@ -114,7 +114,7 @@ def test_a_live_search_walked_again(
         assert again.text[:-1] == episode.text[:-1]
         for cell in cells:
             first, second = (
-                simulate(e, cell, machine, quality=Quality(attention_kept=True))
+                simulate(e, cell, machine, quality=Quality(frozenset({Signal.ATTENTION})))
                 for e in (episode, again)
             )
             assert first == second

@@ -11,6 +11,7 @@ from arborsim.bank.bank import Bank
 from arborsim.bank.job import simulate
 from arborsim.bank.visited import visited
 from arborsim.bank.walk import walk
+from arborsim.core.observations import Signal
 from arborsim.core.tiers import Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
@@ -34,7 +35,7 @@ def test_a_walk_repeated_on_what_it_visited_measures_the_same(policy: str) -> No
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
     budget = FULL.budget if policy == "full" else Budget("0.75", share=0.75)
     cell = Cell(build(policy), budget)
-    quality = Quality(attention_kept=policy != "full")
+    quality = Quality(frozenset({Signal.ATTENTION} if policy != "full" else ()))
     assert simulate(again, cell, MACHINE, quality=quality) == simulate(
         first, cell, MACHINE, quality=quality
     )

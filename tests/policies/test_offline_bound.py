@@ -28,7 +28,7 @@ from arborsim.policies.methods.tova import Tova
 from arborsim.run.controller import Controller
 from arborsim.run.episode import foresee
 from arborsim.run.meters import AttentionKept
-from arborsim.trace import offline
+from arborsim.signals import offline
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor, decide_all

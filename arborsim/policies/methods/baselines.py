@@ -12,7 +12,7 @@ from arborsim.core.tiers import Tier
 from arborsim.policies.base import Method, Policy
 from arborsim.policies.blocks import ANY, Protect
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
-from arborsim.signals.scores import EvictionTime, Score, SeededUniform
+from arborsim.signals.scores import GROUPINGS, EvictionTime, Score, SeededUniform
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,16 @@ class Oracle(StreamPolicy):
     """Evict by the schedule that loses the least attention of all schedules without return.
 
     The schedule is an assignment of tokens to forced evictions, solved exactly from the recorded
-    attention (`arborsim.trace.offline`); Belady's rule, one eviction at a time, is not optimal here
-    because attention is spread over time.  By default nothing is protected and the whole tree is
-    one pool, which constrains it least; protect what another policy protects to compare the two.
+    attention (`arborsim.signals.offline`); Belady's rule, one eviction at a time, is not optimal
+    here because attention is spread over time.  By default nothing is protected and the whole tree
+    is one pool, which constrains it least; protect what another policy protects to compare the two.
+
+    With ``per=layer`` or ``per=head`` each captured layer or KV head has a schedule of its own, for
+    the attention of its own rows under an equal share of the budget: the bound of policies that
+    choose so.
     """
 
+    per: str = setting("shared", "what has a schedule of its own", choices=GROUPINGS)
     adaptation: str = setting("flat", "what the stream is on a tree", choices=("flat",))
     keep_prompt: bool = setting(False, "protect the whole prompt")
     sinks: int = setting(0, "protected tokens at the beginning", unit="tokens", low=0)
@@ -61,7 +66,7 @@ class Oracle(StreamPolicy):
     summary: ClassVar[str] = "offline bound: the eviction schedule that loses least attention"
     formula: ClassVar[str] = (
         "min over schedules e of sum over tokens i, queries u > e(i) of a_u(i), one token per "
-        "forced eviction"
+        "forced eviction; per=layer, per=head: the same of each group's own rows"
     )
     words: ClassVar[Mapping[str, Any]] = {
         "recover": "never: a bound for eviction only; tiers and recomputing can do better"
@@ -70,11 +75,19 @@ class Oracle(StreamPolicy):
         "above 2^24 tokens x evictions (some 5,000 tokens) Belady's greedy rule stands in, "
         "which is no strict bound: at 30 % of the tokens it keeps up to 1.5 percentage points "
         "less than the optimum on the shipped traces",
-        "one plan for all layers and heads; what single heads attend to is not optimised",
+        "per=layer and per=head give every group the same budget: a policy that shares the budget "
+        "out unevenly may keep more",
         "sparse recordings spread the attention they do not list evenly, also in the future",
     )
     fused: ClassVar[bool] = True  # the attention it reads was recorded before
-    score: ClassVar[Score] = EvictionTime()
+
+    @property
+    def label(self) -> str:
+        return self.name if self.per == "shared" else f"{self.name}-{self.per}"
+
+    @cached_property
+    def score(self) -> Score:
+        return EvictionTime(self.per)
 
     @cached_property
     def protect(self) -> Protect:

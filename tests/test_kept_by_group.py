@@ -1,0 +1,284 @@
+"""Attention kept by plans that differ between layers or heads, against nested loops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import DenseRows, LayerRows, Observations, Signal
+from arborsim.core.tiers import Budget, Tier
+from arborsim.core.tree import ThoughtTree
+from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
+from arborsim.memory.moves import ALL_GROUPS, Moves
+from arborsim.policies.registry import build
+from arborsim.run.controller import Controller
+from arborsim.run.meters import AttentionKept, Quality
+from arborsim.run.replay import Replay
+from arborsim.run.results import aggregate
+from arborsim.trace.episode import Episode, play
+from arborsim.trace.reader import TraceReader
+from tests.helpers.plain_executor import PlainExecutor
+from tests.helpers.traces import make_trace
+
+
+@dataclass
+class Rows:
+    """Written-out rows of heads."""
+
+    kv_heads: int
+    rows: list[np.ndarray]  # float32 [layers, heads, position + 1] each
+
+    def row(self, i: int) -> np.ndarray:
+        return self.rows[i]
+
+    def query(self, i: int) -> np.ndarray:
+        raise AssertionError("attention kept needs rows only")
+
+
+def observed(rows: list[np.ndarray], kv_heads: int) -> Observations:
+    """The rows of heads, and the mean row of them all and those of layers made from them."""
+    known = [max(1, np.count_nonzero(~np.isnan(row[..., 0]))) for row in rows]
+    means = [np.nansum(row, axis=(0, 1)) / count for row, count in zip(rows, known, strict=True)]
+    ends = np.cumsum([0, *map(len, means)])
+    layers = [np.stack([row.mean(1), row.var(1)], axis=1).astype(np.float16) for row in rows]
+    layer_ends = np.cumsum([0, *(each.size for each in layers)])
+    return Observations(
+        len(rows),
+        DenseRows(np.concatenate(means), ends),
+        layer_attention=LayerRows(
+            tuple(range(len(rows[0]))),
+            np.concatenate([each.ravel() for each in layers]),
+            layer_ends,
+        ),
+        head_attention=Rows(kv_heads, rows),
+    )
+
+
+def chain(prompt: int, generated: int) -> ThoughtTree:
+    tree = ThoughtTree()
+    tree.open(0, -1)
+    tree.append((0,), prompt)
+    tree.open(1, 0)
+    tree.append((1,), generated)
+    return tree
+
+
+def test_heads_that_keep_all_they_read_lose_nothing() -> None:
+    """One reads even tokens, the other odd ones, and each has evicted those it does not read."""
+    prompt, generated = 12, 8
+    rows = []
+    for position in range(prompt, prompt + generated):
+        row = np.zeros((1, 2, position + 1), dtype=np.float32)
+        for head in (0, 1):
+            row[0, head, head::2] = 1 / len(row[0, head, head::2])
+        rows.append(row)
+    tier = np.zeros((2, prompt), dtype=np.int8)
+    tier[0, 1::2] = tier[1, 0::2] = Tier.EVICTED
+    run = TokenRun((1,), generated, np.zeros(generated, np.int32), observed(rows, 2))
+    meter = AttentionKept(Signal.HEAD_ATTENTION)
+    meter.ran(run, chain(prompt, generated), tier, Moves.none())
+    assert meter.share == 1.0
+    swapped = AttentionKept(Signal.HEAD_ATTENTION)
+    swapped.ran(run, chain(prompt, generated), tier[::-1], Moves.none())
+    lost = [
+        prompt / 2 / np.count_nonzero(row[0, head]) for row in rows for head in (0, 1)
+    ]  # what is not evicted is what was generated
+    assert swapped.share == pytest.approx(1 - np.mean(lost), abs=1e-7)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits)
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True), dtype=np.float32)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30), per=st.sampled_from(["layer", "head"]), width=st.integers(1, 3),
+    broken=st.booleans(), of_layers=st.booleans(),
+)  # fmt: skip
+def test_kept_is_what_nested_loops_say(
+    seed: int, per: str, width: int, broken: bool, of_layers: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    layers, kv_heads, queries = (int(n) for n in rng.integers(1, 4, 3))
+    groups = layers * (kv_heads if per == "head" else 1)
+    of_layers = of_layers and per == "layer"
+    tree = ThoughtTree()
+    tree.open(0, -1)
+    tree.append((0,), int(rng.integers(1, 9)))
+    meter = AttentionKept(Signal.LAYER_ATTENTION if of_layers else Signal.HEAD_ATTENTION)
+    tier = np.zeros((groups, tree.num_tokens), dtype=np.int8)
+    kept: list[float] = []
+    for _ in range(4):
+        leaves, older = [], len(tree)
+        for _ in range(int(rng.integers(1, width + 1))):
+            leaves.append(len(tree))
+            tree.open(len(tree), int(rng.integers(0, older)))
+        born, steps = tree.num_tokens, int(rng.integers(1, 6))
+        tier = np.where(rng.random(tier.shape) < 0.4, rng.integers(0, 5, tier.shape), tier)
+        tier = tier.astype(np.int8)
+        tree.append(tuple(leaves), steps)
+        rows = []
+        for token in range(born, tree.num_tokens):
+            length = sum(t <= token for t in tree.path(int(tree.node_of_token.values[token])))
+            row = softmax(rng.normal(size=(layers, kv_heads * queries, length)) * 3)
+            if broken and rng.random() < 0.3:
+                row[rng.integers(layers), rng.integers(row.shape[1])] = np.nan
+            rows.append(row)
+        run = TokenRun(
+            tuple(leaves), steps, np.zeros(len(rows), np.int32), observed(rows, kv_heads)
+        )
+        moves = random_moves(rng, tier, steps, len(leaves))
+        meter.ran(run, tree, tier, moves)
+        after = np.concatenate([tier, np.zeros((groups, len(rows)), np.int8)], axis=1)
+        for step in range(steps):
+            for w, leaf in enumerate(leaves):
+                own = rows[step * len(leaves) + w]
+                path = tree.path(leaf).tolist()[: own.shape[2]]
+                for group in range(groups):
+                    layer, head = divmod(group, kv_heads) if per == "head" else (group, None)
+                    kept += literal(own[layer], after[group], path, head, queries, of_layers)
+            for at, group, token, target in zip(
+                moves.step, moves.group, moves.token, moves.target, strict=True
+            ):
+                if at == step:
+                    after[slice(None) if group == ALL_GROUPS else group, token] = target
+        tier = after
+    expected = sum(kept) / len(kept) if kept else math.nan
+    # Rows of layers are stored in float16.
+    assert meter.share == pytest.approx(expected, abs=2e-3 if of_layers else 1e-6, nan_ok=True)
+
+
+def literal(
+    row: np.ndarray, tier: np.ndarray, path: list[int], head: int | None, queries: int, mean: bool
+) -> list[float]:
+    """What a group keeps of one query's attention: a number, or none if no head has numbers."""
+    heads = range(len(row)) if head is None else range(head * queries, (head + 1) * queries)
+    lost = []
+    for h in heads:
+        total = 0.0
+        for position, token in enumerate(path):
+            if tier[token] == Tier.EVICTED:
+                total += float(row[h, position])
+        if not any(math.isnan(weight) for weight in row[h].tolist()):
+            lost.append(total)
+        elif mean:  # the mean row of a layer is recorded, and is not a number either
+            return []
+    return [1 - sum(lost) / len(lost)] if lost else []
+
+
+def random_moves(rng: np.random.Generator, tier: np.ndarray, steps: int, width: int) -> Moves:
+    """Moves inside a run of tokens that exist by then, no (group, token) twice, none evicted."""
+    found = []
+    groups, born = tier.shape
+    there = np.ones((groups, born + steps * width), dtype=bool)
+    there[:, :born] = tier != Tier.EVICTED
+    for token in rng.permutation(born + steps * width)[: int(rng.integers(0, 8))].tolist():
+        first = max(0, (token - born) // width) if token >= born else 0
+        step = int(rng.integers(first, steps))
+        target = int(rng.choice([Tier.EVICTED, Tier.EVICTED, Tier.DDR, Tier.HBM_QUANTISED]))
+        if there[:, token].all() and rng.random() < 0.3:
+            found.append((step, ALL_GROUPS, token, target))
+        else:
+            some = rng.permutation(groups)[: int(rng.integers(1, groups + 1))].tolist()
+            found += [(step, group, token, target) for group in some if there[group, token]]
+    found.sort(key=lambda move: move[0])
+    columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    return Moves(columns[0], columns[1].astype(np.int32), columns[2], columns[3].astype(np.int8))
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1 << 30), per=st.sampled_from(["layer", "head"]))
+def test_one_plan_for_all_groups_keeps_what_the_mean_row_says(seed: int, per: str) -> None:
+    rng = np.random.default_rng(seed)
+    layers, kv_heads, queries, prompt, generated = (int(n) for n in rng.integers(1, 5, 5))
+    rows = [
+        softmax(rng.normal(size=(layers, kv_heads * queries, prompt + step + 1)) * 3)
+        for step in range(generated)
+    ]
+    run = TokenRun((1,), generated, np.zeros(generated, np.int32), observed(rows, kv_heads))
+    tier = rng.integers(0, 5, (1, prompt)).astype(np.int8)
+    groups = layers * (kv_heads if per == "head" else 1)
+    moves = random_moves(rng, tier, generated, 1)
+    moves = Moves(moves.step, np.full_like(moves.group, ALL_GROUPS), moves.token, moves.target)
+    shares = []
+    for meter, tiers in (
+        (AttentionKept(), tier),
+        (AttentionKept(Signal.HEAD_ATTENTION), tier.repeat(groups, axis=0)),
+    ):
+        meter.ran(run, chain(prompt, generated), tiers, moves)
+        shares.append(meter.share)
+    assert shares[1] == pytest.approx(shares[0], abs=1e-6)
+
+
+def vector_trace(folder: Path, **shape: object) -> Path:
+    shape = {"prompt": 9, "nodes": 8, "block": (2, 8), "layers": 3, "qkv_layers": (0, 2), **shape}
+    return make_trace(folder / "x.parquet", episodes=1, capture="qkv", **shape)  # type: ignore[arg-type]
+
+
+def share_of(path: Path, name: str, per: str) -> float:
+    reader, policy = TraceReader(path), build(name, {"per": per})
+    quality = Quality.of(reader)
+    needs = quality.reads([per]) | policy.reads()
+    episode: Episode = next(iter(reader.episodes(sorted(needs))))
+    rows = quality.rows(policy.grouping)
+    assert rows is Signal.HEAD_ATTENTION
+    meter, groups = AttentionKept(rows), {"layer": 2, "head": 4}[per]
+    Controller(
+        policy, PlainExecutor(groups), budget_tokens=int(0.6 * episode.num_tokens), layers=3,
+        vocabulary=128, meters=[meter],
+    ).run(play(episode))  # fmt: skip
+    return meter.share
+
+
+@pytest.mark.parametrize("per", ["layer", "head"])
+@pytest.mark.parametrize("kind", ["linear", "tree"])
+def test_sparse_means_do_not_change_what_groups_keep(tmp_path: Path, kind: str, per: str) -> None:
+    shares = []
+    for attention in ("dense", "sparse", "none"):
+        (folder := tmp_path / attention).mkdir()
+        path = vector_trace(folder, kind=kind, attention=attention, attention_top=3)
+        shares.append(share_of(path, "tova", per))
+    assert 0 < shares[0] < 1
+    assert shares[0] == shares[1] == shares[2]
+
+
+def without_queries(path: Path) -> Path:
+    """The same trace as if it had been recorded without queries."""
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("queries")
+    field = table.schema.field(at)
+    bare = table.set_column(at, field, pa.nulls(len(table), field.type))
+    pq.write_table(bare.replace_schema_metadata(table.schema.metadata), path)
+    return path
+
+
+@pytest.mark.parametrize("per", ["layer", "head"])
+def test_what_a_trace_does_not_tell_is_not_a_number(tmp_path: Path, per: str) -> None:
+    path = without_queries(vector_trace(tmp_path, kind="linear"))
+    job = Replay(
+        [path], [build("full"), build("oracle"), build("key-norm", {"per": per}), build("random")],
+        [Budget.parse("0.9")], Machine(load_profile("h100")),
+    )  # fmt: skip
+    result = job.run()
+    rows = {row.policy: row for row in aggregate(result.episodes)}
+    assert math.isnan(rows["key-norm"].attention_kept)
+    assert rows["key-norm"].kept_note == f"not known per {per}"
+    assert math.isnan(rows["key-norm"].oracle_gap)
+    assert rows["random"].attention_kept < 1
+    assert rows["random"].oracle_gap >= 0
+    (line,) = [note for note in result.notes if "not known" in note]
+    assert line == (
+        f"Attention kept of key-norm is not known per {per}: record the trace with --capture qkv "
+        "--qkv-layers all."
+    )
