@@ -32,7 +32,8 @@ from arborsim.policies.registry import available, build
 
 TOKENS = 32_768
 PROMPT = 256
-SHORTER = {"rkv": 4_096}  # its redundancy compares every key with every other
+#: Redundancy compares every key with every other, a covariance is a product per key and query head
+SHORTER = {"rkv": 4_096, "expected-attention": 4_096}
 REPEATS = 15
 
 

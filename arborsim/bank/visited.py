@@ -63,7 +63,7 @@ def visited(walk: Walk, episode: Episode) -> Episode:
     )
     heads = episode.head_attention
     if isinstance(heads, VectorRows) and new.keys is not None:  # computed over the new paths
-        paths = (new.keys, new.position, new.token_rows, new.node, new.parent)
+        paths = (new.keys, new.position, new.token_rows, new.node, new.parent, heads.rope)
         new = replace(new, head_attention=VectorRows(heads.queries[token], *paths))
     return new
 

@@ -26,6 +26,7 @@ from arborsim.calibrate.backend import OnProgress, PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.core.events import Decode, Event, Prefill, TokenRun
 from arborsim.core.observations import DenseRows, LayerRows, Observations, Signal, VectorRows
+from arborsim.core.rope import Rope
 from arborsim.core.shape import CacheShape
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.profile import PolicySeconds
@@ -38,8 +39,8 @@ SIZES = (1024, 4096, 16384)
 QUICK_SIZES = (512, 2048)
 _PROMPT, _RUN = 256, 64
 _LAYERS, _KV_HEADS, _HEADS, _HEAD_DIM = 4, 4, 8, 64
-SHAPE = CacheShape(tuple(range(_LAYERS)), _KV_HEADS, _HEAD_DIM)
 GROUPS = {"shared": 1, "layer": _LAYERS, "head": _LAYERS * _KV_HEADS}
+SHAPE = CacheShape(tuple(range(_LAYERS)), _KV_HEADS, _HEAD_DIM, Rope((1.0,) * (_HEAD_DIM // 2)))
 _FEW = 11  # tokens; no other axis of a score has this size
 _INTERVAL = 128  # policies that decide at intervals do so at a multiple of this
 _REPEATS = 7
@@ -127,7 +128,7 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
             Signal.EVICTION_TIME: rng.random((_FEW, GROUPS[policy.grouping])),
         },
         LayerRows(tuple(range(_LAYERS)), np.ones(layer_ends[-1], dtype=np.float16), layer_ends),
-        VectorRows(queries, vectors, places, np.zeros_like(places), root, root - 1),
+        VectorRows(queries, vectors, places, np.zeros_like(places), root, root - 1, SHAPE.rope),
         vectors,
         vectors,
     )  # fmt: skip

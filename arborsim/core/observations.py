@@ -14,9 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from arborsim.core.rope import Rope
+
 
 class Signal(StrEnum):
-    """An observation a policy can ask for.  The value is the trace column that holds it."""
+    """An observation a policy can ask for.  The value is the trace column that holds it, if any."""
 
     ATTENTION = "attention"
     """One row per token: attention to each position of its path, mean over layers and heads."""
@@ -44,6 +46,8 @@ class Signal(StrEnum):
     """Post-RoPE keys of the captured layers."""
     VALUES = "values"
     """Values of the captured layers."""
+    ROPE = "rope"
+    """How queries and keys were rotated by their positions; in a trace's metadata."""
     EVICTION_TIME = "eviction_time"
     """Iteration after which the offline optimum evicts the token; known to replays only."""
     ENTROPY = "entropy"
@@ -203,6 +207,11 @@ class HeadRows(Protocol):
         """KV heads per layer; query head ``h`` reads KV head ``h // (heads // kv_heads)``."""
         ...
 
+    @property
+    def rope(self) -> Rope | None:
+        """How queries and keys were rotated; None if unknown."""
+        ...
+
     def row(self, i: int) -> np.ndarray:
         """Float32 ``[layers, heads, position + 1]`` of token `i`; NaN where the softmax was."""
         ...
@@ -222,6 +231,10 @@ class ShiftedRows:
     @property
     def kv_heads(self) -> int:
         return self._rows.kv_heads
+
+    @property
+    def rope(self) -> Rope | None:
+        return self._rows.rope
 
     def row(self, i: int) -> np.ndarray:
         return self._rows.row(self._start + i)
@@ -274,13 +287,15 @@ class VectorRows:
     token_rows : int64 ``[tokens]``
         Rows that hold a token.
     node, parent : int32 ``[rows]``
+    rope : Rope, optional
+        How queries and keys were rotated.
     """
 
     def __init__(
         self, queries: np.ndarray, keys: np.ndarray, position: np.ndarray,
-        token_rows: np.ndarray, node: np.ndarray, parent: np.ndarray,
+        token_rows: np.ndarray, node: np.ndarray, parent: np.ndarray, rope: Rope | None = None,
     ) -> None:  # fmt: skip
-        self.queries = queries
+        self.queries, self.rope = queries, rope
         # [layers, KV heads, head_dim, tokens]: a row is one product per KV head
         self._keys = np.ascontiguousarray(keys.transpose(1, 2, 3, 0), dtype=np.float32)
         self._position = position

@@ -29,6 +29,7 @@ MODULES: dict[str, str] = {
     "hs-variance": "epikv",
     "band-adaptive": "epikv",
     "duoattention": "duoattention",
+    "expected-attention": "expected_attention",
     "full": "baselines",
     "h2o": "h2o",
     "hierarchy": "hierarchy",

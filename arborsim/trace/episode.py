@@ -121,7 +121,7 @@ def decode_episode(
     if Signal.HEAD_ATTENTION in needs:
         found["head_attention"] = VectorRows(
             _vectors(table, "queries", episode, where), found["keys"], episode.position,
-            episode.token_rows, episode.node, episode.parent,
+            episode.token_rows, episode.node, episode.parent, info.rope,
         )  # fmt: skip
     if Signal.LAYER_ATTENTION in needs:
         found["layer_attention"] = _layer_rows(table, episode, where)

@@ -69,6 +69,8 @@ class TraceReader:
 
     def has(self, signal: Signal) -> bool:
         """Whether any episode holds this observation."""
+        if signal is Signal.ROPE:
+            return self.info.rope is not None
         if signal not in self._held:
             column = signal_columns(signal, self.info)[0]
             self._held[signal] = column in self.columns and any(

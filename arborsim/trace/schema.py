@@ -278,16 +278,19 @@ def signal_columns(signal: Signal, info: TraceInfo) -> tuple[str, ...]:
         return sparse if info.attention == "sparse" else ("attention",)
     if signal is Signal.HEAD_ATTENTION:
         return "queries", "keys"
+    if signal is Signal.ROPE:
+        return ()
     return (signal.value,)
 
 
 def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
     """The options of ``arborsim record`` that would supply these observations."""
     options: list[str] = []
+    missing = tuple(missing)
     for signal in missing:
         if signal is Signal.REWARD:
             options.append("a --search that scores its blocks (any but linear)")
-        elif signal in VECTORS:
+        elif signal in VECTORS or signal is Signal.ROPE:
             options.append("--capture qkv --qkv-layers all")
         elif signal is Signal.LAYER_ATTENTION:
             options.append("--attention-layers all")
@@ -297,4 +300,6 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
             options.append("--attention dense or --attention sparse")
         else:
             options.append("--capture signals by this version of arborsim")
+    if Signal.ROPE in missing:  # older versions recorded vectors without it
+        options.append("by this version of arborsim")
     return list(dict.fromkeys(options))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.core.observations import Signal
+from arborsim.core.rope import Rope
 from arborsim.policies.base import Policy
 from arborsim.trace.schema import PER_LAYER, VECTORS, Capture, Geometry, Kind, TraceInfo
 from arborsim.trace.writer import TraceWriter
@@ -177,6 +178,8 @@ def trace_for(policy: Policy, path: Path, **shape: Any) -> Path:
     reads = policy.reads()
     if reads & set(VECTORS):
         shape |= {"capture": "qkv", "layers": 3, "qkv_layers": (0, 1, 2)}
+    if Signal.ROPE in reads:
+        shape["rope"] = Rope((1.0, 0.3, 0.1, 0.03), 1.1)
     if Signal.LAYER_ATTENTION in reads:
         shape["attention_layer_ids"] = (0, 1, 2)
     return make_trace(path, **shape)

@@ -79,6 +79,16 @@ def test_every_policy_runs_on_a_chain(chain: SearchSetup, name: str) -> None:
     assert outcome.allocated_bytes >= m.peak_hbm_kv_bytes > 0
 
 
+def test_a_rope_that_changes_with_length_is_refused(chain: SearchSetup) -> None:
+    rotary = chain.model.model.rotary_emb
+    rotary.rope_type = "dynamic"
+    try:
+        with pytest.raises(UsageError, match="expected-attention needs to know how keys are rota"):
+            search(chain, "expected-attention", 120)
+    finally:
+        rotary.rope_type = "default"
+
+
 ON_TREES = ["arborkv", "h2o", "epikv", "hierarchy", "staircase", "random", "pyramidkv", "adakv"]
 
 

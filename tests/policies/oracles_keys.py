@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from arborsim.policies.base import Policy
+from arborsim.policies.methods.expected_attention import ExpectedAttention
 from arborsim.policies.methods.rkv import RKV
 from arborsim.policies.methods.thinkv_paper import ThinKVPaper
 from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
@@ -189,6 +190,112 @@ class SlowThinKVPaper(SlowGroups):
         return round(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)), 9)
 
 
+class SlowExpectedAttention(SlowGroups):
+    """Every query un-rotated and every future position turned to on its own."""
+
+    def __init__(
+        self, interval: int, future: int, sinks: int, epsilon: float = 0.0, covariance: bool = True,
+        norm: bool = True, adaptation: str = "path",
+    ) -> None:  # fmt: skip
+        super().__init__(adaptation)
+        self.interval, self.future, self.sinks, self.epsilon = interval, future, sinks, epsilon
+        self.covariance, self.norm = covariance, norm
+        self.queries: list[list[list[float]]] = []  # by token and query head, before RoPE
+
+    def head(self, world: SlowWorld) -> int:
+        return self.sinks
+
+    def recent(self, world: SlowWorld) -> int:
+        return 1
+
+    def turned(self, world: SlowWorld, vector: list[float], at: int, back: bool) -> list[float]:
+        rope = world.episode.info.rope
+        half, scale = len(vector) // 2, 1 / rope.scaling if back else rope.scaling
+        result = [0.0] * len(vector)
+        for i, frequency in enumerate(rope.inverse_frequencies):
+            angle = float(np.float32(at) * np.float32(frequency)) * (-1 if back else 1)
+            a, b = vector[i], vector[i + half]
+            result[i] = scale * (a * math.cos(angle) - b * math.sin(angle))
+            result[i + half] = scale * (b * math.cos(angle) + a * math.sin(angle))
+        return result
+
+    def see(self, world: SlowWorld, token: int) -> None:
+        at = world.path(world.node[token]).index(token)
+        if at >= self.sinks:
+            heads = [h for layer in world.episode.head_attention.query(token) for h in layer]
+            self.queries.append([self.turned(world, h.tolist(), at, True) for h in heads])
+
+    def prefill(self, world: SlowWorld) -> None:
+        self.watch(world)
+        self.transition(world)
+
+    def step(self, world: SlowWorld) -> None:
+        self.watch(world)
+        due = len(world.node) > world.budget and world.iterations % self.interval == 0
+        self.shrink(world) if due else self.transition(world)
+
+    def transition(self, world: SlowWorld) -> None:
+        if any(world.in_hbm(group) > world.budget for group in range(world.groups)):
+            self.shrink(world)
+
+    def shrink(self, world: SlowWorld) -> None:
+        budget, safe = world.budget, self.protected(world)
+        whole = [list(tier) for tier in world.tiers]
+        for group in range(world.groups):
+            pinned = sum(whole[group][t] == HBM for t in safe)
+            spare = max(0, budget - pinned)
+            world.budget = budget - min(self.interval * len(world.leaves), spare // 2)
+            self.shrink_group(world, group)
+            world.budget = budget
+
+    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+        tier = world.tiers[group]
+        stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
+        sinks = {t for leaf in world.leaves for t in world.path(leaf)[: self.sinks]}
+        rated = [t for t in stream if tier[t] == HBM and t not in sinks]
+        score = dict(zip(rated, self.expected(world, group, rated), strict=True))
+        if self.norm:
+            for token in rated:
+                value = [h for layer in world.episode.values[token].tolist() for h in layer][group]
+                length = math.sqrt(plain_sum(x * x for x in value))
+                score[token] = (score[token] + self.epsilon) * length
+        for _ in range(world.in_hbm(group) - world.budget):
+            victim = min(free, key=lambda t: (score.get(t, 0.0), t))
+            free.remove(victim)
+            tier[victim] = EVICTED
+
+    def expected(self, world: SlowWorld, group: int, rated: list[int]) -> list[float]:
+        keys = [[h for layer in world.episode.keys[t].tolist() for h in layer][group]
+                for t in rated]  # fmt: skip
+        heads = len(self.queries[0]) // world.groups if self.queries else 1
+        length = max(len(world.path(leaf)) for leaf in world.leaves)
+        total = [0.0] * len(rated)
+        for head in range(group * heads, (group + 1) * heads):
+            own = [query[head] for query in self.queries] or [[0.0] * len(keys[0])]
+            mean = [sum(x) / len(own) for x in zip(*own, strict=True)]
+            apart = [[x - m for x, m in zip(query, mean, strict=True)] for query in own]
+            logits = []
+            for key in keys:
+                # q.(R' k) for the mean R over positions: the same as (R q).k
+                back = [0.0] * len(key)
+                for at in range(length, length + self.future):
+                    for i, x in enumerate(self.turned_back(world, key, at)):
+                        back[i] += x / self.future
+                logit = sum(m * x for m, x in zip(mean, back, strict=True))
+                if self.covariance:
+                    away = [sum(a * x for a, x in zip(q, back, strict=True)) for q in apart]
+                    logit += sum(a * a for a in away) / len(own) / 2
+                logits.append(round(logit, 9))
+            weight = [math.exp(x - max(logits)) for x in logits]
+            total = [t + w / sum(weight) for t, w in zip(total, weight, strict=True)]
+        return [t / heads for t in total]
+
+    def turned_back(self, world: SlowWorld, key: list[float], at: int) -> list[float]:
+        """The transpose of the rotation: the other way round, scaled all the same."""
+        scale = world.episode.info.rope.scaling
+        return [scale * scale * x for x in self.turned(world, key, at, True)]
+
+
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "rkv": (RKV(interval=7, window=3, kernel=3), lambda: SlowRKV(7, 3, 3)),
     "rkv-flat": (
@@ -199,4 +306,13 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "thinkv-paper-flat": (
         ThinKVPaper(segment=9, low=0.4, high=0.6, most=6, least=1, adaptation="flat"),
         lambda: SlowThinKVPaper(9, [6, 3, 1], "flat")),
+    "expected-attention": (
+        ExpectedAttention(interval=7, future=5, sinks=2),
+        lambda: SlowExpectedAttention(7, 5, 2)),
+    "expected-attention-flat": (
+        ExpectedAttention(interval=3, future=2, sinks=3, epsilon=0.02, adaptation="flat"),
+        lambda: SlowExpectedAttention(3, 2, 3, 0.02, adaptation="flat")),
+    "expected-attention,mean": (
+        ExpectedAttention(interval=5, future=1, covariance=False, value_norm=False),
+        lambda: SlowExpectedAttention(5, 1, 4, covariance=False, norm=False)),
 }  # fmt: skip

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
+from arborsim.core.rope import Rope
+from arborsim.policies.methods.expected_attention import ExpectedAttention
 from arborsim.trace.columns import lists, lists_of
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import PER_LAYER, Kind, TraceInfo
@@ -26,7 +28,12 @@ LEVELS = {
     "dense": {"capture": "signals", "attention": "dense"},
     "sparse": {"capture": "signals", "attention": "sparse", "attention_top": 5},
     "no attention": {"capture": "signals", "attention": "none"},
-    "qkv": {"capture": "qkv", "qkv_layers": (0, 2), "attention_layer_ids": (1,)},
+    "qkv": {
+        "capture": "qkv",
+        "qkv_layers": (0, 2),
+        "attention_layer_ids": (1,),
+        "rope": Rope((1.0, 0.1 + 0.2), 1.25),
+    },
 }
 
 
@@ -143,6 +150,13 @@ def test_tree_capture_holds_no_signal_and_says_how_to_get_it(tmp_path):
     )
     with pytest.raises(MissingSignal, match="policy epikv reads hidden_change"):
         next(reader.episodes([Signal.HIDDEN_CHANGE], who="policy epikv"))
+    old = make_trace(tmp_path / "old.parquet", 1, 1, capture="qkv", qkv_layers=(0,))
+    with pytest.raises(MissingSignal) as caught:
+        TraceReader(old).require(ExpectedAttention().reads(), "policy expected-attention")
+    assert str(caught.value) == (
+        f"policy expected-attention reads rope, which {old} does not hold: record it with "
+        "--capture qkv --qkv-layers all by this version of arborsim"
+    )
     with pytest.raises(MissingSignal, match=r"ets reads embeddings.*--capture signals.*--bank"):
         next(reader.episodes(embedding=True, who="ets"))
 

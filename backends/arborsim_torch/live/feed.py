@@ -32,9 +32,11 @@ from arborsim.core.observations import (
     keys_of,
     scaled,
 )
+from arborsim.core.rope import Rope
 from arborsim.core.tree import GrowingArray, ThoughtTree
 from arborsim_torch.capture import Capture
 from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.models import rope_of
 
 _MOST_HELD = 256  # iterations
 
@@ -99,7 +101,7 @@ class Feed:
 
     def began(self, decoder: TreeDecoder) -> None:
         self._decoder = decoder
-        self._heads = LiveHeadRows(decoder.cache.tree, self._readable)
+        self._heads = LiveHeadRows(decoder.cache.tree, rope_of(decoder.model), self._readable)
         if self._on_begin is not None:
             self._on_begin(decoder)
 
@@ -198,11 +200,16 @@ class LiveHeadRows:
     ----------
     tree : ThoughtTree
         Holds the tokens whose vectors have been appended.
+    rope : Rope or None
+        How queries and keys were rotated.
     readable : callable, optional
         Which tokens can be read now: the others have no part in the softmax.
     """
 
-    def __init__(self, tree: ThoughtTree, readable: Readable | None = None) -> None:
+    def __init__(
+        self, tree: ThoughtTree, rope: Rope | None, readable: Readable | None = None
+    ) -> None:
+        self.rope = rope
         self._tree = tree
         self._readable = readable
         self._queries: GrowingArray | None = None  # float16 [tokens, layers, heads, head_dim]

@@ -276,6 +276,11 @@ def make_controller(
     shape: CacheShape,
     meters: Sequence[Meter],
 ) -> Controller:
+    if shape.rope is None and Signal.ROPE in policy.reads():
+        raise UsageError(
+            f"{policy.name} needs to know how keys are rotated, but the RoPE of this model changes "
+            "with the context's length"
+        )
     return Controller(
         policy,
         executor,

@@ -1,0 +1,200 @@
+"""Expected attention: what future queries will pay a key, from the distribution of past ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import Signal
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.core.tree import ThoughtTree
+from arborsim.policies.base import CacheView, Protection
+from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
+from arborsim.policies.stream import StreamPolicy
+from arborsim.signals.rows import head_rows
+from arborsim.signals.scores import FixedScore, Score, ScoreState, Vectors, norms, sum_in_order
+
+# Logits are rounded, so that plans do not depend on how a machine's BLAS adds.
+_DECIMALS = 9
+_AT_ONCE = 256  # queries whose products are added at a time
+
+
+@dataclass(frozen=True)
+class QueryMoments(Score):
+    """Number, sum and second moments of the queries so far, before RoPE, of each query head.
+
+    Float64 ``[layers x heads, 1 + head_dim, 1 + head_dim]``: the sum of the outer products of
+    ``(1, q)``, where ``q`` is a query over the square root of its size.  All queries of the search
+    count once, but for those at the first `skip` positions.
+    """
+
+    skip: int = setting(4, "first positions whose queries do not count", low=0)
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION, Signal.ROPE})
+    about: ClassVar[str] = "attention expected of future queries"
+    grouping: ClassVar[str] = "head"
+
+    def start(self, layers: int) -> ScoreState:
+        return _MomentsState(self.skip)
+
+
+class _MomentsState(ScoreState):
+    def __init__(self, skip: int) -> None:
+        super().__init__()
+        self._skip = skip
+        self._moments: np.ndarray = np.empty((0, 0, 0))
+
+    @property
+    def values(self) -> np.ndarray:
+        return self._moments
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        rows, width = head_rows(run.observed), len(run.leaves)
+        assert rows.rope is not None, "the reader was not asked for RoPE"
+        position = np.empty(run.num_tokens, dtype=np.int64)
+        for w, leaf in enumerate(run.leaves):
+            end = len(tree.path(leaf))
+            position[w::width] = np.arange(end - run.steps, end)
+        for first in range(0, run.num_tokens, _AT_ONCE):
+            at = range(first, min(first + _AT_ONCE, run.num_tokens))
+            queries = np.stack([rows.query(i) for i in at])  # [tokens, layers, heads, head_dim]
+            plain = rows.rope.unrotate(queries, position[at.start : at.stop, None, None])
+            self._add(plain[position[at.start : at.stop] >= self._skip])
+
+    def _add(self, queries: np.ndarray) -> None:
+        tokens, layers, heads, size = queries.shape
+        one = np.ones((layers * heads, tokens, 1 + size))
+        one[:, :, 1:] = queries.reshape(tokens, -1, size).swapaxes(0, 1)
+        fresh = one.swapaxes(1, 2) @ one
+        self._moments = self._moments + fresh if self._moments.size else fresh
+
+    def observe(self, step: int) -> None:
+        pass
+
+    def observe_all(self, first: int, last: int) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class ValueLength(FixedScore):
+    """L2 norm of a token's value, of every KV head."""
+
+    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.VALUES})
+    about: ClassVar[str] = "norm of the value"
+    grouping: ClassVar[str] = "head"
+
+    def compute(self, run: TokenRun) -> np.ndarray:
+        assert run.observed.values is not None, "the reader was not asked for values"
+        length = norms(run.observed.values.astype(np.float64))  # [tokens, layers, heads]
+        return np.asarray(length.reshape(len(length), -1).T)
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(StreamPolicy):
+    """Keep the keys that future queries are expected to look at.
+
+    Queries before RoPE are taken for normally distributed.  The rotations by the next `future`
+    positions are averaged; the expectation of ``exp(q.k / sqrt(d))`` then is
+    ``exp(mu.k / sqrt(d) + k' Sigma k / (2 d))``.
+    """
+
+    interval: int = setting(128, "between decisions", unit="iterations", low=1)
+    future: int = setting(512, "positions to come, averaged over", unit="tokens", low=1)
+    sinks: int = setting(4, "protected first tokens, not rated", unit="tokens", low=0)
+    covariance: bool = setting(True, "also the covariance of queries, not only their mean")
+    value_norm: bool = setting(True, "weight attention by the L2 norm of the value")
+    epsilon: float = setting(0.0, "added to the attention before it is weighted", low=0)
+
+    name: ClassVar[str] = "expected-attention"
+    paper: ClassVar[str] = "Expected Attention, Devoto et al. 2025, arXiv:2510.00636"
+    official: ClassVar[str] = (
+        "NVIDIA/kvpress@8bb29b9: ExpectedAttentionPress on random hidden states in "
+        "the shipped chain model (72 of 40 to 700 tokens): scores differ by at most 7e-7 of their "
+        "value, and by 1.2e-3 with vectors rounded to float16 as traces hold them"
+    )
+    summary: ClassVar[str] = (
+        "keep what queries to come are expected to attend to; no attention rows"
+    )
+    formula: ClassVar[str] = (
+        "s(i) = (mean over the group of softmax_i(mu.k_i / sqrt(d) + k_i' Sigma k_i / (2 d)) + "
+        "epsilon) ||v_i||_2; mu, Sigma: mean and covariance of the queries before RoPE, turned by "
+        "the mean rotation of the next `future` positions"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the statistics are of all queries of the search so far, on every branch; the paper's are "
+        "of the prompt's, those of the authors' decoding variant of the last 256",
+        "a decision leaves room for `interval` iterations (at most half of what is not protected) "
+        "so that the budget always holds; the authors' decoding variant lets the cache grow by 512 "
+        "tokens beyond its target between decisions",
+        "with several leaves, positions to come are those after the longest path",
+    )
+
+    @cached_property
+    def score(self) -> Score:
+        return QueryMoments(self.sinks)
+
+    @cached_property
+    def schedule(self) -> EveryStep:
+        return Interval(self.interval)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(prompt=False, sinks=self.sinks, recent=1, recent_share=ANY)
+
+    def scores(self) -> Mapping[str, Score]:
+        found: dict[str, Any] = {"score": self.score, "keys": Vectors(Signal.KEYS)}
+        if self.value_norm:
+            found["length"] = ValueLength()
+        return found
+
+    @property
+    def fused(self) -> bool:
+        return True  # queries are read, but no row of attention
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        """Expected attention, times the norm of the value, of the tokens that are held."""
+        stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
+        rated = stream[~Protection(sinks=self.sinks, recent=0).mask(view)[stream]]
+        mean, covariance = self._queries_to_come(view)
+        per_group = len(mean) // len(view.tier)
+        rank = np.zeros(view.tier.shape)
+        for group, tier in enumerate(view.tier):
+            held = rated[tier[rated] <= Tier.HBM_QUANTISED]
+            if not len(held):
+                continue
+            keys = view.scores["keys"][group, held].astype(np.float64)
+            heads = range(group * per_group, (group + 1) * per_group)
+            attention = np.stack([_expected(keys, mean[h], covariance[h]) for h in heads])
+            score = sum_in_order(attention, axis=0) / per_group
+            if self.value_norm:
+                score = (score + self.epsilon) * view.scores["length"][group, held]
+            rank[group, held] = score
+        return rank
+
+    def _queries_to_come(self, view: CacheView) -> tuple[np.ndarray, np.ndarray]:
+        """Mean ``[heads, head_dim]`` and covariance ``[heads, head_dim, head_dim]``, rotated."""
+        moments, rope = view.scores["score"], view.shape.rope
+        assert rope is not None, "a view without RoPE"
+        count = np.maximum(moments[:, :1, :1], 1)  # a prompt may be shorter than the sinks
+        mean = moments[:, 0, 1:] / count[:, 0]
+        length = max(len(view.tree.path(leaf)) for leaf in view.leaves)
+        turn = rope.mean_rotation(length, self.future, mean.shape[1])
+        if not self.covariance:
+            return mean @ turn.T, np.zeros((*mean.shape, mean.shape[1]))
+        covariance = moments[:, 1:, 1:] / count - mean[:, :, None] * mean[:, None, :]
+        return mean @ turn.T, turn @ covariance @ turn.T
+
+
+def _expected(keys: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Share of each key ``[n, head_dim]`` in the attention expected of one query head; ``[n]``."""
+    logits = keys @ mean
+    if covariance.any():
+        logits += np.einsum("nd,nd->n", keys @ covariance, keys) / 2
+    logits = np.round(logits, _DECIMALS)
+    weight = np.exp(logits - logits.max())
+    return np.asarray(weight / weight.sum())
