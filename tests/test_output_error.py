@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.events import Event
+from arborsim.core.formats import FP8, round_e4m3
 from arborsim.core.observations import Signal
-from arborsim.core.tiers import Tier, quantised, round_e4m3
+from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.streaming_llm import StreamingLLM
@@ -114,8 +115,8 @@ def literal(episode: Episode, seen: list[np.ndarray], queries: np.ndarray) -> fl
                 where = tier[group, path]
                 exact.append(softmax(k @ q / np.sqrt(len(q))) @ v)
                 small = np.isin(where, (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED))
-                k[small] = quantised(k[small])
-                v[small] = quantised(v[small])
+                k[small] = FP8.rounded(k[small], keys=True)
+                v[small] = FP8.rounded(v[small], keys=False)
                 held = where != Tier.EVICTED
                 if held.any():
                     approximate.append(softmax((k @ q / np.sqrt(len(q)))[held]) @ v[held])

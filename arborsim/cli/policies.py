@@ -77,6 +77,11 @@ def facts_of(name: str) -> dict[str, Any]:
         "reads": sorted(str(signal) for signal in policy.reads()),
         "fused": policy.fused,
         "tiers": [tier.name for tier in method.tiers],
+        "formats": [
+            {"bits": each.bits, "about": each.about}
+            for rung, each in enumerate(policy.formats, 1)
+            if any(tier.rung == rung for tier in method.tiers)
+        ],
         "knows_budget": policy.uses_budget,
         "keeps_budget": policy.bounded,
         "deviations": list(method.deviations),
@@ -117,13 +122,19 @@ def short_paper(facts: Mapping[str, Any]) -> str:
 
 
 def tier_code(facts: Mapping[str, Any]) -> str:
-    """A letter per tier, e.g. ``"H-D-x"``."""
+    """A letter per tier, e.g. ``"H-D-x"``; both formats of a memory share one."""
     from arborsim.core.tiers import Tier
 
-    return "".join(
-        letter if tier.name in facts["tiers"] else "-"
-        for tier, letter in zip(Tier, "HhDdx", strict=True)
+    tiers = [Tier[name] for name in facts["tiers"]]
+    narrow = any(each["bits"] < 8 for each in facts["formats"])
+    kinds = (
+        ("H", Tier.HBM in tiers),
+        ("q" if narrow else "h", any(tier.in_hbm and tier.quantised for tier in tiers)),
+        ("D", Tier.DDR in tiers),
+        ("c" if narrow else "d", any(tier.in_ddr and tier.quantised for tier in tiers)),
+        ("x", Tier.EVICTED in tiers),
     )
+    return "".join(letter if there else "-" for letter, there in kinds)
 
 
 def _unit(facts: Mapping[str, Any]) -> str:
@@ -181,7 +192,8 @@ def _list(console: Console, found: Sequence[Mapping[str, Any]]) -> None:
     for note in (
         "",
         "kernel: fused kernels do, or rows of attention must be written out (slower).",
-        "tiers: H HBM, h HBM in 8 bits, D DDR, d DDR in 8 bits, x evicted.",
+        "tiers: H HBM, h HBM in 8 bits (q in fewer), D DDR, d DDR in 8 bits (c in fewer), "
+        "x evicted.",
         "`arborsim policies NAME` explains one; `--json` prints everything.",
     ):
         console.print(note, style="dim", markup=False)
@@ -210,13 +222,15 @@ def _explain(console: Console, facts: Mapping[str, Any], name: str) -> None:
     section("Blocks")
     pairs({block: facts[block] for block in _BLOCKS})
     section("Needs and uses")
+    formats = "; ".join(each["about"] for each in facts["formats"])
+    formats = f" ({formats})" if formats else ""
     budget = "kept" if facts["keeps_budget"] else "used, but not kept: the cache can hold more"
     pairs(
         {
             "decides per": f"{facts['granularity']}; {_PER[facts['per']]}",
             "reads": ", ".join(facts["reads"]) or "nothing but positions and the tree",
             "kernel": "fused attention" if facts["fused"] else "writes attention rows out (slower)",
-            "tiers": ", ".join(facts["tiers"]).lower().replace("_", " "),
+            "tiers": ", ".join(facts["tiers"]).lower().replace("_", " ") + formats,
             "budget": budget if facts["knows_budget"] else "ignored",
         }
     )

@@ -1,4 +1,4 @@
-"""Where a token's keys and values live, how many tokens HBM may hold, what quantising keeps."""
+"""Where a token's keys and values live, and how many tokens HBM may hold."""
 
 from __future__ import annotations
 
@@ -6,36 +6,44 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
-
 from arborsim.core.errors import UsageError
 
 
 class Tier(IntEnum):
     """Where a token's keys and values live, best first.
 
-    The order matters: a larger value is further down, and *protected* tokens never move down.
+    The order matters: a larger value is further down, and *protected* tokens never move down.  The
+    quantised tiers hold the first of the policy's formats (`arborsim.core.formats`), the coarse
+    ones the second, which is narrower.
     """
 
     HBM = 0
     HBM_QUANTISED = 1
-    DDR = 2
-    DDR_QUANTISED = 3
-    EVICTED = 4
+    HBM_COARSE = 2
+    DDR = 3
+    DDR_QUANTISED = 4
+    DDR_COARSE = 5
+    EVICTED = 6
 
     @property
     def in_hbm(self) -> bool:
-        return self <= Tier.HBM_QUANTISED
+        return self < Tier.DDR
 
     @property
     def in_ddr(self) -> bool:
-        return self in (Tier.DDR, Tier.DDR_QUANTISED)
+        return Tier.DDR <= self < Tier.EVICTED
+
+    @property
+    def rung(self) -> int:
+        """How far it is quantised: 0 not at all, else the number of its format, from 1."""
+        return 0 if self == Tier.EVICTED else self % RUNGS
 
     @property
     def quantised(self) -> bool:
-        return self in (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED)
+        return self.rung > 0
 
 
+RUNGS = 3  # of HBM, and of DDR: full precision, and two formats
 NUM_TIERS = len(Tier)
 
 #: How tokens in DDR take part in attention: `arborsim.machine.reading` says what each means.
@@ -75,30 +83,3 @@ class Budget:
             return self.tokens
         assert self.share is not None
         return max(1, math.floor(self.share * full_peak_tokens))
-
-
-_LARGEST = np.float32(448.0)
-_LEAST_EXPONENT = -6  # below 2^-6 numbers are subnormal: steps of 2^-9
-_MANTISSA_BITS = 3
-
-
-def round_e4m3(x: np.ndarray) -> np.ndarray:
-    """The nearest FP8 e4m3 number, ties to even; float32, same shape.
-
-    Magnitudes above 448, the largest number of the format, become 448.
-    """
-    x = np.clip(x.astype(np.float32), -_LARGEST, _LARGEST)
-    _, exponent = np.frexp(x)  # x = m 2^exponent, m in [0.5, 1)
-    step = np.ldexp(np.float32(1), np.maximum(exponent - 1, _LEAST_EXPONENT) - _MANTISSA_BITS)
-    return np.asarray(np.rint(x / step) * step, dtype=np.float32)
-
-
-def quantised(vectors: np.ndarray) -> np.ndarray:
-    """Vectors ``[..., head_dim]`` as the quantised tiers hold them, float32.
-
-    FP8 e4m3 with a scale per token and KV head, amax / 448.
-    """
-    x = vectors.astype(np.float32)
-    scale = np.abs(x).max(axis=-1, keepdims=True) / _LARGEST
-    scale[scale == 0] = 1
-    return np.asarray(round_e4m3(x / scale) * scale)

@@ -29,7 +29,6 @@ from arborsim.core.geometry import Geometry
 from arborsim.machine.profile import Direction, HardwareProfile
 
 Array = np.ndarray | float
-SCALE_BYTES = 4  # fp32
 _PROBABILITY_BYTES_DECODE = 4  # softmax rows are fp32 ...
 _PROBABILITY_BYTES_PREFILL = 2  # ... and rounded to bf16 before they meet the values
 _LOG_SUM_EXP_BYTES = 4
@@ -66,19 +65,6 @@ class CostModel:
         """What matrix products with the model's weights reach; raises as `_peak_flops_per_s`."""
         return _peak_flops_per_s(self.profile, self.geometry) * self.profile.mfu
 
-    @property
-    def elements_per_token(self) -> int:
-        """Numbers that the layers which keep every token hold of one."""
-        return self.geometry.full_layers * self.geometry.elements_per_layer
-
-    @property
-    def scales_per_token(self) -> int:
-        """Quantisation scales of a token in those layers: one per vector.
-
-        That is one per KV head, for K and for V; with latent attention, one.
-        """
-        return self.geometry.full_layers * self.geometry.vectors_per_layer
-
     # Forward passes.
 
     def decode_s(
@@ -93,8 +79,8 @@ class CostModel:
 
         `attended_tokens` are summed over the sequences; where layers differ, their mean.  In
         `read_bytes`, keys and values of a shared node count once with a tree-attention kernel, once
-        per branch without; `quantised_bytes` of them must be dequantised.  `fused` attention is one
-        kernel; what others write is `eager_rows_s`.
+        per branch without; `quantised_bytes` is what those of them that must be dequantised would
+        take in 8 bits.  `fused` attention is one kernel; what others write is `eager_rows_s`.
         """
         compute_s = self.flops_s(sequences, attended_tokens)
         memory_s = self.weights_read_s(sequences) + self.kv_read_s(read_bytes)

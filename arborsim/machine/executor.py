@@ -17,10 +17,11 @@ import numpy as np
 
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.core.events import TokenRun
+from arborsim.core.formats import FP8, Format
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.machine.cost import SCALE_BYTES, CostModel
+from arborsim.machine.cost import CostModel
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import ATTENDED_UNITS, Copied, DemandInfo, Op, SearchDemand
 from arborsim.machine.reading import ActivePaths, Recall, Windows
@@ -35,12 +36,10 @@ _COUNTED = np.stack([  # evicted, rehydrated, offloaded, quantised
     kinds(lambda source, target: target == Tier.EVICTED),
     kinds(lambda source, target: source == Tier.EVICTED),
     kinds(lambda source, target: target.in_ddr and not source.in_ddr),
-    kinds(lambda source, target: target.quantised and not source.quantised),
+    kinds(lambda source, target: target.rung > source.rung),
 ])  # fmt: skip
 _RECOMPUTED, _QUANTISING = _COUNTED[1], _COUNTED[3]
-_ROUNDED_BY_GPU = kinds(
-    lambda source, target: target.quantised and not source.quantised and not source.in_ddr
-)
+_ROUNDED_BY_GPU = kinds(lambda source, target: target.rung > source.rung and not source.in_ddr)
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 
@@ -51,11 +50,11 @@ class SimulatedExecutor:
     is to be recorded.
 
     Bytes and seconds are charged for `geometry`, which need not be the recorded model's.  `groups`
-    are the cache groups that plans distinguish: 1, layers, or layers x KV heads.  The profile may
-    know what `policy` takes; it is not `fused` if it reads attention rows, which then must be
-    written out.  `bounds_page` is its `Policy.bounds_page`.  `compact` merges half-empty pages
-    after every decision outside runs.  `record` keeps what `demand` needs; other searches may share
-    the first `prefix_tokens`.
+    are the cache groups that plans distinguish: 1, layers, or layers x KV heads; `formats` are
+    those of the policy's quantised tiers.  The profile may know what `policy` takes; it is not
+    `fused` if it reads attention rows, which then must be written out.  `bounds_page` is its
+    `Policy.bounds_page`.  `compact` merges half-empty pages after every decision outside runs.
+    `record` keeps what `demand` needs; other searches may share the first `prefix_tokens`.
     """
 
     def __init__(
@@ -64,6 +63,7 @@ class SimulatedExecutor:
         geometry: Geometry,
         *,
         groups: int = 1,
+        formats: tuple[Format, ...] = (FP8,),
         policy: str = "",
         fused: bool = True,
         bounds_page: int = 0,
@@ -83,11 +83,10 @@ class SimulatedExecutor:
         self._ledger = Ledger(
             groups,
             geometry.full_bytes_per_token,
-            self._cost.elements_per_token,
-            scales_per_token=self._cost.scales_per_token,
-            scale_bytes=SCALE_BYTES,
+            tuple(each.token_bytes(geometry) for each in formats),
             page_tokens=machine.page_tokens,
         )
+        self._too_wide = geometry.kv_bytes_per_element == 1 and formats[0].bits == 8
         size = self._ledger.bytes_by_tier
         self._recall = Recall(self._cost, size, groups, recall, fused, machine.tree_attention)
         info = DemandInfo(
@@ -326,7 +325,7 @@ class SimulatedExecutor:
         """Count moves by kind, and let the GPU quantise."""
         if not len(changes):
             return
-        if self._cost.geometry.kv_bytes_per_element == 1 and changes.count(_QUANTISING):
+        if self._too_wide and changes.count(_QUANTISING):
             raise UsageError(
                 f"the policy moves tokens to 8 bits, and the cache of {self._cost.geometry.name} "
                 "is in 8 bits already: set it not to, or use a cache in bf16"

@@ -70,6 +70,7 @@ class Machine:
             self,
             geometry,
             groups=num_groups(policy, recorded),
+            formats=policy.formats,
             policy=policy.name,
             fused=policy.fused,
             bounds_page=policy.bounds_page,
@@ -91,7 +92,8 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
             f"policy {policy.name} decides for each KV head, and {geometry.name} keeps one latent "
             "vector of a token for all heads: use a policy that decides per layer or for the model"
         )
-    if geometry.kv_bytes_per_element == 1 and Tier.HBM_QUANTISED in tiers:
+    quantises = any(tier.quantised for tier in tiers)
+    if geometry.kv_bytes_per_element == 1 and quantises and policy.formats[0].bits == 8:
         return (
             f"policy {policy.name} moves tokens to 8 bits, and the cache of {geometry.name} is in "
             "8 bits already: use a policy that does not, or a cache in bf16"

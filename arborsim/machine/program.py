@@ -106,12 +106,13 @@ class SearchDemand:
     info: DemandInfo
     ops: np.ndarray  # kind (`Op`) and its numbers, in order; int64 ``[phases, 4]``
     #: Runs of decode iterations (`PIECE_COLUMNS`), int64 ``[pieces, columns]``.  Iteration ``i`` of
-    #: a piece has ``quantity + i * quantity_growth``: bytes of keys and values read, the quantised
-    #: part of them, tokens attended to (in `ATTENDED_UNITS`, summed over sequences, groups and
-    #: layers), those of them whose probabilities are written out (0 if fused), tokens examined by a
-    #: decision, bytes of HBM held, the part of those in the shared prefix.  Sequences, whether the
-    #: policy decides, bytes fetched over PCIe, bytes read by the CPU and bytes read in layers with
-    #: a sliding window (where the CPU works during the other layers) stay the same.
+    #: a piece has ``quantity + i * quantity_growth``: bytes of keys and values read, what the
+    #: quantised ones of them would take in 8 bits, tokens attended to (in `ATTENDED_UNITS`, summed
+    #: over sequences, groups and layers), those of them whose probabilities are written out (0 if
+    #: fused), tokens examined by a decision, bytes of HBM held, the part of those in the shared
+    #: prefix.  Sequences, whether the policy decides, bytes fetched over PCIe, bytes read by the
+    #: CPU and bytes read in layers with a sliding window (where the CPU works during the other
+    #: layers) stay the same.
     pieces: np.ndarray
     #: Transfers (`LEG_COLUMNS`) in the order of their chains, int64 ``[transfers, 5]``; each begins
     #: when the one before it in its chain has ended.  The holds are bytes of HBM taken when it

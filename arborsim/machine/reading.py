@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from arborsim.core.formats import FP8
 from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.machine.cost import Array, CostModel
@@ -298,7 +299,7 @@ class Reading:
     """What each iteration of a run asks for; arrays ``[steps]`` or single numbers."""
 
     #: Keys and values that the GPU reads: a shared node once with a tree-attention kernel, once per
-    #: branch without; the part of them that must be dequantised.
+    #: branch without; what those that must be dequantised would take in 8 bits.
     read_bytes: Array
     quantised_bytes: Array
     #: Tokens attended to, summed over the sequences, and those of them whose probabilities are
@@ -331,7 +332,9 @@ class Recall:
         self._groups = groups
         self._tree_attention = tree_attention
         self._sizes = bytes_by_tier
-        self._quantised_sizes = np.where(_QUANTISED, bytes_by_tier, 0)
+        # Dequantising writes as many numbers whatever the format: it counts as in 8 bits.
+        eight_bits = -(-FP8.token_bytes(cost.geometry) // groups)
+        self._quantised_sizes = np.where(_QUANTISED, eight_bits, 0)
 
     def reading(
         self, path: PathProfile, sequences: int, landing: PathProfile | None,

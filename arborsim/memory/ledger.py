@@ -9,6 +9,7 @@ cumulative sums are the counts of every iteration.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,9 +24,8 @@ _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 _QUANTISED = np.array([tier.quantised for tier in Tier])
 # Members of an enum are slow to look up.
-_HBM, _SMALL, _DDR, _SMALL_DDR = (
-    int(tier) for tier in (Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR, Tier.DDR_QUANTISED)
-)
+_HBM, _DDR, _EVICTED = int(Tier.HBM), int(Tier.DDR), int(Tier.EVICTED)
+_NARROW = tuple(int(tier) for tier in Tier if tier.quantised)
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ class Ledger:
     groups : int
         Each holds ``kv_bytes_per_token / groups`` bytes of every token, rounded up to whole bytes
         (a small model's groups need not divide a large model's token).
-    kv_bytes_per_token, elements_per_token : int
-        Keys and values of a token at full precision, all layers, and the numbers in them: a
-        quantised token takes one byte each ...
-    scales_per_token, scale_bytes : int
-        ... plus its scales: one per layer, KV head, and key or value.
+    kv_bytes_per_token : int
+        Keys and values of a token at full precision, all layers.
+    quantised_bytes : tuple of int
+        The same in the formats of the quantised tiers and of the coarse ones (the last stands in
+        for what is missing): see `arborsim.core.formats.Format.token_bytes`.
     page_tokens : int
         Slots per page; 1 accounts for every token exactly.
 
@@ -141,19 +141,18 @@ class Ledger:
         self,
         groups: int,
         kv_bytes_per_token: int,
-        elements_per_token: int,
+        quantised_bytes: tuple[int, ...],
         *,
-        scales_per_token: int = 0,
-        scale_bytes: int = 4,
         page_tokens: int = 1,
     ) -> None:
-        quantised = elements_per_token + scales_per_token * scale_bytes
-        if not 1 <= groups <= max(1, quantised):
-            raise UsageError(f"{quantised} bytes per token cannot be shared by {groups} groups")
-        full, small = -(-kv_bytes_per_token // groups), -(-quantised // groups)
+        least = min(quantised_bytes)
+        if not 1 <= groups <= max(1, least):
+            raise UsageError(f"{least} bytes per token cannot be shared by {groups} groups")
+        whole = (kv_bytes_per_token, quantised_bytes[0], quantised_bytes[-1])
+        size = [-(-each // groups) for each in whole]
         self.groups = groups
         #: Bytes of one token in one group, by tier; int64 ``[tiers]``.
-        self.bytes_by_tier = np.array([full, small, full, small, 0], dtype=np.int64)
+        self.bytes_by_tier = np.array([*size, *size, 0], dtype=np.int64)
         self.appended_bytes = 0
         self.destroyed_bytes = 0  # evicted, or the precision that quantising drops
         self.restored_bytes = 0  # recomputed, or widened again
@@ -182,7 +181,7 @@ class Ledger:
     @property
     def hbm_tokens(self) -> int:
         """Tokens in HBM: the mean over groups, rounded up."""
-        return -(-(self.held[_HBM] + self.held[_SMALL]) // self.groups)
+        return -(-sum(self.held[:_DDR]) // self.groups)
 
     @property
     def held(self) -> list[int]:
@@ -194,7 +193,7 @@ class Ledger:
     @property
     def hbm_bytes(self) -> int:
         """Bytes of the tokens in HBM, as if pages had no gaps."""
-        return self._bytes_of(_HBM, _SMALL)
+        return self._bytes_of(range(_DDR))
 
     @property
     def hbm_page_bytes(self) -> int:
@@ -205,16 +204,17 @@ class Ledger:
 
     @property
     def ddr_bytes(self) -> int:
-        return self._bytes_of(_DDR, _SMALL_DDR)
+        return self._bytes_of(range(_DDR, _EVICTED))
 
     @property
     def quantised_bytes(self) -> int:
         """Bytes of the quantised tokens, in HBM and DDR."""
-        return self._bytes_of(_SMALL, _SMALL_DDR)
+        return self._bytes_of(_NARROW)
 
-    def _bytes_of(self, one: int, other: int) -> int:
-        """Bytes of the tokens in two tiers."""
-        return self.held[one] * self._sizes[one] + self.held[other] * self._sizes[other]
+    def _bytes_of(self, tiers: Iterable[int]) -> int:
+        """Bytes of the tokens in these tiers."""
+        held, sizes = self.held, self._sizes
+        return sum(held[tier] * sizes[tier] for tier in tiers)
 
     @property
     def has_pages(self) -> bool:
@@ -224,7 +224,7 @@ class Ledger:
     @property
     def _page_bytes(self) -> np.ndarray:
         assert self._pages is not None
-        return self.bytes_by_tier[:2] * self._pages.page_tokens
+        return self.bytes_by_tier[:_DDR] * self._pages.page_tokens
 
     def resolve(self, moves: Moves, arriving: int = 0) -> Changes:
         """Spell out `moves`, as `arborsim.memory.moves.resolve` does."""
@@ -310,7 +310,7 @@ class Ledger:
         """Merge the half-empty pages of each node; returns the bytes copied to do so."""
         if self._pages is None:
             return 0
-        return int(self._pages.compact(self.tier) @ self.bytes_by_tier[:2])
+        return int(self._pages.compact(self.tier) @ self.bytes_by_tier[:_DDR])
 
     def check(self) -> None:
         """Recompute everything from the tiers alone: `PlanError` if a byte or a count is wrong."""

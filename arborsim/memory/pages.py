@@ -15,7 +15,7 @@ from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable
 from arborsim.memory.moves import Changes
 
-_POOLS = 2  # full precision, quantised: the values of Tier.HBM and Tier.HBM_QUANTISED
+_POOLS = int(Tier.DDR)  # full precision and two formats: the tiers of HBM
 
 
 class PageTable:
@@ -26,7 +26,7 @@ class PageTable:
 
     def __init__(self, groups: int, page_tokens: int) -> None:
         self.page_tokens = page_tokens
-        #: Pages that hold at least one token, by pool (full precision, quantised), all groups.
+        #: Pages that hold at least one token, by pool (tier of HBM), all groups.
         self.open_pages = np.zeros(_POOLS, dtype=np.int64)
         self._groups = groups
         self._page = GrowingTable(groups, np.int32)  # of each token

@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.core.events import Event, TokenRun
+from arborsim.core.formats import FP8, Format
 from arborsim.core.observations import Signal
 from arborsim.core.settings import check_settings
 from arborsim.core.shape import UNKNOWN, CacheShape
@@ -71,7 +72,7 @@ class CacheView:
     def held(self) -> np.ndarray:
         """Tokens in HBM per group; int64 ``[groups]``."""
         # Row by row: counting along an axis takes a slow way in NumPy.
-        return np.array([np.count_nonzero(row <= Tier.HBM_QUANTISED) for row in self.tier])
+        return np.array([np.count_nonzero(row < Tier.DDR) for row in self.tier])
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,15 @@ class Policy:
     def method(self) -> Method:
         """Formula and building blocks."""
         return Method(self.formula, deviations=self.deviations)
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """Formats of the quantised tiers and, if it has them, of the coarse ones.
+
+        Where keys are in groups of tokens, a plan moves whole groups into such a tier: the tokens
+        of each active path in turn, oldest first.
+        """
+        return (FP8,)
 
     @property
     def fused(self) -> bool:

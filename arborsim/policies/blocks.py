@@ -95,7 +95,7 @@ class Decision:
         recover = self.policy.recover
         if recover.recomputes and isinstance(self.event, Transition):
             return Tier.EVICTED
-        return Tier.DDR_QUANTISED if recover.fetches else Tier.HBM_QUANTISED
+        return Tier.DDR_COARSE if recover.fetches else Tier.HBM_COARSE
 
     @cached_property
     def movable(self) -> np.ndarray:

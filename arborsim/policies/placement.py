@@ -20,6 +20,7 @@ from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import Allocation, Decision
 
 ADAPTATIONS = ("path", "flat")
+_RUNG = np.array([tier.rung for tier in Tier], dtype=np.int8)
 
 
 def lowest(scores: np.ndarray, count: int) -> np.ndarray:
@@ -165,7 +166,7 @@ class Pool(Allocation):
                 over -= sum(evict(tier, block) for tier in part)
             if over <= 0:
                 continue
-            free = at.movable & (part <= Tier.HBM_QUANTISED)
+            free = at.movable & (part < Tier.DDR)
             count = int(np.count_nonzero(free))
             if count < over - slack:
                 raise at.policy.infeasible(at.view, 0, -(-(over - slack - count) // size))
@@ -181,8 +182,8 @@ class Pool(Allocation):
         held = limit = goal = share = 0
         for group, tier in enumerate(part, first):
             held += int(at.view.held[group])
-            if at.lowest_reachable > Tier.HBM_QUANTISED:
-                away = (tier > Tier.HBM_QUANTISED) & (tier <= at.lowest_reachable)
+            if at.lowest_reachable >= Tier.DDR:
+                away = (tier >= Tier.DDR) & (tier <= at.lowest_reachable)
                 back = at.in_stream(away)
                 tier[back] = Tier.HBM
                 held += int(np.count_nonzero(back))
@@ -208,7 +209,7 @@ class Pool(Allocation):
 
 def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
     """Evict `tokens` from one group's tiers, int8 ``[all tokens]``; how many left HBM."""
-    freed = int(np.count_nonzero(tier[tokens] <= Tier.HBM_QUANTISED))
+    freed = int(np.count_nonzero(tier[tokens] < Tier.DDR))
     tier[tokens] = Tier.EVICTED
     return freed
 
@@ -225,7 +226,7 @@ def off_path_blocks(view: CacheView) -> list[np.ndarray]:
         return []
     nodes = tree.nodes
     off.sort(key=lambda node: (nodes[node].last_active, -nodes[node].depth, node))
-    in_hbm = np.asarray((view.tier <= Tier.HBM_QUANTISED).any(axis=0))
+    in_hbm = np.asarray((view.tier < Tier.DDR).any(axis=0))
     blocks = (tree.tokens(node) for node in off)
     return [kept for block in blocks if len(kept := block[in_hbm[block]])]
 
@@ -283,13 +284,13 @@ class Ladder:
         if self.evicts_only:
             return
         for group, tier in enumerate(tiers):
-            in_hbm = tier <= Tier.HBM_QUANTISED
+            in_hbm = tier < Tier.DDR
             tier[:] = at.view.tier[group]
             # What is evicted and stays so, the most on a long path, is not looked at again.
             held = (tier != Tier.EVICTED) | in_hbm
             live = slice(None) if held.all() else np.flatnonzero(held)  # a slice copies nothing
             placed = np.where(in_hbm[live], np.int8(Tier.HBM), np.int8(Tier.DDR))
-            placed += tier[live] & 1  # quantised tiers have odd numbers
+            placed += _RUNG[tier[live]]
             protected, rank = at.protected[live], at.rank[group, live]
             self._quantise(placed, Tier.HBM, self.hbm_quantised, protected, rank)
             over = np.count_nonzero(placed >= Tier.DDR) - self.ddr * at.view.budget_tokens

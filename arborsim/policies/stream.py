@@ -241,7 +241,7 @@ class Composed(Policy):
         protection = self.protection(view.budget_tokens)
         ids = view.path
         first_length = len(ids) - run.steps + 1
-        alive = view.tier[0, ids] <= Tier.HBM_QUANTISED
+        alive = view.tier[0, ids] < Tier.DDR
         head = protection.head(view.prompt_tokens)
         make = self.candidates(view, run)
         pool = make(ids, alive, head, first_length - protection.recent)

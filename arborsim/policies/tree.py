@@ -345,7 +345,7 @@ class Tree(TreeRule, Allocation):
         keep = self.numbers(at, blocks, self.trims_path)
         for node in np.flatnonzero(keep > blocks.held).tolist():
             tokens = tree.tokens(node)
-            away = (tier[tokens] > Tier.HBM_QUANTISED) & (tier[tokens] <= at.lowest_reachable)
+            away = (tier[tokens] >= Tier.DDR) & (tier[tokens] <= at.lowest_reachable)
             tier[tokens[away]] = Tier.HBM
         shrunk = np.flatnonzero(keep < blocks.held)
         if len(shrunk):
@@ -358,11 +358,11 @@ class Tree(TreeRule, Allocation):
         fixed[list(at.view.leaves)] = True
         fixed[0] |= at.policy.protect.prompt
         on_path = tree.on_path(at.view.leaves)
-        held = np.bincount(owner[tier <= Tier.HBM_QUANTISED], minlength=count)
+        held = np.bincount(owner[tier < Tier.DDR], minlength=count)
         reachable = held
         if at.lowest_reachable is Tier.EVICTED:
             reachable = tree.sizes
-        elif at.lowest_reachable > Tier.HBM_QUANTISED:
+        elif at.lowest_reachable >= Tier.DDR:
             reachable = np.bincount(owner[tier <= at.lowest_reachable], minlength=count)
         return Blocks(
             sizes=tree.sizes,
@@ -385,7 +385,7 @@ class Tree(TreeRule, Allocation):
         tree = at.view.tree
         # 0 for a token that may leave, above for a protected one, below for one not in HBM.
         state = at.protected.astype(np.int8)
-        state[at.view.tier[0] > Tier.HBM_QUANTISED] = -1
+        state[at.view.tier[0] >= Tier.DDR] = -1
         for rows in _similar(tree.sizes[nodes]):
             lengths = tree.sizes[nodes[rows]]
             ids = np.concatenate(list(map(tree.tokens, nodes[rows].tolist())))

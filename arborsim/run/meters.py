@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arborsim.core.events import TokenRun
+from arborsim.core.formats import FP8
 from arborsim.core.observations import (
     AttentionRows,
     HeadRows,
@@ -19,7 +20,7 @@ from arborsim.core.observations import (
     Signal,
     SparseRows,
 )
-from arborsim.core.tiers import NUM_TIERS, Tier, quantised
+from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.run.controller import Meter
@@ -259,8 +260,8 @@ class _Vectors:
 
     def __init__(self, keys: np.ndarray, values: np.ndarray, with_quantised: bool) -> None:
         self.values = values
-        self.quantised_values = quantised(values) if with_quantised else None
-        self.key_change = quantised(keys) - keys if with_quantised else None
+        self.quantised_values = FP8.rounded(values, keys=False) if with_quantised else None
+        self.key_change = FP8.rounded(keys, keys=True) - keys if with_quantised else None
 
 
 def _token_error(

@@ -40,8 +40,8 @@ class Frame:
     time_s: float
     label: str  # what happened, e.g. ``"block 7 complete"``
     active: tuple[int, ...]  # leaves that decode next
-    #: Integers [nodes, 5]: columns in the order of `arborsim.core.tiers.Tier`; zero rows for nodes
-    #: not opened yet
+    #: Integers [nodes, tiers]: columns in the order of `arborsim.core.tiers.Tier`; zero rows for
+    #: nodes not opened yet
     tokens_by_tier: np.ndarray
 
 

@@ -79,7 +79,7 @@ def frames(taken: Sequence[Frame], most: int = 1 << 30) -> list[dict[str, Any]]:
 
     Each lists only the nodes whose tokens moved since the one before.
 
-    ``changed`` is flat: node, then its tokens in the five tiers, and so on.
+    ``changed`` is flat: node, then its tokens in every tier, and so on.
     """
     shown = []
     before: Any = 0

@@ -40,7 +40,8 @@ PARTS = ("hbm", "hbm_quantised", "ddr", "ddr_quantised", "staging")
 #: Bytes held now, by `PARTS`.
 Held = tuple[int, int, int, int, int]
 
-_STORED = (Tier.HBM, Tier.HBM_QUANTISED, Tier.DDR, Tier.DDR_QUANTISED)
+_STORED = ((Tier.HBM,), (Tier.HBM_QUANTISED, Tier.HBM_COARSE), (Tier.DDR,),
+           (Tier.DDR_QUANTISED, Tier.DDR_COARSE))  # fmt: skip
 _IN_HBM = np.array([tier.in_hbm for tier in Tier])
 
 
@@ -48,7 +49,9 @@ def held_by(simulated: SimulatedExecutor) -> Held:
     """Bytes by `PARTS` in the ledger of a simulated executor."""
     ledger = simulated.ledger
     size = ledger.bytes_by_tier.tolist()
-    hbm, small, ddr, small_ddr = (ledger.held[tier] * size[tier] for tier in _STORED)
+    hbm, small, ddr, small_ddr = (
+        sum(ledger.held[tier] * size[tier] for tier in tiers) for tiers in _STORED
+    )
     return hbm, small, ddr, small_ddr, simulated.staging_bytes
 
 

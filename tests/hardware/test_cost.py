@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from arborsim.core.formats import FP8
 from arborsim.machine.cost import CostModel
 from arborsim.machine.lookup import load_geometry, load_profile
 
@@ -114,6 +115,4 @@ def test_eager_attention_materialises_probabilities() -> None:
 
 
 def test_quantised_tokens_take_a_byte_per_element_and_scales() -> None:
-    cost = model()
-    assert cost.elements_per_token == 65_536
-    assert cost.scales_per_token == 2 * 32 * 8
+    assert FP8.token_bytes(model().geometry) == 65_536 + 4 * 2 * 32 * 8

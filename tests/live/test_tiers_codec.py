@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from arborsim.core.tiers import quantised, round_e4m3
-from arborsim.machine.cost import SCALE_BYTES as SIMULATED_SCALE_BYTES
+from arborsim.core.formats import FP8, round_e4m3
 from tests.live.tiny import torch
 
 from arborsim_torch.tiers.codec import Codec, Fp8, Int8, Plain  # isort: skip
@@ -49,7 +48,9 @@ def int8_literally(x: np.ndarray) -> np.ndarray:
 
 @given(vectors)
 def test_fp8_is_what_the_simulator_computes(x: np.ndarray) -> None:
-    assert (bits(round_trip(Fp8(), torch.from_numpy(x)).numpy()) == bits(quantised(x))).all()
+    assert (
+        bits(round_trip(Fp8(), torch.from_numpy(x)).numpy()) == bits(FP8.rounded(x, keys=True))
+    ).all()
 
 
 def test_fp8_is_what_the_simulator_computes_on_many_vectors() -> None:
@@ -58,7 +59,7 @@ def test_fp8_is_what_the_simulator_computes_on_many_vectors() -> None:
     x[..., 0] *= 50  # outlier channels, as keys have them
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         stored = torch.from_numpy(x).to(dtype)
-        expected = quantised(stored.float().numpy())
+        expected = FP8.rounded(stored.float().numpy(), keys=False)
         assert (bits(round_trip(Fp8(), stored).numpy()) == bits(expected)).all()
 
 
@@ -159,7 +160,7 @@ def test_bytes_per_token_are_those_of_the_tensors(codec: Codec, dtype: Any) -> N
     assert stored == 2 * 3 * 7 * codec.bytes_per_token(24)
     assert codec.decode(data, scale, torch.float16).dtype == torch.float16
     if scale is not None:
-        assert codec.bytes_per_token(24) == 24 + SIMULATED_SCALE_BYTES
+        assert codec.bytes_per_token(24) == FP8.vector_bytes(24, keys=True)
 
 
 def test_plain_changes_nothing_and_refuses_to() -> None:

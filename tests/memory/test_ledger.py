@@ -14,8 +14,7 @@ from arborsim.core.tiers import Tier
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import ALL_GROUPS, Moves
 
-FULL, ELEMENTS, SCALES = 128, 64, 4
-SMALL = ELEMENTS + 4 * SCALES
+FULL, SMALL, COARSE = 128, 80, 24
 
 
 class SlowLedger:
@@ -31,7 +30,7 @@ class SlowLedger:
     def size(self, tier: Tier) -> int:
         if tier == Tier.EVICTED:
             return 0
-        return (SMALL if tier.quantised else FULL) // self.groups
+        return (FULL, SMALL, COARSE)[tier.rung] // self.groups
 
     def append(self, node: int) -> None:
         index = self.used.get(node, 0)
@@ -65,16 +64,16 @@ class SlowLedger:
 
     def state(self) -> list[int]:
         return [
-            self.count(Tier.HBM, Tier.HBM_QUANTISED),
-            self.count(Tier.HBM_QUANTISED, Tier.DDR_QUANTISED),
-            self.count(Tier.DDR, Tier.DDR_QUANTISED),
+            self.count(*(tier for tier in Tier if tier.in_hbm)),
+            self.count(*(tier for tier in Tier if tier.quantised)),
+            self.count(*(tier for tier in Tier if tier.in_ddr)),
             self.page_bytes(),
             self.ddr_bytes(),
         ]
 
 
 def make(groups: int, page_tokens: int) -> Ledger:
-    return Ledger(groups, FULL, ELEMENTS, scales_per_token=SCALES, page_tokens=page_tokens)
+    return Ledger(groups, FULL, (SMALL, COARSE), page_tokens=page_tokens)
 
 
 def random_moves(rng: np.random.Generator, groups: int, born: np.ndarray) -> Moves:

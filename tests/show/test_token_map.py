@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from arborsim.core.events import Decode
+from arborsim.core.tiers import Tier
 from arborsim.policies.registry import build
 from arborsim.run.controller import Controller
 from arborsim.run.pictures import MOST_CELLS, NOT_BORN, TokenMapper, packed_runs
@@ -58,7 +59,7 @@ def test_every_row_is_the_state_after_its_iteration(name: str, episode: Episode)
     assert len(rows) < MOST_CELLS
     assert np.array_equal(mapper.iterations, np.arange(1, len(rows) + 1))
     assert np.array_equal(cells, np.array(rows))
-    assert (cells == 4).any(), "nothing was evicted: the test shows nothing"
+    assert (cells == Tier.EVICTED).any(), "nothing was evicted: the test shows nothing"
 
 
 def test_large_searches_shrink_to_the_commonest_tier() -> None:
@@ -67,17 +68,17 @@ def test_large_searches_shrink_to_the_commonest_tier() -> None:
     assert mapper.iterations[-1] == 10 * MOST_CELLS
     assert (np.diff(mapper.first_tokens) == 4).all()
     tier = np.zeros((3, 4 * MOST_CELLS), dtype=np.int8)
-    tier[:2, :3] = 4  # three of four tokens, in two of three groups
-    tier[2, 4:8] = 4  # all of four, in one group
+    tier[:2, :3] = Tier.EVICTED  # three of four tokens, in two of three groups
+    tier[2, 4:8] = Tier.EVICTED  # all of four, in one group
     mapper._now = int(mapper.iterations[0])
     cells = mapper.finish(tier)
-    assert cells[0].tolist() == [4] + [0] * (MOST_CELLS - 1)
+    assert cells[0].tolist() == [Tier.EVICTED] + [0] * (MOST_CELLS - 1)
 
 
 def test_runs_unpack_to_the_cells() -> None:
     rng = np.random.default_rng(0)
-    cells = np.sort(rng.integers(0, 6, (300, 50)), axis=0).astype(np.uint8)
+    cells = np.sort(rng.integers(0, NOT_BORN + 1, (300, 50)), axis=0).astype(np.uint8)
     runs = packed_runs(cells)
     unpacked = np.repeat(runs & 7, runs >> 3).reshape(50, 300).T
     assert np.array_equal(unpacked, cells)
-    assert len(runs) <= 6 * 50
+    assert len(runs) <= (NOT_BORN + 1) * 50

@@ -16,10 +16,11 @@ import numpy as np
 import simpy
 
 from arborsim.core.events import TokenRun
+from arborsim.core.formats import FP8
 from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.machine.cost import SCALE_BYTES, CostModel
+from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.reading import ActivePaths, Reading, Recall, Windows
 from arborsim.memory.ledger import Ledger
@@ -31,9 +32,7 @@ _LEAVING = kinds(lambda source, target: target.in_ddr and not source.in_ddr)
 _RETURNING = kinds(lambda source, target: source.in_ddr and target.in_hbm)
 _FREEING = kinds(lambda source, target: target > source) * (1 - _LEAVING)
 _RECOMPUTED = kinds(lambda source, target: source == Tier.EVICTED)
-_ROUNDED = kinds(
-    lambda source, target: target.quantised and not source.quantised and not source.in_ddr
-)
+_ROUNDED = kinds(lambda source, target: target.rung > source.rung and not source.in_ddr)
 Steps = Generator[simpy.Event, Any, None]
 Cells = tuple[np.ndarray, np.ndarray]
 
@@ -58,8 +57,7 @@ class LiteralExecutor:
     ) -> None:
         self.cost = CostModel(profile, geometry)
         self.ledger = Ledger(
-            groups, geometry.full_bytes_per_token, self.cost.elements_per_token,
-            scales_per_token=self.cost.scales_per_token, scale_bytes=SCALE_BYTES,
+            groups, geometry.full_bytes_per_token, (FP8.token_bytes(geometry),),
             page_tokens=page_tokens,
         )  # fmt: skip
         size = self.ledger.bytes_by_tier
@@ -288,7 +286,9 @@ class LiteralExecutor:
         """Change tiers, what frees memory first; bytes that `leaving` keeps until it is copied."""
         ledger = self.ledger
         others = changes.of(1 - _FREEING - _LEAVING)
-        freed_bytes = int(ledger.bytes_by_tier[leaving.source[leaving.source != 4]].sum())
+        freed_bytes = int(
+            ledger.bytes_by_tier[leaving.source[leaving.source != Tier.EVICTED]].sum()
+        )
         for part in (changes.of(_FREEING), leaving, others):
             before = ledger.hbm_page_bytes
             ledger.record(part)

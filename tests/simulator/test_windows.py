@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborsim.core.formats import FP8
 from arborsim.core.geometry import UNBOUNDED, Geometry
 from arborsim.core.tiers import Tier
 from arborsim.machine.cost import CostModel
@@ -208,8 +209,7 @@ def test_attention_of_latent_models() -> None:
     assert g.score_flops(absorbed=False) == 16 * (2 * 192 + 2 * 128)
     assert g.score_flops(absorbed=True) == 16 * (2 * 576 + 2 * 512)
     cost = CostModel(PROFILE, g)
-    assert cost.elements_per_token == 27 * 576
-    assert cost.scales_per_token == 27
+    assert FP8.token_bytes(g) == 27 * (576 + 4)
     queries, partials = cost.near_message_bytes(1)
     assert queries == 16 * 576 * 2
     assert partials == 16 * (512 * 4 + 4)

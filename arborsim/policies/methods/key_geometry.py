@@ -88,7 +88,7 @@ class KeyDiff(KeyPolicy):
         """Minus the product with the sum of all directions: the order of minus the cosine."""
         # Directions are whole numbers, so these products are exact however they are summed.
         rank = np.zeros(view.tier.shape)
-        there = view.tier <= Tier.HBM_QUANTISED
+        there = view.tier < Tier.DDR
         if self.adaptation == "path" and len(view.path) < view.num_tokens:
             there &= np.bincount(view.path, minlength=view.num_tokens) > 0
         for group, directions in enumerate(view.scores["score"]):

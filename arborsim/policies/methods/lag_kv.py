@@ -136,11 +136,11 @@ class LagKVOfficial(StreamPolicy):
         """Evict in `tiers`, in each group, what of `part` exceeds its share and is `free` to go."""
         keep = int(self.ratio * self.lag)
         for group, tier in enumerate(tiers):
-            held = part[tier[part] <= Tier.HBM_QUANTISED]
+            held = part[tier[part] < Tier.DDR]
             excess = len(held) - keep
             if excess <= 0:
                 continue
-            reference = following[tier[following] <= Tier.HBM_QUANTISED]
+            reference = following[tier[following] < Tier.DDR]
             score = np.zeros(len(held))
             for vectors in (view.scores["keys"][group], view.scores["values"][group]):
                 score += lag_score(vectors[held], vectors[reference])

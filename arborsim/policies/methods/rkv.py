@@ -100,8 +100,8 @@ class RKV(StreamPolicy):
         per_group = len(queries) // len(view.tier)
         rank = np.zeros(view.tier.shape)
         for group, tier in enumerate(view.tier):
-            held = stream[tier[stream] <= Tier.HBM_QUANTISED]
-            free = candidates[tier[candidates] <= Tier.HBM_QUANTISED]
+            held = stream[tier[stream] < Tier.DDR]
+            free = candidates[tier[candidates] < Tier.DDR]
             if not len(free):
                 continue
             heads = queries[group * per_group : (group + 1) * per_group, window]

@@ -146,16 +146,16 @@ class ThinKVPaper(RecentPolicy):
         for tier, keys in zip(tiers, view.scores["keys"], strict=True):
             # Quantise what is left of the segments, and take them to the rungs they have reached.
             tier[segments[tier[segments] == Tier.HBM]] = Tier.HBM_QUANTISED
-            held = np.count_nonzero(tier[segments] <= Tier.HBM_QUANTISED, axis=1)
+            held = np.count_nonzero(tier[segments] < Tier.DDR, axis=1)
             for j in np.flatnonzero(held > keeps):
                 thin(tier, segments[j], keys, int(keeps[j]))
-            over = int(np.count_nonzero(tier <= Tier.HBM_QUANTISED)) - view.budget_tokens
+            over = int(np.count_nonzero(tier < Tier.DDR)) - view.budget_tokens
             for block in blocks:
                 over -= evict(tier, block) if over > 0 else 0
             by_worth = segments[np.argsort(kind, kind="stable")]
             over -= thin_further(tier, by_worth, keys, rungs, over)
             if over > 0:
-                rest = stream[~safe[stream] & (tier[stream] <= Tier.HBM_QUANTISED)]
+                rest = stream[~safe[stream] & (tier[stream] < Tier.DDR)]
                 if len(rest) < over:
                     raise self.infeasible(view, len(rest), over)
                 tier[rest[:over]] = Tier.EVICTED
@@ -184,7 +184,7 @@ def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) ->
 
     `tier`, int8 ``[tokens]`` of one group, is changed in place; keys are ``[tokens, head_dim]``.
     """
-    held = segment[tier[segment] <= Tier.HBM_QUANTISED]
+    held = segment[tier[segment] < Tier.DDR]
     if len(held) <= count:
         return 0
     gone = np.delete(held, representatives(keys[held].astype(np.float64), count))
@@ -205,7 +205,7 @@ def thin_further(
         for segment in segments:
             if left >= over:
                 break
-            held = np.count_nonzero(tier[segment] <= Tier.HBM_QUANTISED)
+            held = np.count_nonzero(tier[segment] < Tier.DDR)
             below = [rung for rung in rungs if rung < held]
             if below:
                 left += thin(tier, segment, keys, below[0])

@@ -93,8 +93,8 @@ addEventListener("load", showTrace);
 
 // Every token's life as a column of colours: one search under one policy.
 (() => {
-  const NAMES = ["HBM", "HBM, 8 bits", "DDR", "DDR, 8 bits", "evicted", "not born yet"];
-  const COLOURS = ["hbm", "quantised", "ddr", "ddr-quantised", "evicted", "card"].map((name) => `var(--${name})`);
+  const NAMES = ["HBM", "HBM, quantised", "HBM, coarse", "DDR", "DDR, quantised", "DDR, coarse", "evicted", "not born yet"];
+  const COLOURS = ["hbm", "quantised", "coarse", "ddr", "ddr-quantised", "ddr-coarse", "evicted", "card"].map((name) => `var(--${name})`);
   const { axes, items } = DATA.maps;
   if (!items.length) {
     byId("map-section").hidden = true;

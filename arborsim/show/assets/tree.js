@@ -12,7 +12,8 @@ const TREE = {
 };
 
 (() => {
-  const TIERS = ["HBM", "HBM, quantised", "DDR", "DDR, quantised", "evicted"];
+  const TIERS = ["HBM", "HBM, quantised", "HBM, coarse", "DDR", "DDR, quantised", "DDR, coarse", "evicted"];
+  const SELDOM = [2, 5]; // tiers that the legend leaves out where they are empty
   const SVG = "http://www.w3.org/2000/svg";
   const films = DATA.trees.films;
   const box = byId("tree-box");
@@ -37,11 +38,11 @@ const TREE = {
 
   // Frames list only what changed: unroll them once into one table per moment.
   function unroll(frames, count) {
-    let table = new Int32Array(5 * count);
+    let table = new Int32Array(TIERS.length * count);
     return frames.map((frame) => {
       table = table.slice();
-      for (let i = 0; i < frame.changed.length; i += 6) {
-        table.set(frame.changed.slice(i + 1, i + 6), 5 * frame.changed[i]);
+      for (let i = 0; i < frame.changed.length; i += TIERS.length + 1) {
+        table.set(frame.changed.slice(i + 1, i + 1 + TIERS.length), TIERS.length * frame.changed[i]);
       }
       return table;
     });
@@ -129,9 +130,9 @@ const TREE = {
     const frame = film.frames[moment];
     const table = film.moments[moment];
     const on = activePath(frame.active, place.parent);
-    const totals = [...(frame.hidden ?? [0, 0, 0, 0, 0])]; // of thoughts that are not drawn
+    const totals = [...(frame.hidden ?? TIERS.map(() => 0))]; // of thoughts that are not drawn
     nodes.forEach((node, i) => {
-      const tokens = table.subarray(5 * i, 5 * i + 5);
+      const tokens = table.subarray(TIERS.length * i, TIERS.length * (i + 1));
       const present = tokens.reduce((a, b) => a + b, 0);
       tokens.forEach((count, t) => { totals[t] += count; });
       if (!node) return;
@@ -150,12 +151,13 @@ const TREE = {
 
   function legend(totals) {
     byId("tree-legend").replaceChildren(
-      ...TIERS.map((name, t) => {
+      ...TIERS.flatMap((name, t) => {
+        if (SELDOM.includes(t) && !totals[t]) return [];
         const item = document.createElement("li");
         const swatch = document.createElement("i");
         swatch.className = `tier${t}`;
         item.append(swatch, `${name}: ${totals[t].toLocaleString("en")} tokens`);
-        return item;
+        return [item];
       }),
     );
   }

@@ -24,6 +24,8 @@ from arborsim_torch.tiers.copies import to_device
 if TYPE_CHECKING:
     from arborsim_torch.cache.tiered import TieredCache
 
+_ON_HOST = np.array([place.on_host for place in Place])
+
 
 @dataclass
 class StoredSlots:
@@ -138,7 +140,7 @@ class GatherReader:
         place = cache.place.values[group, union]
         read = place != Place.LOST
         if self._split_host:
-            read &= (place != Place.DDR) & (place != Place.DDR_QUANTISED)
+            read &= ~_ON_HOST[place]
         token, place = union[read], place[read]
         pieces, order = [], []
         for kind in np.unique(place).tolist():
@@ -177,7 +179,7 @@ class GatherReader:
         """What the groups of a layer hold on the host, padded to the longest."""
         cache = self._cache
         pieces, position, on_path, first = [], [], [], 0
-        for place in (Place.DDR, Place.DDR_QUANTISED):
+        for place in (place for place in cache.pools if place.on_host):
             own = [union[wanted[g] & (cache.place.values[g, union] == place)] for g in groups]
             m = max(len(token) for token in own)
             if not m:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from arborsim.core.errors import UnknownName
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import RUNGS, Tier
 
 GROUPINGS = ("shared", "layer", "head")
 
@@ -108,29 +108,42 @@ class Place(IntEnum):
 
     HBM = 0
     HBM_QUANTISED = 1
-    DDR = 2
-    DDR_QUANTISED = 3
-    STAGING = 4
-    STAGING_QUANTISED = 5
-    LOST = 6
+    HBM_COARSE = 2
+    DDR = 3
+    DDR_QUANTISED = 4
+    DDR_COARSE = 5
+    STAGING = 6
+    STAGING_QUANTISED = 7
+    STAGING_COARSE = 8
+    LOST = 9
+
+    @property
+    def rung(self) -> int:
+        """0 at full precision, else the number of the format, from 1: as `Tier.rung`."""
+        return 0 if self == Place.LOST else self % RUNGS
 
     @property
     def quantised(self) -> bool:
-        return self in (Place.HBM_QUANTISED, Place.DDR_QUANTISED, Place.STAGING_QUANTISED)
+        return self.rung > 0
+
+    @property
+    def in_hbm(self) -> bool:
+        """A token's own copy on the device, in other words neither of DDR nor staged."""
+        return self < Place.DDR
 
     @property
     def on_host(self) -> bool:
-        return self in (Place.DDR, Place.DDR_QUANTISED)
+        return Place.DDR <= self < Place.STAGING
 
     @property
     def staged(self) -> bool:
-        return self in (Place.STAGING, Place.STAGING_QUANTISED)
+        return Place.STAGING <= self < Place.LOST
 
 
 #: The place of a tier's own copy, by value of `Tier`.
-HOME = np.array([Place.HBM, Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED, Place.LOST],
+HOME = np.array([Place[tier.name] if tier != Tier.EVICTED else Place.LOST for tier in Tier],
                 dtype=np.int8)  # fmt: skip
 #: The place of the staged copy of a token whose own is in this place.
-STAGED = {Place.DDR: Place.STAGING, Place.DDR_QUANTISED: Place.STAGING_QUANTISED}
+STAGED = {place: Place(place + RUNGS) for place in Place if place.on_host}
 
 assert [int(tier) for tier in Tier] == list(range(len(HOME)))

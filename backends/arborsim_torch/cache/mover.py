@@ -21,7 +21,7 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.tiers.copies import Ticket
 from arborsim_torch.tiers.link import HostLink
 
-_ON_DEVICE = (Place.HBM, Place.HBM_QUANTISED)
+_ON_DEVICE = tuple(place for place in Place if place.in_hbm)
 
 
 class Mover:
@@ -71,7 +71,7 @@ class Mover:
             if copy.target.on_host
             for group, token, _ in copy.parts
             for place in np.unique(cache.place.values[group, token])
-            if place in (Place.HBM, Place.HBM_QUANTISED)
+            if Place(place).in_hbm
         )
 
     @property
@@ -110,7 +110,8 @@ class Mover:
         homes = HOME[target]
         lost = homes == Place.LOST
         self._forget(pairs.where(lost))
-        for place in (Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED, Place.HBM):
+        there = [place for place in self.cache.pools if not place.staged]
+        for place in (*there[1:], Place.HBM):
             self._bring(pairs.where(homes == place), place)
         self.on_peak()
         self.cache.shrink()
@@ -136,7 +137,7 @@ class Mover:
         self.settle(wait=True)
         cache = self.cache
         needed = self._needed()
-        for home, stage in STAGED.items():
+        for home, stage in self._ddr():
             staged = cache.pools[stage].slots.of >= 0
             self._unstage(GroupTokenPairs(*np.nonzero(staged & ~needed)), home, stage)
             missing = (cache.pools[home].slots.of >= 0) & needed & ~staged
@@ -146,10 +147,14 @@ class Mover:
 
     def _anything_in_ddr(self) -> bool:
         pools = self.cache.pools
-        return bool(self._pending) or any(pools[home].slots.used.any() for home in STAGED)
+        return bool(self._pending) or any(pools[home].slots.used.any() for home, _ in self._ddr())
+
+    def _ddr(self) -> Iterator[tuple[Place, Place]]:
+        """Places of DDR that there are, with those of their staged copies."""
+        return ((home, stage) for home, stage in STAGED.items() if home in self.cache.pools)
 
     def _anything_staged(self) -> bool:
-        return any(self.cache.pools[stage].slots.used.any() for stage in STAGED.values())
+        return any(self.cache.pools[stage].slots.used.any() for _, stage in self._ddr())
 
     @property
     def _stages(self) -> bool:
@@ -176,10 +181,10 @@ class Mover:
     def _bring(self, pairs: GroupTokenPairs, target: Place) -> None:
         """Move tokens from wherever they are to `target`."""
         cache = self.cache
-        for source in (Place.HBM, Place.HBM_QUANTISED, Place.DDR, Place.DDR_QUANTISED):
-            if source is target:
+        for source, pool in cache.pools.items():
+            if source is target or source.staged:
                 continue
-            held = cache.pools[source].slots.of[pairs.group, pairs.token] >= 0
+            held = pool.slots.of[pairs.group, pairs.token] >= 0
             part = pairs.where(held)
             if not len(part):
                 continue
@@ -235,7 +240,7 @@ class Mover:
         block = pool.read(group, pool.slots.of[group, token])
         if source.on_host:
             block = self._up(block)
-        if source.quantised == target.quantised:
+        if source.rung == target.rung:
             return block
         codec = cache.pools[target].codec
         return StoredTokens(*codec.encode(pool.codec.decode(block.data, block.scale, dtype)))
@@ -296,7 +301,7 @@ class Mover:
         self._stage(pairs.where(needed), copy.target)
 
     def _leave_device(self, group: int, token: np.ndarray) -> None:
-        for place in (Place.HBM, Place.HBM_QUANTISED):
+        for place in _ON_DEVICE:
             self._drop(place, group, token)
 
     def _put(self, place: Place, group: int, token: np.ndarray, block: StoredTokens) -> None:
@@ -305,7 +310,9 @@ class Mover:
         pool.write(group, slot, block)
 
     def _drop(self, place: Place, group: int, token: np.ndarray) -> None:
-        pool = self.cache.pools[place]
+        pool = self.cache.pools.get(place)
+        if pool is None:
+            return
         held = token[pool.slots.of[group, token] >= 0]
         if len(held):
             pool.give_back(np.full(len(held), group, dtype=np.int64), held)

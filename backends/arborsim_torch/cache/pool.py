@@ -6,6 +6,7 @@ that remain together: evicting gives memory back to the allocator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,26 +231,27 @@ class Pool:
             new[:, :, :, : old.shape[3]] = old
 
 
-def make_pools(layout: Layout, quantised: Codec, page_tokens: int) -> dict[Place, Pool]:
+def make_pools(layout: Layout, quantised: Sequence[Codec], page_tokens: int) -> dict[Place, Pool]:
     """An empty pool for every place that a token can be held in.
 
     Parameters
     ----------
     layout : Layout
-    quantised : Codec
-        Format of the places that hold quantised tokens.
+    quantised : sequence of Codec
+        Formats of the places that hold quantised tokens, by rung; without a second there are no
+        places for coarse ones.
     page_tokens : int
     """
     host, on_gpu = torch.device("cpu"), layout.device.type == "cuda"
-    full = Plain(layout.dtype)
+    codecs = (Plain(layout.dtype), *quantised)
     return {
         place: Pool(
             layout,
-            quantised if place.quantised else full,
+            codecs[place.rung],
             host if place.on_host else layout.device,
             page_tokens=page_tokens,
             pinned=place.on_host and on_gpu,
         )
         for place in Place
-        if place is not Place.LOST
+        if place is not Place.LOST and place.rung < len(codecs)
     }

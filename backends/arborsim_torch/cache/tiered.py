@@ -40,8 +40,8 @@ class TieredCache:
     Parameters
     ----------
     layout : Layout
-    quantised : Codec
-        Format of quantised tokens.
+    quantised : sequence of Codec, optional
+        Formats of quantised tokens, and of coarse ones; FP8 if there are none.
     page_tokens : int
         Pools grow and shrink by this number of slots.
     ordered : bool
@@ -69,7 +69,7 @@ class TieredCache:
         self,
         layout: Layout,
         *,
-        quantised: Codec | None = None,
+        quantised: Sequence[Codec] = (),
         page_tokens: int = 16,
         ordered: bool = False,
         recall: str = "stage",
@@ -79,7 +79,8 @@ class TieredCache:
         if recall not in RECALLS:
             raise UnknownName("recall mode", recall, RECALLS)
         self.layout = layout
-        self._state = CacheState(layout.groups, make_pools(layout, quantised or Fp8(), page_tokens))
+        pools = make_pools(layout, quantised or (Fp8(),), page_tokens)
+        self._state = CacheState(layout.groups, pools)
         self._contiguous = False  # the next step may take the fast path
         self.hf = hf_cache(self, layout.layers)
         self.ordered = ordered

@@ -14,7 +14,6 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import ALL_GROUPS, Moves
-from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.decoder import TreeDecoder
 
@@ -24,7 +23,7 @@ def waits_on(clock: Callable[[], float]) -> bool:
     return clock is not time.thread_time
 
 
-_QUANTISED = np.array([tier.quantised for tier in Tier])
+_RUNG = np.array([tier.rung for tier in Tier])
 _IN_DDR = np.array([tier.in_ddr for tier in Tier])
 
 
@@ -152,7 +151,7 @@ class LiveExecutor:
         m.evicted_tokens += tokens(target == Tier.EVICTED)
         m.rehydrated_tokens += tokens(source == Tier.EVICTED)
         m.offloaded_tokens += tokens(~_IN_DDR[source] & _IN_DDR[target])
-        m.quantised_tokens += tokens(~_QUANTISED[source] & _QUANTISED[target])
+        m.quantised_tokens += tokens(_RUNG[target] > _RUNG[source])
 
     def _rehydrate(self, pairs: GroupTokenPairs) -> None:
         """One prefill per path over its lost tokens, from the root to the leaf."""
@@ -182,9 +181,6 @@ class LiveExecutor:
 
 
 _MOST_SAMPLES = 2048
-_STAGING = (Place.STAGING, Place.STAGING_QUANTISED)
-_HBM = (Place.HBM, Place.HBM_QUANTISED)
-_DDR = (Place.DDR, Place.DDR_QUANTISED)
 
 
 class LiveGauge:
@@ -209,12 +205,15 @@ class LiveGauge:
         """Look at the pools."""
         pools = self._mover.cache.pools
         used = {place: pool.used_bytes for place, pool in pools.items()}
-        staging = used[Place.STAGING] + used[Place.STAGING_QUANTISED]
+        staging = sum(size for place, size in used.items() if place.staged)
         staging += self._mover.cache.buffer_bytes
-        hbm = used[Place.HBM] + used[Place.HBM_QUANTISED]
-        ddr = used[Place.DDR] + used[Place.DDR_QUANTISED]
-        held = sum(pools[place].slots.used for place in _HBM) - self._mover.leaving_tokens
-        quantised = used[Place.HBM_QUANTISED] + used[Place.DDR_QUANTISED]
+        hbm = sum(size for place, size in used.items() if place.in_hbm)
+        ddr = sum(size for place, size in used.items() if place.on_host)
+        held = sum(pool.slots.used for place, pool in pools.items() if place.in_hbm)
+        held = held - self._mover.leaving_tokens
+        quantised = sum(
+            size for place, size in used.items() if place.quantised and not place.staged
+        )
         self._peak_hbm = max(self._peak_hbm, hbm + staging)
         mean = -(-int(np.sum(held)) // self._mover.cache.layout.groups)
         self._peak_tokens = max(self._peak_tokens, mean)
@@ -232,15 +231,17 @@ class LiveGauge:
 
     def observe_peak(self) -> None:
         """The device holds more than before or after: see `Mover.on_peak`."""
-        held = {place: self._mover.cache.pools[place].used_bytes for place in (*_HBM, *_STAGING)}
+        pools = self._mover.cache.pools
         buffers = self._mover.staging_in_flight_bytes + self._mover.cache.buffer_bytes
-        staging = buffers + sum(held[place] for place in _STAGING)
-        self._peak_hbm = max(self._peak_hbm, staging + sum(held[place] for place in _HBM))
+        staging = buffers + sum(p.used_bytes for place, p in pools.items() if place.staged)
+        hbm = sum(pool.used_bytes for place, pool in pools.items() if place.in_hbm)
+        self._peak_hbm = max(self._peak_hbm, staging + hbm)
         self._peak_staging = max(self._peak_staging, staging)
         self._note_allocated(buffers)
 
     def _note_allocated(self, beside_bytes: int) -> None:
-        allocated = self._mover.cache.capacity_bytes(*_HBM, *_STAGING)
+        pools = self._mover.cache.pools
+        allocated = sum(p.capacity_bytes for place, p in pools.items() if not place.on_host)
         self.allocated_bytes = max(self.allocated_bytes, allocated + beside_bytes)
 
     def fill(self, m: Measurements) -> None:

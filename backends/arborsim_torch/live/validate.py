@@ -195,14 +195,14 @@ class ValidationRun:
 def held(mover: Mover) -> Held:
     """Bytes of the tokens in the pools, by `arborsim.validate.compare.PARTS`."""
     pools = mover.cache.pools
-    staging = pools[Place.STAGING].used_bytes + pools[Place.STAGING_QUANTISED].used_bytes
-    staging += mover.cache.buffer_bytes  # what streamed tokens pass through
+    used = {place: pool.used_bytes for place, pool in pools.items()}
+    staging = sum(size for place, size in used.items() if place.staged)
     return (
-        pools[Place.HBM].used_bytes,
-        pools[Place.HBM_QUANTISED].used_bytes,
-        pools[Place.DDR].used_bytes,
-        pools[Place.DDR_QUANTISED].used_bytes,
-        staging,
+        used[Place.HBM],
+        sum(size for place, size in used.items() if place.in_hbm and place.quantised),
+        used[Place.DDR],
+        sum(size for place, size in used.items() if place.on_host and place.quantised),
+        staging + mover.cache.buffer_bytes,  # what streamed tokens pass through
     )
 
 

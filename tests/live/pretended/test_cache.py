@@ -32,7 +32,7 @@ def wander(
     rng = np.random.default_rng(3)
     with HostLink(device) as link:
         cache = TieredCache(
-            Layout.of(model, grouping), quantised=codec, ordered=ordered, page_tokens=4,
+            Layout.of(model, grouping), quantised=(codec,), ordered=ordered, page_tokens=4,
             recall=recall, link=link,
         )  # fmt: skip
         mover = Mover(cache, link, recall=recall)
