@@ -104,7 +104,7 @@ class RewardedProblems(ProblemOptions):
         "What is good: a class of a classifier [default: 1 of two], or the tokens good,bad "
         "of a step-token model [default: +,-].",
     )
-    reward_aggregate: str = expert_option("last", "Scores of steps: last, min or prod.")
+    reward_aggregate: str = expert_option("last", "Scores of steps: last, min, prod or mean.")
     noise: float = expert_option(0.1, "Verifier: noise of rewards (std).", min=0.0)
     dead_penalty: float = expert_option(
         1.0, "Verifier: how well rewards see a dead path.", min=0.0, max=1.0

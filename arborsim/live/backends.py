@@ -39,7 +39,8 @@ class RewardChoice:
     token: str = ""  #: of a step-token model: the token after which it scores a step
     #: What is good: a class of a classifier, or "good,bad" tokens of a step-token model
     label: str = ""
-    aggregate: str = "last"  #: how scores of a path's steps become one: "last", "min" or "prod"
+    #: How scores of a path's steps become one: "last", "min", "prod" or "mean"
+    aggregate: str = "last"
 
 
 @dataclass(frozen=True)

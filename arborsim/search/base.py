@@ -17,7 +17,7 @@ search knows no tokens, no model and no clock, so the same object drives both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -200,32 +200,6 @@ def best_answer(frontier: Leaves) -> tuple[int, ...]:
         if leaves:
             return (best_first(leaves)[0].node,)
     return (ROOT,)
-
-
-def majority(frontier: Leaves) -> tuple[int, ...]:
-    """The answer that most leaves gave, whatever their scores."""
-    return _elect(frontier, lambda leaf: 1.0)
-
-
-def weighted_majority(frontier: Leaves) -> tuple[int, ...]:
-    """The answer with the highest sum of final scores; an unknown score weighs nothing."""
-    return _elect(frontier, reward)
-
-
-def _elect(frontier: Leaves, weight: Callable[[Leaf], float]) -> tuple[int, ...]:
-    """The best leaf of the heaviest class of equal answers; ties go to the one given first.
-
-    A leaf without an answer's text (a bank that recorded none) is a class of its own.
-    """
-    classes: dict[str | int, list[Leaf]] = {}
-    for leaf in frontier:
-        if leaf.finished:
-            classes.setdefault(leaf.node if leaf.answer is None else leaf.answer, []).append(leaf)
-    if not classes:
-        return best_answer(frontier)
-    # Exact sums: the order in which leaves completed must not break a tie.
-    winner = max(classes.values(), key=lambda leaves: math.fsum(map(weight, leaves)))
-    return (best_first(winner)[0].node,)
 
 
 def hopeless(frontier: Leaves, kept: Iterable[int]) -> tuple[int, ...]:

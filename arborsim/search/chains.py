@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from arborsim.core.errors import UsageError
-from arborsim.search.base import ROOT, Expansion, Leaves, Search, majority, weighted_majority
+from arborsim.search.base import ROOT, Expansion, Leaves, Search
+from arborsim.search.ranking import Rewarded
 
 
 @dataclass
@@ -29,8 +30,8 @@ class Linear(Search):
         return (frontier[-1].node,)
 
 
-@dataclass
-class IndependentSamples(Search):
+@dataclass(kw_only=True)
+class IndependentSamples(Rewarded):
     """Sample chains to their ends."""
 
     name: ClassVar[str]
@@ -41,6 +42,7 @@ class IndependentSamples(Search):
     n: int = 16  # chains
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.n < 1:
             raise UsageError(f"{self.name}: n must be 1 or more")
 
@@ -55,7 +57,7 @@ class IndependentSamples(Search):
         return Expansion(dict.fromkeys(waiting[:width], 1))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class BestOfN(IndependentSamples):
     """The finished chain with the best final score wins (Cobbe et al. 2021, "Training Verifiers to
     Solve Math Word Problems")."""
@@ -63,23 +65,19 @@ class BestOfN(IndependentSamples):
     name: ClassVar[str] = "best-of-n"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SelfConsistency(IndependentSamples):
     """The answer that most chains give wins (Wang et al. 2022, "Self-Consistency Improves Chain of
     Thought Reasoning")."""
 
     name: ClassVar[str] = "self-consistency"
-
-    def answers(self, frontier: Leaves) -> tuple[int, ...]:
-        return majority(frontier)
+    answer: str = "vote"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class WeightedVote(IndependentSamples):
     """The answer whose chains have the highest sum of final scores wins (Beeching et al. 2024,
     "Scaling test-time compute")."""
 
     name: ClassVar[str] = "weighted-vote"
-
-    def answers(self, frontier: Leaves) -> tuple[int, ...]:
-        return weighted_majority(frontier)
+    answer: str = "weighted"

@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.search.base import ROOT, Expansion, Leaf, Leaves, Wide, newest, reward, value
+from arborsim.search.ranking import Rewarded
 
 
 @dataclass
@@ -49,8 +50,8 @@ class _Slot:
     follow: int | None = None  # the state that it goes on from instead of picking one
 
 
-@dataclass
-class Dpts(Wide):
+@dataclass(kw_only=True)
+class Dpts(Wide, Rewarded):
     """Parallel slots that exploit and explore."""
 
     name: ClassVar[str] = "dpts"
@@ -71,6 +72,7 @@ class Dpts(Wide):
     _asked: set[int] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.width, self.children, self.steps) < 1:
             raise UsageError("dpts: width, children and steps must be 1 or more")
         self._slots = [_Slot(exploits=i < self._half) for i in range(self.width)]
@@ -81,6 +83,7 @@ class Dpts(Wide):
         return (self.width + 1) // 2
 
     def expand(self, frontier: Leaves, width: int) -> Expansion:
+        frontier = self.scored(frontier)
         dropped: list[int] = []
         new = newest(frontier, self._states)
         for leaf in new:

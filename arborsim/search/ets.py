@@ -54,7 +54,7 @@ _ROUNDING = 1e-12  # distances of vectors that point in one direction
 _SCALE = 1e4
 
 
-@dataclass
+@dataclass(kw_only=True)
 class EtsKv(Rebase):
     """REBASE on the leaves that are worth their KV cache."""
 
@@ -82,7 +82,7 @@ class EtsKv(Rebase):
         return keep_by_tree(tree, self.lambda_b)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Ets(EtsKv):
     """REBASE on leaves that are worth their KV cache or are unlike the others."""
 

@@ -2,7 +2,8 @@
 
 A width of thoughts is shared among the newest level's states.  A finished chain keeps its place:
 the width that is left shrinks by one for each.  A state that gets no share is given up for good.
-The answer is elected by the finished chains, weighted by their final scores.
+The answer is elected by the finished chains, weighted by their final scores (`ranking` has other
+scores and elections).
 
 Beam search with a reward model (Snell et al. 2024, "Scaling LLM Test-Time Compute"): of every level
 the k states with the best last score go on and share the width.
@@ -10,6 +11,24 @@ the k states with the best last score go on and share the width.
 Diverse Verifier Tree Search (Beeching et al. 2024, "Scaling test-time compute"): the width is split
 among S subtrees, which search on their own: the thoughts of the first level are dealt out in order,
 and of every later level the best state of each subtree goes on with all of the subtree's width.
+
+With ``refill`` beams end as in the beam search of Hugging Face's transformers with
+``early_stopping=True`` (5.23 finds the same sequences: `tests/search/test_hugging_face.py`).
+Finished states compete with the unfinished ones: those among the best k of their level leave the
+beam as answers, the others are given up.  The best k unfinished states go on with the whole width.
+The search is over when k chains have finished, of which the best k are kept, or at the last level.
+Where the two differ:
+
+- Transformers takes the best 2k of all one-token continuations, so that k unfinished ones are among
+  them; here a level has ``width`` thoughts, and the beam is narrower if fewer than k go on.
+- Its score is the log-probability of the path over its length to the power of ``length_penalty``.
+  Rewards being log-probabilities of one-token thoughts, ``score=mean`` is a penalty of 1; rewards
+  being probabilities, ``score=prod`` is one of 0.
+- With ``early_stopping=False`` (its default) it goes on with k finished chains until no running one
+  seems able to do better, with ``"never"`` until none can.  Both rest on log-probabilities, which
+  only fall; rewards rise, too.
+- At its last level unfinished chains count as finished.
+- It hands in the best chain, which is ``answer=best``.
 
 ETS compares with k and S = 4, and with the square root of the initial width N.
 
@@ -33,10 +52,11 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.search import base
+from arborsim.search.ranking import Rewarded
 
 
-@dataclass
-class LevelSearch(base.Wide, ABC):
+@dataclass(kw_only=True)
+class LevelSearch(base.Wide, Rewarded, ABC):
     """One level at a time."""
 
     synchronous: ClassVar[bool] = True
@@ -44,8 +64,10 @@ class LevelSearch(base.Wide, ABC):
     by_levels: ClassVar[bool] = True
     width: int = 16  # N, thoughts per level at the start
     depth: int = 25  # most levels
+    answer: str = "weighted"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.width, self.depth) < 1:
             raise UsageError(f"{self.name}: width and depth must be 1 or more")
 
@@ -57,6 +79,10 @@ class LevelSearch(base.Wide, ABC):
         """
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        return self.select(self.scored(frontier), width)
+
+    def select(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        """As `expand`, of leaves with the scores of their paths."""
         left = min(width, self.width - sum(leaf.finished for leaf in frontier))
         candidates = [
             x for x in frontier if x.visits == 0 and x.expandable and x.depth < self.depth
@@ -67,15 +93,15 @@ class LevelSearch(base.Wide, ABC):
         kept = [leaf.node for leaf in frontier if leaf.finished or leaf.node in children]
         return base.Expansion(children, base.hopeless(frontier, kept), done=not children)
 
-    def answers(self, frontier: base.Leaves) -> tuple[int, ...]:
-        return base.weighted_majority(frontier)
 
-
-@dataclass
+@dataclass(kw_only=True)
 class BeamSqrt(LevelSearch):
     """Keep as many states as the square root of the initial width, rounded up."""
 
     name: ClassVar[str] = "beam-sqrt"
+    #: A finished chain leaves its place to the next best unfinished state, as in the beam search of
+    #: Hugging Face's transformers
+    refill: bool = False
 
     @property
     def _kept(self) -> int:
@@ -86,8 +112,27 @@ class BeamSqrt(LevelSearch):
         counts = even_parts(width, len(kept))  # what does not divide goes to the first, one each
         return {leaf.node: count for leaf, count in zip(kept, counts, strict=True) if count}
 
+    def select(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        if not self.refill:
+            return super().select(frontier, width)
+        deepest = max(leaf.depth for leaf in frontier)
+        level = base.best_first(
+            x for x in frontier
+            if x.depth == deepest and x.visits == 0 and (x.finished or x.expandable)
+        )  # fmt: skip
+        ended = [leaf for leaf in frontier if leaf.finished and leaf.depth < deepest]
+        ended += [leaf for leaf in level[: self._kept] if leaf.finished]
+        ended = base.best_first(ended)[: self._kept]
+        states = [x for x in level if x.expandable and x.depth < self.depth]
+        kept = [leaf.node for leaf in ended]
+        if not states or len(kept) == self._kept:
+            lost = [leaf for leaf in frontier if leaf.finished and leaf.node not in kept]
+            return base.Expansion(dropped=base.deepest_first(lost), done=True)
+        children = self.share(frontier, states, width)
+        return base.Expansion(children, base.hopeless(frontier, [*kept, *children]))
 
-@dataclass
+
+@dataclass(kw_only=True)
 class Beam4(BeamSqrt):
     """Keep a fixed number of states."""
 
@@ -104,7 +149,7 @@ class Beam4(BeamSqrt):
         return self.keep
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DvtsSqrt(LevelSearch):
     """As many subtrees as the square root of the width, rounded up."""
 
@@ -141,7 +186,7 @@ class DvtsSqrt(LevelSearch):
                 self._subtree[leaf.node] = self._subtree[leaf.parent]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Dvts4(DvtsSqrt):
     """A fixed number of subtrees."""
 
@@ -158,7 +203,7 @@ class Dvts4(DvtsSqrt):
         return self.subtrees
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Rebase(LevelSearch):
     """Children in proportion to the softmax of scores."""
 

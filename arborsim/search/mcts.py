@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.search import base
+from arborsim.search.ranking import Rewarded
 
 
 @dataclass
@@ -45,8 +46,8 @@ class _State:
         self.live = self.room > 0 or any(child.live for child in self.arrived)
 
 
-@dataclass
-class Mcts(base.Wide):
+@dataclass(kw_only=True)
+class Mcts(base.Wide, Rewarded):
     """Selection by UCT, one thought per simulation.
 
     Subtrees in which nothing is left to open are not selected again: a second visit would see the
@@ -64,12 +65,14 @@ class Mcts(base.Wide):
     _asked: set[int] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.width, self.children, self.steps) < 1:
             raise UsageError("mcts: width, children and steps must be 1 or more")
         if not (self.exploration >= 0 and math.isfinite(self.exploration)):
             raise UsageError("mcts: exploration must be 0 or more")
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        frontier = self.scored(frontier)
         new = base.newest(frontier, self._states)
         for leaf in new:
             self._back_up(leaf)

@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 
 from arborsim.core.errors import UsageError
 from arborsim.search import base
+from arborsim.search.ranking import Rewarded, elected
 
 
-@dataclass
-class TotBfs(base.Search):
+@dataclass(kw_only=True)
+class TotBfs(Rewarded):
     """Propose, value, keep the best."""
 
     name: ClassVar[str] = "tot-bfs"
@@ -31,10 +32,11 @@ class TotBfs(base.Search):
     children: int = 8  # k, thoughts proposed per state
     levels: int = 0  # most levels; 0 for "until all kept states are finished"
     #: Leaves that may be handed in as the answer (the paper counts a Game of 24 as solved if any
-    #: of the 5 kept states solves it); 1 hands in the best one only
+    #: of the 5 kept states solves it); 1 hands in the elected one only
     any_of: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.keep, self.children, self.any_of) < 1 or self.levels < 0:
             raise UsageError(
                 "tot-bfs: keep, children and any_of must be 1 or more, levels 0 or more"
@@ -58,6 +60,7 @@ class TotBfs(base.Search):
         return {"children": width // max(keep, 1)}
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        frontier = self.scored(frontier)
         # Finished states compete with the new ones for their place.
         leaves = base.best_first(
             x for x in frontier if x.visits == 0 and (x.finished or x.expandable)
@@ -74,12 +77,11 @@ class TotBfs(base.Search):
         return base.Expansion(children, dropped, done=not children)
 
     def answers(self, frontier: base.Leaves) -> tuple[int, ...]:
-        finished = base.best_first(leaf for leaf in frontier if leaf.finished)
-        return tuple(x.node for x in finished[: self.any_of]) or base.best_answer(frontier)
+        return elected(self.scored(frontier), self.answer)[: self.any_of]
 
 
-@dataclass
-class TotDfs(base.Wide):
+@dataclass(kw_only=True)
+class TotDfs(base.Wide, Rewarded):
     """Depth-first search with backtracking."""
 
     name: ClassVar[str] = "tot-dfs"
@@ -99,10 +101,12 @@ class TotDfs(base.Wide):
     _at: int = field(default=base.ROOT, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.children, self.propose, self.steps, self.width) < 1:
             raise UsageError("tot-dfs: children, propose, steps and width must be 1 or more")
 
     def expand(self, frontier: base.Leaves, width: int) -> base.Expansion:
+        frontier = self.scored(frontier)
         states = {leaf.node: leaf for leaf in frontier}
         dropped: list[int] = []
         for leaf in base.newest(frontier, self._seen):

@@ -71,11 +71,17 @@ def _shown(leaf: Leaf) -> tuple[Any, ...]:
     return tuple("nan" if isinstance(v, float) and np.isnan(v) else v for v in values)
 
 
-@pytest.mark.parametrize("name", list(SEARCHES))
+RANKED: list[tuple[str, dict[str, Any]]] = [
+    ("beam-4", {"width": 8, "keep": 2, "refill": True, "score": "min", "answer": "vote"}),
+    ("rebase", {"width": 6, "score": "mean", "answer": "best"}),
+    ("mcts", {"steps": 20, "score": "prod"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), [*SEARCHES.items(), *RANKED])
 def test_a_live_search_walked_again(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = SEARCHES[name]
     live: list[Watched] = []
 
     steps = EpisodeRecorder.steps
@@ -102,6 +108,10 @@ def test_a_live_search_walked_again(
         done = walk(now, bank)  # type: ignore[arg-type]
         assert done.bank_misses == 0
         assert now.seen == then.seen
+        for *_, text, entropy, logprob in (leaf for seen in then.seen for leaf in seen[1:]):
+            assert isinstance(text, str)
+            assert entropy != "nan"
+            assert logprob < 0
         assert now.embeddings.keys() == then.embeddings.keys()
         for node, embedding in then.embeddings.items():
             np.testing.assert_array_equal(now.embeddings[node], embedding)

@@ -110,6 +110,8 @@ def test_searches_take_their_width_or_run_once() -> None:
         else:
             assert slots == [16, 64]
     assert [arm.width for arm in arms_of("tot-bfs", [16, 64], {"children": "7"})] == [35]
+    # A width that is set is the width, whatever was asked for besides.
+    assert [arm.width for arm in arms_of("rebase", [16, 64], {"width": "8"})] == [8]
     assert arms_of("tot-bfs", [4], {"keep": "2"})[0].make().slots == 4
     with pytest.raises(UsageError, match="width 4 is less than one child for each of the 5"):
         arms_of("tot-bfs", [4], {})

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal, localcontext
+from fractions import Fraction
 
 from tests.search.bank import Bank
 
@@ -275,3 +277,46 @@ def literal_mcts(bank: Bank, width: int, children: int, steps: int, w: float = 1
         reward, finished, _ = bank.child(complete[-1])
         if finished and reward >= 0.9:
             return thoughts
+
+
+def literal_refill(bank: Bank, width: int, keep: int, depth: int) -> tuple[list, list]:
+    """The beam search of transformers, on thoughts; returns all of them, and the finished pool.
+
+    The best `keep` of a level's thoughts that are finished join the pool, of which the best `keep`
+    stay; the best `keep` others share the width.
+    """
+    beam, made, pool = [()], [], []
+    for _ in range(depth):
+        shares = [width // len(beam) + (i < width % len(beam)) for i in range(len(beam))]
+        level = [(*s, k) for s, share in zip(beam, shares, strict=True) for k in range(share)]
+        made += level
+        alive = [s for s in level if not bank.child(s)[2]]
+        ranked = sorted(alive, key=lambda s: (-bank.child(s)[0], made.index(s)))
+        pool += [s for s in ranked[:keep] if bank.child(s)[1]]
+        pool = sorted(pool, key=lambda s: (-bank.child(s)[0], made.index(s)))[:keep]
+        beam = [s for s in ranked if not bank.child(s)[1]][:keep]
+        if len(pool) == keep or not beam:
+            break
+    return made, pool
+
+
+@dataclass
+class Scored(Bank):
+    """The same bank, whose thoughts are rewarded with the scores of their paths."""
+
+    score: str = "last"
+
+    def child(self, path: tuple[int, ...]) -> tuple[float, bool, bool]:
+        rewards = [super(Scored, self).child(path[:i])[0] for i in range(1, len(path) + 1)]
+        _, finished, dead = super().child(path)
+        if self.score == "min":
+            score = sorted(rewards)[0]
+        elif self.score == "prod":
+            score = rewards[0]
+            for reward in rewards[1:]:
+                score *= reward
+        elif self.score == "mean":
+            score = float(sum(map(Fraction, rewards))) / len(rewards)
+        else:
+            score = rewards[-1]
+        return score, finished, dead

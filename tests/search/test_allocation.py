@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
 from arborsim.search import ROOT, Leaf, make_search
-from arborsim.search.base import best_first, majority, weighted_majority
+from arborsim.search.base import best_first
 from arborsim.search.levels import rebase_weights
+from arborsim.search.ranking import elected
 from tests.search.bank import Bank, drive
 from tests.search.literal import printed
 
@@ -66,6 +67,9 @@ def test_votes() -> None:
     def leaf(node: int, score: float, answer: str | None, finished: bool = True) -> Leaf:
         return Leaf(node, 0, 1, score, finished, answer=answer)
 
+    majority, weighted_majority = (
+        lambda leaves, how=how: elected(leaves, how)[:1] for how in ("vote", "weighted")
+    )
     root = Leaf(ROOT, -1, 0, math.nan)
     three = [root, leaf(1, 0.9, "x"), leaf(2, 0.3, "y"), leaf(3, 0.4, "y")]
     assert majority(three) == (3,)
@@ -91,6 +95,10 @@ def test_votes() -> None:
         ("ets-kv", {"cost": "byte"}, "cost must be node or token, not 'byte'"),
         ("ets-kv", {"lambda_b": -1}, "lambda_b must be 0 or more"),
         ("ets", {"lambda_d": -1}, "lambda_d must be 0 or more"),
+        ("mcts", {"score": "max"}, "score must be one of last, min, prod, mean, not 'max'"),
+        ("linear", {"score": "min"}, "unknown option of linear"),
+        ("tot-bfs", {"answer": "first"}, "answer must be one of best, vote, weighted"),
+        ("beam-4", {"refill": 1}, "refill must be true or false"),
         ("ets", {"cut": 3}, "cut is a cosine distance"),
     ],
 )

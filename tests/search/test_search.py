@@ -92,7 +92,9 @@ def test_unknown_names_are_explained() -> None:
     with pytest.raises(UsageError, match="1 or more"):
         make_search("dpts", width=0)
     assert make_search("dpts", width="2").slots == 2
-    assert search_options("tot-bfs") == {"keep": 5, "children": 8, "levels": 0, "any_of": 1}
+    assert search_options("tot-bfs") == {
+        "keep": 5, "children": 8, "levels": 0, "any_of": 1, "score": "last", "answer": "best",
+    }  # fmt: skip
 
 
 def test_helpers() -> None:

@@ -16,23 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage
 from arborsim_torch.rewards.base import Account, Thought
 from arborsim_torch.rewards.texts import Encoded
-
-#: How the scores of a path's steps become one; the searches of ETS's comparison take the last.
-AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
-    "last": lambda steps: steps[-1],
-    "min": min,
-    "prod": math.prod,
-}
-
-
-def aggregate_of(name: str) -> Callable[[Sequence[float]], float]:
-    if name not in AGGREGATES:
-        raise UnknownName("way to aggregate step scores", name, AGGREGATES)
-    return AGGREGATES[name]
 
 
 @dataclass(frozen=True)
