@@ -75,7 +75,7 @@ def _cliff() -> Experiment:
     kinds = {
         "random": ("random", {"recent": "16"}),
         "streaming": ("streaming-llm", {"sinks": str(PROMPT)}),
-        "h2o": ("h2o", {"keep_prompt": "true", "recent_share": "0.05"}),
+        "h2o": ("h2o", {"pin_prompt": "true", "recent_share": "0.05"}),
         "epikv": ("epikv", {"recent": "16"}),
     }
     arms = [

@@ -153,7 +153,7 @@ class Rogue(Policy):
         return 1
 
     def protection(self, budget_tokens: int) -> Protection:
-        return Protection(prompt=True, recent=1)
+        return Protection(pin_prompt=True, recent=1)
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         tiers = view.tier.copy()

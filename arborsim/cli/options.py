@@ -248,13 +248,13 @@ def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, di
 
 def _meant(key: str, kinds: Mapping[str, type[Policy]]) -> tuple[list[str], str]:
     """The policies that a key of ``--set`` is for, and the parameter."""
-    from arborsim.policies.registry import parameters
+    from arborsim.policies.registry import parameter_name
 
     for name, kind in kinds.items():
         for prefix in (f"{name}.", f"{kind.name}."):
             if key.startswith(prefix):
                 return [name], key.removeprefix(prefix)
-    return [name for name, kind in kinds.items() if key in parameters(kind)], key
+    return [name for name, kind in kinds.items() if parameter_name(kind, key)], key
 
 
 def build_policies(settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:

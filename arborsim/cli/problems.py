@@ -133,12 +133,12 @@ def split_settings(
     class also goes by the class's `name`.  So is ``name=value`` if the search has that option; a
     `UsageError` if a chosen policy has it as well.
     """
-    from arborsim.policies.registry import find, parameters
+    from arborsim.policies.registry import find, parameter_name
     from arborsim.search import find_search, search_options
 
     options = search_options(search)
     own_names = ("search", search, find_search(search).name)
-    held = {key for name in policies for key in parameters(find(name))}
+    kinds = [find(name) for name in policies]
     own: dict[str, str] = {}
     others: list[str] = []
     for setting in given:
@@ -146,7 +146,7 @@ def split_settings(
         head, _, rest = key.rpartition(".")
         if equals and head in own_names:
             own[rest] = value
-        elif equals and key in options and key in held:
+        elif equals and key in options and any(parameter_name(kind, key) for kind in kinds):
             raise UsageError(
                 f"--set {setting}: the search and a policy have {key}: say search.{key} or "
                 f"POLICY.{key}"

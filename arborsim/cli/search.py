@@ -180,14 +180,16 @@ def _arms(algorithm: str, width: int, given: dict[str, str], swept: Sweep | None
 
 def _must_be_known(rest: Iterable[str], algorithms: Sequence[str], policies: Sequence[str]) -> None:
     """Refuse a setting that no chosen search or policy has."""
-    from arborsim.policies.registry import available, find, parameters
+    from arborsim.policies.registry import available, find, parameter_name, parameters
 
     known = {name for a in algorithms for name in search_options(a)}
-    own = {name for policy in policies for name in parameters(find(policy))}
+    kinds = [find(policy) for policy in policies]
+    own = {name for kind in kinds for name in parameters(kind)}
     for setting in rest:
         key = setting.partition("=")[0]
         head = key.partition(".")[0]
-        if key not in own and head not in available() and head not in policies:
+        has = any(parameter_name(kind, key) for kind in kinds)
+        if not has and head not in available() and head not in policies:
             raise UnknownName("setting of the chosen searches and policies", key, known | own)
 
 

@@ -83,17 +83,17 @@ class Protection:
     several active leaves share the number of recent ones.
     """
 
-    prompt: bool = False
+    pin_prompt: bool = False
     sinks: int = 0
     recent: int = 1
 
     def head(self, prompt_tokens: int) -> int:
         """Number of protected tokens at the beginning of a path."""
-        return (prompt_tokens if self.prompt else 0) + self.sinks
+        return (prompt_tokens if self.pin_prompt else 0) + self.sinks
 
     def floor(self, prompt_tokens: int) -> tuple[int, str]:
         """Protected tokens, and how their number comes about."""
-        parts = [("prompt", prompt_tokens if self.prompt else 0), ("sinks", self.sinks),
+        parts = [("prompt", prompt_tokens if self.pin_prompt else 0), ("sinks", self.sinks),
                  ("recent", self.recent)]  # fmt: skip
         made_of = " + ".join(f"{name} {count}" for name, count in parts if count)
         return sum(count for _, count in parts), made_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 ANY = 1 << 60
 """A share or number without limit."""
+
+
+def pin_prompt_setting(default: bool) -> bool:
+    """The field `pin_prompt` of a policy."""
+    return setting(default, "protect the whole prompt; false: it competes like other tokens")
 
 
 class Allocation(ABC):
@@ -116,9 +121,9 @@ class Decision:
 class Protect:
     """Tokens that never move down."""
 
-    prompt: bool = setting(True, "protect the whole prompt")
+    pin_prompt: bool = pin_prompt_setting(True)
     sinks: int = setting(
-        0, "protected first tokens: after the prompt if that is protected", unit="tokens", low=0
+        0, "protected first tokens: after the prompt if that is pinned", unit="tokens", low=0
     )
     recent: int = setting(128, "protected newest tokens", unit="tokens", low=0)
     recent_share: float = setting(
@@ -127,7 +132,7 @@ class Protect:
 
     def protection(self, budget_tokens: int) -> Protection:
         recent = int(min(self.recent, self.recent_share * budget_tokens))
-        return Protection(self.prompt, self.sinks, recent)
+        return Protection(self.pin_prompt, self.sinks, recent)
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ class ProtectSome(Protect):
     def protection(self, budget_tokens: int) -> Protection:
         found = super().protection(budget_tokens)
         sinks = int(min(self.sinks, self.sinks_share * budget_tokens))
-        return Protection(found.prompt, sinks, max(1, found.recent))
+        return replace(found, sinks=sinks, recent=max(1, found.recent))
 
 
 @dataclass(frozen=True)

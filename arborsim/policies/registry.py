@@ -141,6 +141,16 @@ def parameters(kind: type) -> dict[str, Parameter]:
     return found
 
 
+def parameter_name(kind: type, key: str) -> str | None:
+    """The parameter that `key` means: a composition's without its block if only one block has it.
+
+    None if there is none.
+    """
+    known = parameters(kind)
+    meant = [key] if key in known else [name for name in known if name.partition(".")[2] == key]
+    return meant[0] if len(meant) == 1 else None
+
+
 def values_of(policy: Policy) -> dict[str, Any]:
     """The values that a policy has, by the names of `parameters`."""
     values: dict[str, Any] = {}
@@ -157,7 +167,8 @@ def values_of(policy: Policy) -> dict[str, Any]:
 def build(name: str, settings: dict[str, str] | None = None) -> Policy:
     """The policy called `name` with parameters set from text, e.g. ``{"sinks": "8"}``.
 
-    Parameters of a composition are dotted: ``{"allocate.alpha": "2"}``.
+    Parameters of a composition are dotted, ``{"allocate.alpha": "2"}``; the block may be left out
+    where no other has a parameter of that name.
 
     Raises
     ------
@@ -170,9 +181,10 @@ def build(name: str, settings: dict[str, str] | None = None) -> Policy:
     known = parameters(kind)
     values: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
-    for key, text in (settings or {}).items():
-        if key not in known:
-            raise UnknownName(f"parameter of {name}", key, known)
+    for given, text in (settings or {}).items():
+        key = parameter_name(kind, given)
+        if key is None:
+            raise UnknownName(f"parameter of {name}", given, known)
         value = parsed(name, key, known[key].kind, text)
         block, dot, field = key.partition(".")
         if dot:

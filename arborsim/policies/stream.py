@@ -22,7 +22,14 @@ from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
-from arborsim.policies.blocks import Allocation, Decision, EveryStep, Never, Protect
+from arborsim.policies.blocks import (
+    Allocation,
+    Decision,
+    EveryStep,
+    Never,
+    Protect,
+    pin_prompt_setting,
+)
 from arborsim.policies.placement import ADAPTATIONS, Ladder, Pool, off_path_blocks
 from arborsim.signals.scores import Score, sum_in_order
 
@@ -174,7 +181,8 @@ class Composed(Policy):
         return self.schedule.bounded
 
     def scores(self) -> Mapping[str, Score]:
-        return {"score": self.score, **self.allocate.scores()}
+        score = self.score if self.protect.pin_prompt else self.score.with_prompt()
+        return {"score": score, **self.allocate.scores()}
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Float64 ``[groups, tokens]`` (or ``[tokens]``, for all groups): the lowest goes first.
@@ -287,6 +295,11 @@ class StreamPolicy(Composed):
     """
 
     adaptation: str = setting("path", "what the stream is on a tree", choices=ADAPTATIONS)
+    pin_prompt: bool = pin_prompt_setting(False)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt)
 
     @cached_property
     def allocate(self) -> Allocation:
@@ -297,10 +310,11 @@ class StreamPolicy(Composed):
 class RecentPolicy(StreamPolicy):
     """Keep the prompt and the newest tokens, whatever their score."""
 
+    pin_prompt: bool = pin_prompt_setting(True)
     recent: int = setting(
         128, "protected newest tokens, at most a quarter of the budget", unit="tokens", low=1
     )
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(recent=self.recent)
+        return Protect(self.pin_prompt, recent=self.recent)

@@ -327,7 +327,7 @@ class Tree(TreeRule, Allocation):
         return {"block-attention": CumulativeAttention(from_later_blocks=True)}
 
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
-        if not protection.prompt:  # sinks are the prompt's
+        if not protection.pin_prompt:  # sinks are the prompt's
             protection = replace(protection, sinks=min(protection.sinks, view.prompt_tokens))
         mask = protection.mask(view)
         pinned = set(view.leaves)  # what no decision may trim: open leaves, or the whole path
@@ -356,7 +356,7 @@ class Tree(TreeRule, Allocation):
         owner = tree.node_of_token.values
         fixed = np.zeros(count, dtype=bool)
         fixed[list(at.view.leaves)] = True
-        fixed[0] |= at.policy.protect.prompt
+        fixed[0] = at.policy.protect.pin_prompt  # nothing is added to it
         on_path = tree.on_path(at.view.leaves)
         held = np.bincount(owner[tier < Tier.DDR], minlength=count)
         reachable = held

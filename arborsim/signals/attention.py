@@ -5,7 +5,7 @@ Every score keeps one live table, brought up to date in place with every decode 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -252,11 +252,11 @@ class _PromptState(RowState):
 class LastAttended(Score):
     """Decode iteration in which a token was last attended to enough (its birth counts).
 
-    Prompt tokens, which every user of the score protects, have 0.  Without `page`, a generated
-    token is refreshed when the newest query pays it at least the median of what it pays the
-    generated tokens of its path (EpiKV's variant of RaaS).  Else a page of that many consecutive
-    generated tokens is refreshed when the query pays any of them more than `threshold`, and when it
-    receives a token (Hu et al. 2025, ACL Findings).
+    Prompt tokens have 0; `with_prompt` they count as generated ones, one iteration each, in all
+    that follows.  Without `page`, a generated token is refreshed when the newest query pays it at
+    least the median of what it pays the generated tokens of its path (EpiKV's variant of RaaS).
+    Else a page of that many consecutive generated tokens is refreshed when the query pays any of
+    them more than `threshold`, and when it receives a token (Hu et al. 2025, ACL Findings).
 
     With `up_to_constant` the timestamps of generated tokens may all be too low by the same number,
     which no ranking among them notices (a prompt's mean nothing then): a sparse row that refreshes
@@ -266,6 +266,7 @@ class LastAttended(Score):
     page: int | None = None
     threshold: float = 0.01
     up_to_constant: bool = False
+    prompt: bool = False
     needs: ClassVar[frozenset[Signal]] = frozenset({Signal.ATTENTION})
     about: ClassVar[str] = "timestamp of the last use"
     changes: ClassVar[Changes] = "freely"
@@ -273,6 +274,9 @@ class LastAttended(Score):
     @property
     def blurred(self) -> bool:
         return self.page is None  # the share of what a row does not list often is its median
+
+    def with_prompt(self) -> Score:
+        return replace(self, prompt=True)
 
     def start(self, layers: int) -> ScoreState:
         return _LastAttendedState(self)
@@ -289,8 +293,8 @@ class _LastAttendedState(RowState):
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         super().begin(run, tree, generated)
-        self._generated = generated
-        if not generated:
+        self._generated = generated or self._spec.prompt
+        if not self._generated:
             self._prompt_tokens = run.num_tokens
             return
         stamps = self.values[0, self._prompt_tokens :]

@@ -12,7 +12,7 @@ sections 3.2 and 3.3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -101,9 +101,9 @@ class RollingBands(Score):
     """Weighted sum over bands of a rolling statistic of a signal with one value per layer.
 
     The `window` newest tokens, the current one included, trail over the generated tokens of the
-    token's own path; prompt tokens, which every user of the score protects, get 0.  The statistic
-    is the window's mean, or how far ("z") the newest value lies from it in standard deviations, to
-    which `epsilon` is added.
+    token's own path, and prompt tokens get 0; `with_prompt` they count as generated ones.  The
+    statistic is the window's mean, or how far ("z") the newest value lies from it in standard
+    deviations, to which `epsilon` is added.
     """
 
     signal: Signal
@@ -111,6 +111,10 @@ class RollingBands(Score):
     statistic: str = "z"
     window: int = 64
     epsilon: float = EPSILON
+    prompt: bool = False
+
+    def with_prompt(self) -> Score:
+        return replace(self, prompt=True)
 
     @property
     def about(self) -> str:
@@ -145,7 +149,7 @@ class _RollingState(AtBirth):
         for (first, last), stream in zip(self._layers, self._streams, strict=True):
             stream.extend(layer_mean(observed, first, last))
         scores = np.zeros((1, run.num_tokens))
-        if not self._generated:
+        if not self._generated and not self._spec.prompt:
             self._prompt_tokens = run.num_tokens
         else:
             for w, leaf in enumerate(run.leaves):
@@ -189,10 +193,17 @@ class HiddenChangeContrast(Score):
         kind = "z-scored" if self.statistic == "z" else "rolling mean"
         return f"hidden-state change, {kind}, contrast of two layers"
 
-    def start(self, layers: int) -> ScoreState:
+    @property
+    def bands(self) -> RollingBands:
+        """The same as two bands of one layer each."""
         bands = (Band(self.layer_a, self.layer_a), Band(self.layer_b, self.layer_b, -1.0))
-        score = RollingBands(Signal.HIDDEN_CHANGE, bands, self.statistic, self.window, self.epsilon)
-        return score.start(layers)
+        return RollingBands(Signal.HIDDEN_CHANGE, bands, self.statistic, self.window, self.epsilon)
+
+    def with_prompt(self) -> Score:
+        return self.bands.with_prompt()
+
+    def start(self, layers: int) -> ScoreState:
+        return self.bands.start(layers)
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,9 @@ class Sum(Score):
     @property
     def changes(self) -> Changes:
         return self.accumulating.changes
+
+    def with_prompt(self) -> Score:
+        return replace(self, frozen=self.frozen.with_prompt())
 
     def start(self, layers: int) -> ScoreState:
         return _SumState(self.frozen.start(layers), self.accumulating.start(layers))

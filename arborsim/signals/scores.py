@@ -66,6 +66,10 @@ class Score(ABC):
         """Which parts of the cache have values of their own: one of `GROUPINGS`."""
         return "shared"
 
+    def with_prompt(self) -> Score:
+        """The same for a prompt that is not pinned: one whose tokens have true values, too."""
+        return self
+
     @abstractmethod
     def start(self, layers: int) -> ScoreState:
         """State for a new search on a model with this many layers."""

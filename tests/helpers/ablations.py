@@ -12,8 +12,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "TAE only": {"msve": False},
     "MSVE only": {"lambda_distance": 0.0},
     "no rehydration": {"rehydrate": False},
-    "tail only": {"retain": "tail", "keep_prompt": False},
-    "sinks + tail": {"retain": "sinks+tail", "keep_prompt": False},
-    "sinks + tail + heavy hitters": {"keep_prompt": False},
+    "tail only": {"retain": "tail", "pin_prompt": False},
+    "sinks + tail": {"retain": "sinks+tail", "pin_prompt": False},
+    "sinks + tail + heavy hitters": {"pin_prompt": False},
 }
 """The rows of the paper's Tables 3, 4 and 7 as settings."""

@@ -23,7 +23,7 @@ class SlowArborKV(oracles.Nothing):
     alpha, gamma, eta, lambda_depth, lambda_distance, r_min = 1.5, 1.5, 0.7, 0.0, 0.15, 0.05
     k_min, tail, path_floor, margin = 4, 4, 0.25, 16
     use_value = use_certainty = use_attention = msve = True
-    rehydrate = keep_prompt = True
+    rehydrate = pin_prompt = True
     boundary_trims_path = only_under_pressure = keep_pruned = False
     retain, relief, sinks = "sinks+tail+heavy", "alpha", 4
     out = EVICTED
@@ -83,9 +83,12 @@ class SlowArborKV(oracles.Nothing):
         """Protected tokens of a block, but for active leaves, which nothing here trims."""
         if node != 0:
             return []
-        if self.keep_prompt:
-            return world.block(0)
-        return world.block(0)[: 0 if self.retain == "tail" else self.sinks]
+        prompt = world.block(0)
+        if self.pin_prompt:
+            return prompt
+        first = prompt[: 0 if self.retain == "tail" else self.sinks]
+        newest = prompt[-1:] if world.leaves == (0,) else []
+        return sorted({*first, *newest})
 
     def target(self, world: SlowWorld, weights: list[float], node: int) -> int:
         n = len(world.block(node))
@@ -120,6 +123,10 @@ class SlowArborKV(oracles.Nothing):
 
     def heavy(self, world: SlowWorld, token: int) -> float:
         return world.attended_later[token]
+
+    def prefill(self, world: SlowWorld) -> None:
+        if world.in_hbm() > world.budget:
+            self.settle(world, {0: self.held(world, 0)}, self.weight(world))
 
     def boundary(self, world: SlowWorld, node: int) -> None:
         weights = self.weight(world)
@@ -179,7 +186,7 @@ class SlowArborKV(oracles.Nothing):
             if sum(keep.values()) > goal and self.path_floor < 1:
                 floor = {}
                 for n in keep:
-                    untouched = n in world.leaves or (n == 0 and self.keep_prompt)
+                    untouched = n in world.leaves if n else self.pin_prompt
                     if n in active and not untouched:
                         size = len(world.block(n))
                         high = max(self.least(world, n), math.ceil(self.path_floor * size))
@@ -239,7 +246,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "pruned blocks keep floors": {"keep_pruned": True},
     "depth decay": {"lambda_depth": 0.3},
     "whole prompt, tail": {"retain": "tail"},
-    "many sinks": {"keep_prompt": False, "sinks": 9},
+    "many sinks": {"pin_prompt": False, "sinks": 9},
 }
 
 

@@ -24,11 +24,13 @@ class SlowArborEpi(SlowArborKV):
         super().__init__(**settings)
         self.epikv = oracles.SlowEpiKV()
 
+    def prefill(self, world: SlowWorld) -> None:
+        self.epikv.pin_prompt = self.pin_prompt
+        self.epikv.see(world)
+        super().prefill(world)
+
     def step(self, world: SlowWorld) -> None:
-        for leaf in world.leaves:
-            for token in world.block(leaf):
-                if token not in self.epikv.born:
-                    self.epikv.born[token] = self.epikv.contrast(world, token, leaf)
+        self.epikv.see(world)
         super().step(world)
 
     def settle(self, world: SlowWorld, keep: dict[int, int], weights: list[float]) -> None:
@@ -39,7 +41,7 @@ class SlowArborEpi(SlowArborKV):
         return self.epikv.score(world, token)
 
     def safe(self, world: SlowWorld, node: int) -> list[int]:
-        if node == 0 or node in world.leaves:
+        if node in world.leaves if node else self.pin_prompt:
             return world.block(node)
         recent = min(self.recent, world.budget // 4)
         share = max(1, recent // len(world.leaves)) if recent else 0
@@ -50,15 +52,19 @@ class SlowArborEpi(SlowArborKV):
 class SlowStaircase(oracles.Nothing):
     """One ranking, four steps: HBM, 8-bit HBM, DDR as large as the budget, evicted."""
 
+    pin_prompt = True
+
     def __init__(self, interval: int = 32, recent: int = 128) -> None:
         self.interval, self.most_recent = interval, recent
         self.epikv = oracles.SlowEpiKV()
 
+    def prefill(self, world: SlowWorld) -> None:
+        self.epikv.pin_prompt = self.pin_prompt
+        self.epikv.see(world)
+        self.manage(world, False)
+
     def step(self, world: SlowWorld) -> None:
-        for leaf in world.leaves:
-            for token in world.block(leaf):
-                if token not in self.epikv.born:
-                    self.epikv.born[token] = self.epikv.contrast(world, token, leaf)
+        self.epikv.see(world)
         self.manage(world, world.iterations % self.interval == 0)
 
     def transition(self, world: SlowWorld) -> None:
@@ -76,10 +82,11 @@ class SlowStaircase(oracles.Nothing):
     def safe(self, world: SlowWorld) -> set[int]:
         recent = min(self.most_recent, world.budget // 4)
         share = max(1, recent // len(world.leaves)) if recent else 0
+        head = 4 + (world.prompt if self.pin_prompt else 0)
         safe: set[int] = set()
         for leaf in world.leaves:
             path = world.path(leaf)
-            safe |= set(path[: world.prompt + 4]) | set(path[::-1][:share])
+            safe |= set(path[:head]) | set(path[::-1][:share])
         return safe
 
     def manage(self, world: SlowWorld, scheduled: bool) -> None:

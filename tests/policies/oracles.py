@@ -23,6 +23,8 @@ class Nothing:
 class SlowStream(Nothing):
     """Over budget, drop off-path blocks, then the lowest unprotected token, one at a time."""
 
+    pin_prompt = False
+
     def __init__(self, adaptation: str = "path") -> None:
         self.adaptation = adaptation
 
@@ -35,8 +37,12 @@ class SlowStream(Nothing):
     def transition(self, world: SlowWorld) -> None:
         self.shrink(world)
 
-    def head(self, world: SlowWorld) -> int:
-        raise NotImplementedError
+    def sinks(self, world: SlowWorld) -> int:
+        return 0
+
+    def outside(self, world: SlowWorld) -> int:
+        """First tokens that take no part, because they are never evicted."""
+        return world.prompt if self.pin_prompt else 0
 
     def recent(self, world: SlowWorld) -> int:
         raise NotImplementedError
@@ -45,15 +51,20 @@ class SlowStream(Nothing):
         raise NotImplementedError
 
     def protected(self, world: SlowWorld) -> set[int]:
+        head = self.outside(world) + self.sinks(world)
         if self.adaptation == "flat":
-            everything = list(range(len(world.tier)))
-            return set(everything[: self.head(world)] + everything[-self.recent(world) :])
-        share = max(1, self.recent(world) // len(world.leaves))
-        safe: set[int] = set()
-        for leaf in world.leaves:
-            path = world.path(leaf)
-            safe |= set(path[: self.head(world)]) | set(path[-share:])
-        return safe
+            return set(range(len(world.tier))[:head]) | self.newest_tokens(world)
+        first = {token for leaf in world.leaves for token in world.path(leaf)[:head]}
+        return first | self.newest_tokens(world)
+
+    def newest_tokens(self, world: SlowWorld) -> set[int]:
+        recent = self.recent(world)
+        if not recent:
+            return set()
+        if self.adaptation == "flat":
+            return set(range(len(world.tier))[-recent:])
+        share = max(1, recent // len(world.leaves))
+        return {token for leaf in world.leaves for token in world.path(leaf)[-share:]}
 
     def shrink(self, world: SlowWorld) -> None:
         if self.adaptation == "path":
@@ -74,13 +85,12 @@ class SlowStream(Nothing):
 
 
 class SlowRandom(SlowStream):
+    pin_prompt = True
+
     def __init__(self, seed: int = 0, adaptation: str = "path") -> None:
         super().__init__(adaptation)
         self.rng = np.random.default_rng(seed)
         self.drawn: list[float] = []
-
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt
 
     def recent(self, world: SlowWorld) -> int:
         return min(128, world.budget // 4)
@@ -92,7 +102,7 @@ class SlowRandom(SlowStream):
 
 
 class SlowStreaming(SlowStream):
-    def head(self, world: SlowWorld) -> int:
+    def sinks(self, world: SlowWorld) -> int:
         return 4
 
     def recent(self, world: SlowWorld) -> int:
@@ -103,9 +113,6 @@ class SlowStreaming(SlowStream):
 
 
 class SlowH2O(SlowStream):
-    def head(self, world: SlowWorld) -> int:
-        return 0
-
     def recent(self, world: SlowWorld) -> int:
         return max(1, world.budget // 2)
 
@@ -116,26 +123,32 @@ class SlowH2O(SlowStream):
 class SlowEpiKV(SlowStream):
     """Section 3: z-scores over the trailing 64 generated tokens of the token's own path."""
 
+    pin_prompt = True
+
     def __init__(self, adaptation: str = "path") -> None:
         super().__init__(adaptation)
         self.born: dict[int, float] = {}
-
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt
 
     def recent(self, world: SlowWorld) -> int:
         return min(128, world.budget // 4)
 
     def step(self, world: SlowWorld) -> None:
+        self.see(world)
+        super().step(world)
+
+    def prefill(self, world: SlowWorld) -> None:
+        self.see(world)
+        super().prefill(world)
+
+    def see(self, world: SlowWorld) -> None:
         for leaf in world.leaves:
             for token in world.block(leaf):
                 if token not in self.born:
                     self.born[token] = self.contrast(world, token, leaf)
-        super().step(world)
 
     def contrast(self, world: SlowWorld, token: int, leaf: int) -> float:
         change = world.episode.per_layer[Signal.HIDDEN_CHANGE]
-        generated = [t for t in world.path(leaf) if world.prompt <= t <= token]
+        generated = [t for t in world.path(leaf) if self.outside(world) <= t <= token]
         window = generated[-64:][::-1]  # summed newest first, so that ties are ties to the last bit
         if len(window) < 2:
             return 0.0
@@ -153,8 +166,7 @@ class SlowEpiKV(SlowStream):
 
 
 class SlowLagKV(SlowStream):
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt
+    pin_prompt = True
 
     def recent(self, world: SlowWorld) -> int:
         return min(128, world.budget // 4)
@@ -171,12 +183,17 @@ class SlowLagKV(SlowStream):
 class SlowHierarchy(Nothing):
     """Algorithm 1 of the memory-hierarchy paper, with the budget as a further cap."""
 
+    pin_prompt = True
+
     def __init__(
         self, interval: int, recent: int, beta: float = 0.5, r: float = 0.03, sinks: int = 4,
         total: bool = False, quantised: float = 0.0,
     ) -> None:  # fmt: skip
         self.interval, self.recent, self.beta, self.r = interval, recent, beta, r
         self.sinks, self.total, self.quantised = sinks, total, quantised
+
+    def prefill(self, world: SlowWorld) -> None:
+        self.manage(world, scheduled=False)
 
     def step(self, world: SlowWorld) -> None:
         self.manage(world, scheduled=world.iterations % self.interval == 0)
@@ -192,9 +209,10 @@ class SlowHierarchy(Nothing):
             return
         safe: set[int] = set()
         share = max(1, self.recent // len(world.leaves))
+        head = (world.prompt if self.pin_prompt else 0) + self.sinks
         for leaf in world.leaves:
             path = world.path(leaf)
-            safe |= set(path[: world.prompt + self.sinks]) | set(path[-share:])
+            safe |= set(path[:head]) | set(path[-share:])
         path_tokens = world.active_tokens()
         free = [t for t in path_tokens if t not in safe and world.tier[t] != EVICTED]
         importance = self.importance(world, free)

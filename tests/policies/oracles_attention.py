@@ -73,9 +73,6 @@ class SlowThinKV(SlowAttention):
         captured = world.episode.layer_attention.of(token)
         return [means.tolist() for means, _ in captured[-self.layers :]]
 
-    def head(self, world: SlowWorld) -> int:
-        return 0
-
     def recent(self, world: SlowWorld) -> int:
         return max(1, min(128, world.budget // 4))
 
@@ -142,7 +139,7 @@ class SlowTova(SlowStream):
         self.watch(world)
         super().step(world)
 
-    def protected(self, world: SlowWorld) -> set[int]:
+    def newest_tokens(self, world: SlowWorld) -> set[int]:
         return set()
 
     def shrink(self, world: SlowWorld) -> None:
@@ -202,7 +199,7 @@ class SlowVatp(SlowStream):
         self.received: list[list[float]] = []
         self.seen = 0
 
-    def head(self, world: SlowWorld) -> int:
+    def sinks(self, world: SlowWorld) -> int:
         return min(20, world.budget // 4)
 
     def recent(self, world: SlowWorld) -> int:

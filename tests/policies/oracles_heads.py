@@ -96,9 +96,6 @@ class SlowHeadH2O(SlowGroups):
         super().__init__(adaptation)
         self.received: dict[tuple[int, int], float] = {}
 
-    def head(self, world: SlowWorld) -> int:
-        return 0
-
     def recent(self, world: SlowWorld) -> int:
         return max(1, world.budget // 2)
 
@@ -126,9 +123,6 @@ class SlowARKV(SlowGroups):
         self.cumulative, self.published = cumulative, published
         self.raw: dict[int, list[list[list[float]]]] = {}  # rows of a token, by layer and head
         self.newest: dict[tuple[int, int], list[float]] = {}  # by group and token, of every leaf
-
-    def head(self, world: SlowWorld) -> int:
-        return 0
 
     def recent(self, world: SlowWorld) -> int:
         return self.window
@@ -160,7 +154,7 @@ class SlowARKV(SlowGroups):
 
     def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
         over = world.in_hbm(group) - world.budget
-        room = world.budget - self.window
+        room = max(0, world.budget - self.window - self.outside(world))
         only_prompt = len(world.node) == world.prompt
         cut = self.published and only_prompt and self.kind != "origin"
         keeps = min(room if cut else int(self.slack * room), len(free) - over)

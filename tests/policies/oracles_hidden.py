@@ -43,13 +43,16 @@ def add(values: Iterable[float]) -> float:
 
 
 def born_score(
-    world: SlowWorld, token: int, signal: Signal, bands: Bands, z: bool, window: int
+    world: SlowWorld, token: int, signal: Signal, bands: Bands, z: bool, window: int, outside: int
 ) -> float:
-    """Weighted rolling statistics over the last generated tokens of the token's own path."""
-    if token < world.prompt:
+    """Weighted rolling statistics over the last tokens of the token's own path.
+
+    The first `outside` tokens take no part.
+    """
+    if token < outside:
         return 0.0
     path = world.path(world.node[token])
-    seen = [t for t in path if world.prompt <= t <= token][-window:][::-1]  # newest first
+    seen = [t for t in path if outside <= t <= token][-window:][::-1]  # newest first
     score = 0.0
     for first, last, weight in bands:
         low, high = (min(round(x * world.layers), world.layers - 1) for x in (first, last))
@@ -69,6 +72,8 @@ def born_score(
 
 
 class SlowRolling(SlowGroups):
+    pin_prompt = True
+
     def __init__(
         self, signal: Signal, bands: Bands, z: bool, window: int = 64, adaptation: str = "path"
     ) -> None:
@@ -76,14 +81,12 @@ class SlowRolling(SlowGroups):
         self.signal, self.bands, self.z, self.window = signal, bands, z, window
         self.born: list[float] = []
 
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt
-
     def recent(self, world: SlowWorld) -> int:
         return min(128, world.budget // 4)
 
     def see(self, world: SlowWorld, token: int) -> None:
-        self.born.append(born_score(world, token, self.signal, self.bands, self.z, self.window))
+        what = self.signal, self.bands, self.z, self.window
+        self.born.append(born_score(world, token, *what, self.outside(world)))
 
     def group_score(self, world: SlowWorld, group: int, token: int) -> float:
         return self.born[token]
@@ -103,16 +106,16 @@ class SlowAttnHS(SlowRolling):
 
 
 class SlowSegmentHS(SlowThinKV):
+    pin_prompt = True
+
     def __init__(self, segment: int, keeps: tuple[int, int, int], adaptation: str = "path") -> None:
         super().__init__(segment, keeps, adaptation)
         self.born: dict[int, float] = {}
 
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt
-
     def score(self, world: SlowWorld, token: int) -> float:
         if token not in self.born:
-            self.born[token] = born_score(world, token, Signal.HIDDEN_CHANGE, (A, B), True, 64)
+            what = Signal.HIDDEN_CHANGE, (A, B), True, 64
+            self.born[token] = born_score(world, token, *what, self.outside(world))
         return self.born[token]
 
 
@@ -135,9 +138,6 @@ class SlowKeys(SlowGroups):
     def __init__(self, per: str, adaptation: str = "path", recent: int = 128) -> None:
         super().__init__(adaptation)
         self.per, self.newest = per, recent
-
-    def head(self, world: SlowWorld) -> int:
-        return 0
 
     def recent(self, world: SlowWorld) -> int:
         return max(1, min(self.newest, world.budget // 4))
@@ -174,11 +174,11 @@ class SlowKeyDiff(SlowKeys):
 class SlowLagKVOfficial(SlowStream):
     def __init__(self, sinks: int, lag: int, ratio: float, adaptation: str = "path") -> None:
         super().__init__(adaptation)
-        self.sinks, self.lag, self.ratio = sinks, lag, ratio
+        self.first, self.lag, self.ratio = sinks, lag, ratio
         self.had: dict[int, int] = {}
 
-    def head(self, world: SlowWorld) -> int:
-        return self.sinks
+    def sinks(self, world: SlowWorld) -> int:
+        return self.first
 
     def recent(self, world: SlowWorld) -> int:
         return self.lag
@@ -199,13 +199,13 @@ class SlowLagKVOfficial(SlowStream):
             self.compress(world)
 
     def complete(self, stream: list[int]) -> int:
-        return max(0, len(stream) - self.sinks) // self.lag
+        return max(0, len(stream) - self.first) // self.lag
 
     def compress(self, world: SlowWorld) -> None:
         safe = self.protected(world)
         for i, stream in enumerate(self.streams(world)):
             self.had[i] = self.complete(stream)
-            rest = stream[self.sinks :]
+            rest = stream[self.first :]
             parts = [rest[j * self.lag : (j + 1) * self.lag] for j in range(self.had[i])]
             for j in range(len(parts) - 1):
                 for group in range(world.groups):

@@ -25,9 +25,6 @@ class SlowRKV(SlowGroups):
         super().__init__(adaptation)
         self.interval, self.window, self.kernel = interval, window, kernel
 
-    def head(self, world: SlowWorld) -> int:
-        return 0
-
     def recent(self, world: SlowWorld) -> int:
         return self.window
 
@@ -62,7 +59,7 @@ class SlowRKV(SlowGroups):
 
     def importance(self, world: SlowWorld, group: int, free: list[int]) -> list[float]:
         total, seen = [0.0] * len(free), [0] * len(free)
-        for query in sorted(self.protected(world)):
+        for query in sorted(self.newest_tokens(world)):
             path = world.path(world.node[query])
             keys = [i for i, t in enumerate(free) if t in path and t < query]
             if not keys:
@@ -103,15 +100,12 @@ class SlowRKV(SlowGroups):
 class SlowThinKVPaper(SlowGroups):
     """Segments as lists of tokens, k-means as a person would do it."""
 
-    low, high = 0.4, 0.6
+    low, high, pin_prompt = 0.4, 0.6, True
 
     def __init__(self, segment: int, rungs: list[int], adaptation: str = "path") -> None:
         super().__init__(adaptation)
         self.segment, self.rungs = segment, rungs
         self.sparsity: list[float] = []
-
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt
 
     def recent(self, world: SlowWorld) -> int:
         return max(1, min(128, world.budget // 4))
@@ -127,9 +121,9 @@ class SlowThinKVPaper(SlowGroups):
 
     def shrink(self, world: SlowWorld) -> None:
         stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
-        generated = [t for t in stream if t >= world.prompt]
-        whole = len(generated) // self.segment
-        segments = [generated[j * self.segment :][: self.segment] for j in range(whole)]
+        thoughts = [t for t in stream if t >= self.outside(world)]
+        whole = len(thoughts) // self.segment
+        segments = [thoughts[j * self.segment :][: self.segment] for j in range(whole)]
         mean = [round(plain_sum(self.sparsity[t] for t in s) / self.segment, 9) for s in segments]
         kind = ["T" if m >= self.high else "E" if m < self.low else "R" for m in mean]
         safe = self.protected(world)
@@ -198,12 +192,12 @@ class SlowExpectedAttention(SlowGroups):
         norm: bool = True, adaptation: str = "path",
     ) -> None:  # fmt: skip
         super().__init__(adaptation)
-        self.interval, self.future, self.sinks, self.epsilon = interval, future, sinks, epsilon
+        self.interval, self.future, self.first, self.epsilon = interval, future, sinks, epsilon
         self.covariance, self.norm = covariance, norm
         self.queries: list[list[list[float]]] = []  # by token and query head, before RoPE
 
-    def head(self, world: SlowWorld) -> int:
-        return self.sinks
+    def sinks(self, world: SlowWorld) -> int:
+        return self.first
 
     def recent(self, world: SlowWorld) -> int:
         return 1
@@ -221,7 +215,7 @@ class SlowExpectedAttention(SlowGroups):
 
     def see(self, world: SlowWorld, token: int) -> None:
         at = world.path(world.node[token]).index(token)
-        if at >= self.sinks:
+        if at >= self.first:
             heads = [h for layer in world.episode.head_attention.query(token) for h in layer]
             self.queries.append([self.turned(world, h.tolist(), at, True) for h in heads])
 
@@ -251,7 +245,7 @@ class SlowExpectedAttention(SlowGroups):
     def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
         tier = world.tiers[group]
         stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
-        sinks = {t for leaf in world.leaves for t in world.path(leaf)[: self.sinks]}
+        sinks = {t for leaf in world.leaves for t in world.path(leaf)[: self.first]}
         rated = [t for t in stream if tier[t] == HBM and t not in sinks]
         score = dict(zip(rated, self.expected(world, group, rated), strict=True))
         if self.norm:

@@ -16,13 +16,13 @@ from tests.policies.oracles import SlowHierarchy, SlowStream
 
 
 class SlowRaas(SlowStream):
+    pin_prompt = True
+
     def __init__(self, page: int = 0, threshold: float = 0.0, adaptation: str = "path") -> None:
         super().__init__(adaptation)
         self.page, self.threshold = page, threshold
         self.used: list[int] = []
-
-    def head(self, world: SlowWorld) -> int:
-        return world.prompt
+        self.clock = 0
 
     def recent(self, world: SlowWorld) -> int:
         return 1
@@ -31,29 +31,40 @@ class SlowRaas(SlowStream):
         return self.used[token]
 
     def prefill(self, world: SlowWorld) -> None:
-        self.used = [0] * world.prompt
+        for token in range(world.prompt):
+            self.used.append(0)
+            if not self.pin_prompt:  # then it counts as if it were generated, token by token
+                self.clock += 1
+                self.use(world, token)
         super().prefill(world)
 
     def step(self, world: SlowWorld) -> None:
+        self.clock += 1
         fresh = range(len(self.used), len(world.tier))
-        self.used += [world.iterations] * len(fresh)
+        self.used += [self.clock] * len(fresh)
         for token in fresh:
-            path = world.path(world.node[token])
-            row = world.episode.attention.row(token).tolist()
-            paid = dict(zip(path[world.prompt :], row[world.prompt :], strict=True))
-            if not self.page:
-                middle = statistics.median(paid.values())
-                again = [t for t, weight in paid.items() if weight >= middle]
-            else:
-                again = []
-                tokens = list(paid)
-                for start in range(0, len(tokens), self.page):
-                    page = tokens[start : start + self.page]
-                    if token in page or any(paid[t] > self.threshold for t in page):
-                        again += page
-            for t in again:
-                self.used[t] = world.iterations
+            self.use(world, token)
         super().step(world)
+
+    def use(self, world: SlowWorld, token: int) -> None:
+        """Refresh what the query of `token` attends to."""
+        self.used[token] = self.clock
+        path = world.path(world.node[token])
+        row = world.episode.attention.row(token).tolist()
+        first = self.outside(world)
+        paid = dict(zip(path[first : len(row)], row[first:], strict=True))
+        if not self.page:
+            middle = statistics.median(paid.values())
+            again = [t for t, weight in paid.items() if weight >= middle]
+        else:
+            again = []
+            tokens = list(paid)
+            for start in range(0, len(tokens), self.page):
+                page = tokens[start : start + self.page]
+                if token in page or any(paid[t] > self.threshold for t in page):
+                    again += page
+        for t in again:
+            self.used[t] = self.clock
 
 
 class SlowRedundancy(SlowHierarchy):

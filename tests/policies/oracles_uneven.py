@@ -59,15 +59,8 @@ class SlowVoting(SlowUneven):
         self.votes: list[list[float]] = []
         self.seen = 0
 
-    def head(self, world: SlowWorld) -> int:
-        return 0
-
     def recent(self, world: SlowWorld) -> int:
         return min(self.window, world.budget // 2)
-
-    def protected(self, world: SlowWorld) -> set[int]:
-        # With a budget of 1 nothing is protected: [-0:] would be everything.
-        return super().protected(world) if self.recent(world) else set()
 
     def watch(self, world: SlowWorld) -> None:
         self.votes += [[] for _ in range(world.groups - len(self.votes))]
@@ -111,7 +104,7 @@ class SlowPyramid(SlowVoting):
         """A straight line over the layers, in whole numbers that add up."""
         heads = world.episode.info.geometry.kv_heads
         layers = world.groups // heads
-        window = min(self.window, world.budget // 2)
+        window = min(self.window, world.budget // 2) + self.outside(world)
         base = world.budget - window
         fullest = max(world.in_hbm(group) for group in range(world.groups))
         most = min(2 * base - base // self.beta, fullest - window)
@@ -187,11 +180,11 @@ class SlowAda(SlowVoting):
 class SlowDuo(SlowUneven):
     def __init__(self, sinks: int, recent: int, adaptation: str = "path") -> None:
         super().__init__(adaptation)
-        self.sinks, self.newest = sinks, recent
+        self.first, self.newest = sinks, recent
         self.gates: list[float] = []
 
-    def head(self, world: SlowWorld) -> int:
-        return min(self.sinks, world.budget // 8)
+    def sinks(self, world: SlowWorld) -> int:
+        return min(self.first, world.budget // 8)
 
     def recent(self, world: SlowWorld) -> int:
         return max(1, min(self.newest, world.budget // 2))
@@ -201,7 +194,7 @@ class SlowDuo(SlowUneven):
 
     def prefill(self, world: SlowWorld) -> None:
         length = len(world.node)
-        sinks, recent = min(self.sinks, length // 8), max(1, min(self.newest, length // 4))
+        sinks, recent = min(self.first, length // 8), max(1, min(self.newest, length // 4))
         for group in range(world.groups):
             reach, queries = 0.0, 0
             for token in range(sinks + recent, length):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.observations import Signal
 from arborsim.machine.machine import num_groups
 from arborsim.policies.base import Policy
+from arborsim.policies.composition import Composition
 from arborsim.policies.methods.baselines import Full, Random
 from arborsim.policies.methods.epikv import EpiKV
 from arborsim.policies.methods.h2o import H2O
 from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
 from arborsim.policies.methods.streaming_llm import StreamingLLM
+from arborsim.policies.registry import names
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
@@ -62,6 +65,28 @@ PAIRS.update(oracles_keys.PAIRS)
 PAIRS.update(oracles_hidden.PAIRS)
 PAIRS.update(oracles_uneven.PAIRS)
 
+
+def otherwise(policy: Policy, oracle: Callable[[], Any]) -> tuple[Policy, Callable[[], Any]]:
+    """The same with the prompt pinned, if it is not, or the other way round."""
+    composed = isinstance(policy, Composition)
+    pinned = policy.protect.pin_prompt if composed else policy.pin_prompt
+    changed: Any = replace(policy.protect, pin_prompt=not pinned) if composed else not pinned
+
+    def made() -> Any:
+        slow = oracle()
+        slow.pin_prompt = not pinned
+        return slow
+
+    return replace(policy, **{"protect" if composed else "pin_prompt": changed}), made
+
+
+PAIRS |= {
+    f"{name}, prompt {'pinned' if made[0].protect.pin_prompt else 'not pinned'}": made
+    for name in names()
+    if name in PAIRS and name not in ("full", "snapkv")
+    for made in [otherwise(*PAIRS[name])]
+}
+
 # Pairs that may find nothing to do at the budgets tried on the shipped traces.
 MAY_REST = ("full", "snapkv")
 
@@ -101,8 +126,9 @@ def test_same_decisions_as_the_literal_oracle(
     policy, oracle = PAIRS[name]
     kind = data.draw(st.sampled_from(["linear", "tree"]), label="kind")
     seed = data.draw(st.integers(0, 10_000), label="seed")
-    # below 0.3 the prompt alone is often too much, which stops only those that must keep to budgets
-    share = data.draw(st.floats(0.3 if policy.bounded else 0.02, 1.0), label="share")
+    # below 0.3 the prompt alone is often too much, which stops those that must keep it
+    tight = "not pinned" in name or not policy.bounded
+    share = data.draw(st.floats(0.02 if tight else 0.3, 1.0), label="share")
     coarse = data.draw(st.booleans(), label="coarse")
     path = trace_for(
         policy, tmp_path_factory.mktemp("t") / "x.parquet", seed=seed, episodes=1, kind=kind,

@@ -63,8 +63,8 @@ def test_every_switch_changes_decisions(name: str, tmp_path: Path) -> None:
 def test_global_sinks_matter_only_if_the_prompt_can_shrink(tmp_path: Path) -> None:
     episodes = trees(tmp_path, 4)
 
-    def decisions(retain: str, keep_prompt: bool) -> list[Any]:
-        settings = {"retain": retain, "keep_prompt": keep_prompt}
+    def decisions(retain: str, pin_prompt: bool) -> list[Any]:
+        settings = {"retain": retain, "pin_prompt": pin_prompt}
         return [outcome(settings, episode, 0.5) for episode in episodes]
 
     assert decisions("tail", True) == decisions("sinks+tail", True)

@@ -45,19 +45,19 @@ ANY = 1 << 40
 TWINS: dict[str, tuple[Policy, Composition]] = {
     "h2o": (
         H2O(),
-        Composition(protect=Protect(prompt=False, recent=ANY, recent_share=0.5)),
+        Composition(protect=Protect(pin_prompt=False, recent=ANY, recent_share=0.5)),
     ),
     "h2o, whole tree": (
         H2O(adaptation="flat", sinks=2),
         Composition(
             allocate=Pool("flat"),
-            protect=Protect(prompt=False, sinks=2, recent=ANY, recent_share=0.5),
+            protect=Protect(pin_prompt=False, sinks=2, recent=ANY, recent_share=0.5),
         ),
     ),
     "streaming-llm": (
         StreamingLLM(),
         Composition(
-            score=Position(), protect=Protect(prompt=False, sinks=4, recent=1, recent_share=1.0)
+            score=Position(), protect=Protect(pin_prompt=False, sinks=4, recent=1, recent_share=1.0)
         ),
     ),
     "epikv": (EpiKV(), Composition(score=HiddenChangeContrast())),
@@ -83,12 +83,12 @@ TWINS: dict[str, tuple[Policy, Composition]] = {
         ),
     ),
     "arborkv, sinks only, lambda": (
-        ArborKV(margin=4, keep_prompt=False, sinks=3, relief="lambda", rehydrate=False),
+        ArborKV(margin=4, pin_prompt=False, sinks=3, relief="lambda", rehydrate=False),
         Composition(
             score=CumulativeAttention(from_later_blocks=True),
             allocate=Tree(relief="lambda"),
             schedule=TreeEvents(4, wait=False),
-            protect=Protect(prompt=False, sinks=3, recent=0),
+            protect=Protect(pin_prompt=False, sinks=3, recent=0),
         ),
     ),
 }
@@ -156,9 +156,9 @@ def test_shipped_compositions_are_found_by_name() -> None:
 
 def test_a_file_of_ones_own_is_a_policy(tmp_path: Path) -> None:
     path = shutil.copy(SHIPPED / "staircase.toml", tmp_path / "mine.toml")
-    made = build(str(path), {"place.ddr": "2.5", "score.window": "16", "protect.prompt": "false"})
+    made = build(str(path), {"place.ddr": "2.5", "score.window": "16", "pin_prompt": "false"})
     assert isinstance(made, Composition)
-    assert (made.place.ddr, made.protect.prompt) == (2.5, False)
+    assert (made.place.ddr, made.protect.pin_prompt) == (2.5, False)
     assert values_of(made)["score.window"] == 16
     assert values_of(made).keys() == parameters(type(made)).keys()
     assert parameters(find(str(path)))["place.hbm_quantised"].default == 0.5
@@ -186,7 +186,7 @@ def test_settings_change_what_a_composition_reads() -> None:
             "alpha must be a number, not 'big'",
         ),
         ("name = 'x'\n[allocate]\nuse = 'tree'\nk_min = 1.5", "k_min must be a whole number"),
-        ("name = 'x'\n[protect]\nprompt = 1", "prompt must be true or false, not 1"),
+        ("name = 'x'\n[protect]\npin_prompt = 1", "pin_prompt must be true or false, not 1"),
         ("name = 'x'\n[place]\nddr = -1", r"\[place\]: ddr must be at least 0, not -1"),
         ("name = 'x'\n[place]\nddr = nan", "ddr must be at least 0, not nan"),
         ("name = 'x'\n[schedule]\nuse = 7", "use must be a text, not 7"),
@@ -278,7 +278,7 @@ def test_ddr_holds_no_more_than_its_size(tmp_path: Path) -> None:
 
 def test_after_the_prompt_nothing_more_is_decided(tmp_path: Path) -> None:
     policy = Composition(
-        score=Position(), schedule=AfterPrefill(), protect=Protect(prompt=False, recent=1)
+        score=Position(), schedule=AfterPrefill(), protect=Protect(pin_prompt=False, recent=1)
     )
     assert not policy.bounded
     episode = an_episode(tmp_path, "linear")
@@ -291,7 +291,7 @@ def test_a_composition_ranks_per_head_as_the_method_does(tmp_path: Path) -> None
     file = tmp_path / "heads.toml"
     file.write_text(
         "name = 'heads'\n[score]\ngrouping = 'head'\n"
-        f"[protect]\nprompt = false\nrecent = {ANY}\nrecent_share = 0.5\n"
+        f"[protect]\npin_prompt = false\nrecent = {ANY}\nrecent_share = 0.5\n"
     )
     composed, named = build(str(file)), H2O(per="head")
     assert composed.grouping == named.grouping == "head"

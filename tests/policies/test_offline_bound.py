@@ -148,14 +148,14 @@ def test_no_policy_beats_the_best(
 def test_what_another_policy_protects_can_be_protected(tmp_path: Path, kind: str) -> None:
     episode = an_episode(tmp_path, kind=kind, seed=1, prompt=8, nodes=8, block=(2, 10))
     budget = int(0.5 * episode.num_tokens)
-    alike = Oracle(keep_prompt=True, sinks=2, recent=4)
+    alike = Oracle(pin_prompt=True, sinks=2, recent=4)
     tiers, _ = decide_all(alike, episode, budget, 1)
     for after in tiers:
         assert not any(after[:8])
         assert not any(after[-4:])
     assert kept_share(alike, episode, budget) <= kept_share(Oracle(), episode, budget)
     with pytest.raises(BudgetInfeasible, match="prompt 8"):
-        kept_share(Oracle(keep_prompt=True), episode, 7)
+        kept_share(Oracle(pin_prompt=True), episode, 7)
 
 
 def test_runs_are_planned_like_single_steps(tmp_path: Path) -> None:
@@ -178,9 +178,6 @@ class SlowBelady(SlowStream):
         ahead.run(Nothing())
         self.total = ahead.attended
         super().prefill(world)
-
-    def head(self, world: SlowWorld) -> int:
-        return 0
 
     def recent(self, world: SlowWorld) -> int:
         return 1

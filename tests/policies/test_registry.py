@@ -71,7 +71,7 @@ class GivenParts(StreamPolicy):
         return {"late": HiddenChangeContrast(layer_a=0.8, layer_b=0.5)}
 
     def protection(self, budget_tokens: int) -> Protection:
-        return Protection(prompt=True, recent=min(self.recent, budget_tokens // 4))
+        return Protection(pin_prompt=True, recent=min(self.recent, budget_tokens // 4))
 
     def rank(self, view: CacheView) -> np.ndarray:
         return view.scores["late"]

@@ -22,6 +22,7 @@ from arborsim.policies.blocks import (
     Protect,
     Recompute,
     TreeEvents,
+    pin_prompt_setting,
 )
 from arborsim.policies.stream import Composed
 from arborsim.policies.tree import Tree, TreeRule
@@ -51,9 +52,9 @@ class ArborKV(TreeRule, Composed):
         TAE only: --set msve=false
         MSVE only: --set lambda_distance=0
         no rehydration: --set rehydrate=false
-        tail only: --set retain=tail --set keep_prompt=false
-        sinks + tail: --set retain=sinks+tail --set keep_prompt=false
-        sinks + tail + heavy hitters: --set keep_prompt=false
+        tail only: --set retain=tail --set pin_prompt=false
+        sinks + tail: --set retain=sinks+tail --set pin_prompt=false
+        sinks + tail + heavy hitters: --set pin_prompt=false
     """
 
     retain: str = setting(
@@ -63,11 +64,9 @@ class ArborKV(TreeRule, Composed):
         "first (invariant iii, head-only eviction)",
         choices=("tail", "sinks+tail", "sinks+tail+heavy"),
     )
-    keep_prompt: bool = setting(
-        True, "protect the prompt whole; false: only its sinks, the rest is a block like others"
-    )
+    pin_prompt: bool = pin_prompt_setting(True)
     sinks: int = setting(
-        4, "global sinks, if the prompt is not kept whole", unit="tokens", low=0, high=1e9
+        4, "global sinks, if the prompt is not pinned", unit="tokens", low=0, high=1e9
     )
     margin: int = setting(
         16,
@@ -102,7 +101,7 @@ class ArborKV(TreeRule, Composed):
         "the printed relief loop does not end when every block is at K_min: an infeasible "
         "budget is raised instead",
         "alpha is found by bisection, equal to trimming one token at a time",
-        "the whole prompt is protected, not only its sinks, unless keep_prompt is false",
+        "the whole prompt is protected, not only its sinks, unless pin_prompt is false",
         "head-only eviction (invariant iii) contradicts heavy hitters; the latter win",
         "Boundary and Transition trim off-path blocks whatever the budget, and Pressure comes "
         "`margin` tokens before the budget, both as printed: even a budget for the whole "
@@ -135,8 +134,8 @@ class ArborKV(TreeRule, Composed):
 
     @cached_property
     def protect(self) -> Protect:
-        sinks = 0 if self.keep_prompt or self.retain == "tail" else self.sinks
-        return Protect(self.keep_prompt, sinks, recent=1, recent_share=ANY)
+        sinks = 0 if self.pin_prompt or self.retain == "tail" else self.sinks
+        return Protect(self.pin_prompt, sinks, recent=1, recent_share=ANY)
 
     @cached_property
     def recover(self) -> Never:

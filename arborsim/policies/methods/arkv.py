@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from arborsim.core.errors import UsageError
 from arborsim.core.events import Decode, Event, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
@@ -211,6 +212,7 @@ class Cut(Pool):
 
     window: int = 32
     slack: float = 0.75
+    pin_prompt: bool = False
 
     about: ClassVar[str] = "cut to a share of the budget"
 
@@ -219,7 +221,9 @@ class Cut(Pool):
         candidates = np.flatnonzero(free)
         quantiser = at.policy if isinstance(at.policy, _Quantiser) else None
         whole_prompt = quantiser and quantiser.as_published and only_prompt(at.view)
-        keeps = int((1.0 if whole_prompt else self.slack) * (at.view.budget_tokens - self.window))
+        room = at.view.budget_tokens - self.window
+        room -= at.view.prompt_tokens if self.pin_prompt else 0
+        keeps = int((1.0 if whole_prompt else self.slack) * max(0, room))
         # Several leaves can protect more than the window: then the budget limits what is kept.
         keeps = min(keeps, len(candidates) - over)
         score = neighbour_mean(at.view.scores["score"][group, candidates], _KERNEL)
@@ -256,11 +260,11 @@ class _Tailor(StreamPolicy):
 
     @cached_property
     def allocate(self) -> Allocation:
-        return Cut(self.adaptation, self.window, self.slack)
+        return Cut(self.adaptation, self.window, self.slack, self.pin_prompt)
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(prompt=False, recent=self.window, recent_share=ANY)
+        return Protect(self.pin_prompt, recent=self.window, recent_share=ANY)
 
 
 @dataclass(frozen=True)
@@ -273,6 +277,13 @@ class _Quantiser(_Tailor):
         "place": "quantise, then evict",
         "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
     }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.as_published and self.pin_prompt:
+            raise UsageError(
+                f"{self.name}: the public code cuts the prompt: as_published needs pin_prompt=false"
+            )
 
     def full_precision(self, view: CacheView) -> np.ndarray:
         """Int64 ``[groups]``: how many of the best that a cut keeps stay at full precision."""
@@ -331,6 +342,7 @@ class ARKV(_Quantiser):
         if self.as_published and only_prompt(view):
             return np.full(len(view.tier), view.num_tokens)
         room = view.budget_tokens - self.window
+        room -= view.prompt_tokens if self.pin_prompt else 0
         sensitivity = view.scores["sensitivity"][:, 0]
         top = sensitivity.max()
         ratio = sensitivity / top if top > 0 else np.ones(len(sensitivity))

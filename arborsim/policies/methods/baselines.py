@@ -57,7 +57,6 @@ class Oracle(StreamPolicy):
 
     per: str = setting("shared", "what has a schedule of its own", choices=GROUPINGS)
     adaptation: str = setting("flat", "what the stream is on a tree", choices=("flat",))
-    keep_prompt: bool = setting(False, "protect the whole prompt")
     sinks: int = setting(0, "protected tokens at the beginning", unit="tokens", low=0)
     recent: int = setting(0, "protected newest tokens", unit="tokens", low=0)
 
@@ -91,4 +90,4 @@ class Oracle(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(self.keep_prompt, self.sinks, self.recent, recent_share=ANY)
+        return Protect(self.pin_prompt, self.sinks, self.recent, recent_share=ANY)

@@ -149,7 +149,7 @@ class DuoAttention(StreamPolicy):
 
     @cached_property
     def protect(self) -> ProtectSome:
-        return ProtectSome(False, self.sinks, self.recent, 0.5, sinks_share=0.125)
+        return ProtectSome(self.pin_prompt, self.sinks, self.recent, 0.5, sinks_share=0.125)
 
     def scores(self) -> Mapping[str, Score]:
         measured = {} if self.gates else {"gate": PromptReach(self.sinks, self.recent)}

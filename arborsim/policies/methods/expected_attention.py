@@ -144,7 +144,7 @@ class ExpectedAttention(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(prompt=False, sinks=self.sinks, recent=1, recent_share=ANY)
+        return Protect(self.pin_prompt, self.sinks, recent=1, recent_share=ANY)
 
     def scores(self) -> Mapping[str, Score]:
         found: dict[str, Any] = {"score": self.score, "keys": Vectors(Signal.KEYS)}

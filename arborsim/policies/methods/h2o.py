@@ -24,7 +24,6 @@ class H2O(StreamPolicy):
 
     recent_share: float = setting(0.5, "share of the budget for the newest", low=0, high=1)
     sinks: int = setting(0, "protected tokens at the beginning", unit="tokens", low=0)
-    keep_prompt: bool = setting(False, "protect the whole prompt")
     per: str = setting("shared", "what ranks on its own", choices=GROUPINGS)
 
     name: ClassVar[str] = "h2o"
@@ -44,4 +43,4 @@ class H2O(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return ProtectSome(self.keep_prompt, self.sinks, ANY, self.recent_share)
+        return ProtectSome(self.pin_prompt, self.sinks, ANY, self.recent_share)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible
-from arborsim.core.events import Boundary, Event, Prefill, Pressure, Prune, Transition
+from arborsim.core.events import Boundary, Decode, Event, Pressure, Prune
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
+from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect, pin_prompt_setting
 from arborsim.policies.placement import lowest_of_each, off_path_blocks
 from arborsim.policies.stream import Composed
 from arborsim.signals.attention import CumulativeAttention, ValueWeightedAttention
@@ -54,7 +54,10 @@ class Hierarchy(Composed):
         0.0, "lowest share of the DDR tokens kept as 8 bit (tier T2)", low=0, high=1
     )
     interval: int = setting(64, "between decisions", unit="iterations", low=1)
-    sinks: int = setting(4, "protected after the prompt", unit="tokens", low=0)
+    pin_prompt: bool = pin_prompt_setting(True)
+    sinks: int = setting(
+        4, "protected first tokens: after the prompt if that is pinned", unit="tokens", low=0
+    )
     recent: int = setting(128, "protected newest tokens", unit="tokens", low=1)
 
     name: ClassVar[str] = "hierarchy"
@@ -85,7 +88,7 @@ class Hierarchy(Composed):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(True, self.sinks, self.recent, recent_share=ANY)
+        return Protect(self.pin_prompt, self.sinks, self.recent, recent_share=ANY)
 
     def importance(self, view: CacheView, candidates: np.ndarray) -> np.ndarray:
         """How much each candidate matters, float64 ``[n]``: the lowest goes first.
@@ -95,9 +98,9 @@ class Hierarchy(Composed):
         return np.asarray(view.scores["score"][0].take(candidates))
 
     def decide(self, view: CacheView, event: Event) -> Plan | None:
-        if isinstance(event, Prefill | Boundary | Prune | Pressure):
+        if isinstance(event, Boundary | Prune | Pressure):
             return None
-        scheduled = view.iterations % self.interval == 0 and not isinstance(event, Transition)
+        scheduled = view.iterations % self.interval == 0 and isinstance(event, Decode)
         if not scheduled and view.in_hbm <= view.budget_tokens:
             return None
         # Everything is by position on the path; a path that is the whole tree needs no gathers.

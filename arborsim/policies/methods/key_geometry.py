@@ -13,7 +13,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import Protect, ProtectSome
+from arborsim.policies.blocks import Protect, ProtectSome, pin_prompt_setting
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
 from arborsim.signals.scores import GROUPINGS, KeyDirections, KeyLength, Score
 
@@ -22,6 +22,7 @@ from arborsim.signals.scores import GROUPINGS, KeyDirections, KeyLength, Score
 class KeyPolicy(RecentPolicy):
     """What both policies share: groups by choice, and the newest tokens stay."""
 
+    pin_prompt: bool = pin_prompt_setting(False)
     per: str = setting(
         "head",
         "ranking: one for the whole model, one per captured layer, or one per captured layer and "
@@ -31,7 +32,7 @@ class KeyPolicy(RecentPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return ProtectSome(prompt=False, recent=self.recent)
+        return ProtectSome(self.pin_prompt, recent=self.recent)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class LagKVOfficial(StreamPolicy):
     @cached_property
     def protect(self) -> Protect:
         # Alone on its path, a partition is touched only once another `lag` tokens have followed.
-        return Protect(False, self.sinks, self.lag, recent_share=ANY)
+        return Protect(self.pin_prompt, self.sinks, self.lag, recent_share=ANY)
 
     def next_decision(self, view: CacheView) -> int:
         arriving = len(view.leaves) if self.adaptation == "flat" else 1

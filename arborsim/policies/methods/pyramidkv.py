@@ -20,13 +20,15 @@ from arborsim.policies.placement import Pool
 class Pyramid(Pool):
     """What layers keep falls linearly with their depth; on average it is the budget.
 
-    Of a budget ``C`` and a window ``W``, the last layer keeps ``W + (C - W) / beta``, the first as
-    much more than ``C`` as that is less.  Where the first cannot fill its share yet, the others
-    have what it leaves: the pyramid grows steep as the cache grows.
+    Of a budget ``C`` and a window ``W`` (with a prompt that is pinned), the last layer keeps
+    ``W + (C - W) / beta``, the first as much more than ``C`` as that is less.  Where the first
+    cannot fill its share yet, the others have what it leaves: the pyramid grows steep as the cache
+    grows.
     """
 
     window: int = 64
     beta: int = 20
+    pin_prompt: bool = False
 
     about: ClassVar[str] = "shares that fall with depth"
 
@@ -36,15 +38,15 @@ class Pyramid(Pool):
     def shares(self, view: CacheView) -> np.ndarray:
         budget, layer = view.budget_tokens, view.shape.rows(len(view.tier))
         layers = int(layer[-1]) + 1
-        window = min(self.window, budget // 2)
-        base = budget - window
-        most = min(2 * base - base // self.beta, view.fullest - window)
+        stays = min(self.window, budget // 2) + (view.prompt_tokens if self.pin_prompt else 0)
+        base = budget - stays
+        most = min(2 * base - base // self.beta, view.fullest - stays)
         if layers == 1 or most <= base:  # all fits
             return super().shares(view)
-        # What the first i layers keep together beyond their windows, rounded down: shares add up.
+        # What the first i layers keep together beyond what stays, rounded down: shares add up.
         i = np.arange(layers + 1)
         fall = (2 * most - 2 * base) * i * (i - 1) // (2 * (layers - 1))
-        return np.asarray((window + np.diff(most * i - fall))[layer])
+        return np.asarray((stays + np.diff(most * i - fall))[layer])
 
 
 @dataclass(frozen=True)
@@ -81,4 +83,4 @@ class PyramidKV(Voting):
 
     @cached_property
     def allocate(self) -> Allocation:
-        return Pyramid(self.adaptation, self.window, self.beta)
+        return Pyramid(self.adaptation, self.window, self.beta, self.pin_prompt)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from arborsim.core.settings import setting
-from arborsim.policies.blocks import ANY, Protect
+from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.attention import LastAttended
 from arborsim.signals.scores import Score
@@ -22,6 +22,7 @@ class Raas(StreamPolicy):
     any of them gets more than `threshold`.
     """
 
+    pin_prompt: bool = pin_prompt_setting(True)
     variant: str = setting("median", "when a token counts as used", choices=("median", "pages"))
     page: int = setting(16, "page size, for variant=pages", unit="tokens", low=1)
     threshold: float = setting(
@@ -44,7 +45,10 @@ class Raas(StreamPolicy):
         "pages: the highest attention of a page stands for the attention to its representative "
         "key; the oldest page gives up its tokens one at a time, so that the budget is used up",
     )
-    protect: ClassVar[Protect] = Protect(recent=1, recent_share=ANY)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, recent=1, recent_share=ANY)
 
     @cached_property
     def score(self) -> Score:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -89,13 +89,15 @@ class RKV(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(prompt=False, recent=self.window, recent_share=ANY)
+        return Protect(self.pin_prompt, recent=self.window, recent_share=ANY)
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Z of the tokens of the stream that are held and not protected."""
         stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
-        safe = self.protected(view)[stream]
-        window, candidates = stream[safe], stream[~safe]
+        window = self.allocate.protected(
+            view, replace(self.protection(view.budget_tokens), pin_prompt=False)
+        )
+        window, candidates = stream[window[stream]], stream[~self.protected(view)[stream]]
         queries = view.scores["queries"]
         per_group = len(queries) // len(view.tier)
         rank = np.zeros(view.tier.shape)

@@ -12,7 +12,7 @@ import numpy as np
 from arborsim.core.errors import UsageError
 from arborsim.core.settings import setting
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import AfterPrefill, EveryStep, Protect
+from arborsim.policies.blocks import AfterPrefill, EveryStep, Protect, pin_prompt_setting
 from arborsim.policies.placement import neighbour_mean
 from arborsim.policies.stream import Composed, StreamPolicy
 from arborsim.signals.attention import PromptAttention
@@ -27,6 +27,7 @@ class SnapKV(Composed):
     cache outgrows the budget.  There is one stream only, the prompt, on trees too.
     """
 
+    pin_prompt: bool = pin_prompt_setting(False)
     per: str = setting("head", "what keeps tokens of its own", choices=GROUPINGS)
     window: int = setting(64, "last prompt tokens: they vote, and stay", unit="tokens", low=1)
     kernel: int = setting(5, "width of the pooling; odd", unit="tokens", low=1)
@@ -48,6 +49,8 @@ class SnapKV(Composed):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_odd(self.name, self.kernel)
+        if self.pin_prompt:
+            raise UsageError(f"{self.name}: compresses the prompt alone: pin_prompt must be false")
 
     @cached_property
     def score(self) -> Score:
@@ -55,7 +58,7 @@ class SnapKV(Composed):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(prompt=False, recent=self.window, recent_share=1.0)
+        return Protect(self.pin_prompt, recent=self.window, recent_share=1.0)
 
     def rank(self, view: CacheView) -> np.ndarray:
         before = view.num_tokens - self.protection(view.budget_tokens).recent
@@ -95,7 +98,7 @@ class Voting(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(prompt=False, recent=self.window, recent_share=0.5)
+        return Protect(self.pin_prompt, recent=self.window, recent_share=0.5)
 
     def rank(self, view: CacheView) -> np.ndarray:
         rank = view.scores["score"].copy()

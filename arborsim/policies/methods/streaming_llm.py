@@ -30,4 +30,4 @@ class StreamingLLM(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return Protect(False, self.sinks, recent=1, recent_share=ANY)
+        return Protect(self.pin_prompt, self.sinks, recent=1, recent_share=ANY)

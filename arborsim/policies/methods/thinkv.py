@@ -17,7 +17,13 @@ import numpy as np
 
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
-from arborsim.policies.blocks import Allocation, Decision, Protect, ProtectSome
+from arborsim.policies.blocks import (
+    Allocation,
+    Decision,
+    Protect,
+    ProtectSome,
+    pin_prompt_setting,
+)
 from arborsim.policies.methods.epikv import PAPER, POSITIONS, SCALED, WINDOW
 from arborsim.policies.placement import Pool, keep_highest
 from arborsim.policies.stream import RecentPolicy
@@ -63,6 +69,7 @@ class Segments(Pool):
 class SegmentPolicy(RecentPolicy):
     """Base of policies on segments; a subclass says by what `score` tokens rank inside one."""
 
+    pin_prompt: bool = pin_prompt_setting(False)
     segment: int = setting(128, "length of a segment", unit="tokens", low=1)
     keep_r: int = setting(64, "kept of a segment of class R (low entropy)", unit="tokens", low=0)
     keep_e: int = setting(32, "kept of a segment of class E", unit="tokens", low=0)
@@ -86,7 +93,7 @@ class SegmentPolicy(RecentPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return ProtectSome(prompt=False, recent=self.recent)
+        return ProtectSome(self.pin_prompt, recent=self.recent)
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,7 @@ class ThinKV(SegmentPolicy):
 class SegmentHS(SegmentPolicy):
     """ThinKV's segments and budgets per segment; inside a segment, tokens rank by EpiKV's score."""
 
+    pin_prompt: bool = pin_prompt_setting(True)
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
     layer_b: float = setting(21 / 32, "layer B", unit="share of the depth", low=0, high=1)
     window: int = setting(
@@ -150,10 +158,6 @@ class SegmentHS(SegmentPolicy):
     @cached_property
     def score(self) -> Score:
         return HiddenChangeContrast(self.layer_a, self.layer_b, self.window)
-
-    @cached_property
-    def protect(self) -> Protect:
-        return ProtectSome(recent=self.recent)
 
 
 def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:

@@ -56,10 +56,10 @@ def row_sparsity(row: np.ndarray, part: float) -> float:
 class ThinKVPaper(RecentPolicy):
     """Quantise complete segments of thought; each transition takes the earlier ones a rung down.
 
-    The generated tokens of the stream form segments.  A complete segment is a transition (T),
-    reasoning (R) or execution (E) by the mean sparsity of its tokens' attention.  It keeps as many
-    tokens as the rung says that it has reached, one per T segment after it, and those kept
-    represent its keys.
+    The generated tokens of the stream form segments, and with them the prompt's if it is not
+    pinned.  A complete segment is a transition (T), reasoning (R) or execution (E) by the mean
+    sparsity of its tokens' attention.  It keeps as many tokens as the rung says that it has
+    reached, one per T segment after it, and those kept represent its keys.
     """
 
     segment: int = setting(128, "length of a segment", unit="tokens", low=1)
@@ -67,7 +67,6 @@ class ThinKVPaper(RecentPolicy):
     high: float = setting(0.828, "sparsity from which a segment is a transition", low=0, high=1)
     most: int = setting(64, "kept of a segment on the first rung; each next one halves it", low=1)
     least: int = setting(4, "kept of a segment on the last rung", unit="tokens", low=1)
-    keep_prompt: bool = setting(True, "protect the whole prompt")
 
     name: ClassVar[str] = "thinkv-paper"
     paper: ClassVar[str] = "ThinKV, Ramachandran et al. 2025, arXiv:2510.01290"
@@ -97,7 +96,7 @@ class ThinKVPaper(RecentPolicy):
         "mean sparsity of its stretches of 32 tokens: set low and high for other models",
         "a segment's sparsity is the mean over its tokens, captured layers and heads; the "
         "paper picks layers by how well they part",
-        "the prompt is protected, and a segment is dealt with once all of it is out of the "
+        "the prompt is pinned by default, and a segment is dealt with once all of it is out of the "
         "window of recent tokens",
         "complete segments are quantised and thinned whatever the budget, as published; over "
         "budget, segments go a rung further, transitions first, then execution, then "
@@ -120,7 +119,7 @@ class ThinKVPaper(RecentPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return ProtectSome(self.keep_prompt, recent=self.recent)
+        return ProtectSome(self.pin_prompt, recent=self.recent)
 
     def next_decision(self, view: CacheView) -> int:
         return 1  # a segment is dealt with in the iteration in which it leaves the protected window
@@ -131,9 +130,9 @@ class ThinKVPaper(RecentPolicy):
         path = self.adaptation == "path"
         stream = view.path if path else np.arange(view.num_tokens)
         tiers, safe = view.tier.copy(), self.protected(view)
-        generated = stream[view.prompt_tokens :]
-        whole = len(generated) - len(generated) % self.segment
-        segments = generated[:whole].reshape(-1, self.segment)
+        thoughts = stream[view.prompt_tokens :] if self.pin_prompt else stream
+        whole = len(thoughts) - len(thoughts) % self.segment
+        segments = thoughts[:whole].reshape(-1, self.segment)
         sparsity = sum_in_order(view.scores["sparsity"][0, segments])
         mean = np.round(sparsity / self.segment, _DECIMALS)
         kind = np.where(mean >= self.high, TRANSITION, np.where(mean < self.low, EXECUTION, REASON))

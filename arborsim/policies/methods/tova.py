@@ -15,7 +15,7 @@ from arborsim.signals.scores import GROUPINGS, Score
 
 @dataclass(frozen=True)
 class Tova(StreamPolicy):
-    """Evict the token with the lowest attention from the newest query; nothing is protected.
+    """Evict the token with the lowest attention from the newest query.
 
     Published per layer, over the mean of its heads.  With ``per=shared`` one ranking serves all
     layers, which runs on traces without vectors.
@@ -32,7 +32,10 @@ class Tova(StreamPolicy):
         "see gets the mean",
         "per=head and per=shared are not in the paper, which ranks per layer",
     )
-    protect: ClassVar[Protect] = Protect(prompt=False, recent=0)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, recent=0)
 
     @cached_property
     def score(self) -> Score:

@@ -44,4 +44,4 @@ class Vatp(StreamPolicy):
 
     @cached_property
     def protect(self) -> Protect:
-        return ProtectSome(False, self.sinks, ANY, self.recent_share, sinks_share=0.25)
+        return ProtectSome(self.pin_prompt, self.sinks, ANY, self.recent_share, sinks_share=0.25)
