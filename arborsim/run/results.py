@@ -108,9 +108,9 @@ class Row:
     summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if unknown for
     all searches).  `oracle_gap` is what the oracle that decides for the same groups (`per`) keeps
     under the same budget, less what this policy keeps: a share, NaN if there is no such oracle;
-    negative for policies that lose less than evicting must: they quantise, offload, recompute,
-    give groups uneven shares or hold more than the budget (not `bounded`).  `fits` is whether the
-    machine has the memory for every search.
+    negative for policies that lose less than evicting must: they quantise, offload, recompute or
+    hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
+    every search.
     """
 
     trace: str

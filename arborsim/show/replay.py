@@ -95,8 +95,7 @@ TIME: tuple[Column[Row], ...] = (
            "Attention that the oracle keeps under the same budget, less what the policy keeps, in "
            "percentage points. The oracle knows the future and loses the least that evicting can: "
            "the same tokens everywhere, or those of each layer or head on its own where the policy "
-           "chooses so. Other tiers, recomputing, uneven shares of the budget or holding more than "
-           "the budget can beat it.",
+           "chooses so. Other tiers, recomputing or holding more than the budget can beat it.",
            ("gap to", "oracle"), hide=UNKNOWN),
     Column("error", "Output error", "percent", lambda r: r.output_error,
            "Relative error of the output of attention on the captured layers, mean over layers and "

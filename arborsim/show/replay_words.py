@@ -221,8 +221,8 @@ def _by_group(rows: Sequence[Row]) -> list[str]:
     bounds = list(dict.fromkeys(row.policy for row in rows if row.is_oracle and row.per in per))
     if bounds:
         said += (
-            f", and the gap is to {' or '.join(bounds)}, with the same budget for each; uneven "
-            "budgets can beat it"
+            f", and the gap is to {' or '.join(bounds)}, which shares the budget out as is best "
+            "(in long searches equally: uneven shares can beat that)"
         )
     return [f"{said}."]
 

@@ -4,8 +4,12 @@ Evicting a token without return loses the attention it would have received after
 eviction off never costs more, so tokens go only when the cache is full, and the forced evictions
 are slots in time: which token takes which slot is a linear assignment problem, which SciPy solves
 exactly.  No policy that only evicts and keeps to the budget keeps more attention, whatever it ranks
-by: that is the bound that tables show.  Where layers or heads evict tokens of their own, each group
-of the cache has a problem of its own, with its own rows.
+by: that is the bound that tables show.
+
+Where layers or heads evict tokens of their own, each token of each group is one that can take a
+slot, with the attention of the group's own rows; the budget is the sum over groups, so the optimum
+also says how to share it out.  Where that problem is too large, each group has the same budget and
+a problem of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.signals.rows import GroupRows, Row, group_rows, is_number
 from arborsim.trace.episode import Episode, play
 
-#: Slots x tokens up to which the assignment of a group is solved: seconds, and some 300 MB.
+#: Slots x tokens up to which an assignment is solved: seconds, and some 300 MB.
 EXACT_CELLS = 1 << 24
 NEVER_EVICTED = np.inf
 _FORBIDDEN = 1e9  # more than all the attention of a search
@@ -45,9 +49,12 @@ class _Iteration:
             yield path[: len(row[0])], row
 
 
-def is_exact(tokens: int, budget_tokens: int) -> bool:
-    """Whether the optimum of a search of `tokens` is found exactly."""
-    return tokens * max(0, tokens - budget_tokens) <= EXACT_CELLS
+def is_exact(tokens: int, budget_tokens: int, groups: int = 1) -> bool:
+    """Whether the optimum of a search of `tokens` is found exactly.
+
+    For several groups: whether they share the budget out as is best.
+    """
+    return groups**2 * tokens * max(0, tokens - budget_tokens) <= EXACT_CELLS
 
 
 def with_eviction_times(
@@ -63,30 +70,29 @@ def eviction_times(
 ) -> np.ndarray:
     """After which iteration to evict each token so that the least attention is lost.
 
-    `budget_tokens` of the whole tree stay in every group after every iteration; the first `head`
-    and the newest `recent` tokens are protected.  Rows are those of `grouping`: the mean row of the
-    model, or those of captured layers or KV heads.  Float64 ``[groups, tokens]``: iterations (0 is
-    the prefill), infinite for tokens that stay.
+    `budget_tokens` of the whole tree stay after every iteration, on average over the groups; the
+    first `head` and the newest `recent` tokens are protected.  Rows are those of `grouping`: the
+    mean row of the model, or those of captured layers or KV heads.  Float64 ``[groups, tokens]``:
+    iterations (0 is the prefill), infinite for tokens that stay.
 
     Notes
     -----
-    Above `EXACT_CELLS` Belady's greedy rule stands in: of the tokens in the cache, the one with the
-    least attention to come goes.  It can lose more than the optimum (by 1.5 percentage points of
-    all attention at 30 % of the tokens on the shipped chains), so it is no strict bound.
+    Above `EXACT_CELLS` groups do not share the budget: each has the same.  That is the optimum for
+    equal budgets only.  Where one group alone is above it, Belady's greedy rule stands in: of the
+    tokens in the cache, the one with the least attention to come goes.  It can lose more than the
+    optimum (by 1.5 percentage points of all attention at 30 % of the tokens on the shipped chains),
+    so it is no strict bound.
     """
     iterations, groups = _iterations(episode, grouping)
     tokens = episode.num_tokens
+    limits = tokens, budget_tokens, head, recent
     if not is_exact(tokens, budget_tokens):
-        return _greedy(iterations, groups, tokens, budget_tokens, head, recent)
-    # As many groups at once as have room for their problems.
-    cells = tokens * max(1, tokens - budget_tokens)
-    most = max(1, EXACT_CELLS // cells)
-    times = [
-        _assigned(iterations, range(first, min(first + most, groups)), tokens, budget_tokens, head,
-                  recent)
-        for first in range(0, groups, most)
-    ]  # fmt: skip
-    return np.concatenate(times)
+        return _greedy(iterations, groups, *limits)
+    together = is_exact(tokens, budget_tokens, groups)
+    # Else as many groups at once as have room for their problems.
+    most = max(1, EXACT_CELLS // (tokens * max(1, tokens - budget_tokens)))
+    parts = [range(first, min(first + most, groups)) for first in range(0, groups, most)]
+    return np.concatenate([_assigned(iterations, part, together, *limits) for part in parts])
 
 
 def _iterations(episode: Episode, grouping: str) -> tuple[list[_Iteration], int]:
@@ -119,30 +125,37 @@ def _iterations(episode: Episode, grouping: str) -> tuple[list[_Iteration], int]
 
 
 def _assigned(
-    iterations: list[_Iteration], groups: range, tokens: int, budget: int, head: int, recent: int
+    iterations: list[_Iteration],
+    groups: range,
+    together: bool,
+    tokens: int,
+    budget: int,
+    head: int,
+    recent: int,
 ) -> np.ndarray:
-    """Times of some groups: float64 ``[groups, tokens]``."""
-    forced = [max(0, iteration.held - budget) for iteration in iterations]
+    """Times of some groups, which share the budget if `together`: float64 ``[groups, tokens]``."""
+    each = len(groups) if together else 1
+    forced = [each * max(0, iteration.held - budget) for iteration in iterations]
     slot_time = np.repeat(np.arange(len(forced)), np.diff(np.maximum.accumulate(forced), prepend=0))
     # Of evicting the token in the slot, and attention to each token after this iteration.
-    loss = np.empty((len(groups), len(slot_time), tokens))
+    loss = np.empty((len(slot_time), len(groups), tokens))
     later = np.zeros((len(groups), tokens))
     slot = len(slot_time)
     for time in range(len(iterations) - 1, -1, -1):
         while slot and slot_time[slot - 1] == time:
             slot -= 1
-            loss[:, slot] = later
-            loss[:, slot, :head] = _FORBIDDEN
-            loss[:, slot, max(0, iterations[time].held - recent) :] = _FORBIDDEN
+            loss[slot] = later
+            loss[slot, :, :head] = _FORBIDDEN
+            loss[slot, :, max(0, iterations[time].held - recent) :] = _FORBIDDEN
         for path, row in iterations[time].rows():
             for own, group in zip(later, groups, strict=True):
                 if is_number(row[group]):
                     own[path] += row[group]
-    times = np.full((len(groups), tokens), NEVER_EVICTED)
-    for own, lost in zip(times, loss, strict=True):
-        slots, chosen = linear_sum_assignment(lost)
+    times = np.full((len(groups) // each, each * tokens), NEVER_EVICTED)
+    for own, lost in zip(times, np.split(loss, len(times), axis=1), strict=True):
+        slots, chosen = linear_sum_assignment(lost.reshape(len(slot_time), -1))
         own[chosen] = slot_time[slots]
-    return times
+    return times.reshape(len(groups), tokens)
 
 
 def _greedy(

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
+
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
-from arborsim.policies.base import Method, Policy
-from arborsim.policies.blocks import ANY, Protect
+from arborsim.policies.base import CacheView, Method, Policy
+from arborsim.policies.blocks import ANY, Allocation, Decision, Protect
+from arborsim.policies.placement import Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
 from arborsim.signals.scores import GROUPINGS, EvictionTime, Score, SeededUniform
 
@@ -42,6 +45,22 @@ class Random(RecentPolicy):
 
 
 @dataclass(frozen=True)
+class Scheduled(Pool):
+    """Evicts every token at its time; the budget holds on average over the groups."""
+
+    def spare(self, view: CacheView) -> int:
+        return view.budget_tokens - view.in_hbm
+
+    def allot(self, at: Decision, tiers: np.ndarray) -> None:
+        tiers[(at.rank <= at.view.iterations) & at.movable] = Tier.EVICTED
+        over = (
+            np.count_nonzero(tiers <= Tier.HBM_QUANTISED) - tiers.shape[0] * at.view.budget_tokens
+        )
+        if over > 0:
+            raise at.policy.infeasible(at.view, 0, -(-over // len(tiers)))
+
+
+@dataclass(frozen=True)
 class Oracle(StreamPolicy):
     """Evict by the schedule that loses the least attention of all schedules without return.
 
@@ -51,8 +70,8 @@ class Oracle(StreamPolicy):
     is one pool, which constrains it least; protect what another policy protects to compare the two.
 
     With ``per=layer`` or ``per=head`` each captured layer or KV head has a schedule of its own, for
-    the attention of its own rows under an equal share of the budget: the bound of policies that
-    choose so.
+    the attention of its own rows, and as much of the budget as is best for all of them together:
+    the bound of policies that choose so.
     """
 
     per: str = setting("shared", "what has a schedule of its own", choices=GROUPINGS)
@@ -74,8 +93,9 @@ class Oracle(StreamPolicy):
         "above 2^24 tokens x evictions (some 5,000 tokens) Belady's greedy rule stands in, "
         "which is no strict bound: at 30 % of the tokens it keeps up to 1.5 percentage points "
         "less than the optimum on the shipped traces",
-        "per=layer and per=head give every group the same budget: a policy that shares the budget "
-        "out unevenly may keep more",
+        "per=layer and per=head share the budget out as is best where groups^2 x tokens x "
+        "evictions are 2^24 at most; above, every group has the same, and a policy with uneven "
+        "shares may keep more",
         "sparse recordings spread the attention they do not list evenly, also in the future",
     )
     fused: ClassVar[bool] = True  # the attention it reads was recorded before
@@ -87,6 +107,10 @@ class Oracle(StreamPolicy):
     @cached_property
     def score(self) -> Score:
         return EvictionTime(self.per)
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return Pool(self.adaptation) if self.per == "shared" else Scheduled(self.adaptation)
 
     @cached_property
     def protect(self) -> Protect:
