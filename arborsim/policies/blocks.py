@@ -37,6 +37,9 @@ class Allocation(ABC):
     """Which tokens HBM holds: `Pool`, or `Tree` (`arborsim.policies.tree`)."""
 
     about: ClassVar[str]
+    #: Which groups draw on one budget: each has its own ("group"), the KV heads of a layer have one
+    #: together ("layer"), or all of the model ("model").
+    together: ClassVar[str] = "group"
 
     @property
     def adaptation(self) -> str:

@@ -129,9 +129,6 @@ class Pool(Allocation):
     )  # fmt: skip
 
     about: ClassVar[str] = "one pool"
-    #: Which groups draw on one budget: each has its own ("group"), the KV heads of a layer have one
-    #: together ("layer"), or all of the model ("model").
-    together: ClassVar[str] = "group"
 
     def protected(self, view: CacheView, protection: Protection) -> np.ndarray:
         if self.adaptation == "path":

@@ -159,10 +159,11 @@ class Composed(Policy):
     @property
     def method(self) -> Method:
         each = {"layer": ", the same for every layer", "head": ", the same for every KV head"}
+        alone = self.allocate.together == "group"
         derived = Method(
             self.formula,
             score=self.score.about,
-            allocate=self.allocate.about + each.get(self.grouping, ""),
+            allocate=self.allocate.about + (each.get(self.grouping, "") if alone else ""),
             place=self.place.about,
             schedule=self.schedule.about,
             recover=self.recover.about,

@@ -153,7 +153,7 @@ def _assigned(
                     own[path] += row[group]
     times = np.full((len(groups) // each, each * tokens), NEVER_EVICTED)
     for own, lost in zip(times, np.split(loss, len(times), axis=1), strict=True):
-        slots, chosen = linear_sum_assignment(lost.reshape(len(slot_time), -1))
+        slots, chosen = linear_sum_assignment(lost.reshape(len(slot_time), own.size))
         own[chosen] = slot_time[slots]
     return times.reshape(len(groups), tokens)
 

@@ -7,8 +7,10 @@ the least loss is an assignment of tokens to slots, which SciPy solves exactly.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,12 +19,17 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from arborsim.core.errors import BudgetInfeasible
-from arborsim.core.events import Decode
+from arborsim.core.events import Decode, Event
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
-from arborsim.policies.base import Policy
+from arborsim.machine.machine import num_groups
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.methods.adakv import AdaKV
 from arborsim.policies.methods.baselines import Oracle
 from arborsim.policies.methods.h2o import H2O
+from arborsim.policies.methods.key_geometry import KeyNorm
+from arborsim.policies.methods.pyramidkv import PyramidKV
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.methods.tova import Tova
 from arborsim.run.controller import Controller
@@ -31,6 +38,7 @@ from arborsim.run.meters import AttentionKept
 from arborsim.signals import offline
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import VECTORS
 from tests.helpers.plain_executor import PlainExecutor, decide_all
 from tests.helpers.slow_world import SlowWorld
 from tests.helpers.traces import make_trace
@@ -164,6 +172,152 @@ def test_runs_are_planned_like_single_steps(tmp_path: Path) -> None:
     runs, steps = (decide_all(Oracle(), episode, budget, most)[1] for most in (None, 1))
     assert len(runs)
     assert np.array_equal(runs, steps)
+
+
+# --- one schedule per layer or KV head ---
+
+
+def vector_episode(folder: Path, layers: tuple[int, ...], **shape: object) -> Episode:
+    path = make_trace(
+        folder / "x.parquet", episodes=1, capture="qkv", layers=3, qkv_layers=layers, **shape
+    )  # type: ignore[arg-type]
+    return next(iter(TraceReader(path).episodes((*READ, *VECTORS))))
+
+
+def kept_by_groups(policy: Policy, episode: Episode, budget: int) -> float:
+    meter, info = AttentionKept(Signal.HEAD_ATTENTION), episode.info
+    controller = Controller(
+        policy, PlainExecutor(num_groups(policy, info)), budget_tokens=budget,
+        layers=info.geometry.layers, vocabulary=info.geometry.vocab, shape=info.cache_shape,
+        meters=[meter],
+    )  # fmt: skip
+    try:
+        controller.run(play(foresee(policy, episode, budget)))
+    except BudgetInfeasible:
+        return 0.0
+    return meter.share
+
+
+def losses_by_group(episode: Episode, budget: int, per: str) -> np.ndarray:
+    """`losses` of each group, by nested loops: float64 ``[slots, groups, tokens]``."""
+    heads, kv_heads = episode.info.geometry.heads, episode.info.geometry.kv_heads
+    layers, tokens = len(episode.info.qkv_layers), episode.num_tokens
+    by_head = per == "head"
+    groups = layers * kv_heads if by_head else layers
+    tables = []
+    for group in range(groups):
+        layer, kv_head = divmod(group, kv_heads) if by_head else (group, None)
+        mine = [h for h in range(heads) if kv_head in (None, h // (heads // kv_heads))]
+
+        class Rows:
+            """The mean row of the group's query heads, in the place of the model's."""
+
+            def row(self, token: int, layer: int = layer, mine: list[int] = mine) -> np.ndarray:
+                row = episode.head_attention.row(token)  # type: ignore[union-attr]
+                return np.mean([row[layer, h].astype(np.float64) for h in mine], axis=0)
+
+        tables.append(losses(replace(episode, attention=Rows()), budget))
+    assert all(table.shape == (len(tables[0]), tokens) for table in tables)
+    return np.stack(tables, axis=1)
+
+
+def best_by_groups(episode: Episode, budget: int, per: str, together: bool) -> float:
+    """Largest share that policies with shares of the budget, or equal ones, can keep."""
+    cost = losses_by_group(episode, budget, per)
+    slots, groups, _ = cost.shape
+    if together:
+        whole = np.repeat(cost.reshape(slots, -1), groups, axis=0)  # as many slots as groups
+        taken = linear_sum_assignment(whole)
+        lost = float(whole[taken].sum())
+    else:
+        lost = sum(float(own[linear_sum_assignment(own)].sum()) for own in np.moveaxis(cost, 1, 0))
+    return 1 - lost / groups / generated(episode)
+
+
+@pytest.mark.parametrize(("per", "layers"), [("layer", (0, 2)), ("head", (1,))])
+def test_schedules_of_groups_are_the_best_of_all(
+    tmp_path: Path, per: str, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two groups, five tokens, room for three: every order of evictions, shared or not."""
+    for seed in range(4):
+        (folder := tmp_path / str(seed)).mkdir()
+        episode = vector_episode(
+            folder, layers, seed=seed, kind="linear", prompt=2, nodes=1, block=(3, 3)
+        )
+        cost = losses_by_group(episode, 3, per)
+        assert cost.shape == (2, 2, 5)
+        shared = min(
+            sum(cost[slot // 2, item // 5, item % 5] for slot, item in enumerate(order))
+            for order in permutations(range(10), 4)
+        )
+        alone = sum(
+            min(cost[0, group, a] + cost[1, group, b] for a, b in permutations(range(5), 2))
+            for group in range(2)
+        )
+        policy = Oracle(per=per)
+        assert kept_by_groups(policy, episode, 3) == pytest.approx(1 - shared / 6, abs=1e-6)
+        with monkeypatch.context() as patch:  # as in searches that are too long to share
+            patch.setattr(offline, "EXACT_CELLS", 5 * 2)
+            assert kept_by_groups(policy, episode, 3) == pytest.approx(1 - alone / 6, abs=1e-6)
+
+
+@dataclass(frozen=True)
+class RandomShares(Policy):
+    """Evicts tokens of any group at random, as many as the budget wants."""
+
+    per: str = "head"
+    name: ClassVar[str] = "random-shares"
+
+    @property
+    def grouping(self) -> str:
+        return self.per
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(recent=0)
+
+    def next_decision(self, view: CacheView) -> int:
+        return 1
+
+    def decide(self, view: CacheView, event: Event) -> Plan:
+        tiers = view.tier.copy()
+        held = np.flatnonzero(tiers == Tier.HBM)
+        over = max(0, len(held) - len(tiers) * view.budget_tokens)
+        rng = np.random.default_rng(view.num_tokens)
+        favour = np.repeat(rng.gamma(1, size=len(tiers)), view.num_tokens)[held]
+        gone = np.argsort(rng.random(len(held)) ** favour)[:over]
+        tiers.ravel()[held[gone]] = Tier.EVICTED
+        return Plan(tiers)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(["linear", "tree"]), seed=st.integers(0, 9999),
+    share=st.floats(0.2, 0.95), coarse=st.booleans(), per=st.sampled_from(["layer", "head"]),
+)  # fmt: skip
+def test_no_policy_of_groups_beats_the_best(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float, coarse: bool,
+    per: str,
+) -> None:  # fmt: skip
+    episode = vector_episode(
+        tmp_path_factory.mktemp("t"), (0, 2), kind=kind, seed=seed, prompt=8, nodes=6, block=(2, 8),
+        coarse=coarse,
+    )  # fmt: skip
+    budget = max(4, int(share * episode.num_tokens))
+    best = best_by_groups(episode, budget, per, together=True)
+    assert kept_by_groups(Oracle(per=per), episode, budget) == pytest.approx(best, abs=1e-6)
+    rivals = [
+        H2O(adaptation="flat", per=per), H2O(per=per), Tova(per=per), KeyNorm(per=per),
+        RandomShares(per), Oracle(per=per, recent=3),
+    ]  # fmt: skip
+    if per == "head":
+        rivals += [AdaKV(window=2), PyramidKV(window=2)]
+    for policy in rivals:
+        assert kept_by_groups(policy, episode, budget) <= best + 1e-6
+    assert kept_by_groups(RandomShares(per), episode, budget) > 0  # it is never infeasible
+    whole = kept_by_groups(Oracle(per=per), episode, episode.num_tokens)
+    assert whole == pytest.approx(1.0, abs=1e-6)
+    # Equal shares are not better.
+    assert best_by_groups(episode, budget, per, together=False) <= best + 1e-9
 
 
 class SlowBelady(SlowStream):

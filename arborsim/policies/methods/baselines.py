@@ -11,7 +11,7 @@ import numpy as np
 
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
-from arborsim.policies.base import CacheView, Method, Policy
+from arborsim.policies.base import Method, Policy
 from arborsim.policies.blocks import ANY, Allocation, Decision, Protect
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import RecentPolicy, StreamPolicy
@@ -46,18 +46,13 @@ class Random(RecentPolicy):
 
 @dataclass(frozen=True)
 class Scheduled(Pool):
-    """Evicts every token at its time; the budget holds on average over the groups."""
+    """One pool for all groups, from which every token goes at its time."""
 
-    def spare(self, view: CacheView) -> int:
-        return view.budget_tokens - view.in_hbm
+    about: ClassVar[str] = "one pool for all groups"
+    together: ClassVar[str] = "model"
 
-    def allot(self, at: Decision, tiers: np.ndarray) -> None:
-        tiers[(at.rank <= at.view.iterations) & at.movable] = Tier.EVICTED
-        over = (
-            np.count_nonzero(tiers <= Tier.HBM_QUANTISED) - tiers.shape[0] * at.view.budget_tokens
-        )
-        if over > 0:
-            raise at.policy.infeasible(at.view, 0, -(-over // len(tiers)))
+    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+        return np.asarray(np.count_nonzero(free & (at.rank <= at.view.iterations), axis=1))
 
 
 @dataclass(frozen=True)
