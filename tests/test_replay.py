@@ -13,7 +13,7 @@ import pytest
 
 from arborsim.core.errors import ArborsimError, MissingSignal
 from arborsim.core.observations import Signal
-from arborsim.core.tiers import Budget
+from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.machine.profile import PolicySeconds
@@ -224,7 +224,12 @@ def test_attention_kept_equals_a_literal_sum(tree: Path) -> None:
             path = [t for t in range(token + 1) if node_of[t] in chain]
             row = episode.attention.row(token)
             kept.append(
-                1 - sum(w for w, t in zip(row, path, strict=True) if t < len(seen) and seen[t] == 4)
+                1
+                - sum(
+                    w
+                    for w, t in zip(row, path, strict=True)
+                    if t < len(seen) and seen[t] == Tier.EVICTED
+                )
             )
         assert result[policy.name].attention_kept == pytest.approx(np.mean(kept), abs=1e-5)
 
