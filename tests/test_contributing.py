@@ -68,7 +68,8 @@ def test_a_search_of_ones_own(
     assert "least-entropy" in capsys.readouterr().out
     pytest.importorskip("torch")
     out = tmp_path / "live.parquet"
-    live = f"record --model game24 --search {search} --set keep=3 --episodes 2 --out {out}"
+    given = "--set least-entropy.keep=3 --episodes 2"
+    live = f"record --model game24 --search {search} {given} --out {out}"
     assert main(live.split()) == 0
     reader = open_bank(out)
     assert reader.info.search == "least-entropy"

@@ -18,7 +18,13 @@ from arborsim.cli.options import (
     search_help,
     whole_numbers,
 )
-from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, search_option
+from arborsim.cli.problems import (
+    RewardedProblems,
+    describe_usage,
+    problem_option,
+    search_option,
+    split_settings,
+)
 from arborsim.cli.progress import LiveBar, interrupted
 from arborsim.core.errors import UsageError
 
@@ -158,7 +164,10 @@ def record(
     fields = problems.request() | capture.request(bank=bank.bank)
     if bank.bank and problems.temperature is None:
         fields["temperature"] = 1.0
-    options = {} if bank.bank else dict(map(assigned, set_))
+    options: dict[str, str] = {}
+    if not bank.bank:
+        own, unknown = split_settings(set_, problems.search, ())
+        options = own | dict(map(assigned, unknown))  # what it lacks, the search refuses by name
     return _run(RecordRequest(
         **fields, out=out, search_options=options, bank=recipe, overwrite=overwrite, resume=resume,
         command=command_line(),

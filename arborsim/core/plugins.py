@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,13 @@ Kind = TypeVar("Kind")
 
 def installed(group: str) -> tuple[str, ...]:
     """Names that installed packages register under an entry-point group; imports none."""
-    return tuple(point.name for point in entry_points(group=group))
+    return tuple(_points(group))
+
+
+@cache
+def _points(group: str) -> dict[str, EntryPoint]:
+    """By name; looking through what is installed takes some milliseconds."""
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def find_plugin(what: str, name: str, base: type[Kind], group: str) -> type[Kind]:
@@ -43,7 +50,7 @@ def find_plugin(what: str, name: str, base: type[Kind], group: str) -> type[Kind
         importlib.invalidate_caches()
         point = EntryPoint(name, name, group)
     else:
-        (point, *_) = entry_points(group=group, name=name)
+        point = _points(group)[name]
     try:
         found = point.load()
     except (Exception, SystemExit) as error:  # whatever a module of the user's may raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,10 @@ import pytest
 from arborsim.bank.arms import arms_of, chosen_algorithms, recipe_for, split_settings
 from arborsim.bank.walk import walk
 from arborsim.cli.app import main
+from arborsim.core import plugins
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.plugins import find_plugin
+from arborsim.policies.base import Policy
 from arborsim.search import find_search, make_search, search_names, search_options
 from arborsim.trace.writer import TraceWriter
 from tests.bank.banks import bank_columns, bank_info, random_bank
@@ -68,17 +72,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The same, as installed package that names them."""
     metadata = here / "surest_searches-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: surest-searches\nVersion: 1.0")
     (metadata / "entry_points.txt").write_text(
         "[arborsim.searches]\nsurest = surest_searches:Surest\nnarrow = surest_searches:Narrow\n"
-        "lost = surest_searches:Lost\ncase = surest_searches:CODE\nrebase = surest_searches:Surest"
+        "lost = surest_searches:Lost\nrebase = surest_searches:Surest\n"
+        "[arborsim.policies]\nlost = surest_searches:Lost\nsurest = surest_searches:Surest\n"
     )
     monkeypatch.syspath_prepend(here)
-    return here
+    plugins._points.cache_clear()
+    yield here
+    plugins._points.cache_clear()
 
 
 def test_a_class_by_its_place(here: Path) -> None:
@@ -104,6 +111,10 @@ def test_installed_searches_have_names(installed: Path) -> None:
         find_search("sursest")
     with pytest.raises(UsageError, match="search 'lost' cannot be imported: AttributeError"):
         find_search("lost")
+    with pytest.raises(UsageError, match="policy 'lost' cannot be imported: AttributeError"):
+        find_plugin("policy", "lost", Policy, "arborsim.policies")
+    with pytest.raises(UsageError, match="policy 'surest' is not a subclass"):
+        find_plugin("policy", "surest", Policy, "arborsim.policies")
 
 
 def test_a_width_is_declared(here: Path) -> None:
