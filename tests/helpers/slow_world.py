@@ -11,7 +11,7 @@ from typing import Any
 
 from arborsim.trace.episode import Episode
 
-HBM, HBM_Q, DDR, DDR_Q, EVICTED = range(5)
+HBM, HBM_Q, HBM_C, DDR, DDR_Q, DDR_C, EVICTED = range(7)
 PREFILL, TOKEN, TRANSITION, BOUNDARY, PRUNE, ANSWER = range(6)
 
 
@@ -74,7 +74,7 @@ class SlowWorld:
         return len(above_a) + len(above_b) - 2 * shared
 
     def in_hbm(self, group: int = 0) -> int:
-        return sum(t in (HBM, HBM_Q) for t in self.tiers[group])
+        return sum(t in (HBM, HBM_Q, HBM_C) for t in self.tiers[group])
 
     def off_path_order(self) -> list[int]:
         off = [n for n in range(len(self.parent)) if n not in self.active_nodes()]
