@@ -81,6 +81,9 @@ class Plan:
     #: Bool [groups, tokens]: the readable tokens that attention reads until the next plan; None for
     #: all.  Tokens born after the plan are read.  What is not read stays where it is.
     reads: np.ndarray | None = None
+    #: Places of tokens among the slots of their group, for policies whose authors' code depends on
+    #: them: int64 [groups, tokens]; what comes later follows in order of age.  None: as before.
+    slots: np.ndarray | None = None
 
 
 def kinds(rule: Callable[[Tier, Tier], bool]) -> np.ndarray:

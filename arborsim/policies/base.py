@@ -45,6 +45,9 @@ class CacheView:
     iterations: int  # decode iterations so far
     vocabulary: int  # size of the model's vocabulary, which normalises entropies
     shape: CacheShape = UNKNOWN  # layers, KV heads and vectors that groups stand for
+    #: Int64 [groups, tokens]: places among the slots of a group, as the last plan with `Plan.slots`
+    #: left them; None if there was none: by age
+    slots: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +60,12 @@ class CacheView:
             return self.tree.path(self.leaves[0])
         on_path = self.tree.on_path(self.leaves)
         return np.flatnonzero(on_path[self.tree.node_of_token.values])
+
+    def by_slot(self, group: int, tokens: np.ndarray) -> np.ndarray:
+        """Ids `tokens`, int64, of a group in the order of their slots."""
+        if self.slots is None:
+            return tokens
+        return np.asarray(tokens[np.argsort(self.slots[group, tokens])])
 
     @property
     def in_hbm(self) -> int:

@@ -81,6 +81,8 @@ class Decision:
 
     def __init__(self, policy: Composed, view: CacheView, event: Event) -> None:
         self.policy, self.view, self.event = policy, view, event
+        #: `Plan.slots`; None unless `lead` was called
+        self.slots: np.ndarray | None = None
 
     @cached_property
     def protected(self) -> np.ndarray:
@@ -109,6 +111,20 @@ class Decision:
     def movable(self) -> np.ndarray:
         """Bool ``[tokens]``: of the stream, and not protected."""
         return self.in_stream(~self.protected)
+
+    def lead(self, group: int, tokens: np.ndarray) -> None:
+        """Give the first slots of a group to `tokens`, int64, in this order.
+
+        The others follow in the order that they have.
+        """
+        view = self.view
+        if self.slots is None:
+            known = np.arange(view.num_tokens) if view.slots is None else view.slots
+            self.slots = np.broadcast_to(known, view.tier.shape).copy()
+        others = np.ones(view.num_tokens, dtype=bool)
+        others[tokens] = False
+        order = np.concatenate([tokens, view.by_slot(group, np.flatnonzero(others))])
+        self.slots[group, order] = np.arange(len(order))
 
     def in_stream(self, mask: np.ndarray) -> np.ndarray:
         """Where `mask`, bool ``[tokens]``, is set and a token belongs to the stream."""

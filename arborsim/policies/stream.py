@@ -221,9 +221,9 @@ class Composed(Policy):
         at = Decision(self, view, event)
         self.allocate.allot(at, tiers)
         self.place.place(at, tiers)
-        if np.array_equal(tiers, view.tier):
+        if at.slots is None and np.array_equal(tiers, view.tier):
             return None
-        return Plan(tiers, recover=self.recovers)
+        return Plan(tiers, recover=self.recovers, slots=at.slots)
 
     def plans_runs(self, view: CacheView) -> bool:
         values = view.scores.get("score")

@@ -144,6 +144,7 @@ class Controller:
         self._scores = ScoreBook(policy.scores(), layers)
         self._meters = tuple(meters)
         self._leaves: tuple[int, ...] = (0,)
+        self._slots: np.ndarray | None = None
         self._prompt_tokens = 0
         self._margin = policy.pressure_margin(budget_tokens)
 
@@ -195,7 +196,18 @@ class Controller:
             self.iterations,
             self._vocabulary,
             self._shape,
+            self._slots_now(),
         )
+
+    def _slots_now(self) -> np.ndarray | None:
+        """Places of all tokens: new ones come last."""
+        if self._slots is not None:
+            groups, known = self._slots.shape
+            fresh = np.arange(known, self.executor.tier.shape[1])
+            if len(fresh):
+                fresh = np.broadcast_to(fresh, (groups, len(fresh)))
+                self._slots = np.concatenate([self._slots, fresh], axis=1)
+        return self._slots
 
     def _prefill(self, run: TokenRun) -> None:
         self.tree.open(0, -1)
@@ -289,6 +301,8 @@ class Controller:
         if plan is None:
             return
         check_plan(self.policy, view, plan)
+        if plan.slots is not None:
+            self._slots = plan.slots
         moves = Moves.between(view.tier, plan.tiers)
         for meter in self._meters:
             meter.moved(moves, view.tier, plan.reads)
@@ -311,6 +325,8 @@ def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
         lost = plan.reads & (plan.tiers == Tier.EVICTED)
         if lost.any():
             raise PlanError(f"{policy.name} reads token {np.nonzero(lost)[1][0]}, which it evicts")
+    if plan.slots is not None and plan.slots.shape != view.tier.shape:
+        raise PlanError(f"{policy.name} planned slots of shape {plan.slots.shape}")
     lowered = plan.tiers > view.tier
     if policy.bounded and lowered.any():
         broken = lowered & policy.protected(view)

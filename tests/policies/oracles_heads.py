@@ -123,6 +123,7 @@ class SlowARKV(SlowGroups):
         self.cumulative, self.published = cumulative, published
         self.raw: dict[int, list[list[list[float]]]] = {}  # rows of a token, by layer and head
         self.newest: dict[tuple[int, int], list[float]] = {}  # by group and token, of every leaf
+        self.slots: dict[int, list[int]] = {}  # of a group, once cut: its tokens in slot order
 
     def recent(self, world: SlowWorld) -> int:
         return self.window
@@ -152,15 +153,17 @@ class SlowARKV(SlowGroups):
                         tier[token] = EVICTED
         self.shrink(world)
 
+    def shrink(self, world: SlowWorld) -> None:
+        self.before = [list(tier) for tier in world.tiers], dict(self.slots)
+        super().shrink(world)
+
     def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
         over = world.in_hbm(group) - world.budget
         room = max(0, world.budget - self.window - self.outside(world))
-        only_prompt = len(world.node) == world.prompt
-        cut = self.published and only_prompt and self.kind != "origin"
-        keeps = min(room if cut else int(self.slack * room), len(free) - over)
-        heavy = [0.0, 0.0, *(self.heaviness(world, group, t) for t in free), 0.0, 0.0]
-        pooled = {t: plain_sum(heavy[i : i + 5]) / 5 for i, t in enumerate(free)}
-        best_first = sorted(free, key=lambda t: (pooled[t], t), reverse=True)
+        cut = self.published and len(world.node) == world.prompt
+        best_first = self.best_first(world, group, free)
+        keeps = int(self.slack * (len(free) if self.published else room))
+        keeps = min(room if cut else keeps, len(free) - over)
         full = {"origin": keeps, "quant": 0}.get(self.kind, -1)
         if full < 0:
             full = keeps if cut else self.original(world, group, room)
@@ -169,6 +172,44 @@ class SlowARKV(SlowGroups):
                 world.tiers[group][token] = EVICTED
             elif place >= full:
                 world.tiers[group][token] = HBM_Q
+        if self.published:
+            self.reorder(world, group, best_first[:keeps], min(full, keeps), by_first=not cut)
+
+    def reorder(
+        self, world: SlowWorld, group: int, kept: list[int], full: int, by_first: bool
+    ) -> None:
+        """What is kept comes first: at full precision as the first head of the layer has it."""
+        best = kept[:full]
+        first = group - group % (world.groups // world.layers)
+        tiers, slots = self.before
+        if by_first:
+            safe = self.protected(world)
+            stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
+            theirs = [t for t in stream if tiers[first][t] in (HBM, HBM_Q) and t not in safe]
+            places = self.in_slots(world, first, range(len(world.node)), slots)
+            ranked = self.best_first(world, first, theirs, slots)[:full]
+            order = sorted(range(len(best)), key=lambda i: places.index(ranked[i]))
+            best = [best[i] for i in order]
+        others = self.in_slots(world, group, range(len(world.node)), slots)
+        lead = best + kept[full:]
+        self.slots[group] = lead + [t for t in others if t not in lead]
+
+    def in_slots(
+        self, world: SlowWorld, group: int, tokens: Iterable[int], slots: dict[int, list[int]]
+    ) -> list[int]:
+        """Tokens in the order of slots; what came after the last cut in the order of age."""
+        known = slots.get(group, [])
+        place = {t: i for i, t in enumerate(known)}
+        return sorted(tokens, key=lambda t: (place.get(t, len(known)), t))
+
+    def best_first(
+        self, world: SlowWorld, group: int, free: list[int], slots: Any = None
+    ) -> list[int]:
+        row = self.in_slots(world, group, free, self.slots if slots is None else slots)
+        heavy = [0.0, 0.0, *(self.heaviness(world, group, t) for t in row), 0.0, 0.0]
+        pooled = [plain_sum(heavy[i : i + 5]) / 5 for i in range(len(row))]
+        ranked = sorted(range(len(row)), key=lambda i: (pooled[i], i), reverse=True)
+        return [row[i] for i in ranked]
 
     def heaviness(self, world: SlowWorld, group: int, token: int) -> float:
         if not self.cumulative and len(world.node) > world.prompt:
@@ -231,6 +272,8 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "arkv-as-published": (
         ARKV(window=3, as_published=True), lambda: SlowARKV("mix", 3, published=True)),
     "arkv-origin": (ARKVOrigin(window=4), lambda: SlowARKV("origin", 4)),
+    "arkv-origin-as-published": (
+        ARKVOrigin(window=4, as_published=True), lambda: SlowARKV("origin", 4, published=True)),
     "arkv-quant": (ARKVQuant(window=4), lambda: SlowARKV("quant", 4)),
     "arkv-quant-as-published": (
         ARKVQuant(window=4, as_published=True), lambda: SlowARKV("quant", 4, published=True)),

@@ -32,6 +32,11 @@ _LOSS = (
     "the code drops an FP8 token before the next query reads it; here a decision follows an "
     "iteration, so that query still does; tokens that a revisited path protects are not lost",
 )
+_CODED = (
+    "as_published cuts the prompt to C - W and takes the slack of all there is outside the window "
+    "later, C + 1 - W tokens; neighbours whose scores are averaged lie side by side in the code's "
+    "slots: after the prompt in the order of scores, and those of later heads mixed by the first's",
+)
 _KERNEL = 5  # neighbouring tokens whose scores are averaged
 
 
@@ -205,10 +210,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Cut(Pool):
-    """A group over budget is cut, but for the window, to `slack` times what it may be (Eq. 10).
-
-    As published, the prompt is cut without slack.
-    """
+    """A group over budget is cut, but for the window, to `slack` times what it may be (Eq. 10)."""
 
     window: int = 32
     slack: float = 0.75
@@ -219,27 +221,60 @@ class Cut(Pool):
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Evict the lowest; of those kept outside the window, all but the best turn to FP8."""
         candidates = np.flatnonzero(free)
-        quantiser = at.policy if isinstance(at.policy, _Quantiser) else None
-        whole_prompt = quantiser and quantiser.as_published and only_prompt(at.view)
         room = at.view.budget_tokens - self.window
         room -= at.view.prompt_tokens if self.pin_prompt else 0
-        keeps = int((1.0 if whole_prompt else self.slack) * max(0, room))
+        keeps = int(self.slack * max(0, room))
         # Several leaves can protect more than the window: then the budget limits what is kept.
         keeps = min(keeps, len(candidates) - over)
         score = neighbour_mean(at.view.scores["score"][group, candidates], _KERNEL)
         kept = candidates[highest(score, keeps)]
-        were, tier[candidates] = tier[kept], Tier.EVICTED
-        tier[kept] = were
-        if quantiser:
-            full = int(quantiser.full_precision(at.view)[group])
-            best = candidates[highest(score, min(keeps, full))]
-            were, tier[kept] = tier[best], Tier.HBM_QUANTISED
-            tier[best] = were  # what was rounded once stays rounded
+        assert isinstance(at.policy, _Tailor)
+        full = min(keeps, int(at.policy.full_precision(at.view)[group]))
+        best = candidates[highest(score, full)]
+        self._place(tier, candidates, kept, best)
+
+    @staticmethod
+    def _place(
+        tier: np.ndarray, candidates: np.ndarray, kept: np.ndarray, best: np.ndarray
+    ) -> None:
+        were, tier[candidates] = tier[best], Tier.EVICTED
+        tier[kept] = Tier.HBM_QUANTISED
+        tier[best] = were  # what was rounded once stays rounded
 
 
-def only_prompt(view: CacheView) -> bool:
-    """Whether nothing has been generated yet."""
-    return view.num_tokens == view.prompt_tokens
+@dataclass(frozen=True)
+class CodedCut(Cut):
+    """The cut as the public code has it, which works on slots and leaves them in another order.
+
+    Neighbours are slots that lie side by side.  The prompt is cut to ``C - W``, without slack, and
+    what is kept stays in the order of its scores.  A later cut takes `slack` of all there is
+    outside the window.  It sorts the slots at full precision, with those of all KV heads of a layer
+    as the rows of one table whose columns are ordered by the first head.
+    """
+
+    def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
+        view = at.view
+        ranked = self._ranked(at, group)
+        after_prompt = view.num_tokens == view.prompt_tokens
+        room = view.budget_tokens - self.window
+        keeps = room if after_prompt else int(self.slack * len(ranked))
+        kept = ranked[: min(keeps, len(ranked) - over)]
+        assert isinstance(at.policy, _Tailor)
+        best = kept[: int(at.policy.full_precision(view)[group])]
+        self._place(tier, ranked, kept, best)
+        if not after_prompt:
+            first = group - group % max(1, len(view.tier) // max(1, len(view.shape.layers)))
+            leads = best if group == first else self._ranked(at, first)[: len(best)]
+            places = leads if view.slots is None else view.slots[first, leads]
+            best = best[np.argsort(places)]
+        at.lead(group, np.concatenate([best, kept[len(best) :]]))
+
+    def _ranked(self, at: Decision, group: int) -> np.ndarray:
+        """Ids of the tokens outside the window in the order of their scores, the best first."""
+        held = at.movable & (at.view.tier[group] < Tier.DDR)
+        past = at.view.by_slot(group, np.flatnonzero(held))
+        score = neighbour_mean(at.view.scores["score"][group, past], _KERNEL)
+        return np.asarray(past[np.argsort(score, kind="stable")[::-1]])
 
 
 @dataclass(frozen=True)
@@ -251,32 +286,14 @@ class _Tailor(StreamPolicy):
     gamma: float = setting(263.811, "weight of the variance in a token's score", low=0)
     cumulative: bool = setting(False, "rate by all queries since the prompt, not by the newest")
     per: str = setting("head", "what decides on its own", choices=("layer", "head"))
-
-    paper: ClassVar[str] = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
-
-    @cached_property
-    def score(self) -> Score:
-        return HeavyHitters(self.per, self.window, self.gamma, self.cumulative)
-
-    @cached_property
-    def allocate(self) -> Allocation:
-        return Cut(self.adaptation, self.window, self.slack, self.pin_prompt)
-
-    @cached_property
-    def protect(self) -> Protect:
-        return Protect(self.pin_prompt, recent=self.window, recent_share=ANY)
-
-
-@dataclass(frozen=True)
-class _Quantiser(_Tailor):
-    """A tailor that keeps some tokens in FP8, and can lose them as the public code does."""
-
     as_published: bool = setting(False, "decide as the public code does, defects included")
 
-    words: ClassVar[Mapping[str, Any]] = {
-        "place": "quantise, then evict",
-        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
-    }
+    paper: ClassVar[str] = "ARKV (Large-scale-Sustainable-Computing-LSC/ARKV)"
+    official: ClassVar[str] = (
+        "Large-scale-Sustainable-Computing-LSC/ARKV@92b0800: literally, with as_published 120 of "
+        "120 random chains (40 with prompts longer than the cache) hold the same tokens at every "
+        "step"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -285,8 +302,34 @@ class _Quantiser(_Tailor):
                 f"{self.name}: the public code cuts the prompt: as_published needs pin_prompt=false"
             )
 
+    @cached_property
+    def score(self) -> Score:
+        return HeavyHitters(self.per, self.window, self.gamma, self.cumulative)
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        kind = CodedCut if self.as_published else Cut
+        return kind(self.adaptation, self.window, self.slack, self.pin_prompt)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, recent=self.window, recent_share=ANY)
+
     def full_precision(self, view: CacheView) -> np.ndarray:
         """Int64 ``[groups]``: how many of the best that a cut keeps stay at full precision."""
+        return np.full(len(view.tier), view.num_tokens)
+
+
+@dataclass(frozen=True)
+class _Quantiser(_Tailor):
+    """A tailor that keeps some tokens in FP8, and loses them as published."""
+
+    words: ClassVar[Mapping[str, Any]] = {
+        "place": "quantise, then evict",
+        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
+    }
+
+    def full_precision(self, view: CacheView) -> np.ndarray:
         return np.zeros(len(view.tier), dtype=np.int64)
 
     def next_decision(self, view: CacheView) -> int:
@@ -324,8 +367,11 @@ class ARKV(_Quantiser):
     }
     deviations: ClassVar[tuple[str, ...]] = (
         "by default as the equations say; as_published decides as the public code does: W is "
-        "subtracted from O_l twice, O_l is at most the prompt before its window, the prompt is "
-        "cut to C - W without slack or FP8, and every FP8 token is lost one step later",
+        "subtracted from O_l twice, O_l is at most the prompt before its window, every FP8 token "
+        "is lost one step later, and the prompt has neither slack nor FP8",
+        *_CODED,
+        "with a transformers before 4.56 the code's first layer keeps O_0 = C - W whatever its "
+        "sensitivity: not reproduced",
         *_LOSS,
         "the code's third defect, one scale per cache slot for heads that hold different tokens, "
         "changes values and not decisions: it is not reproduced",
@@ -339,7 +385,7 @@ class ARKV(_Quantiser):
 
     def full_precision(self, view: CacheView) -> np.ndarray:
         """``O_l`` of every group (Eq. 8); all there is where no layer looked before its window."""
-        if self.as_published and only_prompt(view):
+        if self.as_published and view.num_tokens == view.prompt_tokens:
             return np.full(len(view.tier), view.num_tokens)
         room = view.budget_tokens - self.window
         room -= view.prompt_tokens if self.pin_prompt else 0
@@ -360,7 +406,8 @@ class ARKVOrigin(_Tailor):
     summary: ClassVar[str] = "ARKV's baseline: the same cuts, all kept tokens in full precision"
     formula: ClassVar[str] = "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A)"
     deviations: ClassVar[tuple[str, ...]] = (
-        "the prompt is cut with slack too, as the equations say (the public code cuts it to C - W)",
+        "by default the prompt is cut with slack too, as the equations say",
+        *_CODED,
     )
 
 
@@ -374,8 +421,8 @@ class ARKVQuant(_Quantiser):
         "keep the top slack (C - W) by hh = avgpool5(mean_q A + gamma Var_q A), all in FP8"
     )
     deviations: ClassVar[tuple[str, ...]] = (
-        "as_published cuts the prompt to C - W without slack, and loses every FP8 token one "
-        "step later, as the public code does",
+        "as_published loses every FP8 token one step later, as the public code does",
+        *_CODED,
         *_LOSS,
         "tokens turn to FP8 when the cache exceeds the budget, not when they leave the window "
         "(section V-G: below the budget nothing differs from the plain model)",

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.core.events import TokenRun
+from arborsim.core.events import Decode, Event, Prefill, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView
-from arborsim.policies.blocks import ANY, EveryStep, OnlyEvery, Protect
+from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, OnlyEvery, Protect
+from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import head_rows
 from arborsim.signals.scores import FixedScore, Score, Vectors, norms
@@ -46,6 +47,36 @@ class Queries(FixedScore):
 
 
 @dataclass(frozen=True)
+class CodedTimes(OnlyEvery):
+    """When the public code decides on the first problem that it is given.
+
+    After the prompt, and then with the token that follows a multiple of `iterations` tokens, those
+    of the prompt included.
+    """
+
+    def next_decision(self, view: CacheView, spare: int) -> int:
+        return (1 - view.prompt_tokens - view.iterations) % self.iterations or self.iterations
+
+    def due(self, view: CacheView, event: Event) -> bool:
+        before = view.prompt_tokens + view.iterations - 1
+        return isinstance(event, Prefill) or (
+            isinstance(event, Decode) and before % self.iterations == 0
+        )
+
+
+@dataclass(frozen=True)
+class CodedPool(Pool):
+    """A pool whose slots are in the order of their ranks after every decision, the best first."""
+
+    def allot(self, at: Decision, tiers: np.ndarray) -> None:
+        super().allot(at, tiers)
+        for group in np.flatnonzero(at.view.held >= at.shares).tolist():
+            kept = np.flatnonzero(at.movable & (tiers[group] < Tier.DDR))
+            kept = at.view.by_slot(group, kept)
+            at.lead(group, kept[np.argsort(at.rank[group, kept], kind="stable")[::-1]])
+
+
+@dataclass(frozen=True)
 class RKV(StreamPolicy):
     """Keep what the newest queries look at and what no later key repeats."""
 
@@ -54,9 +85,14 @@ class RKV(StreamPolicy):
     mix: float = setting(0.07, "lambda: weight of importance against redundancy", low=0, high=1)
     threshold: float = setting(0.5, "cosine above which two keys repeat each other", low=-1, high=1)
     kernel: int = setting(7, "neighbours in the max-pool of importance, odd", unit="tokens", low=1)
+    as_published: bool = setting(False, "decide as the public code does on its first problem")
 
     name: ClassVar[str] = "rkv"
     paper: ClassVar[str] = "R-KV, Cai et al. 2025, arXiv:2505.24133"
+    official: ClassVar[str] = (
+        "Zefan-Cai/R-KV@d15c976: literally, with as_published 120 of 120 random chains (40 with "
+        "prompts longer than the cache) hold the same tokens at every step"
+    )
     summary: ClassVar[str] = "keep what is attended to and not repeated, per layer and KV head"
     formula: ClassVar[str] = (
         "Z = lambda I - (1 - lambda) R; I: softmax over the keys before the window of max over the "
@@ -67,10 +103,13 @@ class RKV(StreamPolicy):
     words: ClassVar[Mapping[str, Any]] = {"score": "windowed attention minus key redundancy"}
     deviations: ClassVar[tuple[str, ...]] = (
         "lambda is 0.07, as in the paper's table (the README of its code says 0.1)",
-        "a row without a cosine > `threshold` loses nothing (the code then sets the row's "
-        "first entry to 0, which favours the oldest token)",
-        "decisions come with every `interval`-th iteration of the search, whatever blocks it "
-        "sets; as in the public code none follows the prefill itself",
+        "neighbours and the most recent key are told by age, and a row without a cosine > "
+        "`threshold` loses nothing; as_published goes by slots, which the code leaves in the order "
+        "of Z, and then sets such a row's entry in the first slot to 0",
+        "decisions come with every `interval`-th iteration of the search, and none follows the "
+        "prompt; as_published decides after the prompt, too, and when the tokens before the newest "
+        "are a multiple of `interval`, as the code does on its first problem (that it counts on "
+        "from one problem to the next is not reproduced)",
         "with several leaves W is shared, and a query rates only keys on its own path",
     )
     score: ClassVar[Score] = Queries()
@@ -79,13 +118,22 @@ class RKV(StreamPolicy):
         super().__post_init__()
         if self.kernel % 2 == 0:
             raise UsageError(f"{self.name}: kernel must be odd, not {self.kernel}")
+        if self.as_published and self.pin_prompt:
+            raise UsageError(
+                f"{self.name}: the public code cuts the prompt: as_published needs pin_prompt=false"
+            )
 
     def scores(self) -> Mapping[str, Score]:
         return {"queries": self.score, "keys": Vectors(Signal.KEYS)}
 
     @cached_property
     def schedule(self) -> EveryStep:
-        return OnlyEvery(self.interval)
+        kind = CodedTimes if self.as_published else OnlyEvery
+        return kind(self.interval, wait=not self.as_published)
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return CodedPool(self.adaptation) if self.as_published else super().allocate
 
     @cached_property
     def protect(self) -> Protect:
@@ -94,25 +142,26 @@ class RKV(StreamPolicy):
     def rank(self, view: CacheView) -> np.ndarray:
         """Z of the tokens of the stream that are held and not protected."""
         stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
+        protected = self.protected(view)
         window = self.allocate.protected(
             view, replace(self.protection(view.budget_tokens), pin_prompt=False)
         )
-        window, candidates = stream[window[stream]], stream[~self.protected(view)[stream]]
+        window = stream[window[stream]]
         queries = view.scores["queries"]
         per_group = len(queries) // len(view.tier)
         rank = np.zeros(view.tier.shape)
         for group, tier in enumerate(view.tier):
-            held = stream[tier[stream] < Tier.DDR]
-            free = candidates[tier[candidates] < Tier.DDR]
-            if not len(free):
+            held = view.by_slot(group, stream[tier[stream] < Tier.DDR])
+            rated = np.flatnonzero(~protected[held])
+            if not len(rated):
                 continue
+            free = held[rated]
             heads = queries[group * per_group : (group + 1) * per_group, window]
             keys = view.scores["keys"][group, held].astype(np.float64)
-            rated = np.searchsorted(held, free)
             logits = (heads.astype(np.float64) @ keys[rated].T).max(axis=0)
             seen = sees(view.tree, window, free)
             important = max_pool(importance(np.round(logits, _DECIMALS), seen), self.kernel)
-            repeated = redundancy(keys, self.threshold)[rated]
+            repeated = redundancy(keys, self.threshold, self.as_published)[rated]
             rank[group, free] = self.mix * important - (1 - self.mix) * repeated
         return rank
 
@@ -145,30 +194,33 @@ def max_pool(values: np.ndarray, kernel: int) -> np.ndarray:
     return np.asarray(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1).max(axis=1))
 
 
-def redundancy(keys: np.ndarray, threshold: float) -> np.ndarray:
+def redundancy(keys: np.ndarray, threshold: float, else_first: bool = False) -> np.ndarray:
     """How much each key repeats others (R-KV, section 3.3): a softmax of its mean cosine.
 
     In each row of the cosine matrix of keys ``[keys, head_dim]``, oldest first, the most recent
-    entry above the threshold is taken out, so that of near-duplicates the latest survives.
+    entry above the threshold is taken out, so that of near-duplicates the latest survives.  Where
+    there is none, the first entry is with `else_first`, and nothing without.
     """
     length = norms(keys)[:, None]
     directions = keys / np.where(length > 0, length, 1.0)
     # A sum of products is the product with the sum: only what is taken out needs single cosines.
     total = directions @ directions.sum(axis=0) - np.einsum("kd,kd->k", directions, directions)
-    latest, cosine = latest_similar(directions, threshold)
+    latest, cosine = latest_similar(directions, threshold, else_first)
     total -= np.bincount(latest, weights=cosine, minlength=len(keys))
     mean = np.round(total / len(keys), _DECIMALS)
     weight = np.exp(mean - mean.max())
     return np.asarray(weight / weight.sum())
 
 
-def latest_similar(directions: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def latest_similar(
+    directions: np.ndarray, threshold: float, else_first: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """For each key the most recent one whose cosine to it is above a threshold, if there is one.
 
     A key's own cosine counts as 0.  Goes back from the newest, and each key drops out at its first
     find: at worst every key is compared with every other.  `directions`, ``[keys, head_dim]``, have
     length 1, oldest first.  Returns the latest and its cosine for those keys that have one, in no
-    order to rely on.
+    order to rely on; with `else_first`, the others have the first key.
     """
     seeking, last, width = np.arange(len(directions)), len(directions), _FIRST_COLUMNS
     latest, cosines = [seeking[:0]], [np.empty(0)]
@@ -184,4 +236,7 @@ def latest_similar(directions: np.ndarray, threshold: float) -> tuple[np.ndarray
         cosines.append(cosine[hit, at])
         seeking = np.delete(seeking, hit)
         last, width = first, min(2 * width, _MOST_COLUMNS)
+    if else_first and len(seeking):
+        latest.append(np.zeros_like(seeking))
+        cosines.append(np.where(seeking > 0, directions[seeking] @ directions[0], 0.0))
     return np.concatenate(latest), np.concatenate(cosines)

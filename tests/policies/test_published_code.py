@@ -1,0 +1,226 @@
+"""With `as_published`, policies keep what their authors' code keeps, set for set.
+
+The caches here are written anew from reading that code (ARKV 92b0800, R-KV d15c976): slots in plain
+lists, one step at a time.  Random attention, queries and keys; a third of the prompts is longer
+than the cache.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arborsim.core.observations import Signal
+from arborsim.core.tiers import Tier
+from arborsim.policies.base import Policy
+from arborsim.policies.methods.arkv import ARKV, ARKVOrigin, ARKVQuant
+from arborsim.policies.methods.rkv import RKV
+from arborsim.trace.episode import Episode
+from arborsim.trace.reader import TraceReader
+from arborsim.trace.schema import Kind
+from tests.helpers.plain_executor import decide_all
+from tests.helpers.traces import trace_for
+
+CASES = 32
+
+
+def pooled(values: list[float]) -> list[float]:
+    """Mean over five neighbours; those beyond the ends count as 0."""
+    wide = [0.0, 0.0, *values, 0.0, 0.0]
+    return [sum(wide[i : i + 5]) / 5 for i in range(len(values))]
+
+
+def best_first(values: list[float]) -> list[int]:
+    """Indices, the highest value first."""
+    return sorted(range(len(values)), key=lambda i: -values[i])
+
+
+class CodedLayer:
+    """One layer of ARKV's cache: per KV head, the tokens in their slots."""
+
+    def __init__(self, kind: str, cache: int, window: int, gamma: float) -> None:
+        self.kind, self.cache, self.window, self.gamma = kind, cache, window, gamma
+        self.slots: list[list[int]] = []
+        self.rounded: list[set[int]] = []
+
+    def prefill(self, rows: np.ndarray, kv_heads: int) -> None:
+        """Cut the prompt by the attention of the window's queries, ``[queries, heads, keys]``."""
+        prompt = rows.shape[2]
+        self.slots = [list(range(prompt)) for _ in range(kv_heads)]
+        self.rounded = [set() for _ in range(kv_heads)]
+        if prompt <= self.cache:
+            return
+        score = rows.mean(axis=0) + self.gamma * rows.var(axis=0, ddof=1)
+        for head, slots in enumerate(self.slots):
+            group = np.split(score, kv_heads)[head][:, : -self.window]
+            of_heads = [pooled(one.tolist()) for one in group]
+            mean = np.mean(of_heads, axis=0).tolist()
+            past = [slots[i] for i in best_first(mean)[: self.cache - self.window]]
+            self.slots[head] = past + slots[-self.window :]
+            if self.kind == "quant":
+                self.rounded[head] = set(past)
+
+    def step(self, token: int, row: np.ndarray, original: int) -> None:
+        """One new token, and its query's attention to all tokens, ``[heads, keys]``."""
+        for head, slots in enumerate(self.slots):  # an update keeps the plain part alone
+            self.slots[head] = [t for t in slots if t not in self.rounded[head]] + [token]
+            self.rounded[head] = set()
+        length = len(self.slots[0])
+        if length <= self.cache:
+            return
+        past = length - self.window
+        keep = int(past / 4 * 3)
+        plain = {"origin": keep, "quant": 0}.get(self.kind, max(0, min(original, keep)))
+        ranked = []
+        for group, slots in zip(np.split(row, len(self.slots)), self.slots, strict=True):
+            of_heads = [pooled([float(one[t]) for t in slots[:past]]) for one in group]
+            ranked.append(best_first(np.mean(of_heads, axis=0).tolist()))
+        # Indices of all heads are the rows of one table, whose columns are sorted by the first row.
+        columns = sorted(zip(*(one[:plain] for one in ranked), strict=True))
+        for head, slots in enumerate(self.slots):
+            kept = [slots[column[head]] for column in columns]
+            rounded = [slots[i] for i in ranked[head][plain:keep]]
+            self.rounded[head] = set(rounded)
+            self.slots[head] = kept + rounded + slots[past:]
+
+
+def prompt_of(episode: Episode) -> int:
+    return int((episode.kind == Kind.PREFILL).sum())
+
+
+def coded_arkv(policy: Policy, kind: str, episode: Episode, cache: int) -> list[list[set[int]]]:
+    """Tokens held after every iteration, of every group, by the code's rules."""
+    assert isinstance(policy, ARKV | ARKVOrigin | ARKVQuant)
+    assert episode.head_attention is not None
+    rows = episode.head_attention
+    kv_heads, prompt, window = rows.kv_heads, prompt_of(episode), policy.window
+    ends = [rows.row(q).astype(np.float64) for q in range(prompt - window, prompt)]
+    wide = np.zeros((window, *ends[-1].shape))  # queries, layers, heads, keys
+    for at, row in enumerate(ends):
+        wide[at, ..., : row.shape[-1]] = row
+    layers = [CodedLayer(kind, cache, window, policy.gamma) for _ in range(wide.shape[1])]
+    scores = []
+    for number, layer in enumerate(layers):
+        layer.prefill(wide[:, number], kv_heads)
+        seen = wide[:, number, :, : prompt - window]
+        spread = seen - seen.mean(axis=0)
+        entropy = -(seen * np.log(seen + 1e-10)).sum()
+        fourth, second = (spread**4).mean(axis=0), (spread**2).mean(axis=0).clip(1e-8)
+        parts = (max(entropy, 0.0), seen.var(axis=0, ddof=1).sum(), (fourth / second**2).sum())
+        powers = (policy.tau1, policy.tau2, policy.tau3) if isinstance(policy, ARKV) else (1, 1, 1)
+        scores.append(
+            float(np.prod([part ** (1 / tau) for part, tau in zip(parts, powers, strict=True)]))
+        )
+    room = cache - window
+    original = [
+        min(round(one / max(scores) * room), room, prompt - window) - window for one in scores
+    ]
+    held = [[set(slots) for layer in layers for slots in layer.slots]]
+    for token in range(prompt, episode.num_tokens):
+        row = rows.row(token).astype(np.float64)
+        for number, layer in enumerate(layers):
+            layer.step(token, row[number], original[number])
+        held.append([set(slots) for layer in layers for slots in layer.slots])
+    return held
+
+
+def coded_rkv(policy: RKV, episode: Episode, budget: int) -> list[list[set[int]]]:
+    """Tokens held after every iteration, of every group, by the code's rules."""
+    assert episode.head_attention is not None
+    assert episode.keys is not None
+    rows, window, prompt = episode.head_attention, policy.window, prompt_of(episode)
+    queries = [rows.query(t).astype(np.float64) for t in range(episode.num_tokens)]
+    keys = episode.keys.astype(np.float64)  # tokens, layers, KV heads, size
+    layers, kv_heads = keys.shape[1:3]
+    slots = {(la, h): list(range(prompt)) for la in range(layers) for h in range(kv_heads)}
+
+    def compress(layer: int, head: int, now: int) -> None:
+        mine = slots[layer, head]
+        if len(mine) < budget:
+            return
+        of_group = np.split(np.arange(len(queries[0][layer])), kv_heads)[head]
+        past = mine[:-window]
+        weights = np.zeros(len(past))
+        for query in range(now - window, now):
+            logits = [
+                max(float(queries[query][layer, q] @ keys[t, layer, head]) for q in of_group)
+                for t in past
+            ]
+            powers = np.exp(np.array(logits) - max(logits))
+            weights += powers / powers.sum() / window
+        reach = policy.kernel // 2
+        pool = [weights[max(0, i - reach) : i + reach + 1].max() for i in range(len(past))]
+        unit = np.array(
+            [keys[t, layer, head] / (np.linalg.norm(keys[t, layer, head]) + 1e-8) for t in mine]
+        )
+        cosine = unit @ unit.T
+        np.fill_diagonal(cosine, 0.0)
+        for i in range(len(mine)):
+            alike = [j for j in range(len(mine)) if cosine[i, j] > policy.threshold]
+            cosine[i, max(alike, default=0)] = 0.0
+        power = np.exp(cosine.mean(axis=0))
+        repeated = power / power.sum()
+        score = [policy.mix * pool[i] - (1 - policy.mix) * repeated[i] for i in range(len(past))]
+        slots[layer, head] = [past[i] for i in best_first(score)[: budget - window]] + mine[
+            -window:
+        ]
+
+    held = []
+    for now in range(prompt, episode.num_tokens + 1):
+        if now > prompt:
+            for mine in slots.values():
+                mine.append(now - 1)
+        if now == prompt or (now - 1) % policy.interval == 0:
+            for layer, head in slots:
+                compress(layer, head, now)
+        held.append([set(mine) for mine in slots.values()])
+    return held
+
+
+def held_by(policy: Policy, episode: Episode, budget: int) -> list[list[set[int]]]:
+    groups = len(episode.info.qkv_layers) * episode.info.geometry.kv_heads
+    found: dict[int, list[set[int]]] = {}
+    for tiers in decide_all(policy, episode, budget, 1)[0]:
+        table = np.asarray(tiers).reshape(groups, -1)
+        found[table.shape[1]] = [set(np.flatnonzero(row < Tier.DDR).tolist()) for row in table]
+    return list(found.values())
+
+
+def random_episode(policy: Policy, folder: Path, seed: int) -> tuple[Episode, int]:
+    """A chain, and a size of the cache that its prompt exceeds, fills, or leaves room in."""
+    rng = np.random.default_rng(seed)
+    prompt = int(rng.integers(14, 40))
+    path = trace_for(
+        policy, folder / "x.parquet", seed=seed, episodes=1, kind="linear", prompt=prompt, nodes=5,
+        block=(8, 14),
+    )  # fmt: skip
+    signals = sorted(policy.reads() | {Signal.ATTENTION})
+    episode = next(iter(TraceReader(path).episodes(signals)))
+    cache = [int(rng.integers(9, prompt)), prompt, int(rng.integers(prompt + 1, prompt + 20))]
+    return episode, cache[seed % 3]
+
+
+ARKVS = {
+    "mix": ARKV(window=4, as_published=True),
+    "quant": ARKVQuant(window=4, as_published=True),
+    "origin": ARKVOrigin(window=4, as_published=True),
+}
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+@pytest.mark.parametrize("kind", ARKVS)
+def test_arkv_keeps_what_its_code_keeps(kind: str, seed: int, tmp_path: Path) -> None:
+    policy = ARKVS[kind]
+    episode, cache = random_episode(policy, tmp_path, seed)
+    expected = coded_arkv(policy, kind, episode, cache)
+    assert held_by(policy, episode, cache) == expected
+    assert any(len(one) < episode.num_tokens for one in expected[-1])
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_rkv_keeps_what_its_code_keeps(seed: int, tmp_path: Path) -> None:
+    policy = RKV(window=3, interval=6, threshold=(0.5, 0.9)[seed % 2], as_published=True)
+    episode, budget = random_episode(policy, tmp_path, seed)
+    assert held_by(policy, episode, budget) == coded_rkv(policy, episode, budget)
