@@ -33,8 +33,8 @@ def test_the_table_is_what_the_command_above_it_prints(
 
 def recorded_for(facts: dict[str, Any]) -> str:
     """The column of the policy table: what must have been recorded."""
-    if {"queries", "keys", "values"} & set(facts["reads"]):
-        return "queries, keys, values"
+    if {"queries", "keys", "values", "hidden"} & set(facts["reads"]):
+        return "queries, keys, values, hidden vectors"
     if {"attention", "attention_layers"} & set(facts["reads"]):
         return "attention rows"
     return "structure and cheap signals"

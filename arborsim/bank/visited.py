@@ -57,6 +57,7 @@ def visited(walk: Walk, episode: Episode) -> Episode:
         layer_attention=_attention(episode.layer_attention, token),
         keys=None if episode.keys is None else episode.keys[token],
         values=None if episode.values is None else episode.values[token],
+        hidden=None if episode.hidden is None else episode.hidden[token],
         end=None if episode.end is None else _picked(episode.end, source, 0),
         answer=_strings(episode.answer, source),
         **_embeddings(episode, source),

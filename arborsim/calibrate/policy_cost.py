@@ -25,7 +25,14 @@ from scipy.optimize import nnls
 from arborsim.calibrate.backend import OnProgress, PolicyTime, Quiet
 from arborsim.core.errors import ArborsimError
 from arborsim.core.events import Decode, Event, Prefill, TokenRun
-from arborsim.core.observations import DenseRows, LayerRows, Observations, Signal, VectorRows
+from arborsim.core.observations import (
+    DenseRows,
+    HiddenRows,
+    LayerRows,
+    Observations,
+    Signal,
+    VectorRows,
+)
 from arborsim.core.rope import Rope
 from arborsim.core.shape import CacheShape
 from arborsim.core.tree import ThoughtTree
@@ -131,6 +138,7 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
         VectorRows(queries, vectors, places, np.zeros_like(places), root, root - 1, SHAPE.rope),
         vectors,
         vectors,
+        HiddenRows(tuple(range(_LAYERS)), vectors.reshape(_FEW, _LAYERS, -1)),
     )  # fmt: skip
     run = TokenRun((0,), _FEW, np.zeros(_FEW, dtype=np.int32), observed)
     book = ScoreBook(policy.scores(), _LAYERS)

@@ -122,6 +122,7 @@ def _about(found: Description, unicode: bool) -> Table:
         "capture": info.capture,
         "attention": info.attention + top,
         "attention layers": f"{layers} (mean and variance over heads)" if layers else "",
+        "hidden layers": ", ".join(map(str, info.hidden_layers)),
         "signals": ", ".join(found.signals),
         "accuracy": right
         and f"{right.correct}/{right.judged} = {right.correct / right.judged:.3f} "

@@ -33,7 +33,7 @@ _PER = {"shared": "shared by all layers", "layer": "per layer", "head": "per lay
 _SIGNALS = {
     "hidden_change": "hidden state", "key_variance": "key var.", "value_variance": "value var.",
     "lag_key": "lag", "lag_value": "lag", "attention_layers": "layers' attention",
-    "eviction_time": "future", "rope": "RoPE",
+    "eviction_time": "future", "rope": "RoPE", "hidden": "hidden vectors",
 }  # fmt: skip
 
 

@@ -126,6 +126,9 @@ class CaptureOptions:
     attention_layers: str = capture_option(
         "", "Also store these layers' own rows, mean and variance over heads: 2,3 or all."
     )
+    hidden_layers: str = capture_option(
+        "", "Also store the outputs of these layers, 2 bytes per number: 2,3 or all."
+    )
 
     def request(self, *, bank: bool) -> dict[str, Any]:
         """As the fields of a `RecordRequest`."""
@@ -138,6 +141,7 @@ class CaptureOptions:
             "attention_top": self.attention_top,
             "qkv_layers": _layers("--qkv-layers", self.qkv_layers),
             "attention_layers": _layers("--attention-layers", self.attention_layers),
+            "hidden_layers": _layers("--hidden-layers", self.hidden_layers),
         }
 
 

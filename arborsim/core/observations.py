@@ -46,6 +46,8 @@ class Signal(StrEnum):
     """Post-RoPE keys of the captured layers."""
     VALUES = "values"
     """Values of the captured layers."""
+    HIDDEN = "hidden"
+    """Output of the chosen layers: the residual stream behind each of them."""
     ROPE = "rope"
     """How queries and keys were rotated by their positions; in a trace's metadata."""
     EVICTION_TIME = "eviction_time"
@@ -197,6 +199,24 @@ class LayerRows:
         """
         own = self.values[self.offsets[token] : self.offsets[token + 1]]
         return own.reshape(len(self.layers), 2, -1)
+
+
+@dataclass(frozen=True)
+class HiddenRows:
+    """Hidden vectors of some layers, one entry per token."""
+
+    layers: tuple[int, ...]  # as in `TraceInfo.hidden_layers`
+    values: np.ndarray  # float16 [tokens, layers, size]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, tokens: slice | np.ndarray) -> HiddenRows:
+        return HiddenRows(self.layers, self.values[tokens])
+
+    def nearest(self, layer: int) -> np.ndarray:
+        """Float16 ``[tokens, size]`` of the layer nearest to `layer`; of two, the shallower."""
+        return self.values[:, int(np.argmin(np.abs(np.asarray(self.layers) - layer)))]
 
 
 class HeadRows(Protocol):
@@ -357,6 +377,7 @@ class Observations:
     #: float16 [num_tokens, captured layers, KV heads, head_dim]
     keys: np.ndarray | None = None
     values: np.ndarray | None = None
+    hidden: HiddenRows | None = None
 
     def slice(self, start: int, stop: int) -> Observations:
         """The same observations for the run's tokens ``start`` to ``stop``."""
@@ -369,4 +390,5 @@ class Observations:
             None if self.head_attention is None else ShiftedRows(self.head_attention, start),
             None if self.keys is None else self.keys[span],
             None if self.values is None else self.values[span],
+            None if self.hidden is None else self.hidden[span],
         )

@@ -112,6 +112,7 @@ class RecordRequest(SearchRequest):
     qkv_layers: LayerChoice = ()  #: empty for the two middle layers
     #: Layers whose own attention rows are stored as well as the mean over all layers
     attention_layers: LayerChoice = ()
+    hidden_layers: LayerChoice = ()  #: those whose outputs are stored
     bank: Recipe | None = None  #: grow a bank instead of running `search`
     overwrite: bool = False
     resume: bool = False

@@ -27,6 +27,7 @@ MODULES: dict[str, str] = {
     "arkv-quant": "arkv",
     "epikv": "epikv",
     "hs-variance": "epikv",
+    "hs-cosine": "epikv",
     "band-adaptive": "epikv",
     "duoattention": "duoattention",
     "expected-attention": "expected_attention",

@@ -128,26 +128,32 @@ class RollingBands(Score):
         return frozenset({self.signal})
 
     def start(self, layers: int) -> ScoreState:
-        return _RollingState(self, layers)
+        return RollingState(self, layers)
 
 
-class _RollingState(AtBirth):
+class RollingState(AtBirth):
+    """Streams that trail along every path; what flows in them is up to `streams`."""
+
     def __init__(self, spec: RollingBands, layers: int) -> None:
         super().__init__(self._scores)
         self._spec = spec
         self._layers = [band.layers(layers) for band in spec.bands]
         self._streams = [GrowingArray(np.float64) for _ in spec.bands]
         self._prompt_tokens = 0
-        self._tree, self._generated = ThoughtTree(), False
+        self._tree, self._generated = ThoughtTree(), False  # those of the newest run
 
     def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
         self._tree, self._generated = tree, generated
         super().begin(run, tree, generated)
 
-    def _scores(self, run: TokenRun) -> np.ndarray:
+    def streams(self, run: TokenRun) -> list[np.ndarray]:
+        """What the tokens of a run add to each band's stream, float64 ``[tokens]``."""
         observed = run.observed.per_layer[self._spec.signal]
-        for (first, last), stream in zip(self._layers, self._streams, strict=True):
-            stream.extend(layer_mean(observed, first, last))
+        return [layer_mean(observed, first, last) for first, last in self._layers]
+
+    def _scores(self, run: TokenRun) -> np.ndarray:
+        for stream, fresh in zip(self._streams, self.streams(run), strict=True):
+            stream.extend(fresh)
         scores = np.zeros((1, run.num_tokens))
         if not self._generated and not self._spec.prompt:
             self._prompt_tokens = run.num_tokens

@@ -90,7 +90,10 @@ def lists(values: np.ndarray, offsets: np.ndarray, null: np.ndarray | None = Non
     can hold are a `UsageError`.
     """
     if offsets[-1] > np.iinfo(np.int32).max:
-        raise UsageError(f"{offsets[-1]} values do not fit one episode: store attention sparsely")
+        raise UsageError(
+            f"{offsets[-1]} values do not fit one episode: store attention sparsely, or vectors of "
+            "fewer layers"
+        )
     return pa.ListArray.from_arrays(
         pa.array(offsets, pa.int32()),
         pa.array(values),

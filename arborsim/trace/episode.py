@@ -18,6 +18,7 @@ from arborsim.core import events
 from arborsim.core.observations import (
     AttentionRows,
     DenseRows,
+    HiddenRows,
     LayerRows,
     Observations,
     Signal,
@@ -123,6 +124,9 @@ def decode_episode(
             _vectors(table, "queries", episode, where), found["keys"], episode.position,
             episode.token_rows, episode.node, episode.parent, info.rope,
         )  # fmt: skip
+    if Signal.HIDDEN in needs:
+        vectors = _vectors(table, "hidden", episode, where)
+        found["hidden"] = HiddenRows(info.hidden_layers, vectors)
     if Signal.LAYER_ATTENTION in needs:
         found["layer_attention"] = _layer_rows(table, episode, where)
     return replace(episode, **found)
@@ -233,19 +237,25 @@ def _layer_rows(table: pa.Table, episode: Episode, where: Where) -> LayerRows:
 
 
 def _vectors(table: pa.Table, name: str, episode: Episode, where: Where) -> np.ndarray:
-    """Float16 ``[tokens, captured layers, heads or KV heads, head_dim]``, all of it finite."""
-    g, token_rows = episode.info.geometry, episode.token_rows
-    heads = g.heads if name == "queries" else g.kv_heads
-    shape = (len(episode.info.qkv_layers), heads, g.head_dim)
-    values, offsets = lists_of(table[name])
-    lengths = np.diff(offsets)[token_rows]
+    """Float16 ``[tokens, captured layers, heads or KV heads, head_dim]``, all of it finite.
+
+    Hidden vectors are ``[tokens, captured layers, size]``.
+    """
+    info, token_rows = episode.info, episode.token_rows
+    g = info.geometry
+    shape: tuple[int, ...] = (len(info.hidden_layers), g.hidden)
+    if name != "hidden":
+        heads = g.heads if name == "queries" else g.kv_heads
+        shape = (len(info.qkv_layers), heads, g.head_dim)
+    values, offsets = _token_lists(table, name, token_rows, where)
+    lengths = np.diff(offsets)
     width = int(np.prod(shape))
     what = f"{name} has {{}} values, expected {width}"
     where.check(lengths != width, what, lengths, rows=token_rows)
-    vectors = values.reshape(len(token_rows), *shape)
-    broken = ~np.isfinite(vectors).all(axis=(1, 2, 3))
+    vectors = values.reshape(len(token_rows), -1)
+    broken = ~np.isfinite(vectors).all(axis=1)
     where.check(broken, f"{name} holds a value that is not finite", rows=token_rows)
-    return vectors
+    return vectors.reshape(-1, *shape)
 
 
 def _embeddings(table: pa.Table, where: Where) -> tuple[np.ndarray, np.ndarray]:

@@ -77,9 +77,10 @@ class TraceInfo:
     #: How attention rows are stored; "sparse" keeps `attention_top` positions per row
     attention: Literal["dense", "sparse", "none"] = "none"
     attention_top: int = 0
-    #: Layers whose vectors (`qkv` capture) and whose own rows are stored
+    #: Layers whose vectors (`qkv` capture), whose own rows and whose outputs are stored
     qkv_layers: tuple[int, ...] = ()
     attention_layer_ids: tuple[int, ...] = ()
+    hidden_layers: tuple[int, ...] = ()
     #: Of the model; None in traces that do not know it, and if it changes with the context's length
     rope: Rope | None = None
     #: Whether capture level `tree` stores embeddings, as a bank does; the other levels always do
@@ -202,6 +203,10 @@ ATTENTION_LAYERS: tuple[pa.Field, ...] = (
             "for each captured layer its head-mean row, then its head-variance row"),
 )  # fmt: skip
 
+HIDDEN: tuple[pa.Field, ...] = (
+    _column("hidden", _F16_LIST, "", "output of the chosen layers, [layers x hidden]"),
+)
+
 #: Columns of the `qkv` level: vectors of the captured layers, concatenated layer by layer.
 QKV: tuple[pa.Field, ...] = (
     _column("queries", _F16_LIST, "", "post-RoPE queries, [layers x heads x head_dim]"),
@@ -253,6 +258,7 @@ def arrow_schema(info: TraceInfo) -> pa.Schema:
         columns += ATTENTION_DENSE if info.attention == "dense" else ()
         columns += ATTENTION_SPARSE if info.attention == "sparse" else ()
         columns += ATTENTION_LAYERS if info.attention_layer_ids else ()
+        columns += HIDDEN if info.hidden_layers else ()
     if info.capture is Capture.QKV:
         columns += QKV
     metadata = {VERSION_KEY: str(FORMAT_VERSION).encode(), METADATA_KEY: info.to_json().encode()}
@@ -294,6 +300,8 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
             options.append("--capture qkv --qkv-layers all")
         elif signal is Signal.LAYER_ATTENTION:
             options.append("--attention-layers all")
+        elif signal is Signal.HIDDEN:
+            options.append("--hidden-layers all")
         elif info.capture is Capture.TREE:
             options.append("--capture signals")
         elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):

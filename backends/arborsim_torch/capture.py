@@ -23,6 +23,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.observations import (
     AttentionRows,
     DenseRows,
+    HiddenRows,
     LayerRows,
     Signal,
     SparseRows,
@@ -69,6 +70,8 @@ class Capture:
         Layers whose queries, keys and values are kept (`qkv` level).
     row_layers : tuple of int
         Layers whose own attention rows are kept, whole: mean and variance over query heads.
+    hidden_layers : tuple of int
+        Layers whose outputs are kept.
     signals : set of Signal
         What else to take; all by default.
     embeddings : bool
@@ -82,6 +85,7 @@ class Capture:
         top: int = 0,
         vector_layers: Sequence[int] = (),
         row_layers: Sequence[int] = (),
+        hidden_layers: Sequence[int] = (),
         *,
         signals: frozenset[Signal] = ALL_SIGNALS,
         embeddings: bool = True,
@@ -90,7 +94,8 @@ class Capture:
         self.query_layers = frozenset(vector_layers)
         self.row_layers = frozenset(row_layers)
         self.wants_attention = Signal.ATTENTION in signals or bool(row_layers)
-        self.wants_hidden = Signal.HIDDEN_CHANGE in signals
+        self.hidden_layers = tuple(hidden_layers)
+        self.wants_hidden = Signal.HIDDEN_CHANGE in signals or bool(hidden_layers)
         self._signals = signals
         self.embeddings = embeddings
         self._vector_layers = tuple(vector_layers)
@@ -156,7 +161,11 @@ class Capture:
         if self.wants_hidden:
             layers = zip(*self._hidden, strict=True)
             hidden = torch.stack([torch.cat(parts, dim=1) for parts in layers])
-            self._take_hidden(decoder, leaves, hidden.float())  # [layers, seqs, tokens, size]
+            if self.hidden_layers:
+                chosen = hidden[list(self.hidden_layers)].permute(2, 1, 0, 3)
+                self._add("hidden", chosen.flatten(2))
+            if Signal.HIDDEN_CHANGE in self._signals:
+                self._take_change(decoder, leaves, hidden.float())  # [layers, seqs, tokens, size]
         if self.embeddings:
             last = torch.cat(self._last, dim=1).float().sum(1)
             for leaf, total in zip(leaves, last, strict=True):
@@ -200,7 +209,7 @@ class Capture:
         self._fresh.rows.append(value)
         self._fresh.rest.append(rest)
 
-    def _take_hidden(self, decoder: Observed, leaves: list[int], hidden: Tensor) -> None:
+    def _take_change(self, decoder: Observed, leaves: list[int], hidden: Tensor) -> None:
         before = []
         for seq, leaf in enumerate(leaves):
             known = self._last_hidden.get(leaf)
@@ -337,6 +346,11 @@ class Captured:
         if not self.layer_rows:
             return None
         return LayerRows(layers, np.concatenate(self.layer_rows), _offsets(self.layer_rows))
+
+    def hidden(self, layers: tuple[int, ...]) -> HiddenRows:
+        """The outputs of layers as policies read them."""
+        flat = self.values("hidden")
+        return HiddenRows(layers, flat.reshape(len(flat), len(layers), -1))
 
     def trace_columns(self, layers: int) -> dict[str, Any]:
         """The columns as `TraceWriter` takes them; `layers` have rows of their own."""

@@ -110,6 +110,7 @@ def record_all(
                 info.attention_top,
                 plan.vector_layers,
                 plan.row_layers,
+                plan.hidden_layers,
                 embeddings=info.embeddings,
             ),
             sampler=Sampler(request.temperature, (request.seed, request.first + episode)),
@@ -140,12 +141,13 @@ def capture_at_level(
     top: int,
     vector_layers: tuple[int, ...] = (),
     row_layers: tuple[int, ...] = (),
+    hidden_layers: tuple[int, ...] = (),
     embeddings: bool = False,
 ) -> Capture | None:
     """What records one episode at this level; level `tree` may have embeddings."""
     if level is Level.TREE:
         return Capture(signals=frozenset()) if embeddings else None
-    return Capture(top, vector_layers, row_layers)
+    return Capture(top, vector_layers, row_layers, hidden_layers)
 
 
 def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan) -> TraceInfo:
@@ -174,6 +176,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         attention_top=request.attention_top if plan.sparse and not tree else 0,
         qkv_layers=plan.vector_layers,
         attention_layer_ids=plan.row_layers,
+        hidden_layers=plan.hidden_layers,
         rope=rope_of(loaded.model),
         embeddings=tree and request.bank is not None,
         device=device_name(loaded.model.device),

@@ -34,6 +34,7 @@ class RecordingPlan:
     sparse: bool
     vector_layers: tuple[int, ...]
     row_layers: tuple[int, ...]
+    hidden_layers: tuple[int, ...] = ()
     reward: Reward | None = None
     embedder: Embedder | None = None
 
@@ -82,7 +83,7 @@ def make_plan(
     row_layers = _row_layers(request, loaded, longest + max_tokens)
     embedder = load_embedder(request.embed, request.device) if request.embed else None
     return RecordingPlan(
-        source, episodes, max_tokens, sparse, layers, row_layers,
+        source, episodes, max_tokens, sparse, layers, row_layers, _hidden_layers(request, loaded),
         _reward(request, loaded, source), embedder,
     )  # fmt: skip
 
@@ -118,6 +119,13 @@ def _row_layers(request: RecordRequest, loaded: LoadedModel, path_tokens: int) -
             f"--attention-layers stores whole rows, of paths up to {DENSE_UP_TO} tokens, but these "
             f"may reach {path_tokens}: lower --max-tokens, or leave it out"
         )
+    return layers
+
+
+def _hidden_layers(request: RecordRequest, loaded: LoadedModel) -> tuple[int, ...]:
+    layers = _existing("--hidden-layers", request.hidden_layers, loaded)
+    if layers and request.capture is Level.TREE:
+        raise UsageError("--hidden-layers needs --capture signals or --capture qkv")
     return layers
 
 

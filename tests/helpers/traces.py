@@ -178,6 +178,8 @@ def trace_for(policy: Policy, path: Path, **shape: Any) -> Path:
     reads = policy.reads()
     if reads & set(VECTORS):
         shape |= {"capture": "qkv", "layers": 3, "qkv_layers": (0, 1, 2)}
+    if Signal.HIDDEN in reads:
+        shape["hidden_layers"] = (1, 2, 5)
     if Signal.ROPE in reads:
         shape["rope"] = Rope((1.0, 0.3, 0.1, 0.03), 1.1)
     if Signal.LAYER_ATTENTION in reads:
@@ -331,6 +333,9 @@ def _add_signals(
             for k, i in zip(columns["kind"], _token_number(columns["kind"]), strict=True)
         ]
         columns["attention_layers"] = spread
+    if info.hidden_layers:
+        width = len(info.hidden_layers) * info.geometry.hidden
+        columns["hidden"] = vectors(rng.normal(size=(tokens, width)))
     if info.capture is Capture.QKV:
         captured = len(info.qkv_layers)
         for name, width in (("queries", heads), ("keys", kv_heads), ("values", kv_heads)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from arborsim.core.observations import Signal
@@ -12,6 +13,7 @@ from arborsim.policies.methods.epikv import (
     AttnHS,
     BandAdaptive,
     EpiKV,
+    HSCosine,
     HSVariance,
     KVKey,
     KVValue,
@@ -90,6 +92,35 @@ class SlowRolling(SlowGroups):
 
     def group_score(self, world: SlowWorld, group: int, token: int) -> float:
         return self.born[token]
+
+
+class SlowTurn(SlowRolling):
+    """The turn of the path's newest vectors, or of their differences, and its z-score."""
+
+    def __init__(self, back: int, layer: int, window: int = 64, adaptation: str = "path") -> None:
+        super().__init__(Signal.HIDDEN, (), True, window, adaptation)
+        self.back, self.layer = back, layer
+        self.turned: list[float] = []
+
+    def see(self, world: SlowWorld, token: int) -> None:
+        path = [t for t in world.path(world.node[token]) if t <= token]
+        vectors = [world.episode.hidden.values[t, self.layer].tolist()
+                   for t in path[-self.back - 1 :]]  # fmt: skip
+        if self.back == 2:
+            vectors = [[b - a for a, b in zip(*pair, strict=True)]
+                       for pair in pairwise(vectors)]  # fmt: skip
+        self.turned.append(0.0)
+        if len(path) > self.back and length(vectors[0]) * length(vectors[1]) > 0:
+            product = add(a * b for a, b in zip(*vectors, strict=True))
+            self.turned[-1] = 1 - product / (length(vectors[1]) * length(vectors[0]))
+        seen = [t for t in path if t >= self.outside(world)][-self.window :][::-1]  # newest first
+        if len(seen) < 2:
+            self.born.append(0.0)
+            return
+        values = [self.turned[t] for t in seen]
+        mean = add(values) / len(values)
+        std = math.sqrt(add((v - mean) * (v - mean) for v in values) / len(values))
+        self.born.append((values[0] - mean) / (std + 1e-6))
 
 
 class SlowAttnHS(SlowRolling):
@@ -256,6 +287,11 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "hs-variance": (HSVariance(), rolling(CHANGE, (A, B), False)),
     "hs-variance-flat": (
         HSVariance(window=2, adaptation="flat"), rolling(CHANGE, (A, B), False, 2, "flat")),
+    "hs-cosine": (HSCosine(), lambda: SlowTurn(1, 1)),
+    "hs-cosine-change": (
+        HSCosine(turn="change", layer=0.6, window=5), lambda: SlowTurn(2, 2, 5)),
+    "hs-cosine-flat": (
+        HSCosine(window=3, adaptation="flat"), lambda: SlowTurn(1, 1, 3, "flat")),
     "band-adaptive": (BandAdaptive(), rolling(CHANGE, (BAND_A, BAND_B), True)),
     "band-adaptive-flat": (
         BandAdaptive(window=3, adaptation="flat"),

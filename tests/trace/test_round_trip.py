@@ -27,11 +27,12 @@ LEVELS = {
     "bank": {"capture": "tree", "embeddings": True},
     "dense": {"capture": "signals", "attention": "dense"},
     "sparse": {"capture": "signals", "attention": "sparse", "attention_top": 5},
-    "no attention": {"capture": "signals", "attention": "none"},
+    "no attention": {"capture": "signals", "attention": "none", "hidden_layers": (0, 2)},
     "qkv": {
         "capture": "qkv",
         "qkv_layers": (0, 2),
         "attention_layer_ids": (1,),
+        "hidden_layers": (1,),
         "rope": Rope((1.0, 0.1 + 0.2), 1.25),
     },
 }
@@ -97,6 +98,10 @@ def check_equal(episode, columns, info: TraceInfo, held: list[Signal]) -> None:
             np.testing.assert_array_equal(row, columns["attention"][i].astype(np.float32))
     if info.attention == "sparse":
         check_sparse(episode, columns)
+    assert (episode.hidden is None) == (not info.hidden_layers)
+    if info.hidden_layers:
+        shape = (episode.num_tokens, len(info.hidden_layers), info.geometry.hidden)
+        np.testing.assert_array_equal(episode.hidden.values, columns["hidden"].reshape(shape))
     if "embedding" in columns:
         given_rows = [r for r, v in enumerate(columns["embedding"]) if v is not None]
         np.testing.assert_array_equal(episode.embedding_rows, given_rows)

@@ -17,6 +17,7 @@ from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.attention import CumulativeAttention
 from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands, Sum
 from arborsim.signals.scores import Score
+from arborsim.signals.turns import TURNS, HiddenTurn
 
 PAPER = "EpiKV, arXiv:2606.26472"
 SCALED = (
@@ -85,6 +86,37 @@ class HSVariance(EpiKV):
     @cached_property
     def score(self) -> Score:
         return HiddenChangeContrast(self.layer_a, self.layer_b, self.window, statistic="mean")
+
+
+@dataclass(frozen=True)
+class HSCosine(RollingPolicy):
+    """Rank by how far the hidden state turns instead of by how far it moves.
+
+    With `turn` "state" by the angle between successive hidden vectors; with "change" by the angle
+    between successive changes: whether the direction of travel is a new one.
+    """
+
+    turn: str = setting("state", "what turns: the hidden state, or its change", choices=TURNS)
+    layer: float = setting(10 / 32, "layer", unit="share of the depth", low=0, high=1)
+
+    name: ClassVar[str] = "hs-cosine"
+    paper: ClassVar[str] = f"{PAPER}, with a cosine in place of its norm"
+    summary: ClassVar[str] = "keep tokens at which the hidden vector, or its change, turns"
+    formula: ClassVar[str] = (
+        "s(t) = z(1 - cos(x(t), x(t-1))), z as in Eq. 3; x(t) = h_l(t), or with turn=change "
+        "h_l(t) - h_l(t-1)"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "the paper measures the length of the change alone; cosines are arborsim's, as is one "
+        "layer in place of the contrast of two",
+        "the recorded layer nearest to `layer` is taken: record it with --hidden-layers",
+        POSITIONS,
+        WINDOW,
+    )
+
+    @cached_property
+    def score(self) -> Score:
+        return HiddenTurn(self.turn, self.layer, self.window)
 
 
 @dataclass(frozen=True)

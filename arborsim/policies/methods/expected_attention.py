@@ -164,7 +164,7 @@ class ExpectedAttention(StreamPolicy):
         per_group = len(mean) // len(view.tier)
         rank = np.zeros(view.tier.shape)
         for group, tier in enumerate(view.tier):
-            held = rated[tier[rated] <= Tier.HBM_QUANTISED]
+            held = rated[tier[rated] < Tier.DDR]
             if not len(held):
                 continue
             keys = view.scores["keys"][group, held].astype(np.float64)

@@ -182,6 +182,7 @@ class Feed:
             heads,
             keys,
             values,
+            fresh.hidden(self._layers) if Signal.HIDDEN in self._needs else None,
         )
 
     def _vectors(self, flat: np.ndarray) -> np.ndarray:

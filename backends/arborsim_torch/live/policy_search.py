@@ -179,7 +179,7 @@ def capture_of_signals(
     if not needs and not embeddings:
         return None
     return Capture(
-        top, layers if vectors else (), rows,
+        top, layers if vectors else (), rows, layers if Signal.HIDDEN in needs else (),
         signals=needs & ALL_SIGNALS, embeddings=embeddings, keep=keep,
     )  # fmt: skip
 

@@ -162,7 +162,8 @@ class ShadowRun:
         if not shadows:
             return setup.recorder(problem, None, None, None, on_tokens).run(problem)
         keep = self.request.trace is not None
-        layers = self.info.qkv_layers or self.info.attention_layer_ids
+        info = self.info  # all of them are the same layers, where the policies want them
+        layers = info.qkv_layers or info.attention_layer_ids or info.hidden_layers
         needs = self._needs | ALL_SIGNALS if keep else self._needs
         if keep and self.info.qkv_layers:  # a trace can hold more than the policies read
             needs |= _VECTORS
@@ -184,5 +185,6 @@ def record_request(request: LiveRequest) -> RecordRequest:
         attention_top=request.attention_top or 256,
         qkv_layers=request.qkv_layers if needs & _VECTORS else (),
         attention_layers=request.qkv_layers if Signal.LAYER_ATTENTION in needs else (),
+        hidden_layers=request.qkv_layers if Signal.HIDDEN in needs else (),
         command=request.command,
     )

@@ -68,7 +68,10 @@ def validation_recording(request: LiveRequest, loaded: LoadedModel) -> RecordReq
     if loaded.task is None:
         return recording
     rows: LayerChoice = "all" if recording.attention_layers else ()
-    return replace(recording, capture=Level.QKV, qkv_layers="all", attention_layers=rows)
+    hidden: LayerChoice = "all" if recording.hidden_layers else ()
+    return replace(
+        recording, capture=Level.QKV, qkv_layers="all", attention_layers=rows, hidden_layers=hidden
+    )
 
 
 class ValidationRun:
