@@ -236,6 +236,87 @@ def test_evicting_gives_memory_back() -> None:
     assert cache.capacity_bytes(Place.HBM) == 8 * PER_TOKEN
 
 
+def keep(mover: Mover, numbers: list[int]) -> list[tuple[int, int]]:
+    """Evict the oldest tokens of each group but so many; which (group, token) went."""
+    gone = []
+    for group, number in enumerate(numbers):
+        held = np.flatnonzero(mover.cache.place.values[group] != Place.LOST)
+        gone += [(group, int(token)) for token in held[: max(0, len(held) - number)]]
+    cells = GroupTokenPairs(*np.array(gone, dtype=np.int64).reshape(-1, 2).T)
+    mover.move(cells, np.full(len(cells), Tier.EVICTED, dtype=np.int8))
+    return gone
+
+
+@pytest.mark.parametrize("page_tokens", [1, 8])
+@pytest.mark.parametrize(
+    ("grouping", "numbers"),
+    [
+        ("layer", [70, 20]),
+        ("head", [90, 12, 40, 5]),
+        ("head", [60, 57, 57, 60]),  # so little difference that heads get the same capacity
+        ("head", [90, 0, 3, 40]),
+    ],
+)
+def test_uneven_groups_take_the_memory_that_they_use(
+    grouping: str, numbers: list[int], page_tokens: int
+) -> None:
+    """Every logit is that of a masked model; bytes follow each group's own count."""
+    rng = np.random.default_rng(7)
+    model = tiny_model("qwen2")
+    masked = MaskedModel(model)
+    with HostLink("cpu") as link:
+        cache = TieredCache(Layout.of(model, grouping), page_tokens=page_tokens)
+        mover, groups = Mover(cache, link), cache.layout.groups
+        numbers = (numbers * groups)[:groups]
+        decoder = TreeDecoder(model, prefill_block=32, cache=cache)
+        ids = rng.integers(0, VOCAB, 100).tolist()
+        decoder.prefill(ids)
+        decoder.open(1, 0)
+        decoder.activate([1])
+        per_group = PER_TOKEN // groups
+        for step in range(24):
+            if step == 12:
+                numbers = numbers[::-1]  # those that had few grow
+            for group, token in keep(mover, numbers):
+                for layer, head in groups_of(grouping, group):
+                    masked.kill(layer, head, token, len(ids))
+            if step == 0:
+                used, slots = cache.used_bytes(Place.HBM), cache.capacity_bytes(Place.HBM)
+                assert used == per_group * sum(numbers)
+                pages = sum(-(-n // page_tokens) for n in numbers) * page_tokens
+                assert slots <= 1.12 * pages * per_group
+            ids.append(int(rng.integers(0, VOCAB)))
+            logits = decoder.step(ids[-1:])[0]
+            torch.testing.assert_close(logits, masked.logits(ids)[-1], rtol=1e-4, atol=1e-4)
+        used, slots = cache.used_bytes(Place.HBM), cache.capacity_bytes(Place.HBM)
+        assert slots <= (used + groups * page_tokens * per_group) / 0.74
+
+
+def test_ragged_heads_on_a_tree_are_read_as_in_the_order_of_tokens() -> None:
+    """Two leaves at once: in place, padded, against gathered in order."""
+    rng = np.random.default_rng(2)
+    model = tiny_model()
+    ids, steps = rng.integers(0, VOCAB, 60).tolist(), rng.integers(0, VOCAB, (20, 2)).tolist()
+    seen = []
+    with HostLink("cpu") as link:
+        for ordered in (False, True):
+            cache = TieredCache(Layout.of(model, "head"), page_tokens=4, ordered=ordered)
+            mover = Mover(cache, link)
+            decoder = TreeDecoder(model, cache=cache)
+            decoder.prefill(ids)
+            for node in (1, 2):
+                decoder.open(node, 0)
+            decoder.activate([1, 2])
+            logits = []
+            for number, tokens in enumerate(steps):
+                if number % 6 == 1:
+                    keep(mover, [50, 8, 16, 30, 30, 30, 4, 60])
+                logits.append(decoder.step(tokens))
+            assert any(cache.pools[Place.HBM].ragged(slab) for slab in range(LAYERS))
+            seen.append(torch.stack(logits))
+    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
+
+
 def test_quantised_tokens_take_a_byte_an_element_and_a_scale() -> None:
     model = tiny_model()
     cache = TieredCache(Layout.of(model))

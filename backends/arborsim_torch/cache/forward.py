@@ -177,7 +177,9 @@ class AttentionMetadata:
         return seen if mask is None else seen & mask
 
 
-Put = Callable[[Tensor, Tensor], None]  # (slab's keys or values, new ones): all [kv_heads, ...]
+#: Of a layer's keys or values, ``[kv_heads, capacity, head_dim]``, or with plans per head
+#: ``[slots of all heads, head_dim]``, and new ones, ``[kv_heads, tokens, head_dim]``.
+Put = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -197,8 +199,9 @@ class SlotWriter:
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Write ``[seqs, kv_heads, queries, head_dim]``."""
-        (data,) = self.pool.slab(layer)
-        put = self.puts[self.pool.layout.slab_of_layer(layer)[0]]
+        pool = self.pool
+        data = pool.rows(layer) if pool.layout.grouping == "head" else pool.slab(layer)[0]
+        put = self.puts[pool.layout.slab_of_layer(layer)[0]]
         for target, new in ((data[0], keys), (data[1], values)):
             # [kv_heads, tokens, head_dim]: queries of one sequence, or one query of each
             put(target, new[0] if len(new) == 1 else new[:, :, 0].transpose(0, 1))
@@ -211,8 +214,8 @@ class SlotWriter:
             if all(_follow_one_another(row) for row in slots):
                 return SpanWriter.new(pool, slots)
             return cls(pool, [_rows(row, pool.device) for row in slots])
-        by_layer = slots.reshape(layout.layers, layout.kv_heads, -1)
-        return cls(pool, [_rows_per_head(own, pool.device) for own in by_layer])
+        rows = (slots + pool.first_row[:, None]).reshape(layout.layers, -1)
+        return cls(pool, [_rows_per_head(own) for own in to_device(rows, pool.device)])
 
     @classmethod
     def rewrite(cls, pool: Pool, tokens: np.ndarray, lost: np.ndarray) -> SlotWriter:
@@ -223,7 +226,11 @@ class SlotWriter:
             slab, heads = layout.slab_of_group(group)
             which = np.flatnonzero(own)
             slot = pool.slots.of[group, tokens[which]].astype(np.int64)
-            puts[slab].append(_some(which, slot, heads, pool.device))
+            if layout.grouping == "head":
+                slot += pool.first_row[group]
+                puts[slab].append(_some_of_head(which, slot, heads.start, pool.device))
+            else:
+                puts[slab].append(_some(which, slot, pool.device))
         return cls(pool, [_all(own) for own in puts])
 
 
@@ -269,20 +276,27 @@ def _rows(slots: np.ndarray, device: torch.device) -> Put:
     return put
 
 
-def _rows_per_head(slots: np.ndarray, device: torch.device) -> Put:
-    index = to_device(slots, device)[:, :, None]
-
+def _rows_per_head(index: Tensor) -> Put:
     def put(target: Tensor, new: Tensor) -> None:
-        target.scatter_(1, index.expand(-1, -1, target.shape[2]), new)
+        target.index_copy_(0, index, new.reshape(-1, target.shape[1]))
 
     return put
 
 
-def _some(which: np.ndarray, slot: np.ndarray, heads: slice, device: torch.device) -> Put:
-    rows, index = to_device(which, device), to_device(slot, device)
+def _some(which: np.ndarray, slot: np.ndarray, device: torch.device) -> Put:
+    chosen, index = to_device(which, device), to_device(slot, device)
 
     def put(target: Tensor, new: Tensor) -> None:
-        target[heads].index_copy_(1, index, new[heads].index_select(1, rows))
+        target.index_copy_(1, index, new.index_select(1, chosen))
+
+    return put
+
+
+def _some_of_head(which: np.ndarray, row: np.ndarray, head: int, device: torch.device) -> Put:
+    chosen, index = to_device(which, device), to_device(row, device)
+
+    def put(target: Tensor, new: Tensor) -> None:
+        target.index_copy_(0, index, new[head].index_select(0, chosen))
 
     return put
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from arborsim_torch.cache.forward import Entries
 from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.pool import Pool
 from arborsim_torch.tiers.copies import to_device
 
 if TYPE_CHECKING:
@@ -44,17 +45,26 @@ class InPlacePlan:
     contiguous: bool
     held: int
     paths: Tensor | None = None
+    ragged: Pool | None = None  # in place of `contents` if some slab of it is ragged
 
     def entries(self, layer: int) -> Entries:
         return self.by_layer[layer]
 
     def content(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.contents[2 * layer][0], self.contents[2 * layer + 1][0]
+        if self.ragged is None:
+            return self.contents[2 * layer][0], self.contents[2 * layer + 1][0]
+        pool, n = self.ragged, self.by_layer[layer].n
+        if pool.ragged(pool.layout.slab_of_layer(layer)[0]):
+            keys, values = pool.padded(layer, n)
+        else:
+            keys, values = pool.slab(layer)[0][:, :, :n]
+        return keys, values
 
     @property
     def plain(self) -> list[Tensor] | None:
         """`contents` if a path reads all of them; see `AttentionMetadata`."""
         masked = self.paths is not None or any(own.on_path is not None for own in self.by_layer)
+        masked |= self.ragged is not None
         return None if masked else self.contents
 
 
@@ -103,6 +113,8 @@ class InPlaceReader:
             by_slab.append(Entries(on_path, position, n))
         by_layer = [entries for entries in by_slab for _ in range(layout.slab_layers)]
         contents: list[Tensor] = []
+        if any(pool.ragged(slab) for slab in range(layout.slabs)):
+            return InPlacePlan(by_layer, contents, self._contiguous, max(high), ragged=pool)
         for slab, n in enumerate(high):
             contents += pool.span(slab, 0, n).unsqueeze(1).unbind()
         return InPlacePlan(by_layer, contents, self._contiguous, max(high))
@@ -152,7 +164,11 @@ class InPlaceReader:
         self._contiguous = False
         if len(paths) == 1:
             own = slots.of[:, paths[0]]
-            self._full = bool(((own >= 0).sum(axis=1) == slots.high).all())
+            # Heads of a layer are read as one: a shorter one must not have slots beyond its own.
+            by_slab = slots.high.reshape(cache.layout.slabs, -1)
+            self._full = bool(((own >= 0).sum(axis=1) == slots.high).all()) and bool(
+                (by_slab == by_slab[:, :1]).all()
+            )
             if self._full:
                 self._contiguous = bool((own == np.arange(own.shape[1])).all())
                 if not self._contiguous:

@@ -3,7 +3,7 @@
 A *group* is what plans treat alike: the whole cache ("shared"), a layer, or a KV head of a layer.
 Storage comes in *slabs*: tensors whose tokens have the same slot in all layers of the slab.  A
 shared plan needs one slab; otherwise every layer is a slab of its own, and with plans per head the
-heads of a slab may hold different tokens in the same slot.
+heads of a slab hold tokens, and numbers of them, of their own.
 """
 
 from __future__ import annotations

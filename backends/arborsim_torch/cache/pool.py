@@ -1,7 +1,12 @@
 """A pool: the keys and values of the tokens of one tier, in slots that can be freed one by one.
 
-Tensors grow by whole pages and shrink once half of their slots are free, which moves the tokens
-that remain together: evicting gives memory back to the allocator.
+Tensors grow by whole pages and shrink once much of them is free, which moves the tokens that remain
+together: evicting gives memory back to the allocator.
+
+With plans per KV head, the heads of a layer lie one after the other in its slab, each with slots of
+its own number.  As long as these are about equal, heads get the same, and attention reads the slab
+in place.  Else the slab is *ragged*: it takes what its heads hold, and a layer's keys and values
+are copied into workspace, padded to the longest head, whenever they are read.
 """
 
 from __future__ import annotations
@@ -20,7 +25,10 @@ from arborsim_torch.tiers.codec import Codec, Plain
 from arborsim_torch.tiers.copies import to_device
 
 _GROWTH = 1.25
-_SHRINK_BELOW = 0.5  # share of slots in use
+_SHRINK_BELOW = 0.5  # share of slots in use; with several groups, whose numbers differ, 0.75
+_SHRINK_GROUPS_BELOW = 0.75
+#: Heads with slots of their own must save this much: reading a ragged slab takes a copy.
+_RAGGED_SAVES = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,11 @@ class Pool:
         How tokens are stored.
     device : torch.device
     page_tokens : int
-        The number of slots of a slab is a multiple of this.
+        The number of slots of a group is a multiple of this.
     pinned : bool
         Page-locked host memory.
+    even : bool
+        All heads of a layer have the same number of slots, whatever they hold.
 
     Attributes
     ----------
@@ -76,14 +86,21 @@ class Pool:
         *,
         page_tokens: int = 16,
         pinned: bool = False,
+        even: bool = False,
     ) -> None:
         self.layout, self.codec, self.device = layout, codec, device
         self.slots = SlotTable(layout.groups)
         self.page_tokens = page_tokens
-        self._pinned = pinned
+        self._pinned, self._even = pinned, even
+        self._capacity = np.zeros(layout.groups, dtype=np.int64)
+        #: Where each group begins in the `rows` of its layers; int64 ``[groups]``
+        self.first_row = np.zeros(layout.groups, dtype=np.int64)
+        # Data (and scales) of each slab, [layers, 2, slots of all heads, ...], and, if it is not
+        # ragged, the same as [layers, 2, kv_heads, capacity, ...]
         self._slabs: list[list[Tensor]] = [[] for _ in range(layout.slabs)]
-        self._capacity = [0] * layout.slabs
+        self._tables: list[list[Tensor] | None] = [[] for _ in range(layout.slabs)]
         self._views: dict[int, list[Tensor]] = {}  # by layer
+        self._padding: dict[int, tuple[int, Tensor]] = {}  # by slab
 
     @property
     def bytes_per_slot(self) -> int:
@@ -102,13 +119,18 @@ class Pool:
         return sum(part.nbytes for slab in self._slabs for part in slab)
 
     def capacity(self, slab: int = 0) -> int:
-        """Slots of a slab."""
-        return self._capacity[slab]
+        """Slots of a slab's group, or of its longest head."""
+        return int(self._capacity[self._groups_of(slab)].max())
+
+    def ragged(self, slab: int) -> bool:
+        """Whether the heads of a slab have different numbers of slots."""
+        return self._tables[slab] is None
 
     def reserve(self, tokens: int) -> None:
         """Allocate slots for `tokens` tokens in every group at once."""
         for slab in range(self.layout.slabs):
-            self._grow(slab, tokens)
+            own = self._groups_of(slab)
+            self._grow(slab, np.maximum(self._capacity[own], self._pages(np.array(tokens))))
 
     def enter(self, token: np.ndarray) -> np.ndarray:
         """Give new tokens slots in every group; returns them, int64 ``[groups, tokens]``."""
@@ -128,42 +150,111 @@ class Pool:
         return slot
 
     def _make_room(self) -> None:
-        per_bank = self.slots.high.reshape(self.layout.slabs, -1).max(axis=1)
-        for slab, needed in enumerate(per_bank.tolist()):
-            if needed > self._capacity[slab]:
-                self._grow(slab, max(needed, int(_GROWTH * self._capacity[slab])))
+        over = self.slots.high > self._capacity
+        if not over.any():
+            return
+        # A head that is not full yet grows with the others, or it would be the next to grow.
+        high, capacity = self.slots.high, self._capacity
+        wanted = np.where(
+            over,
+            np.maximum(high, (_GROWTH * capacity).astype(np.int64)),
+            np.maximum(capacity, (_GROWTH * high).astype(np.int64)),
+        )
+        for slab in range(self.layout.slabs):
+            own = self._groups_of(slab)
+            if over[own].any():
+                self._grow(slab, self._pages(wanted[own]))
 
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
         """Free the slots of pairs."""
         self.slots.give_back(group, token)
 
     def slab(self, layer: int) -> list[Tensor]:
-        """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views."""
+        """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views.
+
+        Of a slab that is not ragged.
+        """
         known = self._views.get(layer)
         if known is None:
             slab, index = self.layout.slab_of_layer(layer)
-            known = self._views[layer] = [part[index] for part in self._slabs[slab]]
+            table = self._tables[slab]
+            assert table is not None, "a ragged slab has no common capacity"
+            known = self._views[layer] = [part[index] for part in table]
         return known
 
+    def rows(self, layer: int) -> Tensor:
+        """Data of a layer, the slots of its heads one after the other: a view.
+
+        Returns
+        -------
+        Tensor ``[2, slots of all heads, head_dim]``
+        """
+        slab, index = self.layout.slab_of_layer(layer)
+        return self._slabs[slab][0][index]
+
     def gather(self, layer: int, heads: slice, slots: Tensor) -> list[Tensor]:
-        """Copy tokens of some heads of a layer as they are stored, ``[2, heads, m, ...]``."""
+        """Copy tokens of some heads of a layer as they are stored, ``[2, heads, m, ...]``.
+
+        The heads are one group, or all of them.
+        """
+        slab, index = self.layout.slab_of_layer(layer)
+        if self.ragged(slab):
+            group = self.layout.groups_of_layer(layer).start + heads.start
+            return [part[index].index_select(2, slots) for part in self._strip(group)]
         return [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
 
     def span(self, slab: int, first: int, count: int) -> Tensor:
         """Slots that follow one another, of every layer of a slab: a view of the data.
+
+        Of a slab that is not ragged.
 
         Returns
         -------
         Tensor ``[2 layers, kv_heads, count, head_dim]``
             Keys, then values of each layer.
         """
-        return self._slabs[slab][0].narrow(3, first, count).flatten(0, 1)
+        table = self._tables[slab]
+        assert table is not None, "a ragged slab has no common capacity"
+        return table[0].narrow(3, first, count).flatten(0, 1)
+
+    def padded(self, layer: int, count: int) -> Tensor:
+        """The first `count` slots of every head of a layer in a ragged slab: a copy.
+
+        Returns
+        -------
+        Tensor ``[2, kv_heads, count, head_dim]``
+            Beyond a head's own slots, its last one is repeated.
+        """
+        slab, index = self.layout.slab_of_layer(layer)
+        known, rows = self._padding.get(slab, (0, torch.empty(0)))
+        if known != count:
+            own = self._groups_of(slab)
+            capacity, first = self._capacity[own][:, None], self.first_row[own][:, None]
+            spots = np.minimum(first + np.arange(count), first + np.maximum(capacity, 1) - 1)
+            spots = np.minimum(spots, int(capacity.sum()) - 1)  # a last head without slots
+            rows = to_device(spots.reshape(-1), self.device)
+            self._padding[slab] = count, rows
+        data = self._slabs[slab][0][index]
+        return data.index_select(1, rows).view(2, self.layout.kv_heads, count, -1)
+
+    def _groups_of(self, slab: int) -> slice:
+        """The groups that lie in a slab."""
+        size = self.layout.groups // self.layout.slabs
+        return slice(slab * size, (slab + 1) * size)
+
+    def _strip(self, group: int) -> list[Tensor]:
+        """Data (and scales) of one group, ``[layers, 2, heads, capacity, ...]``: views."""
+        slab, heads = self.layout.slab_of_group(group)
+        table = self._tables[slab]
+        if table is not None:
+            return [part[:, :, heads] for part in table]
+        first, count = int(self.first_row[group]), int(self._capacity[group])
+        return [part.narrow(2, first, count).unsqueeze(2) for part in self._slabs[slab]]
 
     def read(self, group: int, slot: np.ndarray) -> StoredTokens:
         """Copy the tokens in `slot` of one group, as they are stored."""
-        slab, heads = self.layout.slab_of_group(group)
         index = to_device(slot.astype(np.int64), self.device)
-        parts = [part[:, :, heads].index_select(3, index) for part in self._slabs[slab]]
+        parts = [part.index_select(3, index) for part in self._strip(group)]
         return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
 
     def read_tokens(self, token: np.ndarray) -> Tensor:
@@ -179,56 +270,68 @@ class Pool:
 
     def write(self, group: int, slot: np.ndarray, block: StoredTokens) -> None:
         """Put tokens, as they are stored, into slots of one group."""
-        slab, heads = self.layout.slab_of_group(group)
         index = to_device(slot.astype(np.int64), self.device)
-        for part, new in zip(self._slabs[slab], block.parts(), strict=True):
-            part[:, :, heads].index_copy_(3, index, new.view(part.dtype))
+        for part, new in zip(self._strip(group), block.parts(), strict=True):
+            part.index_copy_(3, index, new.view(part.dtype))
 
     def shrink(self) -> bool:
-        """Give memory back if half of it is unused; True if tokens have new slots."""
-        roomy = [
-            self._capacity[b] > 4 * self.page_tokens and needed < _SHRINK_BELOW * self._capacity[b]
-            for b, needed in enumerate(self.slots.used.reshape(self.layout.slabs, -1).max(axis=1))
-        ]
-        if not all(roomy):
+        """Give memory back if much of it is unused; True if tokens have new slots."""
+        slabs = range(self.layout.slabs)
+        needed = self._pages(self.slots.used)
+        wanted = [self._shared_out(needed[self._groups_of(slab)]) for slab in slabs]
+        enough = _SHRINK_BELOW if self.layout.groups == 1 else _SHRINK_GROUPS_BELOW
+        roomy = np.concatenate(wanted).sum() < enough * self._capacity.sum()
+        if not roomy or self._capacity.max() <= 4 * self.page_tokens:
             return False
         old = self.slots.compact()
-        for slab in range(self.layout.slabs):
-            kept = self._slabs[slab]
-            needed = int(self.slots.used.reshape(self.layout.slabs, -1)[slab].max())
-            self._capacity[slab] = self._pages(needed)
-            self._slabs[slab] = self._empty(slab)
-            for group in range(self.layout.groups):
-                where, heads = self.layout.slab_of_group(group)
-                if where != slab:
-                    continue
-                index = to_device(old[group], self.device)
-                for part, source in zip(self._slabs[slab], kept, strict=True):
-                    part[:, :, heads, : len(index)] = source[:, :, heads].index_select(3, index)
+        for slab in slabs:
+            self._resize(slab, wanted[slab], old)
         return True
 
-    def _pages(self, tokens: int) -> int:
+    def _pages(self, tokens: np.ndarray) -> np.ndarray:
         return -(-tokens // self.page_tokens) * self.page_tokens
 
-    def _empty(self, slab: int) -> list[Tensor]:
-        g = self.layout
-        shape = (g.slab_layers, 2, g.kv_heads, self._capacity[slab], g.head_dim)
-        self._views.clear()
+    def _shared_out(self, wanted: np.ndarray) -> np.ndarray:
+        """The capacities that the groups of a slab get who want these, int64 ``[groups]``."""
+        most = int(wanted.max())
+        if self._even or wanted.sum() > (1 - _RAGGED_SAVES) * most * len(wanted):
+            return np.full(len(wanted), most)
+        return wanted
+
+    def _grow(self, slab: int, wanted: np.ndarray) -> None:
+        wanted = self._shared_out(wanted)
+        if (wanted > self._capacity[self._groups_of(slab)]).any():
+            self._resize(slab, wanted, None)
+
+    def _resize(self, slab: int, capacity: np.ndarray, order: list[np.ndarray] | None) -> None:
+        """Give the groups of a slab new capacities.
+
+        Tokens keep their slots, or get new ones: `order` has, of every group, the old slot of each.
+        """
+        g, own = self.layout, self._groups_of(slab)
+        groups = range(g.groups)[own]
+        before = [self._strip(group) for group in groups]
+        self._capacity[own], self.first_row[own] = capacity, np.cumsum(capacity) - capacity
+        rows = int(np.broadcast_to(capacity, g.kv_heads).sum())
+        shape = (g.slab_layers, 2, rows, g.head_dim)
         # Zeros: a slot that is masked still meets the values' product, as 0 x slot.
         options: dict[str, Any] = {"device": self.device, "pin_memory": self._pinned}
         parts = [torch.zeros(shape, dtype=_addressable(self.codec.storage), **options)]
         if self.codec.scaled:
             parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, **options))
-        return parts
-
-    def _grow(self, slab: int, tokens: int) -> None:
-        wanted = self._pages(tokens)
-        if wanted <= self._capacity[slab]:
-            return
-        before, self._capacity[slab] = self._slabs[slab], wanted
-        self._slabs[slab] = self._empty(slab)
-        for new, old in zip(self._slabs[slab], before, strict=False):
-            new[:, :, :, : old.shape[3]] = old
+        self._slabs[slab] = parts
+        even = (capacity == capacity[0]).all()
+        heads = (g.kv_heads, int(capacity[0]))
+        self._tables[slab] = [part.unflatten(2, heads) for part in parts] if even else None
+        self._views.clear()
+        self._padding.clear()
+        for group, old in zip(groups, before, strict=True):
+            for new, source in zip(self._strip(group), old, strict=False):
+                if order is None:
+                    new[:, :, :, : source.shape[3]] = source
+                else:
+                    index = to_device(order[group], self.device)
+                    new[:, :, :, : len(index)] = source.index_select(3, index)
 
 
 def make_pools(layout: Layout, quantised: Sequence[Codec], page_tokens: int) -> dict[Place, Pool]:
@@ -251,6 +354,7 @@ def make_pools(layout: Layout, quantised: Sequence[Codec], page_tokens: int) -> 
             host if place.on_host else layout.device,
             page_tokens=page_tokens,
             pinned=place.on_host and on_gpu,
+            even=place.on_host,  # attention on the host reads a layer's heads with one index
         )
         for place in Place
         if place is not Place.LOST and place.rung < len(codecs)
