@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
-from arborsim.core.tiers import RECALLS
+from arborsim.core.events import TokenRun
+from arborsim.core.tiers import RECALLS, Tier
+from arborsim.memory.ledger import Ledger
+from arborsim.memory.moves import Moves
 from arborsim.policies.registry import available, build
 from arborsim.search import make_search
+from arborsim_torch.cache.layout import Place
+from arborsim_torch.cache.mover import Mover
+from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import (
     CacheOptions,
     Ended,
@@ -104,6 +110,58 @@ def test_policies_on_a_tree(tree: SearchSetup, name: str) -> None:
     assert outcome.measured.peak_hbm_kv_tokens <= budget + seqs
     if name == "arborkv":
         assert outcome.measured.evicted_tokens > 0
+
+
+class WithLedger:
+    """A live executor next to a ledger that is told the same; both must hold the same bytes."""
+
+    def __init__(self, live: LiveExecutor, mover: Mover) -> None:
+        self._live, self._cache = live, mover.cache
+        layout = mover.cache.layout
+        elements = layout.elements_per_group * layout.groups
+        self.ledger = Ledger(layout.groups, elements * layout.dtype.itemsize, (elements, elements))
+        self.uneven = 0
+        self.allocated: list[float] = []  # for every byte that is used
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._live, name)
+
+    def prefill(self, run: TokenRun) -> None:
+        self._live.prefill(run)
+        self.ledger.append(run.leaves, run.steps)
+
+    def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
+        self._live.advance(run, moves, decided_from)
+        self.ledger.advance(run.leaves, run.steps, moves)
+
+    def apply(self, moves: Moves, examined_tokens: int, reads: Any = None) -> None:
+        self._live.apply(moves, examined_tokens, reads)
+        self.ledger.record(self.ledger.resolve(moves))
+        used = self._cache.used_bytes(Place.HBM)
+        assert used == self.ledger.hbm_bytes
+        held = self.ledger.counts[:, Tier.HBM]
+        self.uneven += held.max() > 1.5 * held.min()
+        self.allocated.append(self._cache.capacity_bytes(Place.HBM) / used)
+
+
+@pytest.mark.parametrize("name", ["pyramidkv", "adakv", "duoattention"])
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_uneven_heads_use_the_bytes_of_the_ledger(
+    kind: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    setup = request.getfixturevalue(kind)
+    small = {"recent": "20", "sinks": "2"} if name == "duoattention" else {"window": "8"}
+    beside: list[WithLedger] = []
+
+    def wrap(live: LiveExecutor, mover: Mover) -> Any:
+        beside.append(WithLedger(live, mover))
+        return beside[0]
+
+    problem, done = setup.source.problem(3), lambda search, ended: None
+    policy, machine = build(name, small), CacheOptions(page_tokens=4)
+    run_batched([PolicySearch(setup, problem, policy, 100, machine, wrap=wrap)], 1, done)
+    assert beside[0].uneven
+    assert beside[0].allocated[-1] < 1.45  # pools shrink when three quarters are used
 
 
 @pytest.mark.parametrize("name", ["h2o", "epikv", "arborkv", "rkv"])
