@@ -47,8 +47,8 @@ def certainty(entropy: np.ndarray, vocabulary: int) -> np.ndarray:
     return np.asarray(np.nan_to_num(1.0 - entropy / np.log(vocabulary)))
 
 
-def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
-    """Share of the attention to closed blocks that each of them received; the prompt is none.
+def attention_mass(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
+    """Attention that each closed block received from later ones; the prompt is none.
 
     `received`, float64 ``[tokens]``, came from later blocks, `owner` is the block of each token;
     `closed` and the result are ``[blocks]``.
@@ -56,6 +56,12 @@ def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray)
     total = np.bincount(owner, weights=received, minlength=len(closed))
     total[~closed] = 0.0
     total[0] = 0.0
+    return total
+
+
+def attention_share(received: np.ndarray, owner: np.ndarray, closed: np.ndarray) -> np.ndarray:
+    """`attention_mass` as a share of that of all blocks."""
+    total = attention_mass(received, owner, closed)
     return np.asarray(total / max(float(total.sum()), 1e-12))
 
 
@@ -72,15 +78,16 @@ def trim_by_weight(
 ) -> np.ndarray:
     """Take `excess` tokens from blocks, always from the one that values its last token least.
 
-    The optimum of ArborKV's convex program keeps ``k_i = alpha * scale_i`` (KKT, with caps and
-    floors), so the block with the largest ``k_i / scale_i`` gives the next token; among equals the
-    older block.  Instead of token by token, alpha is found by bisection, and only the last few
-    tokens, where blocks tie, are taken one at a time.  The result is the same, in
+    The optimum of a convex program with ``psi_i(k) = -scale_i log k`` (ArborKV's, section 4) keeps
+    ``k_i = alpha * scale_i`` (KKT, with caps and floors), so the block with the largest
+    ``k_i / scale_i`` gives the next token; among equals the older block.  Instead of token by
+    token, alpha is found by bisection, and only the last few tokens, where blocks tie, are taken
+    one at a time.  The result is the same, in
     ``O(blocks log(precision))`` instead of ``O(excess log(blocks))``.
 
     `keep` and `least`, int64 ``[blocks]``, are what each block holds and what it cannot go below;
-    fewer than `excess` are taken if all are at their least.  `scale`, float64 ``[blocks]``, is the
-    weight of each block times its size; 0 gives its tokens first.
+    fewer than `excess` are taken if all are at their least.  Of `scale`, float64 ``[blocks]``, 0
+    gives its tokens first.
     """
     least = np.minimum(least, keep)
     goal = int(keep.sum()) - excess
@@ -105,6 +112,21 @@ def trim_by_weight(
         result[block] -= 1
         if result[block] > least[block]:
             heapq.heappush(heap, (-result[block] / scale[block], block))
+    return result
+
+
+def empty_lowest(
+    keep: np.ndarray, weight: np.ndarray, least: np.ndarray, excess: int
+) -> np.ndarray:
+    """Take `excess` tokens from the block of the lowest weight, then from the next.
+
+    Each gives all down to its least; of equals the older block first.  See `trim_by_weight`.
+    """
+    order = np.argsort(weight, kind="stable")
+    spare = np.maximum(keep - least, 0)[order]
+    given = np.clip(excess - (np.cumsum(spare) - spare), 0, spare)
+    result = keep.copy()
+    result[order] -= given
     return result
 
 
@@ -153,6 +175,11 @@ class TreeRule:
     use_certainty: bool = setting(True, "false: without u (Table 3)")
     use_attention: bool = setting(True, "false: without a (Table 3)")
     msve: bool = setting(True, "false: s = 1 for every block, 'TAE only' (Table 3)")
+    attention: str = setting(
+        "share",
+        "a: share of the attention that closed blocks received, or its running mass (section 4)",
+        choices=("share", "mass"),
+    )
     alpha: float = setting(1.5, "scale of Eq. 2", low=0, high=1e6)
     gamma: float = setting(1.5, "sharpness of the block score", low=0, high=1e3)
     eta: float = setting(
@@ -181,6 +208,13 @@ class TreeRule:
         "what tightens under pressure: the scale alpha, or lambda (the decay with distance) first "
         "and then alpha",
         choices=("alpha", "lambda"),
+    )
+    priority: str = setting(
+        "ratio",
+        "which block gives the next token under pressure (the paper leaves Priority open): the one "
+        "that keeps the largest ratio for its weight w of Eq. 2, r/w; the most tokens for it, k/w, "
+        "as the printed program has it; or that of the lowest w, until it is at its floor",
+        choices=("ratio", "tokens", "weight"),
     )
     only_under_pressure: bool = setting(
         False,
@@ -219,8 +253,9 @@ class TreeRule:
         if self.reads_attention:
             assert attention is not None
             closed = np.array([node.closed for node in nodes])
-            share = attention_share(attention, view.tree.node_of_token.values, closed)
-            logit += self.theta_attention * share
+            received = attention_share if self.attention == "share" else attention_mass
+            paid = received(attention, view.tree.node_of_token.values, closed)
+            logit += self.theta_attention * paid
         return np.asarray(1.0 / (1.0 + np.exp(-logit)))
 
     def floors(self, blocks: Blocks) -> np.ndarray:
@@ -296,18 +331,20 @@ class TreeRule:
         scale = weights * blocks.sizes
         floors = self.floors(blocks)
         least = np.where(blocks.on_path, keep, np.minimum(floors, keep))
+        order = weights if self.priority in ("tokens", "weight") else scale
+        trim = empty_lowest if self.priority == "weight" else trim_by_weight
         if self.relief == "lambda":
             wanted = np.maximum(floors, (self.r_min * blocks.sizes).astype(np.int64))
             lowest = np.where(blocks.on_path, keep, np.minimum(wanted, keep))
             keep = tighten_distance(keep, self.alpha * scale, distance, lowest, goal)
-        keep = trim_by_weight(keep, scale, least, int(keep.sum()) - goal)
+        keep = trim(keep, order, least, int(keep.sum()) - goal)
         least = np.where(blocks.pruned, np.minimum(self.last_floors(blocks), keep), keep)
-        keep = trim_by_weight(keep, scale, least, int(keep.sum()) - goal)
+        keep = trim(keep, order, least, int(keep.sum()) - goal)
         if keep.sum() > goal and self.path_floor < 1:
             high = np.maximum(floors, np.ceil(self.path_floor * blocks.sizes).astype(np.int64))
             open_to = blocks.on_path & ~blocks.fixed
             least = np.where(open_to, np.minimum(keep, high), keep)
-            keep = trim_by_weight(keep, scale, least, int(keep.sum()) - goal)
+            keep = trim(keep, order, least, int(keep.sum()) - goal)
         return keep
 
 

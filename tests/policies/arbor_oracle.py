@@ -26,6 +26,7 @@ class SlowArborKV(oracles.Nothing):
     rehydrate = pin_prompt = True
     boundary_trims_path = only_under_pressure = keep_pruned = False
     retain, relief, sinks = "sinks+tail+heavy", "alpha", 4
+    attention, priority = "share", "ratio"
     out = EVICTED
 
     def __init__(self, **settings: Any) -> None:
@@ -46,7 +47,7 @@ class SlowArborKV(oracles.Nothing):
             else 0.0
             for n in nodes
         ]
-        whole = max(sum(received), 1e-12)
+        whole = max(sum(received), 1e-12) if self.attention == "share" else 1.0
         s = []
         for n in nodes:
             v = 0.0 if math.isnan(world.reward[n]) else world.reward[n]
@@ -228,13 +229,17 @@ class SlowArborKV(oracles.Nothing):
         floor: dict[int, int],
         goal: int,
     ) -> None:
-        """Take one token at a time from the block that values its last token least."""
+        """Take one token at a time from the block of the lowest priority."""
         while sum(keep.values()) > goal:
             free = [n for n in floor if keep[n] > floor[n]]
             if not free:
                 return
-            scale = {n: weights[n] * len(world.block(n)) for n in free}
-            keep[max(free, key=lambda n: (keep[n] / scale[n], -n))] -= 1
+            priority = {
+                "ratio": lambda n: weights[n] * len(world.block(n)) / keep[n],
+                "tokens": lambda n: weights[n] / keep[n],
+                "weight": lambda n: weights[n],
+            }[self.priority]
+            keep[min(free, key=lambda n: (priority(n), n))] -= 1
 
 
 SWITCHES: dict[str, dict[str, Any]] = {
@@ -245,6 +250,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "trims only under pressure": {"only_under_pressure": True},
     "pruned blocks keep floors": {"keep_pruned": True},
     "depth decay": {"lambda_depth": 0.3},
+    "mass of attention": {"attention": "mass"},
+    "printed program": {"priority": "tokens"},
+    "lowest weight first": {"priority": "weight"},
     "whole prompt, tail": {"retain": "tail"},
     "many sinks": {"pin_prompt": False, "sinks": 9},
 }

@@ -96,11 +96,24 @@ class ArborKV(TreeRule, Composed):
     }
     deviations: ClassVar[tuple[str, ...]] = (
         "the paper publishes no parameter values",
+        "a_i is the share of the attention to closed blocks, so that theta fits searches of any "
+        "length; attention=mass takes the running mass of section 4 (both as the mean over layers "
+        "and heads: theta absorbs a constant)",
+        "eta discounts off-path blocks as in Eq. 2; Algorithm 1 and the program of section 4 leave "
+        "it out (eta=1)",
+        "Priority(i) is not defined; by default r_i / w_i decides, so that ratios end up in "
+        "proportion to the weights, as Eq. 2 has them; by the KKT condition of the printed program "
+        "it is k_i that is in proportion (priority=tokens), though the text concludes the same of "
+        "r_i; priority=weight empties the block of the lowest weight first",
+        "relief takes tokens down to the floors of Eq. 3, max(K_min, L_tail); the printed loop "
+        "stops at K_min. It frees twice the margin; the loop stops at B and is called again",
+        "when Pressure recomputes Eq. 3, blocks only shrink: Algorithm 2 assigns larger k_j too, "
+        "but has nothing to fill them with",
         "an accepted Boundary does not trim blocks on the active path (invariant i), unless "
         "boundary_trims_path is set",
         "the printed relief loop does not end when every block is at K_min: an infeasible "
         "budget is raised instead",
-        "alpha is found by bisection, equal to trimming one token at a time",
+        "one token at a time is done at once, by bisection on alpha",
         "the whole prompt is protected, not only its sinks, unless pin_prompt is false",
         "head-only eviction (invariant iii) contradicts heavy hitters; the latter win",
         "Boundary and Transition trim off-path blocks whatever the budget, and Pressure comes "
