@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from arborsim.cli.app import main
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import DenseRows, LayerRows, Observations, Signal
 from arborsim.core.tiers import Budget, Tier
@@ -25,6 +30,8 @@ from arborsim.run.controller import Controller
 from arborsim.run.meters import AttentionKept, Quality
 from arborsim.run.replay import Replay
 from arborsim.run.results import aggregate
+from arborsim.show.replay import print_replay, to_frame, to_json
+from arborsim.show.replay_page import render
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor
@@ -282,3 +289,47 @@ def test_what_a_trace_does_not_tell_is_not_a_number(tmp_path: Path, per: str) ->
         f"Attention kept of key-norm is not known per {per}: record the trace with --capture qkv "
         "--qkv-layers all."
     )
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("view", ["table", "matrix"])
+def test_tables_say_what_is_not_known(tmp_path: Path, width: int, view: str) -> None:
+    path = without_queries(vector_trace(tmp_path, kind="tree", nodes=30))
+    policies = [build("oracle"), build("key-norm", {"per": "head"}), build("random")]
+    result = Replay(
+        [path], [build("full"), *policies, build("hierarchy", {"interval": "4", "recent": "2"})],
+        [Budget.parse("0.9"), Budget.parse("0.7")], Machine(load_profile("h100")),
+    ).run()  # fmt: skip
+    text = io.StringIO()
+    print_replay(result, Console(file=text, width=width, highlight=False), view)
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(re.findall(r"not known\s+(.*\s)?per head", text.getvalue())) >= 2
+    assert "Attention kept of key-norm is not known per head: record" in " ".join(lines)
+    (row, *_) = (r for r in json.loads(to_json(result))["rows"] if r["policy"] == "key-norm")
+    assert (row["attention_kept"], row["kept_note"]) == (None, "not known per head")
+    frame = to_frame(result).set_index("policy")
+    assert (frame.loc["key-norm", "attention_kept_note"] == "not known per head").all()
+    assert (frame.loc["random", "attention_kept_note"] == "").all()
+    assert "not known per head" in render(result)
+
+
+def test_each_kind_of_groups_has_its_own_oracle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    path = vector_trace(tmp_path, kind="linear")
+    command = ["replay", str(path), "--policy", "tova,key-norm,random", "--budget", "0.8"]
+    assert main([*command, "--json"]) == 0
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    kinds = {"tova": "layer", "key-norm": "head", "random": "shared"}
+    names = {"shared": "oracle", "layer": "oracle-layer", "head": "oracle-head"}
+    assert set(rows) == {"full", *kinds, *names.values()}
+    for policy, per in kinds.items():
+        bound = rows[names[per]]
+        assert rows[policy]["per"] == bound["per"] == per
+        gap = bound["attention_kept"] - rows[policy]["attention_kept"]
+        assert rows[policy]["oracle_gap"] == pytest.approx(gap, abs=1e-12)
+        assert gap > -1e-6
+    assert main(command) == 0
+    assert "the gap is to oracle-layer or oracle-head" in " ".join(capsys.readouterr().out.split())

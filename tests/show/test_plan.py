@@ -11,11 +11,14 @@ import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from arborsim.core.errors import UsageError
+from arborsim.plan.recommend import Demanded, recommend
 from arborsim.plan.results import CandidateResult, Recommendation, Slice
 from arborsim.plan.statistics import Estimate
 from arborsim.show import plan_figures, plan_pareto, plan_tables
+from arborsim.show.plan import print_plan
 from arborsim.show.plan_page import PlanReport, render, write_plan_page
 from arborsim.show.plan_sensitivity import overview, sliders
 from arborsim.show.plan_tables import tables
@@ -107,6 +110,27 @@ def test_a_plan_without_prices_or_attention_says_so() -> None:
     assert "not known: 60 % of the tokens are evicted" in page
     titles = [each["title"] for each in data_of(page)["pareto"]["plots"]]
     assert titles[0] == "Tokens never evicted against load"
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_share_that_is_not_known_per_head_is_no_number(width: int) -> None:
+    base = plan()
+    rows = []
+    for row in base.candidates:
+        quality = row.quality
+        if quality is not None and not quality.exact and row.policy == "streaming-llm":
+            quality = replace(quality, attention_kept=None, kept_note="not known per head")
+        rows.append(replace(row, quality=quality))
+    result = replace(base, candidates=tuple(rows))
+    assert "not known per head" in render(PlanReport(result))
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_plan(result, console)
+    assert isinstance(console.file, io.StringIO)
+    assert "not known per head" in console.file.getvalue()
+    assert max(map(len, console.file.getvalue().splitlines())) <= width
+    (text,) = [each for each in recommend(result, Demanded()).unknown if "per layer" in each]
+    assert "--capture qkv" in text
+    assert not any("Generated searches" in each for each in recommend(result, Demanded()).unknown)
 
 
 def test_no_candidate_meets_the_target() -> None:

@@ -119,6 +119,20 @@ def test_ranks_need_enough_problems() -> None:
     assert "too few" not in " ".join(sentences(_problems(60)))
 
 
+def test_ranks_leave_out_whose_figure_is_not_known() -> None:
+    nan = float("nan")
+    checks = [
+        replace(c, attention_kept=nan) if c.policy in ("p1", "p3") else c for c in _problems(60)
+    ]
+    kept, error = rank_agreements(checks)
+    assert (kept.figure, kept.lines, error.lines) == ("attention_kept", 4, 6)
+    known = [check for check in checks if check.policy not in ("p1", "p3")]
+    assert kept.rho == rank_agreements(known)[0].rho
+    assert "nan" not in render(Validation(tuple(checks)))
+    few = [c if c.policy in ("p2", "p4") else replace(c, attention_kept=nan) for c in checks]
+    assert [rank.figure for rank in rank_agreements(few)] == ["output_error"]
+
+
 def test_a_line_with_infeasible_problems_is_not_ranked() -> None:
     checks = _problems(60)
     checks[0] = replace(checks[0], infeasible="too small")
