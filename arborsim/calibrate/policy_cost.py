@@ -39,7 +39,8 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.machine.profile import PolicySeconds
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.registry import available, build
-from arborsim.signals.scores import ScoreBook
+from arborsim.signals.pages import PageBounds, PageOf
+from arborsim.signals.scores import Score, ScoreBook
 from arborsim.trace.schema import PER_LAYER
 
 SIZES = (1024, 4096, 16384)
@@ -144,10 +145,24 @@ def random_scores(policy: Policy, tokens: int, rng: np.random.Generator) -> dict
     book = ScoreBook(policy.scores(), _LAYERS)
     book.begin(run, _chain(_FEW), generated=False)
     book.skip(_FEW)
-    return {
+    made = {
         name: rng.random([tokens if n == _FEW else n for n in seen.shape]).astype(seen.dtype)
         for name, seen in book.values().items()
     }
+    for name, score in policy.scores().items():
+        if isinstance(score, PageOf | PageBounds):  # not numbers of tokens
+            made[name] = _of_pages(score, tokens, rng)
+    return made
+
+
+def _of_pages(score: Score, tokens: int, rng: np.random.Generator) -> np.ndarray:
+    """Values of pages after random keys of `tokens` tokens."""
+    keys = rng.random((tokens, _LAYERS, _KV_HEADS, _HEAD_DIM)).astype(np.float16)
+    observed = Observations(tokens, keys=keys)
+    state = score.start(_LAYERS)
+    run = TokenRun((0,), tokens, np.zeros(tokens, dtype=np.int32), observed)
+    state.begin(run, _chain(tokens), generated=False)
+    return state.values
 
 
 def _decisions(policy: Policy, sizes: Iterable[int]) -> Iterable[tuple[int, float]]:

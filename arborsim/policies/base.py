@@ -34,7 +34,8 @@ class CacheView:
     """Everything a policy may know about the cache.  Read-only, on the host, in NumPy."""
 
     tier: np.ndarray  # int8 [groups, tokens]: where each token lives now (`Tier`)
-    #: What `Policy.scores` asked for: float64 [groups, tokens], vectors [groups, tokens, size]
+    #: What `Policy.scores` asked for: float64 [groups, tokens], vectors [groups, tokens, size], or
+    #: of pages, [groups, pages, size]
     scores: Mapping[str, np.ndarray]
     tree: ThoughtTree
     leaves: tuple[int, ...]  # active ones: the next tokens will belong to them
@@ -159,9 +160,6 @@ class Policy:
     def __post_init__(self) -> None:
         check_settings(self, self.name)
 
-    bounds_page: ClassVar[int] = 0
-    """Tokens of the pages whose bounds of keys it reads to choose what is read; 0: it does not."""
-
     @property
     def label(self) -> str:
         """What results call it."""
@@ -185,6 +183,11 @@ class Policy:
     def fused(self) -> bool:
         """True if no attention row is needed, so that fused attention kernels can run."""
         return not self.reads() & ATTENTION_ROWS
+
+    @property
+    def bounds_page(self) -> int:
+        """Tokens of the pages whose bounds of keys it reads to choose what is read; 0 for none."""
+        return 0
 
     @property
     def recovers(self) -> bool:

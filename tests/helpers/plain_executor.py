@@ -79,7 +79,8 @@ def decide_all(
     -------
     tiers : list of list of int
         Tier of every token after each event, in order (runs count as one event).  With several
-        groups: the tiers of the first group, then those of the second, and so on.
+        groups: the tiers of the first group, then those of the second, and so on.  Tokens that are
+        not read have 16 added, as in `SlowWorld.run`.
     moves : int64 ``[moves, 4]``
         See `MoveLog.rows`.
     """
@@ -98,5 +99,8 @@ def decide_all(
     events: Iterable[Event] = play(foresee(policy, episode, budget_tokens))
     for event in events if max_steps is None else in_steps(events, max_steps):
         controller.handle(event)
-        tiers.append(executor.tier.reshape(-1).tolist())
+        seen = executor.tier.copy()
+        if executor.reads is not None:
+            seen[:, : executor.reads.shape[1]] += 16 * ~executor.reads
+        tiers.append(seen.reshape(-1).tolist())
     return tiers, log.rows

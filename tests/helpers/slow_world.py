@@ -12,6 +12,7 @@ from typing import Any
 from arborsim.trace.episode import Episode
 
 HBM, HBM_Q, HBM_C, DDR, DDR_Q, DDR_C, EVICTED = range(7)
+UNREAD = 16
 PREFILL, TOKEN, TRANSITION, BOUNDARY, PRUNE, ANSWER = range(6)
 
 
@@ -40,6 +41,7 @@ class SlowWorld:
         self.prompt = 0
         self.attended: list[float] = []  # by every later query and itself
         self.attended_later: list[float] = []  # by queries of other blocks
+        self.unread: list[set[int]] = [set() for _ in range(groups)]  # tokens that are not read
         self.snapshots: list[list[int]] = []
 
     @property
@@ -86,6 +88,7 @@ class SlowWorld:
         """Snapshots of the tiers after each prefill, iteration, transition, boundary and prune.
 
         With several groups a snapshot is the first group's tiers, then the second's, and so on.
+        Tokens that are not read have `UNREAD` added to their tier.
         """
         episode = self.episode
         kinds = [int(k) for k in episode.kind]
@@ -136,7 +139,11 @@ class SlowWorld:
                 oracle.prune(self)
             else:
                 i += 1
-            self.snapshots.append([t for tier in self.tiers for t in tier])
+            self.snapshots.append([
+                tier + UNREAD * (token in unread)
+                for tiers, unread in zip(self.tiers, self.unread, strict=True)
+                for token, tier in enumerate(tiers)
+            ])  # fmt: skip
         return self.snapshots
 
     def _open(self, node: int, parent: int) -> None:

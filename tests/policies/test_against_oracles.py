@@ -24,9 +24,11 @@ from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.registry import names
+from arborsim.run.meters import READ, UNREAD
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
+from tests.helpers.slow_world import UNREAD as UNREAD_MARK
 from tests.helpers.slow_world import SlowWorld
 from tests.helpers.traces import trace_for
 from tests.policies import (
@@ -37,6 +39,7 @@ from tests.policies import (
     oracles_heads,
     oracles_hidden,
     oracles_keys,
+    oracles_pages,
     oracles_scores,
     oracles_uneven,
 )
@@ -62,6 +65,7 @@ PAIRS.update(oracles_attention.PAIRS)
 PAIRS.update(oracles_scores.PAIRS)
 PAIRS.update(oracles_heads.PAIRS)
 PAIRS.update(oracles_keys.PAIRS)
+PAIRS.update(oracles_pages.PAIRS)
 PAIRS.update(oracles_hidden.PAIRS)
 PAIRS.update(oracles_uneven.PAIRS)
 
@@ -105,7 +109,7 @@ def fast(policy: Policy, episode: Episode, budget: int, steps: int | None) -> An
 
 
 def slow_moves(snapshots: list[list[int]], groups: int) -> list[tuple[int, int, int]]:
-    """(group, token, tier) changes from snapshot to snapshot."""
+    """(group, token, tier) changes from snapshot to snapshot, and of what is read (`MoveLog`)."""
     changes = []
     for before, after in zip([[], *snapshots[:-1]], snapshots, strict=True):
         old, new = len(before) // groups, len(after) // groups
@@ -113,7 +117,11 @@ def slow_moves(snapshots: list[list[int]], groups: int) -> list[tuple[int, int, 
             padded = before[group * old : (group + 1) * old] + [0] * (new - old)
             now = after[group * new : (group + 1) * new]
             pairs = enumerate(zip(padded, now, strict=True))
-            changes += [(group, t, b) for t, (a, b) in pairs if a != b]
+            for token, (a, b) in pairs:
+                if a % UNREAD_MARK != b % UNREAD_MARK:
+                    changes.append((group, token, b % UNREAD_MARK))
+                if a // UNREAD_MARK != b // UNREAD_MARK:
+                    changes.append((group, token, UNREAD if b >= UNREAD_MARK else READ))
     return changes
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.core.events import Decode, Event, Prefill, TokenRun
+from arborsim.core.events import Decode, Event, Prefill
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
@@ -19,31 +19,14 @@ from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, OnlyEvery, Protect
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import FixedScore, Score, Vectors, norms
+from arborsim.signals.pages import Queries
+from arborsim.signals.scores import Score, Vectors, norms
 
 # Products of vectors and their means are rounded, so that plans do not depend on how a machine's
 # BLAS adds.
 _DECIMALS = 9
 # Keys compared with all others at a time: few at first, because most keys resemble a recent one.
 _FIRST_COLUMNS, _MOST_COLUMNS = 32, 512
-
-
-@dataclass(frozen=True)
-class Queries(FixedScore):
-    """Scaled queries of the captured layers; float32 ``[layers x heads, tokens, head_dim]``.
-
-    The product with a post-RoPE key is the logit.  Heads are in order, so the query heads that read
-    KV head ``g`` (layer by layer) are the ``g``-th of as many equal parts as there are KV heads.
-    """
-
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = "queries"
-
-    def compute(self, run: TokenRun) -> np.ndarray:
-        rows = head_rows(run.observed)
-        queries = np.stack([rows.query(i) for i in range(run.num_tokens)])
-        return queries.reshape(len(queries), -1, queries.shape[-1]).swapaxes(0, 1)
 
 
 @dataclass(frozen=True)

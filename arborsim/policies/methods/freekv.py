@@ -1,0 +1,100 @@
+"""FreeKV: all but sinks and a window in DDR, the chosen pages fetched ahead (Liu et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView, Method, Protection
+from arborsim.policies.reading import PageReader, Pages
+
+
+@dataclass(frozen=True)
+class FreeKV(PageReader):
+    """Pages move to DDR once they leave the window; the budget's rest is for pages fetched back.
+
+    DDR keeps its copy of what is fetched, so that giving a page up costs nothing, and a page that
+    is chosen again crosses PCIe no second time.  With ``--recall stream`` pages are fetched a layer
+    ahead of their use, as published; with ``stage`` decoding waits for them.
+    """
+
+    sinks: int = setting(
+        128, "first tokens that stay in HBM, at most a quarter of the budget", unit="tokens", low=0
+    )
+    recent: int = setting(
+        128, "newest tokens that stay in HBM, at most a quarter of the budget", unit="tokens", low=1
+    )
+
+    name: ClassVar[str] = "freekv"
+    paper: ClassVar[str] = "FreeKV, Liu et al. 2025, arXiv:2505.13109"
+    summary: ClassVar[str] = "sinks and a window in HBM, the rest in DDR, chosen pages fetched"
+    formula: ClassVar[str] = (
+        "score of a page = mean over the group's query heads of the softmax over pages of sum over "
+        "channels of max(q_c min_c, q_c max_c), min and max over the keys of the page"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "pages are always chosen with the query one step before, which the paper calls speculative "
+        "retrieval; heads whose query has turned are not corrected within the step",
+        "no layer is left whole (the code leaves the first), since no budget would hold it",
+        "pages have 16 tokens, and begin with the first token, not after the sinks",
+        "InfiniGen (Lee et al. 2024, arXiv:2406.19707) chooses tokens by an approximate query of "
+        "the next layer; here as in FreeKV pages are chosen by bounds",
+    )
+
+    @property
+    def method(self) -> Method:
+        return Method(
+            self.formula,
+            score="bounds of pages of keys, softmax",
+            allocate="sinks, window, and pages until the budget is used up, per KV head",
+            place="DDR outside sinks and window; chosen pages are fetched, DDR keeps its copy",
+            schedule="every iteration, once the search holds more than the budget",
+            recover="fetch from DDR (stage or stream)",
+            granularity="page",
+            tiers=(Tier.HBM, Tier.DDR),
+            deviations=self.deviations,
+        )
+
+    def protection(self, budget_tokens: int) -> Protection:
+        quarter = budget_tokens // 4
+        return Protection(sinks=min(self.sinks, quarter), recent=max(1, min(self.recent, quarter)))
+
+    def floor(self, prompt_tokens: int, budget_tokens: int) -> tuple[int, str]:
+        needed, made_of = super().floor(prompt_tokens, budget_tokens)
+        ends = 2 * (self.page - 1)  # pages leave whole
+        return needed + ends, f"{made_of} + ends of pages {ends}"
+
+    def all_fits(self, view: CacheView) -> bool:
+        return False  # what has left HBM does not come back for good
+
+    def next_decision(self, view: CacheView) -> int:
+        return max(0, view.budget_tokens - view.num_tokens) // len(view.leaves) + 1
+
+    def choose(self, view: CacheView) -> Plan:
+        pages, (groups, tokens) = Pages(view), view.tier.shape
+        stays = pages.any(self.protected(view))
+        here = np.zeros(tokens, dtype=bool)
+        here[pages.path] = stays[pages.at]
+        tiers = np.where(here, Tier.HBM, Tier.DDR).astype(np.int8)[None].repeat(groups, axis=0)
+        score = np.full((groups, len(pages)), -np.inf)
+        for leaf in view.leaves:
+            own = pages.of(leaf)
+            own = own[~stays[own]]
+            if len(own):
+                score[:, own] = np.maximum(score[:, own], self._score(view, pages, leaf, own))
+        room = view.budget_tokens - int(np.count_nonzero(here))
+        taken = pages.best(score, np.full(groups, room)) | stays
+        reads = np.zeros(view.tier.shape, dtype=bool)
+        reads[:, pages.path] = taken[:, pages.at]
+        return Plan(tiers, reads=reads)
+
+    def _score(self, view: CacheView, pages: Pages, leaf: int, own: np.ndarray) -> np.ndarray:
+        """Mean over query heads of the softmax over these pages; float64 ``[groups, m]``."""
+        bounds = pages.bounds(leaf, own) * np.sqrt(view.scores["queries"].shape[2])
+        weight = np.exp(bounds - bounds.max(axis=2, keepdims=True))
+        return np.asarray((weight / weight.sum(axis=2, keepdims=True)).mean(axis=1))

@@ -1,0 +1,72 @@
+"""Quest: keep everything, read the pages that the query needs (Tang et al., ICML 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView, Method
+from arborsim.policies.reading import PageReader, Pages
+
+
+@dataclass(frozen=True)
+class Quest(PageReader):
+    """Nothing leaves HBM; of each KV head, attention reads pages with the largest bounds.
+
+    The budget is how many tokens a step reads of a group, the one that it computes aside.  The page
+    that is being filled is always read.
+    """
+
+    dense: int = setting(2, "first layers of the model that read everything", unit="layers", low=0)
+
+    name: ClassVar[str] = "quest"
+    paper: ClassVar[str] = "Quest, Tang et al. 2024, arXiv:2406.10774"
+    official: ClassVar[str] = "mit-han-lab/Quest@01c1623: read"
+    summary: ClassVar[str] = "keep every token in HBM, read the pages that matter to the query"
+    formula: ClassVar[str] = (
+        "score of a page = max over the group's query heads of sum over channels of "
+        "max(q_c min_c, q_c max_c), min and max over the keys of the page (Algorithm 1)"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "pages are chosen with the query of the token just decoded, one step before they are read, "
+        "because decisions fall between steps; docs/validation.md says what that costs",
+        "the query heads of a KV head choose together, by the largest of their bounds (the paper "
+        "has one query head per KV head)",
+        "the budget is a number of tokens: a page that is not full counts what it holds",
+        "on a tree, all active leaves choose together what their paths share",
+    )
+    bounded: ClassVar[bool] = False
+
+    @property
+    def method(self) -> Method:
+        return Method(
+            self.formula,
+            score="bounds of pages of keys",
+            allocate="pages until the budget of tokens to be read is used up, per KV head",
+            place="all stay in HBM, the best pages are read",
+            schedule="every iteration, once a path is longer than the budget",
+            granularity="page",
+            tiers=(Tier.HBM,),
+            deviations=self.deviations,
+        )
+
+    def choose(self, view: CacheView) -> Plan:
+        pages = Pages(view)
+        score = np.full((len(view.tier), len(pages)), -np.inf)
+        for leaf in view.leaves:
+            own = pages.of(leaf)
+            bounds = pages.bounds(leaf, own).max(axis=1)
+            bounds[:, -1] = np.inf  # the page that is being filled
+            score[:, own] = np.maximum(score[:, own], bounds)
+        taken = pages.best(score, np.full(len(score), view.budget_tokens))
+        reads = np.zeros(view.tier.shape, dtype=bool)
+        reads[:, pages.path] = taken[:, pages.at]
+        layers = np.asarray(view.shape.layers)
+        if len(layers):
+            reads[layers[view.shape.rows(len(reads))] < self.dense] = True
+        return Plan(view.tier, reads=reads)

@@ -1,0 +1,134 @@
+"""Choosing what attention reads: pages by an upper bound on what the newest query makes of them.
+
+A `PageReader` looks at the query of the newest token of every active path, and at the bounds of the
+pages on it (`arborsim.signals.pages`).  Pages are then taken by score until the room is used up; of
+equal scores the page with the older tokens loses.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.events import Decode, Event, Prefill, Transition
+from arborsim.core.settings import setting
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView, Policy
+from arborsim.signals.pages import PageBounds, PageOf, Queries
+from arborsim.signals.scores import Score
+
+# Bounds are rounded, so that plans do not depend on how a machine's BLAS adds.
+_DECIMALS = 9
+
+
+class Pages:
+    """The pages on the active paths of a view."""
+
+    def __init__(self, view: CacheView) -> None:
+        self.view = view
+        self.path = view.path
+        page = view.scores["page"][0, self.path]
+        if len(view.leaves) == 1:  # pages rise along a path
+            first = np.flatnonzero(np.diff(page, prepend=-1))
+            self.number, self.sizes = page[first], np.diff(first, append=len(page))
+            self.at = np.repeat(np.arange(len(first)), self.sizes)
+        else:
+            self.number, self.at, self.sizes = np.unique(
+                page, return_inverse=True, return_counts=True
+            )
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    def any(self, mask: np.ndarray) -> np.ndarray:
+        """Pages with a token on the paths that `mask`, bool ``[tokens]``, has; bool ``[pages]``."""
+        return np.bincount(self.at[mask[self.path]], minlength=len(self)) > 0
+
+    def of(self, leaf: int) -> np.ndarray:
+        """Those on the path to a leaf, the oldest first: indices ``[m]``."""
+        if len(self.view.leaves) == 1:
+            return np.arange(len(self))
+        own = self.view.scores["page"][0, self.view.tree.path(leaf)]
+        return np.asarray(np.searchsorted(self.number, own[np.diff(own, prepend=-1) > 0]))
+
+    def bounds(self, leaf: int, pages: np.ndarray) -> np.ndarray:
+        """What no product of the leaf's newest query with a key of these pages exceeds.
+
+        Of every query head that reads a group: float64 ``[groups, heads, m]``.
+        """
+        view, number = self.view, self.number[pages]
+        newest = view.tree.path(leaf)[-1]
+        query = view.scores["queries"][:, newest].astype(np.float64)
+        query = query.reshape(len(view.tier), -1, query.shape[1])
+        known = view.scores["bounds"]
+        if len(number) and number[-1] - number[0] + 1 == len(number):  # no copy
+            known = known[:, number[0] : number[-1] + 1]
+        else:
+            known = known[:, number]
+        wide = np.concatenate([np.minimum(query, 0.0), np.maximum(query, 0.0)], axis=2)
+        return np.asarray(np.round(np.matmul(wide, known.transpose(0, 2, 1)), _DECIMALS))
+
+    def best(self, score: np.ndarray, room: np.ndarray) -> np.ndarray:
+        """The pages with the largest scores, one after the other as long as there is room.
+
+        Of ``[groups, pages]``, and room in tokens, ``[groups]``; pages at -inf are never taken,
+        those at inf always.  Bool ``[groups, pages]``.
+        """
+        newest = np.zeros(len(self), dtype=np.int64)
+        newest[self.at] = self.path  # tokens rise: the last one stays
+        latest = np.argsort(-newest)
+        order = latest[np.argsort(-score[:, latest], axis=1, kind="stable")]
+        ordered = np.take_along_axis(score, order, axis=1)
+        fits = np.cumsum(self.sizes[order], axis=1) <= room[:, None]
+        taken = np.zeros(score.shape, dtype=bool)
+        np.put_along_axis(taken, order, (fits & (ordered > -np.inf)) | (ordered == np.inf), axis=1)
+        return taken
+
+
+@dataclass(frozen=True)
+class PageReader(Policy):
+    """Decides after every iteration which pages the next one reads."""
+
+    page: int = setting(16, "of a page", unit="tokens", low=1)
+
+    fused: ClassVar[bool] = True  # queries and keys, but no probabilities of attention
+    grouping: ClassVar[str] = "head"
+
+    @property
+    def bounds_page(self) -> int:
+        return self.page
+
+    @cached_property
+    def _scores(self) -> Mapping[str, Score]:
+        return {
+            "queries": Queries(), "page": PageOf(self.page), "bounds": PageBounds(self.page),
+        }  # fmt: skip
+
+    def scores(self) -> Mapping[str, Score]:
+        return self._scores
+
+    @abstractmethod
+    def choose(self, view: CacheView) -> Plan:
+        """What to read, where it does not all fit the budget."""
+
+    def all_fits(self, view: CacheView) -> bool:
+        """Whether nothing has to be chosen."""
+        return len(view.path) <= view.budget_tokens
+
+    def next_decision(self, view: CacheView) -> int:
+        spare = view.budget_tokens - len(view.path)
+        return max(0, spare) // len(view.leaves) + 1
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        if not isinstance(event, Prefill | Decode | Transition):
+            return None
+        if view.num_tokens <= view.budget_tokens:  # nor did it ever have to choose
+            return None
+        if self.all_fits(view):
+            return Plan(view.tier)
+        return self.choose(view)
