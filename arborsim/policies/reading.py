@@ -18,7 +18,8 @@ import numpy as np
 from arborsim.core.events import Decode, Event, Prefill, Transition
 from arborsim.core.settings import setting
 from arborsim.memory.moves import Plan
-from arborsim.policies.base import CacheView, Policy
+from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.blocks import pin_prompt_setting
 from arborsim.signals.pages import PageBounds, PageOf, Queries
 from arborsim.signals.scores import Score
 
@@ -95,6 +96,7 @@ class PageReader(Policy):
     """Decides after every iteration which pages the next one reads."""
 
     page: int = setting(16, "of a page", unit="tokens", low=1)
+    pin_prompt: bool = pin_prompt_setting(False)
 
     fused: ClassVar[bool] = True  # queries and keys, but no probabilities of attention
     grouping: ClassVar[str] = "head"
@@ -111,6 +113,9 @@ class PageReader(Policy):
 
     def scores(self) -> Mapping[str, Score]:
         return self._scores
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return Protection(self.pin_prompt)
 
     @abstractmethod
     def choose(self, view: CacheView) -> Plan:

@@ -16,13 +16,14 @@ from tests.policies.oracles import Nothing
 class SlowPages(Nothing):
     """Pages are lists of tokens; bounds are looked up anew, channel by channel."""
 
+    pin_prompt = False
+
     def __init__(self, page: int) -> None:
         self.page = page
         self.pages: list[list[int]] = []
         self.last: dict[int, list[int]] = {}  # of a node: the page its newest token is in
         self.gone_on: set[int] = set()  # nodes whose last page a child has taken over
         self.seen = 0
-        self.chose = False
 
     def prefill(self, world: SlowWorld) -> None:
         self.watch(world)
@@ -117,7 +118,7 @@ class SlowQuest(SlowPages):
             if layers[group * len(layers) // world.groups] < self.dense:
                 continue
             score: dict[int, float] = {}
-            must = []
+            must = self.pages_of([t for t in world.block(0) if self.pin_prompt])
             for leaf in world.leaves:
                 path = world.path(leaf)
                 must.append(self.page_of(path[-1]))
@@ -143,7 +144,7 @@ class SlowFreeKV(SlowPages):
         quarter = world.budget // 4
         for leaf in world.leaves:
             path = world.path(leaf)
-            safe |= set(path[: min(128, quarter)])
+            safe |= set(path[: min(128, quarter) + self.pin_prompt * world.prompt])
             safe |= set(path[-max(1, max(1, min(128, quarter)) // len(world.leaves)) :])
         stays = self.pages_of(sorted(safe))
         here = [t for t in stream if self.page_of(t) in stays]

@@ -85,7 +85,7 @@ def otherwise(policy: Policy, oracle: Callable[[], Any]) -> tuple[Policy, Callab
 
 
 PAIRS |= {
-    f"{name}, prompt {'pinned' if made[0].protect.pin_prompt else 'not pinned'}": made
+    f"{name}, prompt {'pinned' if made[0].protection(99).pin_prompt else 'not pinned'}": made
     for name in names()
     if name in PAIRS and name not in ("full", "snapkv")
     for made in [otherwise(*PAIRS[name])]

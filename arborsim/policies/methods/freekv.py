@@ -62,7 +62,8 @@ class FreeKV(PageReader):
 
     def protection(self, budget_tokens: int) -> Protection:
         quarter = budget_tokens // 4
-        return Protection(sinks=min(self.sinks, quarter), recent=max(1, min(self.recent, quarter)))
+        sinks, recent = min(self.sinks, quarter), max(1, min(self.recent, quarter))
+        return Protection(self.pin_prompt, sinks, recent)
 
     def floor(self, prompt_tokens: int, budget_tokens: int) -> tuple[int, str]:
         needed, made_of = super().floor(prompt_tokens, budget_tokens)

@@ -19,7 +19,7 @@ class Quest(PageReader):
     """Nothing leaves HBM; of each KV head, attention reads pages with the largest bounds.
 
     The budget is how many tokens a step reads of a group, the one that it computes aside.  The page
-    that is being filled is always read.
+    that is being filled is always read, and a prompt that is pinned.
     """
 
     dense: int = setting(2, "first layers of the model that read everything", unit="layers", low=0)
@@ -58,11 +58,13 @@ class Quest(PageReader):
     def choose(self, view: CacheView) -> Plan:
         pages = Pages(view)
         score = np.full((len(view.tier), len(pages)), -np.inf)
+        prompt = np.arange(view.num_tokens) < self.pin_prompt * view.prompt_tokens
         for leaf in view.leaves:
             own = pages.of(leaf)
             bounds = pages.bounds(leaf, own).max(axis=1)
             bounds[:, -1] = np.inf  # the page that is being filled
             score[:, own] = np.maximum(score[:, own], bounds)
+        score[:, pages.any(prompt)] = np.inf
         taken = pages.best(score, np.full(len(score), view.budget_tokens))
         reads = np.zeros(view.tier.shape, dtype=bool)
         reads[:, pages.path] = taken[:, pages.at]
