@@ -34,7 +34,8 @@ SMALL = {
     "attn-val-redundancy": {"recent": "4"},
     "arborkv": {"margin": "2", **FLOORS}, "arbor-epi": {"slack": "2", **FLOORS},
     "h2o": {"recent_share": "0.1"}, "vatp": {"recent_share": "0.1", "sinks": "2"},
-    "duoattention": {"sinks": "2", "recent": "4"}, "freekv": {"page": "3"},
+    "duoattention": {"sinks": "2", "recent": "4"},
+    "freekv": {"page": "3", "sinks": "4", "recent": "4"},
 }  # fmt: skip
 POLICIES = [name for name in registry.names() if name != "full"]
 
