@@ -100,6 +100,7 @@ def random_rows(broken: tuple[int, ...] = ()) -> list[np.ndarray]:
 SCORES: dict[str, Score] = {
     "cumulative": CumulativeAttention(),
     "cumulative of later blocks": CumulativeAttention(from_later_blocks=True),
+    "cumulative, generated": CumulativeAttention(count_prompt=False),
     "cumulative, any constant": CumulativeAttention(up_to_constant=True),
     "newest": NewestAttention(),
     "newest of layers": NewestAttention(layers=2),
@@ -129,6 +130,18 @@ def test_a_broken_row_adds_nothing_to_sums(form: Callable[..., object]) -> None:
         assert np.array_equal(final(score, chain(random_rows((5,)), form)), expected)
 
 
+@pytest.mark.parametrize("form", [dense, sparse])
+def test_queries_of_the_prompt_need_not_count(form: Callable[..., object]) -> None:
+    observed = chain(random_rows(), form)
+    assert observed.attention is not None
+    expected = np.zeros(TOKENS)
+    for token in range(PROMPT, TOKENS):
+        expected[: token + 1] += observed.attention.row(token)
+    found = final(CumulativeAttention(count_prompt=False), observed)[0]
+    assert np.array_equal(found, expected)
+    assert not np.array_equal(found, final(CumulativeAttention(), observed)[0])
+
+
 def test_the_last_good_row_is_the_newest() -> None:
     rows = random_rows(broken=(7, 8))
     newest = final(NewestAttention(), chain(rows, dense))[0]
@@ -153,8 +166,8 @@ def test_a_token_that_two_leaves_see_gets_the_mean() -> None:
 
 
 @given(values=st.lists(st.floats(0, 1, width=16), min_size=1, max_size=40))
-def test_the_median_is_that_of_the_standard_library(values: list[float]) -> None:
-    assert median(np.array(values)) == statistics.median(values)
+def test_the_median_is_the_lower_of_two_in_the_middle(values: list[float]) -> None:
+    assert median(np.array(values)) == statistics.median_low(values)
 
 
 def test_pages_are_fresh_together() -> None:

@@ -18,6 +18,10 @@ from arborsim.signals.scores import Score, ScoreBook
 PROMPT = 3
 SCORES: dict[str, tuple[Score, Score]] = {
     "cumulative": (CumulativeAttention(), CumulativeAttention()),
+    "cumulative, generated": (
+        CumulativeAttention(count_prompt=False),
+        CumulativeAttention(count_prompt=False),
+    ),
     "newest": (NewestAttention(up_to_constant=True), NewestAttention()),
     "used": (LastAttended(up_to_constant=True), LastAttended()),
 }

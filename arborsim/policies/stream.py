@@ -103,11 +103,15 @@ class ChangingPool:
                 self._count += 1
             self._stop += 1
 
+    def values_of(self, known: np.ndarray) -> np.ndarray:
+        """By what candidates rank, which are known by this."""
+        return self._scores.take(known)
+
     def pop(self) -> int | None:
         count = self._count
         if not count:
             return None
-        lowest = int(self._scores.take(self._known[:count]).argmin())
+        lowest = int(self.values_of(self._known[:count]).argmin())
         position = int(self._at[lowest])
         self._at[lowest : count - 1] = self._at[lowest + 1 : count]
         self._known[lowest : count - 1] = self._known[lowest + 1 : count]

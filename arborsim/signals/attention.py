@@ -41,6 +41,7 @@ class CumulativeAttention(Score):
     """
 
     from_later_blocks: bool = setting(False, "count only queries outside the token's block")
+    count_prompt: bool = setting(True, "count the prompt's own queries, too")
     up_to_constant: bool = setting(
         False,
         "all sums may be too low by the same number: faster on sparse recordings, and no ranking "
@@ -60,7 +61,27 @@ class CumulativeAttention(Score):
     def start(self, layers: int) -> ScoreState:
         if self.from_later_blocks:
             return _LaterState(self.grouping)
-        return RowState(self.grouping, SparseSums() if self.up_to_constant else ExactSums())
+        kind = RowState if self.count_prompt else _GeneratedState
+        return kind(self.grouping, SparseSums() if self.up_to_constant else ExactSums())
+
+
+class _GeneratedState(RowState):
+    """Follows the rows of generated tokens alone."""
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        self._counts = generated
+        if generated:
+            super().begin(run, tree, generated)
+        else:
+            self._grow(group_rows(run.observed, self._grouping).groups, run.num_tokens)
+
+    def observe(self, step: int) -> None:
+        if self._counts:
+            super().observe(step)
+
+    def observe_all(self, first: int, last: int) -> None:
+        if self._counts:
+            super().observe_all(first, last)
 
 
 class _LaterState(RowState):
@@ -254,9 +275,10 @@ class LastAttended(Score):
 
     Prompt tokens have 0; `with_prompt` they count as generated ones, one iteration each, in all
     that follows.  Without `page`, a generated token is refreshed when the newest query pays it at
-    least the median of what it pays the generated tokens of its path (EpiKV's variant of RaaS).
-    Else a page of that many consecutive generated tokens is refreshed when the query pays any of
-    them more than `threshold`, and when it receives a token (Hu et al. 2025, ACL Findings).
+    least the median of what it pays the generated tokens of its path (EpiKV's variant of RaaS; of
+    an even number the lower of the two in the middle).  Else a page of that many consecutive
+    generated tokens is refreshed when the query pays any of them more than `threshold`, and when it
+    receives a token (Hu et al. 2025, ACL Findings).
 
     With `up_to_constant` the timestamps of generated tokens may all be too low by the same number,
     which no ranking among them notices (a prompt's mean nothing then): a sparse row that refreshes
@@ -340,13 +362,9 @@ def fresh_pages(paid: np.ndarray, page: int, threshold: float) -> np.ndarray:
 
 
 def median(values: np.ndarray) -> float:
-    """The median; mean of the two middle values of an even number (`numpy.median` is slower)."""
-    middle = len(values) // 2
-    parts = values.copy()
-    parts.partition(middle)
-    if len(values) % 2:
-        return float(parts[middle])
-    return float((parts[:middle].max() + parts[middle]) / 2)
+    """The median; the lower of the two middle values of an even number, as `torch.median`."""
+    middle = (len(values) - 1) // 2
+    return float(np.partition(values, middle)[middle])
 
 
 class _SparseStamps(SparseUpdater):
@@ -386,7 +404,7 @@ class _SparseStamps(SparseUpdater):
         count = length - self._prompt_tokens
         if not lists_numbers(row):
             self._age(count)
-        elif count - len(value) > count // 2 and not (value < share).any():
+        elif count - len(value) > (count - 1) // 2 and not (value < share).any():
             self._refresh(count, index[:0])
         else:
             first = int(np.searchsorted(index, self._prompt_tokens))
@@ -394,9 +412,9 @@ class _SparseStamps(SparseUpdater):
 
     def _compare(self, count: int, token: np.ndarray, paid: np.ndarray, share: float) -> None:
         """Take in what a row pays the first `count` tokens: `paid` those listed, others `share`."""
-        low, others = paid < share, count - len(token)
+        low, others, middle = paid < share, count - len(token), (count - 1) // 2
         at_most = others + int(np.count_nonzero(paid <= share))
-        if int(np.count_nonzero(low)) <= (count - 1) // 2 and count // 2 < at_most and others:
+        if np.count_nonzero(low) <= middle < at_most and others:
             stale = token[low]
             self._refresh(count, stale[stale < count - 1])
             return

@@ -21,7 +21,7 @@ from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingArray, ThoughtTree
-from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, layer_mean, sum_in_order
+from arborsim.signals.scores import AtBirth, Score, ScoreState, layer_mean, sum_in_order
 
 _SHORT = 4  # runs of fewer windows than this are computed in whole tables
 EPSILON = 1e-6
@@ -210,52 +210,3 @@ class HiddenChangeContrast(Score):
 
     def start(self, layers: int) -> ScoreState:
         return self.bands.start(layers)
-
-
-@dataclass(frozen=True)
-class Sum(Score):
-    """A score that is fixed at birth plus one that starts at 0 and changes in place."""
-
-    frozen: Score
-    accumulating: Score
-
-    @property
-    def needs(self) -> frozenset[Signal]:
-        return self.frozen.needs | self.accumulating.needs
-
-    @property
-    def about(self) -> str:
-        return f"{self.accumulating.about} + {self.frozen.about}"
-
-    @property
-    def changes(self) -> Changes:
-        return self.accumulating.changes
-
-    def with_prompt(self) -> Score:
-        return replace(self, frozen=self.frozen.with_prompt())
-
-    def start(self, layers: int) -> ScoreState:
-        return _SumState(self.frozen.start(layers), self.accumulating.start(layers))
-
-
-class _SumState(ScoreState):
-    def __init__(self, frozen: ScoreState, accumulating: ScoreState) -> None:
-        super().__init__()
-        self._frozen, self._sum = frozen, accumulating
-
-    @property
-    def values(self) -> np.ndarray:
-        return self._sum.values
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        self._frozen.begin(run, tree, generated)
-        self._sum.begin(run, tree, generated)
-        # What accumulates starts from what is fixed, so that one live array holds both.
-        born = slice(self._sum.values.shape[1] - run.num_tokens, None)
-        self._sum.values[:, born] += self._frozen.values[:, born]
-
-    def observe(self, step: int) -> None:
-        self._sum.observe(step)
-
-    def observe_all(self, first: int, last: int) -> None:
-        self._sum.observe_all(first, last)

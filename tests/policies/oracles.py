@@ -113,11 +113,28 @@ class SlowStreaming(SlowStream):
 
 
 class SlowH2O(SlowStream):
+    def __init__(self, adaptation: str = "path", count_prompt: bool = True) -> None:
+        super().__init__(adaptation)
+        self.count_prompt, self.received = count_prompt, dict[int, float]()
+        self.seen = 0
+
+    def step(self, world: SlowWorld) -> None:
+        for token in range(self.seen, len(world.tier)):
+            row = world.episode.attention.row(token).tolist()
+            for at, weight in zip(world.path(world.node[token]), row, strict=False):
+                self.received[at] = self.received.get(at, 0.0) + weight
+        self.seen = len(world.tier)
+        super().step(world)
+
+    def prefill(self, world: SlowWorld) -> None:
+        self.seen = world.prompt
+        super().prefill(world)
+
     def recent(self, world: SlowWorld) -> int:
         return max(1, world.budget // 2)
 
     def score(self, world: SlowWorld, token: int) -> float:
-        return world.attended[token]
+        return world.attended[token] if self.count_prompt else self.received.get(token, 0.0)
 
 
 class SlowEpiKV(SlowStream):

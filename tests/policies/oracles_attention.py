@@ -77,7 +77,7 @@ class SlowThinKV(SlowAttention):
         return max(1, min(128, world.budget // 4))
 
     def score(self, world: SlowWorld, token: int) -> float:
-        return sum(row[token] for row in self.newest)
+        return self.newest[-1][token]
 
     def shrink(self, world: SlowWorld) -> None:
         if self.adaptation == "path":
@@ -95,10 +95,14 @@ class SlowThinKV(SlowAttention):
         for place, token in enumerate(stream):
             if world.tier[token] in (HBM, HBM_Q) and token not in safe:
                 segments.setdefault(place // self.segment, []).append(token)
-        numbers = sorted(segments, key=lambda j: (self.entropy(segments[j]), -j))
+        entropy = {j: self.entropy(tokens) for j, tokens in segments.items()}
+        ordered = sorted(entropy.values())
+        low = ordered[len(ordered) // 3] if ordered else 0.0
+        high = ordered[2 * len(ordered) // 3] if ordered else 0.0
         room = world.budget - (world.in_hbm() - sum(map(len, segments.values())))
         for number, tokens in sorted(segments.items()):
-            most = self.keeps[numbers.index(number) * 3 // len(numbers)]
+            kind = 0 if entropy[number] <= low else 1 if entropy[number] <= high else 2
+            most = self.keeps[kind]
             best = sorted(tokens, key=lambda t: (self.score(world, t), t), reverse=True)
             kept = best[: min(most, room)]
             room -= len(kept)
@@ -107,13 +111,11 @@ class SlowThinKV(SlowAttention):
                     world.tier[token] = EVICTED
 
     def entropy(self, tokens: list[int]) -> float:
-        total = 0.0
-        for row in self.newest:
-            mass = sum(row[t] for t in tokens)
-            if mass == 0:
-                total += math.log(len(tokens))
-            total -= sum(row[t] / mass * math.log(row[t] / mass) for t in tokens if row[t] > 0)
-        return round(total / len(self.newest), 9)
+        row = {t: sum(layer[t] for layer in self.newest) / len(self.newest) for t in tokens}
+        mass = sum(row.values())
+        if mass == 0:
+            return round(math.log(len(tokens)), 9)
+        return round(-sum(x / mass * math.log(x / mass) for x in row.values() if x > 0), 9)
 
 
 class SlowTova(SlowStream):

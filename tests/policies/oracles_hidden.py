@@ -124,16 +124,20 @@ class SlowTurn(SlowRolling):
 
 
 class SlowAttnHS(SlowRolling):
-    """Attention is added to what the token had at birth, query by query."""
+    """Attention received and what the token had at birth, scaled over those that may go."""
 
     def __init__(self, adaptation: str = "path") -> None:
         super().__init__(Signal.HIDDEN_CHANGE, (A,), True, adaptation=adaptation)
 
-    def see(self, world: SlowWorld, token: int) -> None:
-        super().see(world, token)
-        row = world.episode.attention.row(token).tolist()
-        for at, weight in zip(world.path(world.node[token])[: len(row)], row, strict=True):
-            self.born[at] += weight
+    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+        score = dict.fromkeys(free, 0.0)
+        for part in (world.attended, self.born):
+            low, high = min(part[t] for t in free), max(part[t] for t in free)
+            for t in free:
+                score[t] += 0.5 * ((part[t] - low) / (high - low)) if high > low else 0.0
+        worst_first = sorted(free, key=lambda t: (score[t], t))
+        for token in worst_first[: world.in_hbm(group) - world.budget]:
+            world.tiers[group][token] = EVICTED
 
 
 class SlowSegmentHS(SlowThinKV):

@@ -54,7 +54,7 @@ class SlowRaas(SlowStream):
         first = self.outside(world)
         paid = dict(zip(path[first : len(row)], row[first:], strict=True))
         if not self.page:
-            middle = statistics.median(paid.values())
+            middle = statistics.median_low(paid.values())
             again = [t for t, weight in paid.items() if weight >= middle]
         else:
             again = []

@@ -49,6 +49,7 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "random": (Random(seed=5), lambda: oracles.SlowRandom(5)),
     "streaming-llm": (StreamingLLM(), oracles.SlowStreaming),
     "h2o": (H2O(), oracles.SlowH2O),
+    "h2o-generated": (H2O(count_prompt=False), lambda: oracles.SlowH2O(count_prompt=False)),
     "h2o-flat": (H2O(adaptation="flat"), lambda: oracles.SlowH2O("flat")),
     "epikv": (EpiKV(), oracles.SlowEpiKV),
     "epikv-flat": (EpiKV(adaptation="flat"), lambda: oracles.SlowEpiKV("flat")),

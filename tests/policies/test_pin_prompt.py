@@ -26,6 +26,10 @@ PINNED = {
     "hierarchy", "hs-variance", "kv-key", "kv-value", "lag-kv", "raas", "random", "redundancy",
     "segment-hs", "staircase", "thinkv-paper",
 }  # fmt: skip
+NOT_PINNED = {
+    "arkv", "arkv-origin", "arkv-quant", "h2o", "key-norm", "keydiff", "lag-kv-official", "oracle",
+    "rkv", "snapkv", "streaming-llm", "thinkv", "tova", "vatp",
+}  # fmt: skip
 FLOORS = {"path_floor": "0.05", "k_min": "1", "tail": "1"}
 # Windows that small budgets have room for.
 SMALL = {
@@ -57,7 +61,11 @@ def episode_for(policy: Policy, folder: Path) -> Episode:
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_says_whether_it_pins_the_prompt(name: str) -> None:
     made = build(name)
-    assert made.protection(100).pin_prompt == (name in PINNED)
+    key = registry.parameter_name(type(made), "pin_prompt")
+    assert key is not None
+    assert made.protection(100).pin_prompt == registry.values_of(made)[key]
+    if name in (*PINNED, *NOT_PINNED):
+        assert made.protection(100).pin_prompt == (name in PINNED)
     assert not build(name, {"pin_prompt": "false"}).protection(100).pin_prompt
     if name != "snapkv":
         assert build(name, {"pin_prompt": "true"}).protection(100).pin_prompt

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from arborsim.policies.methods import hierarchy as neighbours
 from arborsim.policies.methods.rkv import latest_similar, redundancy
-from arborsim.policies.methods.thinkv import fill_segments, segment_entropy, segment_sizes
+from arborsim.policies.methods.thinkv import fill_segments, segment_entropy, segment_sizes, tertiles
 from arborsim.signals.scores import sum_in_order
 
 few_ranks = st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0])
@@ -47,27 +47,36 @@ def test_segments_without_tokens_do_not_count(places: set[int], length: int) -> 
 
 
 @given(
-    rows=st.lists(
-        st.lists(st.sampled_from([0.0, 0.01, 0.25, 1.0]), min_size=12, max_size=12), min_size=1,
-        max_size=3,
-    ),
+    row=st.lists(st.sampled_from([0.0, 0.01, 0.25, 1.0]), min_size=12, max_size=12),
     sizes=st.sampled_from([[12], [1, 11], [4, 4, 4], [1, 2, 3, 6], [1] * 12]),
-)  # fmt: skip
-def test_entropy_of_each_segment(rows: list[list[float]], sizes: list[int]) -> None:
+)
+def test_entropy_of_each_segment(row: list[float], sizes: list[int]) -> None:
     by_hand = []
     for j, size in enumerate(sizes):
-        total = 0.0
-        for row in rows:
-            part = row[sum(sizes[:j]) :][:size]
-            even = [1 / size] * size
-            shares = [x / sum(part) for x in part] if any(part) else even
-            total -= sum(p * math.log(p) for p in shares if p)
-        by_hand.append(total / len(rows))
-    found = segment_entropy([np.array(row) for row in rows], np.array(sizes))
-    assert found.tolist() == pytest.approx(by_hand, abs=2e-9)
+        inside = row[sum(sizes[:j]) :][:size]
+        mass = sum(inside)
+        shares = [x / mass for x in inside] if mass else [1 / size] * size
+        by_hand.append(-sum(p * math.log(p) for p in shares if p))
+    found = segment_entropy(np.array(row), np.array(sizes))
+    assert found.tolist() == pytest.approx(by_hand, abs=1e-8)
 
 
-@settings(max_examples=40)
+@given(entropy=st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 2.5]), max_size=14))
+def test_classes_are_by_the_entropies_at_a_third_and_two_thirds(entropy: list[float]) -> None:
+    ordered = sorted(entropy)
+    by_hand = []
+    for e in entropy:
+        low, high = ordered[len(ordered) // 3], ordered[2 * len(ordered) // 3]
+        by_hand.append("R" if e <= low else "E" if e <= high else "T")
+    found = tertiles(np.array(entropy))
+    assert ["RET"[k] for k in found] == by_hand
+
+
+@pytest.mark.parametrize(("number", "classes"), [(1, "R"), (2, "RE"), (3, "RRE"), (4, "RRET")])
+def test_few_segments_are_no_equal_thirds(number: int, classes: str) -> None:
+    assert ["RET"[k] for k in tertiles(np.arange(float(number)))] == list(classes)
+
+
 @given(
     number=st.integers(0, 40), reach=st.integers(1, 9), columns=st.sampled_from([3, 8, 8192]),
     seed=st.integers(0, 1000),

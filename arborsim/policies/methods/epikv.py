@@ -6,16 +6,22 @@ states together with attention.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import numpy as np
 
 from arborsim.core.errors import UsageError
+from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.policies.stream import RecentPolicy
+from arborsim.core.tiers import Tier
+from arborsim.policies.base import CacheView
+from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
 from arborsim.signals.attention import CumulativeAttention
-from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands, Sum
+from arborsim.signals.rolling import Band, HiddenChangeContrast, RollingBands
 from arborsim.signals.scores import Score
 from arborsim.signals.turns import TURNS, HiddenTurn
 
@@ -200,26 +206,70 @@ class KVValue(KVKey):
 
 @dataclass(frozen=True)
 class AttnHS(RollingPolicy):
-    """Rank by cumulative attention plus the z-score of the hidden-state change at layer A."""
+    """Rank by cumulative attention and by the z-score of the hidden-state change, half and half.
+
+    Both are brought to [0, 1] over the candidates of a decision: the tokens that it may evict.
+    """
 
     layer_a: float = setting(10 / 32, "layer A", unit="share of the depth", low=0, high=1)
 
     name: ClassVar[str] = "attn-hs"
     summary: ClassVar[str] = "most attended tokens, or where the hidden state turns"
-    formula: ClassVar[str] = "s(i) = sum over queries t of a_t(i) + z_A(i) (Table 1; z as in Eq. 3)"
+    formula: ClassVar[str] = (
+        "s(i) = 0.5 unit(sum over queries t of a_t(i)) + 0.5 unit(z_A(i)); unit(x) = (x - min x) / "
+        "(max x - min x) over the candidates (Table 1; z as in Eq. 3)"
+    )
+    words: ClassVar[Mapping[str, Any]] = {
+        "score": "cumulative attention and hidden-state change, z-scored, each scaled to [0, 1]"
+    }
     deviations: ClassVar[tuple[str, ...]] = (
-        "attention is averaged over layers and heads; the terms are added unscaled, as the "
-        "table prints them, although it calls the method a product",
+        "the paper prints no more than 'cumul. attn + z_10', and calls the method a product; that "
+        "both parts are scaled to [0, 1] and weigh the same is from the authors' code",
+        "attention is averaged over layers and heads, and counts the prompt's queries",
         "appendix D does not say what the hybrids protect: the prompt and the newest tokens, "
         "as the other policies on hidden states",
         SCALED,
         POSITIONS,
         WINDOW,
     )
+    score: ClassVar[Score] = CumulativeAttention()
 
-    @cached_property
-    def score(self) -> Score:
-        turns = RollingBands(
-            Signal.HIDDEN_CHANGE, (Band(self.layer_a, self.layer_a),), window=self.window
-        )
-        return Sum(turns, CumulativeAttention(up_to_constant=True))
+    def scores(self) -> Mapping[str, Score]:
+        band = Band(self.layer_a, self.layer_a)
+        turns: Score = RollingBands(Signal.HIDDEN_CHANGE, (band,), window=self.window)
+        return {
+            "score": self.score,
+            "turns": turns if self.pin_prompt else turns.with_prompt(),
+        }
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        free = ~self.protected(view) & (view.tier[0] < Tier.DDR)
+        if self.adaptation == "path" and len(view.path) < view.num_tokens:
+            free &= np.bincount(view.path, minlength=view.num_tokens) > 0
+        rank = np.zeros(view.tier.shape)
+        at = np.flatnonzero(free)
+        rank[0, at] = half_and_half(*(view.scores[name][0, at] for name in ("score", "turns")))
+        return rank
+
+    def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
+        return partial(HybridPool, view.scores["score"][0], view.scores["turns"][0])
+
+
+class HybridPool(ChangingPool):
+    """Candidates that rank by two scores, half and half."""
+
+    def __init__(self, scores: np.ndarray, others: np.ndarray, *candidates: Any) -> None:
+        super().__init__(scores, *candidates)
+        self._others = others
+
+    def values_of(self, known: np.ndarray) -> np.ndarray:
+        return half_and_half(self._scores.take(known), self._others.take(known))
+
+
+def half_and_half(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Mean of two scores, float64 ``[n]``, each scaled to [0, 1]; equal values become 0."""
+    total = np.zeros(len(one))
+    for values in (one, other):
+        if len(values) and (span := values.max() - values.min()) > 0:
+            total += 0.5 * ((values - values.min()) / span)
+    return total

@@ -25,6 +25,11 @@ class H2O(StreamPolicy):
     recent_share: float = setting(0.5, "share of the budget for the newest", low=0, high=1)
     sinks: int = setting(0, "protected tokens at the beginning", unit="tokens", low=0)
     per: str = setting("shared", "what ranks on its own", choices=GROUPINGS)
+    count_prompt: bool = setting(
+        True,
+        "attention of the prompt's own queries counts, as published; false: sums begin with the "
+        "first generated token, as in the code of EpiKV and of the memory-hierarchy paper",
+    )
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "Zhang et al. 2023, arXiv:2306.14048"
@@ -39,7 +44,9 @@ class H2O(StreamPolicy):
 
     @cached_property
     def score(self) -> Score:
-        return CumulativeAttention(up_to_constant=True, grouping=self.per)
+        return CumulativeAttention(
+            count_prompt=self.count_prompt, up_to_constant=True, grouping=self.per
+        )
 
     @cached_property
     def protect(self) -> Protect:

@@ -34,13 +34,16 @@ class LagKV(RecentPolicy):
     paper: ClassVar[str] = "Liang et al. 2025, arXiv:2504.04704; streamed by arXiv:2606.26472"
     summary: ClassVar[str] = "keep keys and values that differ from the previous chunk"
     formula: ClassVar[str] = (
-        "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min) "
-        "per channel of the previous chunk of 128"
+        "s(t) = mean over layers and heads of std(k~_t) + std(v~_t); x~ = (x - min) / (max - min + "
+        "1e-6) per channel of the previous chunk of 128"
     )
     deviations: ClassVar[tuple[str, ...]] = (
-        "the first chunk uses the raw spread",
-        "the spread is the standard deviation over channels, as Lag-KV defines it; the EpiKV "
-        "paper prints no formula",
+        "the EpiKV paper prints no formula, and speaks of the variance after normalising (section "
+        "3.3): the spread is the standard deviation over channels, as in Lag-KV; population or "
+        "unbiased ranks alike, because all layers have as many channels",
+        "chunks are those of positions on the path, from the prompt's first token on, whatever was "
+        "evicted since; the paper does not say where they begin; in the first the spread is raw",
+        "1e-6 is added to max - min, of which the paper says nothing",
         "scores are compared across the whole stream, without Lag-KV's softmax inside a chunk",
     )
     score: ClassVar[Score] = LagVariance()

@@ -33,7 +33,8 @@ class Raas(StreamPolicy):
     paper: ClassVar[str] = "Hu et al. 2025, ACL Findings; as run by EpiKV, arXiv:2606.26472"
     summary: ClassVar[str] = "evict what attention has not refreshed for longest"
     formula: ClassVar[str] = (
-        "s(i) = last iteration t with a_t(i) >= median of a_t over generated tokens (median), or "
+        "s(i) = last iteration t with a_t(i) >= the lower median of a_t over generated tokens "
+        "(median), or "
         "with max of a_t over the page of i > alpha (pages)"
     )
     deviations: ClassVar[tuple[str, ...]] = (

@@ -1,14 +1,14 @@
 """Segments of thought: ThinKV as the EpiKV paper re-implements it (arXiv:2606.26472, Appendix D).
 
 The stream is cut into segments of 128 tokens.  How widely the newest query spreads its attention
-inside a segment (entropy) sorts segments into three classes of equal number: R (narrow), E and T
-(wide).  A class keeps a fixed number of tokens of each of its segments; segments are filled oldest
-first until the budget is used up, so fewer tokens than the budget may stay.
+inside a segment (entropy) sorts segments into three classes, about a third each: R (narrow), E and
+T (wide).  A class keeps a fixed number of tokens of each of its segments; segments are filled
+oldest first until the budget is used up, so fewer tokens than the budget may stay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -17,6 +17,7 @@ import numpy as np
 
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
+from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import (
     Allocation,
     Decision,
@@ -29,14 +30,15 @@ from arborsim.policies.placement import Pool, keep_highest
 from arborsim.policies.stream import RecentPolicy
 from arborsim.signals.attention import NewestAttention
 from arborsim.signals.rolling import HiddenChangeContrast
-from arborsim.signals.scores import Score
+from arborsim.signals.scores import Score, sum_in_order
 
 
 @dataclass(frozen=True)
 class Segments(Pool):
     """A fixed number of tokens per segment of the stream, by its class; oldest segment first.
 
-    `keeps` are for classes R, E and T; the entropy is that of `attention`, the newest query's.
+    `keeps` are for classes R, E and T; the entropy is that of the mean over the rows of
+    `attention`, the newest query's.
     """
 
     segment: int = 128
@@ -59,8 +61,9 @@ class Segments(Pool):
         held = np.flatnonzero(free if whole else free[stream])  # positions in the stream
         tokens = held if whole else stream[held]
         sizes = segment_sizes(held, self.segment)
-        newest = [row.take(tokens) for row in at.view.scores["attention"]]
-        keeps = np.array(self.keeps)[tertiles(segment_entropy(newest, sizes))]
+        rows = at.view.scores["attention"]
+        mean = sum_in_order(rows.take(tokens, axis=1), axis=0) / len(rows)
+        keeps = np.array(self.keeps)[tertiles(segment_entropy(mean, sizes))]
         kept = fill_segments(sizes, keeps, at.rank[group].take(tokens), len(held) - over)
         tier[tokens[~kept]] = Tier.EVICTED
 
@@ -76,8 +79,8 @@ class SegmentPolicy(RecentPolicy):
     keep_t: int = setting(8, "kept of a segment of class T (high entropy)", unit="tokens", low=0)
     rows: str = setting(
         "mean",
-        "attention the entropy is taken of: one row (mean over layers and heads), or the rows of "
-        "the last captured layers, whose entropies are averaged",
+        "attention of the newest query: the mean over all layers and heads, or the last captured "
+        "layers (as run by EpiKV: entropies of their mean, tokens by the very last)",
         choices=("mean", "layers"),
     )
     layers: int = setting(4, "last captured layers, if rows=layers", low=1)
@@ -109,14 +112,18 @@ class ThinKV(SegmentPolicy):
     summary: ClassVar[str] = "keep more of the segments to which attention is narrow"
     formula: ClassVar[str] = (
         "H_j = -sum p_i ln p_i over the tokens i of segment j, p_i = a_t(i) / sum_j a_t, t the "
-        "newest query; tertiles of H: R keeps 64, E 32, T 8, by a_t(i)"
+        "newest query; of n segments R keeps 64 if H <= the n // 3-th of all H in order (from 0), "
+        "E 32 if H <= the 2n // 3-th, T 8; by a_t(i)"
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "EpiKV's variant, without the quantisation and the calibrated thresholds of ThinKV "
         "itself, which `thinkv-paper` reconstructs",
-        "rows=mean (default) takes one entropy of the row averaged over all layers and heads, "
-        "which every trace holds; rows=layers averages over the last 4 captured layers, as run "
-        "by EpiKV",
+        "the paper's text names the classes, the entropy and the numbers kept; the rest is that of "
+        "the authors' code: a segment has the class of its entropy among the values at n // 3 and "
+        "2n // 3, so that classes are not of equal number and fewer than 4 segments have no T",
+        "rows=mean (default) takes the row averaged over all layers and heads, which every trace "
+        "holds; rows=layers, as run by EpiKV, takes entropies of the mean row of the last 4 "
+        "captured layers and ranks tokens by the row of the last one",
         "segments are 128 consecutive tokens of the stream, evicted ones counted; an entropy "
         "is taken over those still held",
         "a segment without attention counts as evenly attended",
@@ -125,6 +132,9 @@ class ThinKV(SegmentPolicy):
     @cached_property
     def score(self) -> Score:
         return self.attention()
+
+    def rank(self, view: CacheView) -> np.ndarray:
+        return view.scores["score"][-1:]
 
 
 @dataclass(frozen=True)
@@ -168,34 +178,33 @@ def segment_sizes(places: np.ndarray, length: int) -> np.ndarray:
     return np.asarray(sizes[sizes > 0])
 
 
-def segment_entropy(rows: Sequence[np.ndarray], sizes: np.ndarray) -> np.ndarray:
-    """Entropy of attention inside each segment, normalised there, mean over rows; in nats.
+def segment_entropy(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Entropy of attention inside each segment, normalised there; in nats.
 
-    Rows, float64 ``[tokens]`` each, are the attention of one query, one per layer, segment after
-    segment.  `sizes`, int64 ``[segments]``, are at least 1.  Attention that is 0 throughout a
-    segment counts as evenly spread.  Float64 ``[segments]``.
+    The row, float64 ``[tokens]``, is the attention of one query, segment after segment.  `sizes`,
+    int64 ``[segments]``, are at least 1.  Attention that is 0 throughout a segment counts as evenly
+    spread.  Float64 ``[segments]``.
     """
     starts = np.cumsum(sizes) - sizes
-    total = np.zeros(len(sizes))
-    for row in rows:
-        mass = np.add.reduceat(row, starts)
-        share = row / np.repeat(np.where(mass > 0, mass, 1.0), sizes)
-        share *= np.log(share, where=share > 0, out=np.zeros(len(share)))
-        total += np.where(mass > 0, -np.add.reduceat(share, starts), np.log(sizes))
+    mass = np.add.reduceat(row, starts)
+    share = row / np.repeat(np.where(mass > 0, mass, 1.0), sizes)
+    share *= np.log(share, where=share > 0, out=np.zeros(len(share)))
+    entropy = np.where(mass > 0, -np.add.reduceat(share, starts), np.log(sizes))
     # Logarithms differ in the last bit between processors, sums with their order: what is equal
     # must stay equal.
-    return np.asarray(np.round(total / len(rows), 9))
+    return np.asarray(np.round(entropy, 9))
 
 
 def tertiles(entropy: np.ndarray) -> np.ndarray:
-    """Class of each segment by the rank of its entropy: 0 (lowest third), 1, 2.
+    """Class of each segment: 0 up to the entropy at a third of all in order, 1 up to two thirds.
 
-    Among equals the older segment counts as the higher, which keeps less.
+    Int64 ``[segments]``; 2 is the class of the highest.
     """
     number = len(entropy)
-    rank = np.empty(number, dtype=np.int64)
-    rank[np.lexsort((-np.arange(number), entropy))] = np.arange(number)
-    return rank * 3 // max(1, number)
+    if not number:
+        return np.empty(0, dtype=np.int64)
+    ordered = np.sort(entropy)
+    return np.searchsorted(ordered[[number // 3, 2 * number // 3]], entropy)
 
 
 def fill_segments(sizes: np.ndarray, keeps: np.ndarray, rank: np.ndarray, room: int) -> np.ndarray:
