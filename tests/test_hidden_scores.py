@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arborsim.core.errors import UsageError
-from arborsim.core.observations import Observations, Signal
+from arborsim.core.events import TokenRun
+from arborsim.core.observations import HiddenRows, Observations, Signal
+from arborsim.core.tree import ThoughtTree
 from arborsim.policies.methods.epikv import BandAdaptive
 from arborsim.policies.methods.lag_kv import lag_score
 from arborsim.signals.rolling import Band, rolling_mean, rolling_mean_std
 from arborsim.signals.scores import layer_mean, vectors_per_group
+from arborsim.signals.turns import HiddenTurn
 
 NAN, INF = float("nan"), float("inf")
 
@@ -74,3 +77,29 @@ def test_groups_are_ordered_layer_by_layer() -> None:
     assert by_layer.shape == (3, 2, 8)
     assert np.array_equal(by_head[2 * 2 + 1, 1], keys[1, 2, 1])
     assert np.array_equal(by_layer[2, 1], np.concatenate([keys[1, 2, 0], keys[1, 2, 1]]))
+
+
+@pytest.mark.parametrize("turn", ["state", "change"])
+def test_turns_do_not_depend_on_how_runs_are_cut(
+    turn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, in one run, and a few vectors at a time: the same bits."""
+    vectors = np.random.default_rng(0).normal(size=(40, 1, 7)).astype(np.float16)
+    vectors[11] = 0
+    vectors[21] = vectors[20]
+
+    def scores(cuts: list[int]) -> np.ndarray:
+        state, tree = HiddenTurn(turn, window=9).start(6), ThoughtTree()
+        tree.open(0, -1)
+        for first, last in pairwise([0, 5, *cuts, 40]):
+            tree.append((0,), last - first)
+            seen = Observations(last - first, hidden=HiddenRows((3,), vectors[first:last]))
+            run = TokenRun((0,), last - first, np.zeros(last - first, np.int32), seen)
+            state.begin(run, tree, first > 0)
+        return state.values.copy()
+
+    whole = scores([])
+    assert len(np.unique(whole[0, 5:])) > 25
+    np.testing.assert_array_equal(scores(list(range(6, 40))), whole)
+    monkeypatch.setattr("arborsim.signals.turns._AT_ONCE", 4)
+    np.testing.assert_array_equal(scores([17]), whole)

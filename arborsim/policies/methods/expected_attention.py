@@ -69,7 +69,7 @@ class _MomentsState(ScoreState):
     def _add(self, queries: np.ndarray) -> None:
         tokens, layers, heads, size = queries.shape
         one = np.ones((layers * heads, tokens, 1 + size))
-        one[:, :, 1:] = queries.reshape(tokens, -1, size).swapaxes(0, 1)
+        one[:, :, 1:] = queries.reshape(tokens, layers * heads, size).swapaxes(0, 1)
         fresh = one.swapaxes(1, 2) @ one
         self._moments = self._moments + fresh if self._moments.size else fresh
 
