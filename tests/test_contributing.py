@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from arborsim.bank.bank import open_bank, read_bank
 from arborsim.bank.walk import walk
 from arborsim.cli.app import main
-from arborsim.core.tiers import Budget
+from arborsim.core.tiers import Budget, Tier
 from arborsim.machine import terms
 from arborsim.machine.lookup import load_geometry, load_profile
-from arborsim.machine.machine import Machine
+from arborsim.machine.machine import Machine, num_groups
 from arborsim.machine.server import ServingEngine
 from arborsim.plan.evaluate import cost_terms
+from arborsim.policies.methods.adakv import HeadsShare
 from arborsim.policies.registry import build
 from arborsim.search import make_search
+from arborsim.trace.reader import TraceReader
 from tests.helpers.demands import record_demands
-from tests.helpers.traces import make_trace
+from tests.helpers.plain_executor import decide_all
+from tests.helpers.traces import make_trace, trace_for
 
 TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 
@@ -35,6 +41,34 @@ def test_a_policy_of_ones_own(
     command = f"replay {trace} --policy my_policies:LateMover --budget 0.7 --set recent=8"
     assert main(command.split()) == 0
     assert "late-mover" in capsys.readouterr().out
+
+
+def test_an_allocation_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is short, keeps heads unevenly, and decides as the shipped allocation with its score."""
+    code = re.search(r"<!-- example: allocation -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+    assert code
+    assert sum(bool(line.strip()) for line in code.group(1).splitlines()) < 45
+    (tmp_path / "my_allocations.py").write_text(code.group(1))
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = build("my_allocations:MyAdaKV", {"alpha": "0.3"})
+    trace = trace_for(
+        policy, tmp_path / "x.parquet", kind="linear", prompt=12, nodes=14, episodes=1
+    )
+    episode = next(iter(TraceReader(trace).episodes(sorted(policy.reads()))))
+    groups, budget = num_groups(policy, episode.info), int(0.6 * episode.num_tokens)
+    tiers, moves = decide_all(policy, episode, budget)
+    held = np.count_nonzero(np.array(tiers[-1]).reshape(groups, -1) == Tier.HBM, axis=1)
+    assert held.max() > budget > held.min()
+    assert held.sum() <= budget * groups
+
+    @dataclass(frozen=True)
+    class Shipped(type(policy)):  # type: ignore[misc]
+        @cached_property
+        def allocate(self) -> HeadsShare:
+            return HeadsShare(self.adaptation, self.alpha)
+
+    _, expected = decide_all(Shipped(alpha=0.3), episode, budget)
+    assert np.array_equal(moves, expected)
 
 
 def test_a_policy_from_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ class Pyramid(Pool):
         most = min(2 * base - base // self.beta, view.fullest - stays)
         if layers == 1 or most <= base:  # all fits
             return super().shares(view)
-        # What the first i layers keep together beyond what stays, rounded down: shares add up.
+        # What the first i layers keep together beyond what stays, rounded up: shares add up.
         i = np.arange(layers + 1)
         fall = (2 * most - 2 * base) * i * (i - 1) // (2 * (layers - 1))
         return np.asarray((stays + np.diff(most * i - fall))[layer])
