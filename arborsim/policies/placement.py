@@ -167,9 +167,11 @@ class Pool(Allocation):
             count = int(np.count_nonzero(free))
             if count < over - slack:
                 raise at.policy.infeasible(at.view, 0, -(-(over - slack - count) // size))
-            numbers = self.leaving(at, first, free, min(over, count))
-            for i in np.flatnonzero(numbers).tolist():
-                self.thin(at, first + i, part[i], free[i], int(numbers[i]))
+            over = min(over, count)
+            numbers = [over] if size == 1 else self.leaving(at, first, free, over).tolist()
+            for i, number in enumerate(numbers):
+                if number:
+                    self.thin(at, first + i, part[i], free[i], number)
 
     def _excess(self, at: Decision, first: int, part: np.ndarray) -> tuple[int, int]:
         """Tokens that must leave the groups from `first` on, and how many of them could stay.
@@ -194,7 +196,7 @@ class Pool(Allocation):
         `free`, bool ``[groups, tokens]``, are those that may leave, of the groups from number
         `first` on: no fewer than `over`.
         """
-        return np.array([over])
+        raise TypeError(f"{type(self).__name__} does not say how many tokens leave each group")
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Let the `over` lowest of the tokens that may leave, bool ``[tokens]`` `free`, leave.
