@@ -260,6 +260,22 @@ def test_sparse_means_do_not_change_what_groups_keep(tmp_path: Path, kind: str, 
     assert shares[0] == shares[1] == shares[2]
 
 
+@pytest.mark.parametrize("per", ["layer", "head"])
+def test_oracles_of_groups_need_no_mean_rows(tmp_path: Path, per: str) -> None:
+    shares = []
+    for attention in ("dense", "none"):
+        (folder := tmp_path / attention).mkdir()
+        path = vector_trace(folder, kind="tree", attention=attention)
+        job = Replay(
+            [path], [build("oracle", {"per": per})], [Budget.parse("0.6")],
+            Machine(load_profile("h100")),
+        )  # fmt: skip
+        (result,) = job.run().episodes
+        assert result.policy == f"oracle-{per}"
+        shares.append(result.attention_kept)
+    assert 0.6 < shares[0] == shares[1] <= 1
+
+
 def without_queries(path: Path) -> Path:
     """The same trace as if it had been recorded without queries."""
     table = pq.read_table(path)

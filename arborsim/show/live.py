@@ -345,7 +345,9 @@ def live_json(report: LiveReport) -> str:
 
 
 def _live_row(row: LiveRow) -> dict[str, Any]:
-    silent = ("trace", "relative", "oracle_gap", "attention_kept", "output_error")
+    silent = (
+        "trace", "relative", "oracle_gap", "attention_kept", "output_error", "per", "kept_note",
+    )  # fmt: skip
     derived = ("accuracy", "total_s", "other_s", "tokens_per_s")
     return {
         **{name: value for name, value in asdict(row).items() if name not in silent},

@@ -102,7 +102,7 @@ def decode_episode(
     # Structure first: a wrong kind or position would make the signals look wrong.
     validate(episode, where)
     found: dict[str, Any] = {}
-    if needs & {Signal.ATTENTION, Signal.EVICTION_TIME}:
+    if Signal.ATTENTION in needs:
         attention = _attention(table, episode, where)
         check_attention(attention, episode.position, episode.token_rows, where)
         if isinstance(attention, DenseRows):

@@ -72,13 +72,16 @@ class TraceReader:
         if signal is Signal.ROPE:
             return self.info.rope is not None
         if signal not in self._held:
-            column = signal_columns(signal, self.info)[0]
-            self._held[signal] = column in self.columns and any(
-                name == column and _holds_values(chunk)
-                for episode in range(self.num_episodes)
-                for name, chunk in self.chunks(episode)
-            )
+            columns = signal_columns(signal, self.info)[:1]
+            self._held[signal] = all(map(self._has_values, columns))
         return self._held[signal]
+
+    def _has_values(self, column: str) -> bool:
+        return column in self.columns and any(
+            name == column and _holds_values(chunk)
+            for episode in range(self.num_episodes)
+            for name, chunk in self.chunks(episode)
+        )
 
     def chunks(self, episode: int) -> Iterator[tuple[str, pq.ColumnChunkMetaData]]:
         """Parquet's account of each part of a column, with the column's name."""

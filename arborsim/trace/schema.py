@@ -278,8 +278,13 @@ def columns_for(
 
 
 def signal_columns(signal: Signal, info: TraceInfo) -> tuple[str, ...]:
-    """The columns that hold `signal`; a trace with values in the first one has it."""
-    if signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
+    """The columns that hold `signal`; a trace with values in the first one has it.
+
+    None for eviction times, which a replay works out from the attention that it reads.
+    """
+    if signal is Signal.EVICTION_TIME:
+        return ()
+    if signal is Signal.ATTENTION:
         sparse = ("attention_value", "attention_index", "attention_rest")
         return sparse if info.attention == "sparse" else ("attention",)
     if signal is Signal.HEAD_ATTENTION:
@@ -304,7 +309,7 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
             options.append("--hidden-layers all")
         elif info.capture is Capture.TREE:
             options.append("--capture signals")
-        elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
+        elif signal is Signal.ATTENTION:
             options.append("--attention dense or --attention sparse")
         else:
             options.append("--capture signals by this version of arborsim")

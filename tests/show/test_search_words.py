@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core.measurements import TimeSplit
 from arborsim.search import find_search, search_names
-from arborsim.show.search import ANSWERS, MEMORY, WORK
+from arborsim.show.search import ANSWERS, MEMORY, WORK, print_searches
 from arborsim.show.search_page import against_size, against_width, figures_of
 from arborsim.show.search_words import cautions, missing, summarise
 from arborsim.show.table import scales, shown
@@ -254,3 +257,16 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     units = scales(found, rows)
     assert units["kv"] == units["kv_prompt"]
     assert math.isnan(rows[0].times("kv_tokens"))
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_share_that_is_not_known_per_head_is_no_number(width: int) -> None:
+    simulated = replace(PLAIN.simulated, attention_kept=math.nan, kept_note="not known per head")
+    found = [replace(r, simulated=simulated, policy="key-norm") for r in several("ets", 1, 2)]
+    assert {r.flat()["attention_kept_note"] for r in found} == {"not known per head"}
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    print_searches(rows_of(found), "x", console)
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert re.search(r"not known.*\n.*per head", text)
+    assert max(map(len, text.splitlines())) <= width
