@@ -18,6 +18,7 @@ from arborsim.core.errors import MissingSignal, TraceError, UsageError
 from arborsim.core.observations import Signal
 from arborsim.trace.episode import Episode, decode_episode
 from arborsim.trace.schema import (
+    EVICTED_BY,
     FORMAT_VERSION,
     LATER,
     METADATA_KEY,
@@ -72,8 +73,10 @@ class TraceReader:
         if signal is Signal.ROPE:
             return self.info.rope is not None
         if signal not in self._held:
-            columns = signal_columns(signal, self.info)[:1]
-            self._held[signal] = all(map(self._has_values, columns))
+            columns = signal_columns(signal, self.info)
+            self._held[signal] = (
+                self._has_values(columns[0]) if columns else any(map(self.has, EVICTED_BY))
+            )
         return self._held[signal]
 
     def _has_values(self, column: str) -> bool:

@@ -243,6 +243,9 @@ ROW_COLUMNS = (
 #: Columns that recorders of version 0.1 did not write: a trace may lack them.
 LATER: frozenset[str] = frozenset({"key_norm", "value_norm", "end", "answer"})
 
+#: Rows that eviction times can be worked out from.
+EVICTED_BY: tuple[Signal, ...] = (Signal.ATTENTION, Signal.HEAD_ATTENTION)
+
 #: Signals made of vectors of the captured layers.
 VECTORS: tuple[Signal, ...] = (Signal.HEAD_ATTENTION, Signal.KEYS, Signal.VALUES)
 
@@ -280,7 +283,7 @@ def columns_for(
 def signal_columns(signal: Signal, info: TraceInfo) -> tuple[str, ...]:
     """The columns that hold `signal`; a trace with values in the first one has it.
 
-    None for eviction times, which a replay works out from the attention that it reads.
+    None for eviction times, which a replay works out from one of `EVICTED_BY`.
     """
     if signal is Signal.EVICTION_TIME:
         return ()
@@ -309,7 +312,7 @@ def recording_options(missing: Iterable[Signal], info: TraceInfo) -> list[str]:
             options.append("--hidden-layers all")
         elif info.capture is Capture.TREE:
             options.append("--capture signals")
-        elif signal is Signal.ATTENTION:
+        elif signal in (Signal.ATTENTION, Signal.EVICTION_TIME):
             options.append("--attention dense or --attention sparse")
         else:
             options.append("--capture signals by this version of arborsim")
