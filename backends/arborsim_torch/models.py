@@ -292,7 +292,8 @@ def rope_of(model: Any) -> Rope | None:
     kind = getattr(embedding, "rope_type", "")
     if embedding is None or kind == "longrope" or "dynamic" in kind:
         return None
-    return Rope(tuple(embedding.inv_freq.tolist()), float(embedding.attention_scaling))
+    fresh = type(embedding)(embedding.config)  # on the host: reading a GPU's buffer waits for it
+    return Rope(tuple(fresh.inv_freq.tolist()), float(fresh.attention_scaling))
 
 
 def eos_ids(loaded: LoadedModel) -> list[int]:
