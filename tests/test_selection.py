@@ -73,6 +73,7 @@ def test_to_attention_not_reading_is_evicting(episode: Episode) -> None:
     assert kept.attention_kept == evicted.attention_kept < 1
     assert kept.output_error == evicted.output_error > 0
     assert kept.measured.time.decode_s == pytest.approx(evicted.measured.time.decode_s, rel=1e-12)
+    assert kept.measured.kv_read_bytes == evicted.measured.kv_read_bytes
     groups = episode.info.geometry.kv_heads * 2
     token_bytes = kept.controller.executor.ledger.bytes_by_tier[Tier.HBM]  # type: ignore[attr-defined]
     assert kept.measured.peak_hbm_kv_bytes == episode.num_tokens * groups * token_bytes

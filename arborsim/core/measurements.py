@@ -102,6 +102,10 @@ class Measurements:
     to_ddr_bytes: int = 0
     from_ddr_bytes: int = 0
     decisions: int = 0
+    #: Keys and values that attention read in decode iterations, in HBM or by the CPU in DDR, and
+    #: bounds of pages that were read to choose them; 0 where it was not counted
+    kv_read_bytes: int = 0
+    bounds_read_bytes: int = 0
     #: Largest size of the HBM buffers for recalled tokens (part of `peak_hbm_kv_bytes`)
     peak_staging_bytes: int = 0
     #: HBM that weights take, and the largest need of activations, logits and attention matrices

@@ -95,7 +95,7 @@ class SimulatedExecutor:
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
         self._compact = compact
-        self._bounds_page = bounds_page
+        self._bounds_page, self._bounds_bytes = bounds_page, 0
         self._prefix_tokens = prefix_tokens
         self._prefix_bytes = 0
         self._buffer_bytes = 0  # of what the last iterations streamed
@@ -167,7 +167,7 @@ class SimulatedExecutor:
         self._program.put(Op.DECIDE, examined_tokens)
         self._program.settle()
         if self._paths.select(reads):
-            self._program.put(Op.COPY, self._bounds_bytes(), Copied.BOUNDS)
+            self._read_bounds()
             self._program.settle()
             self._transfers.turn()
         self._carry_out(self._ledger.resolve(moves))
@@ -264,6 +264,9 @@ class SimulatedExecutor:
             run = run.with_windows(windows.held * self._cost.geometry.window_bytes_per_token)
             path = replace(path, windows=windows)
         reading = self._recall.reading(path, len(leaves), landing, fetched)
+        near = self._recall.mode == "near"  # else what is read in DDR are bounds
+        read = reading.read_bytes + near * reading.remote_bytes
+        self._measured.kv_read_bytes += int(np.sum(np.broadcast_to(read, steps)))
         held = np.maximum(run.hbm_page_bytes_before, run.hbm_page_bytes_after)
         if reading.buffer_bytes is not None:
             held = held + reading.buffer_bytes
@@ -303,14 +306,19 @@ class SimulatedExecutor:
         self._count_prefix()
         self._program.settle_levels()
 
-    def _bounds_bytes(self) -> int:
-        """Bounds of the pages on the paths being read, in the groups that leave tokens out."""
+    def _read_bounds(self) -> None:
+        """Bounds are read of the pages on the paths, in the groups that leave tokens out."""
         selected = self._paths.selected
         if selected is None or not self._bounds_page:
-            return 0
+            return
         choosing = float(np.mean(~selected.all(axis=1)))
         held = np.array([float(self._paths.readable_without(np.empty(0, dtype=np.int64)))])
-        return int(choosing * self._cost.ondemand_bounds_bytes(held, self._bounds_page)[0])
+        size = int(choosing * self._cost.ondemand_bounds_bytes(held, self._bounds_page)[0])
+        self._program.put(Op.COPY, size, Copied.BOUNDS)
+        self._measured.bounds_read_bytes += size
+        grown = max(0, size - self._bounds_bytes)  # they are held all the time
+        self._measured.workspace_bytes += grown
+        self._bounds_bytes += grown
 
     def _recompute(self, recovered: np.ndarray) -> None:
         """One prefill over these tokens, with the rest of the active paths present."""

@@ -134,6 +134,8 @@ class Row:
     to_ddr_bytes: int
     from_ddr_bytes: int
     decisions: int
+    kv_read_bytes: int
+    bounds_read_bytes: int
     time: TimeSplit
     attention_kept: float
     output_error: float
@@ -149,6 +151,11 @@ class Row:
     def moved_bytes(self) -> int:
         """Traffic over PCIe, both directions."""
         return self.to_ddr_bytes + self.from_ddr_bytes
+
+    @property
+    def read_bytes_per_token(self) -> float:
+        """Keys and values that attention read for a generated token, mean."""
+        return _ratio(self.kv_read_bytes, self.generated_tokens)
 
     @property
     def model_s(self) -> float:
@@ -244,7 +251,7 @@ def _row(results: list[EpisodeResult]) -> Row:
         ),
         **over_searches(
             sum, "prompt_tokens", "generated_tokens", "iterations", "rehydrations", "to_ddr_bytes",
-            "from_ddr_bytes", "decisions",
+            "from_ddr_bytes", "decisions", "kv_read_bytes", "bounds_read_bytes",
         ),
         **over_searches(
             math.fsum, "evicted_tokens", "offloaded_tokens", "quantised_tokens",

@@ -66,6 +66,9 @@ MEMORY: tuple[Column[Row], ...] = (
            ("rehy-", "drated"), "moves"),
     Column("moved", "Moved over PCIe", "bytes", lambda r: r.moved_bytes,
            "Bytes copied between HBM and DDR, both directions.", ("PCIe", "both")),
+    Column("read", "KV read per token", "bytes", lambda r: r.read_bytes_per_token,
+           "Keys and values that attention read for a generated token, mean. Shown where a policy "
+           "chooses what is read.", ("read", "/tok"), hide=UNKNOWN),
 )  # fmt: skip
 TIME: tuple[Column[Row], ...] = (
     Column("total", "Total time", "seconds", lambda r: r.time.total_s,
@@ -108,6 +111,13 @@ COLUMNS: dict[str, Column[Row]] = {
         "Prefill passes that brought evicted tokens back.", ("rehy-", "drations")),
     **{column.key: column for column in (*MEMORY, *TIME)},
 }  # fmt: skip
+
+
+def memory(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
+    """`MEMORY`; what is read only where a policy chooses that."""
+    chosen = any(row.bounds_read_bytes for row in rows)
+    return tuple(column for column in MEMORY if chosen or column.key != "read")
+
 
 VIEWS = ("auto", "table", "matrix")
 #: From this width on, memory and time stand in one table.
@@ -159,7 +169,10 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
         else:
             groups = [
                 (title, Table(own, (*NAMES, *shown(columns, own)), lambda row: row.budget_label))
-                for title, columns in (("Memory and moves", MEMORY), ("Time and quality", TIME))
+                for title, columns in (
+                    ("Memory and moves", memory(own)),
+                    ("Time and quality", TIME),
+                )
             ]
             print_tables(console, [(title, table.without(spare)) for title, table in groups],
                          implied=_IMPLIED)  # fmt: skip
@@ -342,6 +355,7 @@ def to_json(result: ReplayResult) -> str:
         "assumed": result.assumed,
         "rows": [
             {**asdict(row), "moved_bytes": row.moved_bytes, "tokens_per_s": row.tokens_per_s,
+             "read_bytes_per_token": row.read_bytes_per_token,
              "total_s": row.time.total_s}
             for row in aggregate(result.episodes)
         ],

@@ -235,6 +235,10 @@ def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]
     found = []
     if any(row.label != row.policy for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
+    choosing = [row.policy for row in rows if row.bounds_read_bytes and not row.bounded]
+    if choosing:
+        whose = ", ".join(dict.fromkeys(choosing))
+        found.append(f"The budget of {whose} is how many tokens a step reads of each KV head.")
     found += [*_ties(rows), *result.notes]
     if count := len(result.assumed):
         numbers = f"{counted(count, 'number')} of the hardware profile"

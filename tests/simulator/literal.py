@@ -161,7 +161,9 @@ class LiteralExecutor:
         vectors = 2 * pages * g.full_layers * g.kv_heads
         choosing = sum(not row.all() for row in reads) / groups
         vector_bytes = g.head_dim * g.kv_bytes_per_element
-        return float(self.cost.copy_s(int(choosing * vectors * vector_bytes)))
+        size = int(choosing * vectors * vector_bytes)
+        self.measured.bounds_read_bytes += size
+        return float(self.cost.copy_s(size))
 
     def finish(self) -> None:
         for process in self.background:
@@ -180,6 +182,9 @@ class LiteralExecutor:
         path = self.paths.advance(self.ledger.advance(leaves, 1, Moves.none()))
         path = replace(path, windows=self.windows.advance(leaves, 1))
         reading = self.recall.reading(path, len(leaves), landing, fetched)
+        near = self.recall.mode == "near"
+        self.measured.kv_read_bytes += int(np.sum(reading.read_bytes))
+        self.measured.kv_read_bytes += int(np.sum(reading.remote_bytes)) if near else 0
         model_s = float(
             self.cost.decode_s(
                 len(leaves), reading.attended, reading.read_bytes, reading.quantised_bytes,

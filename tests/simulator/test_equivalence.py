@@ -148,6 +148,7 @@ def test_a_program_played_is_the_literal_replay(
     for name in (
         "peak_hbm_kv_bytes", "peak_hbm_kv_tokens", "peak_ddr_bytes", "peak_quantised_bytes",
         "peak_staging_bytes", "to_ddr_bytes", "from_ddr_bytes", "rehydrations",
+        "kv_read_bytes", "bounds_read_bytes",
     ):  # fmt: skip
         assert getattr(fast, name) == getattr(slow, name), name
 
