@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +24,7 @@ from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor
 from tests.helpers.traces import make_trace
-from tests.simulator.bench import PROFILE
+from tests.simulator.bench import KV, PROFILE, Bench, moves, profile
 
 
 @dataclass(frozen=True)
@@ -131,3 +132,73 @@ def test_reads_fit_the_cache_and_what_is_kept(episode: Episode) -> None:
         ask(episode, staticmethod(evicts_what_it_reads))
     with pytest.raises(PlanError, match="reads of shape"):
         ask(episode, staticmethod(lambda view: Plan(view.tier, reads=view.tier[:, 1:] == 0)))
+
+
+def selecting(recall: str) -> tuple[Bench, Callable[[int, int], None]]:
+    """100 tokens of which 80 are in DDR and not read, over a link of a tenth of HBM's speed."""
+    bench = Bench(profile(h2d_bytes_per_s=1e5), recall=recall, bounds_page=16)
+    bench.prefill(100)
+    bench.turn(1)
+
+    def select(first: int, last: int, moved: Moves | None = None) -> None:
+        reads = np.ones((1, bench.tree.num_tokens), dtype=bool)
+        reads[:, :80] = False
+        reads[:, first:last] = True
+        moved = Moves.none() if moved is None else moved
+        bench.executor.apply(moved, bench.tree.num_tokens, reads)
+
+    select(0, 0, moves(np.arange(80), Tier.DDR))
+    bench.decode(30)  # until the copy to DDR has ended
+    assert bench.executor.staging_bytes == 0
+    return bench, select
+
+
+def test_stream_fetches_what_is_newly_selected_behind_computing() -> None:
+    bench, select = selecting("stream")
+    came = bench.us("exposed_transfer_s")
+    select(0, 40)
+    bench.decode(1)
+    # 2,000 us for the weights; 20 + 31 tokens that stayed, and the 40, at 128 us each.
+    model_us, link_us = 2000 + 91 * KV, 10 * 40 * KV
+    assert bench.us("exposed_transfer_s") - came == pytest.approx(link_us - model_us)
+    assert bench.executor.measurements().from_ddr_bytes == 40 * KV
+    came = bench.us("exposed_transfer_s")
+    bench.decode(2)  # all is there
+    assert bench.us("exposed_transfer_s") == pytest.approx(came)
+    select(38, 42)
+    bench.decode(1)
+    # Two tokens come, 2,560 us, behind an iteration that takes longer; 38 buffers are given up.
+    assert bench.us("exposed_transfer_s") == pytest.approx(came)
+    assert bench.executor.measurements().from_ddr_bytes == 42 * KV
+    select(0, 0)
+    bench.decode(1)
+    measured = bench.executor.measurements()
+    assert (measured.from_ddr_bytes, measured.to_ddr_bytes) == (42 * KV, 80 * KV)
+    assert bench.executor.ledger.ddr_bytes == 80 * KV  # its copies never left
+    assert bench.executor.staging_bytes == 0
+    assert measured.peak_staging_bytes == 2 * 40 * KV  # on the way through two layers' buffers
+
+
+def test_stage_waits_for_what_is_newly_selected() -> None:
+    bench, select = selecting("stage")
+    came = bench.us("exposed_transfer_s")
+    select(0, 40)
+    select(10, 50)
+    assert bench.us("exposed_transfer_s") - came == pytest.approx(10 * 50 * KV)
+    assert bench.executor.staging_bytes == 40 * KV
+    measured = bench.executor.measurements()
+    assert (measured.from_ddr_bytes, measured.to_ddr_bytes) == (50 * KV, 80 * KV)
+    assert bench.executor.ledger.ddr_bytes == 80 * KV
+
+
+def test_bounds_are_read_at_every_choice() -> None:
+    """Two vectors of 16 x 2 bytes for each page of the path, in both layers."""
+    bench, select = selecting("stream")
+    before, read = bench.us("policy_s"), bench.executor.measurements().bounds_read_bytes
+    select(0, 40)
+    pages = 9  # 130 tokens
+    added = bench.executor.measurements().bounds_read_bytes - read
+    assert added == 2 * 32 * pages * 2
+    assert bench.us("policy_s") - before == pytest.approx(added)
+    bench.executor.apply(Moves.none(), bench.tree.num_tokens, None)  # everything: nothing to choose
+    assert bench.executor.measurements().bounds_read_bytes - read == added
