@@ -24,7 +24,7 @@ from typing import Any
 from arborsim.core.errors import UsageError
 from arborsim.core.tiers import Budget
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult, get_backend
-from arborsim.policies.registry import build
+from arborsim.policies.registry import build, find, parameters
 from arborsim.run.episode import Cell
 
 LINES = 32
@@ -139,6 +139,33 @@ def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
     return Experiment(search, (FULL, *arms))
 
 
+def _newer(search: dict[str, Any]) -> Experiment:
+    """Uneven budgets, selection, few bits and newer scores, at budgets that mean the same for all.
+
+    Nobody pins the prompt; windows and intervals suit searches of a few hundred tokens.
+    """
+    kinds: dict[str, tuple[str, dict[str, str]]] = {
+        "random": ("random", {"recent": "16"}),
+        "streaming": ("streaming-llm", {}),
+        "h2o": ("h2o", {}),
+        "epikv": ("epikv", {"recent": "16"}),
+        "adakv": ("adakv", {"window": "16"}),
+        "duoattention": ("duoattention", {"sinks": "4", "recent": "16"}),
+        "expected-attention": ("expected-attention", {"interval": "16"}),
+        "hs-cosine": ("hs-cosine", {"recent": "16"}),
+        "quest": ("quest", {"dense": "0"}),
+        "quest, 2 layers dense": ("quest", {}),
+        "freekv": ("freekv", {"sinks": "16", "recent": "16"}),
+        "pyramidkv": ("pyramidkv", {"window": "16"}),
+    }
+    arms = []
+    for label, (name, settings) in kinds.items():
+        if "pin_prompt" in parameters(find(name)):
+            settings = settings | {"pin_prompt": "false"}
+        arms += [Arm(label, name, budget, settings) for budget in ("0.5", "0.25")]
+    return Experiment(search, (FULL, *arms))
+
+
 EXPERIMENTS = {
     "cliff": _cliff,
     "family": _family,
@@ -146,6 +173,8 @@ EXPERIMENTS = {
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
+    "newer": lambda: _newer(CHAIN),
+    "newer-game24": lambda: _newer(GAME),
 }
 
 
