@@ -46,17 +46,22 @@ class Collect:
 
 
 @pytest.mark.parametrize(
-    ("model", "search", "options", "lines", "budget"),
+    ("model", "search", "options", "lines", "budget", "pinned"),
     [
-        ("chain", "linear", {}, 24, "260"),
-        ("game24", "tot-bfs", {"keep": 3, "children": 4}, 0, "130"),
+        ("chain", "linear", {}, 24, "260", True),
+        ("game24", "tot-bfs", {"keep": 3, "children": 4}, 0, "130", True),
+        ("chain", "linear", {}, 24, "90", False),  # less than the prompt
     ],
 )
 def test_plans_equal_those_of_the_replay(
-    tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, budget: str
-) -> None:
+    tmp_path: Path, model: str, search: str, options: dict[str, Any], lines: int, budget: str,
+    pinned: bool,
+) -> None:  # fmt: skip
+    """With the prompt pinned where that is the default, and with none pinned."""
     logs: dict[tuple[int, str], MoveLog] = defaultdict(MoveLog)
-    cells = tuple(Cell(build(name), Budget.parse(budget)) for name in NAMES)
+    loose = {} if pinned else {name: {"pin_prompt": "false"} for name in NAMES if name != "full"}
+    policies = [build(name, loose.get(name)) for name in NAMES]
+    cells = tuple(Cell(policy, Budget.parse(budget)) for policy in policies)
     request = LiveRequest(
         model=model, search=search, search_options=options, cells=cells, episodes=2,
         temperature=0.7, shadow=True, machine=Machine(load_profile("h100")),
