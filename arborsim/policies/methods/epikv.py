@@ -232,7 +232,7 @@ class AttnHS(RollingPolicy):
         POSITIONS,
         WINDOW,
     )
-    score: ClassVar[Score] = CumulativeAttention()
+    score: ClassVar[Score] = CumulativeAttention(up_to_constant=True)  # scaling does not notice
 
     def scores(self) -> Mapping[str, Score]:
         band = Band(self.layer_a, self.layer_a)
@@ -248,7 +248,8 @@ class AttnHS(RollingPolicy):
             free &= np.bincount(view.path, minlength=view.num_tokens) > 0
         rank = np.zeros(view.tier.shape)
         at = np.flatnonzero(free)
-        rank[0, at] = half_and_half(*(view.scores[name][0, at] for name in ("score", "turns")))
+        received, turns = (view.scores[name][0].take(at) for name in ("score", "turns"))
+        rank[0, at] = half_and_half(received, turns)
         return rank
 
     def candidates(self, view: CacheView, run: TokenRun) -> MakeCandidates:
@@ -267,9 +268,12 @@ class HybridPool(ChangingPool):
 
 
 def half_and_half(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Mean of two scores, float64 ``[n]``, each scaled to [0, 1]; equal values become 0."""
-    total = np.zeros(len(one))
-    for values in (one, other):
-        if len(values) and (span := values.max() - values.min()) > 0:
-            total += 0.5 * ((values - values.min()) / span)
-    return total
+    """Mean of two scores, float64 ``[n]``, each scaled to [0, 1]; changes both, equals become 0."""
+    for values in (one, other) if len(one) else ():
+        low, high = values.min(), values.max()
+        values -= low
+        if high > low:
+            values /= high - low
+            values *= 0.5
+    one += other
+    return one
