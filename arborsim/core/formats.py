@@ -95,15 +95,9 @@ class Format:
         kept = f", {self.outliers:.3g} of each vector in 16 bits" if self.outliers else ""
         return f"{self.bits} bits, {groups}{kept}"
 
-    def channels(self, size: int) -> int:
-        """Channels that share a scale in a vector of `size` numbers."""
-        together = min(self.group, size) if self.group else size
-        if size % together or size * self.bits % 8:
-            raise UsageError(
-                f"vectors of {size} numbers cannot be cut into groups of {together} in "
-                f"{self.bits} bits: use groups that divide {size}"
-            )
-        return together
+    def scales(self, size: int) -> int:
+        """Groups of channels in a vector of `size` numbers; the last may be smaller."""
+        return -(-size // self.group) if self.group else 1
 
     def outliers_of(self, numbers: int) -> int:
         """Outliers of a vector of `numbers`."""
@@ -114,11 +108,10 @@ class Format:
 
         Raises `UsageError` if that is no whole number.
         """
-        channels = self.channels(size)
-        code_bytes = size * self.bits // 8
+        code_bytes = -(-size * self.bits // 8)
         if not (keys and self.key_axis == "channel"):
-            scales = size // channels * (self.scale_bytes + self.zero_bytes)
-            return code_bytes + scales + self.outliers_of(size) * OUTLIER_BYTES
+            scale_bytes = self.scales(size) * (self.scale_bytes + self.zero_bytes)
+            return code_bytes + scale_bytes + self.outliers_of(size) * OUTLIER_BYTES
         shared = size * self.span_bytes
         if shared % self.group:
             raise UsageError(
@@ -152,12 +145,12 @@ class Format:
             scale[scale == 0] = 1
             return np.asarray(round_e4m3(x / scale) * scale)
         if not (keys and self.key_axis == "channel"):
-            return self._rounded(x, self.channels(x.shape[-1]))
+            return self._rounded(x)
         groups = x.reshape(*x.shape[:-2], -1, self.group, x.shape[-1]).swapaxes(-1, -2)
-        return np.asarray(self._rounded(groups, self.group).swapaxes(-1, -2).reshape(x.shape))
+        return np.asarray(self._rounded(groups).swapaxes(-1, -2).reshape(x.shape))
 
-    def _rounded(self, x: np.ndarray, group: int) -> np.ndarray:
-        """Numbers ``[..., vector]``, `group` of them under each scale."""
+    def _rounded(self, x: np.ndarray) -> np.ndarray:
+        """Numbers ``[..., vector]``, a group of them under each scale."""
         size = x.shape[-1]
         count, dense = self.outliers_of(size), x
         if count:
@@ -165,7 +158,9 @@ class Format:
             at = np.argsort(-np.abs(x - middle), axis=-1, kind="stable")[..., :count]
             dense = x.copy()
             np.put_along_axis(dense, at, middle, axis=-1)
-        grouped = dense.reshape(*x.shape[:-1], -1, group)
+        scales = self.scales(size)
+        missing = [(0, 0)] * (x.ndim - 1) + [(0, scales * min(self.group, size) - size)]
+        grouped = np.pad(dense, missing, mode="edge").reshape(*x.shape[:-1], scales, -1)
         steps = np.float32(self.steps)
         if self.zero_bytes:
             low = grouped.min(axis=-1, keepdims=True)
@@ -181,8 +176,9 @@ class Format:
             else:
                 scale = _half(scale)
                 scale[scale == 0] = 1
-            out = np.clip(np.rint(grouped / scale), -steps, steps) * scale
-        out = out.reshape(x.shape)
+            code = np.clip(np.rint(grouped / scale), -steps, steps)
+            out = (code + np.float32(0)) * scale  # codes know no negative zero
+        out = out.reshape(*x.shape[:-1], -1)[..., :size].copy()
         if count:
             np.put_along_axis(out, at, _half(np.take_along_axis(x, at, axis=-1)), axis=-1)
         return np.asarray(out)

@@ -16,6 +16,7 @@ import numpy as np
 
 from arborsim.core.errors import PlanError
 from arborsim.core.tiers import NUM_TIERS, Tier
+from arborsim.core.tree import ThoughtTree
 
 ALL_GROUPS = -1
 
@@ -67,6 +68,40 @@ class Moves:
             return self
         a, b = np.searchsorted(self.step, [first, last])
         return Moves(self.step[a:b] - first, self.group[a:b], self.token[a:b], self.target[a:b])
+
+
+def in_whole_groups(
+    moves: Moves, together: np.ndarray, tree: ThoughtTree, leaves: tuple[int, ...]
+) -> Moves:
+    """The moves, with tokens that are quantised together one group after the other.
+
+    `together`, int64 ``[tiers]``, is how many tokens share the scales of their keys in each tier.
+    Groups are cut from each active path in turn, oldest token first.  It is a `PlanError` if a path
+    has tokens left over, or a group would lie in DDR, where tokens are moved one by one.
+    """
+    grouped = together[moves.target] > 1
+    if not grouped.any():
+        return moves
+    if (grouped & (moves.target >= Tier.DDR)).any():
+        raise PlanError("keys in groups of tokens cannot go to DDR: use groups of channels there")
+    order = [np.flatnonzero(~grouped)]
+    for group, target in sorted(set(zip(moves.group[grouped], moves.target[grouped], strict=True))):
+        own = np.flatnonzero((moves.group == group) & (moves.target == target))
+        own = own[np.argsort(moves.token[own], kind="stable")]  # ids rise along a path
+        size, left = int(together[target]), own
+        for leaf in leaves:
+            mine = left[np.isin(moves.token[left], tree.path(leaf), assume_unique=True)]
+            mine = mine[: len(mine) - len(mine) % size]
+            order.append(mine)
+            left = np.setdiff1d(left, mine, assume_unique=True)
+            left = left[np.argsort(moves.token[left], kind="stable")]
+        if len(left):
+            raise PlanError(
+                f"a plan quantises {len(own)} tokens, of which {len(left)} fill no group of {size} "
+                "on an active path"
+            )
+    at = np.concatenate(order)
+    return Moves(moves.step[at], moves.group[at], moves.token[at], moves.target[at])
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ MODULES: dict[str, str] = {
     "attn-hs": "epikv",
     "segment-hs": "thinkv",
     "key-norm": "key_geometry",
+    "kivi": "kivi",
     "keydiff": "key_geometry",
     "kv-key": "epikv",
     "kv-value": "epikv",

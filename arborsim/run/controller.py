@@ -38,7 +38,7 @@ from arborsim.core.measurements import Measurements
 from arborsim.core.shape import UNKNOWN, CacheShape
 from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
-from arborsim.memory.moves import Moves, Plan, kinds, resolve
+from arborsim.memory.moves import Moves, Plan, in_whole_groups, kinds, resolve
 from arborsim.policies.base import NEVER, CacheView, Policy
 from arborsim.signals.scores import ScoreBook
 
@@ -147,6 +147,11 @@ class Controller:
         self._slots: np.ndarray | None = None
         self._prompt_tokens = 0
         self._margin = policy.pressure_margin(budget_tokens)
+        formats = policy.formats
+        self._together = np.array(
+            [formats[min(t.rung, len(formats)) - 1].together if t.rung else 1 for t in Tier]
+        )
+        self._groups_tokens = bool((self._together > 1).any())
 
     def run(self, events: Iterable[Event]) -> None:
         """Handle all events of a search."""
@@ -304,6 +309,8 @@ class Controller:
         if plan.slots is not None:
             self._slots = plan.slots
         moves = Moves.between(view.tier, plan.tiers)
+        if self._groups_tokens:
+            moves = in_whole_groups(moves, self._together, self.tree, self._leaves)
         for meter in self._meters:
             meter.moved(moves, view.tier, plan.reads)
         self.executor.apply(moves, examined_tokens=view.num_tokens, reads=plan.reads)

@@ -80,7 +80,7 @@ def play_episode(
     """
     rows = quality.rows(cell.policy.grouping)
     kept = AttentionKept(rows) if rows is not None else None
-    error = OutputError() if quality.output_error else None
+    error = OutputError(cell.policy.formats) if quality.output_error else None
     budget_tokens = cell.budget.in_tokens(episode.num_tokens)
     geometry = episode.info.geometry
     controller = Controller(

@@ -6,13 +6,13 @@ compared by.  `Quality` says which figures to take, and what must be read for th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from arborsim.core.events import TokenRun
-from arborsim.core.formats import FP8
+from arborsim.core.formats import FP8, Format
 from arborsim.core.observations import (
     AttentionRows,
     HeadRows,
@@ -28,7 +28,7 @@ from arborsim.signals.rows import LeafPaths, head_rows
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import VECTORS
 
-_QUANTISED = (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED)
+_RUNG = np.array([tier.rung for tier in Tier])
 _ROWS_AT_ONCE = 512  # rows of a few hundred positions: their arrays stay in the processor's cache
 
 
@@ -210,13 +210,16 @@ class OutputError(_OfWhatIsRead):
 
     For every generated token and captured layer the output over all recorded tokens, ``o = P V``,
     is compared with ``o'``, for which tokens not read are missing (their share of the softmax goes
-    to the others) and quantised tokens have keys and values rounded to FP8 e4m3.  The error is
-    ``||o - o'|| / ||o||`` over the heads of a layer, averaged over layers and tokens.
+    to the others) and quantised tokens have keys and values rounded as `formats`, those of the
+    policy, round them from full precision.  The error is ``||o - o'|| / ||o||`` over the heads of a
+    layer, averaged over layers and tokens.
 
     The queries are the recorded ones: how an error changes later layers and tokens is not in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, formats: tuple[Format, ...] = (FP8,)) -> None:
+        self._formats = formats
+        self._grouped: dict[int, np.ndarray] = {}  # by rung, of keys rounded in groups of tokens
         self._keys: list[np.ndarray] = []  # one per run, [tokens, layers, KV heads, head_dim]
         self._values: list[np.ndarray] = []
         self._sum = 0.0
@@ -234,6 +237,33 @@ class OutputError(_OfWhatIsRead):
         self._keys.append(observed.keys)
         self._values.append(observed.values)
 
+    def moved(self, moves: Moves, tier: np.ndarray, reads: np.ndarray | None = None) -> None:
+        super().moved(moves, tier, reads)
+        for rung, each in enumerate(self._formats, 1):
+            mine = _RUNG[moves.target] == rung
+            if each.together > 1 and mine.any():
+                self._round_groups(rung, moves.group[mine], moves.token[mine], len(tier))
+
+    def _round_groups(self, rung: int, group: np.ndarray, token: np.ndarray, groups: int) -> None:
+        """Note how rounding changes keys whose tokens stand group by group."""
+        self._keys = [np.concatenate(self._keys)]
+        keys = self._keys[0]
+        change = self._grouped.get(rung, np.zeros((0, *keys.shape[1:]), dtype=np.float32))
+        more = np.zeros((len(keys) - len(change), *keys.shape[1:]), dtype=np.float32)
+        change = self._grouped[rung] = np.concatenate([change, more])
+        layers, heads = keys.shape[1:3]
+        for one in np.unique(group).tolist():
+            at = token[group == one]
+            exact = keys[at].astype(np.float32).transpose(1, 2, 0, 3)
+            rounded = self._formats[rung - 1].rounded(exact, keys=True) - exact
+            rounded = rounded.transpose(2, 0, 1, 3)
+            cells = np.ones((layers, heads), dtype=bool)
+            if one != ALL_GROUPS and groups > 1:
+                cells = (np.arange(layers * heads) * groups // (layers * heads) == one).reshape(
+                    layers, heads
+                )
+            change[at] = np.where(cells[:, :, None], rounded, change[at])
+
     def ran(self, run: TokenRun, tree: ThoughtTree, tier: np.ndarray, moves: Moves) -> None:
         self.prefilled(run)  # the run's own tokens have vectors too
         self._rows += run.num_tokens
@@ -246,8 +276,8 @@ class OutputError(_OfWhatIsRead):
         tier = np.concatenate([tier, fresh], axis=1)
         self._keys = [np.concatenate(self._keys)]
         self._values = [np.concatenate(self._values)]
-        with_quantised = bool(np.isin([*np.unique(tier), *moves.target], _QUANTISED).any())
-        vectors = _Vectors(self._keys[0], self._values[0], with_quantised)
+        there = set(_RUNG[np.unique(np.concatenate([tier.ravel(), moves.target]))].tolist()) - {0}
+        vectors = _Vectors(self._keys[0], self._values[0], self._formats, there, self._grouped)
         paths = [tree.path(leaf) for leaf in run.leaves]
         for step in range(run.steps):
             for w, path in enumerate(paths):
@@ -256,12 +286,27 @@ class OutputError(_OfWhatIsRead):
 
 
 class _Vectors:
-    """Keys and values of all tokens so far, as they are and as FP8 returns them."""
+    """Values of all tokens so far; by rung, values and the change of keys as formats round them."""
 
-    def __init__(self, keys: np.ndarray, values: np.ndarray, with_quantised: bool) -> None:
+    def __init__(
+        self,
+        keys: np.ndarray,
+        values: np.ndarray,
+        formats: tuple[Format, ...],
+        rungs: set[int],
+        grouped: Mapping[int, np.ndarray],
+    ) -> None:
         self.values = values
-        self.quantised_values = FP8.rounded(values, keys=False) if with_quantised else None
-        self.key_change = FP8.rounded(keys, keys=True) - keys if with_quantised else None
+        self.rounded: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for rung in sorted(rungs):
+            each = formats[min(rung, len(formats)) - 1]
+            if each.together > 1:
+                change = np.zeros(keys.shape, dtype=np.float32)
+                known = grouped.get(rung, change[:0])
+                change[: len(known)] = known
+            else:
+                change = each.rounded(keys, keys=True) - keys
+            self.rounded[rung] = each.rounded(values, keys=False), change
 
 
 def _token_error(
@@ -279,13 +324,14 @@ def _token_error(
     mass = row.reshape(layers, kv_heads, -1, len(at))
     values = vectors.values[at].astype(np.float32).transpose(1, 2, 0, 3)
     exact = np.matmul(mass, values)
-    small = np.isin(held, _QUANTISED)
-    if vectors.key_change is not None and small.any():
-        assert vectors.quantised_values is not None
-        change = vectors.key_change[at].transpose(1, 2, 3, 0)
+    for rung, (rounded_values, key_change) in vectors.rounded.items():
+        small = _RUNG[held] == rung
+        if not small.any():
+            continue
+        change = key_change[at].transpose(1, 2, 3, 0)
         queries = rows.query(i).reshape(layers, kv_heads, -1, change.shape[2])
         mass = mass * np.exp(np.where(small, np.matmul(queries, change), 0))
-        rounded = vectors.quantised_values[at].transpose(1, 2, 0, 3)
+        rounded = rounded_values[at].transpose(1, 2, 0, 3)
         values = np.where(small[:, :, 0, :, None], rounded, values)
     mass = np.where(held == Tier.EVICTED, 0, mass)
     total = mass.sum(axis=-1, keepdims=True)

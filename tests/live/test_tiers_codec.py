@@ -157,10 +157,10 @@ def test_bytes_per_token_are_those_of_the_tensors(codec: Codec, dtype: Any) -> N
     stored = data.numel() * data.element_size()
     stored += 0 if scale is None else scale.numel() * scale.element_size()
     assert codec.scaled == (scale is not None)
-    assert stored == 2 * 3 * 7 * codec.bytes_per_token(24)
+    assert stored == 3 * 7 * codec.bytes_per_token(24)
     assert codec.decode(data, scale, torch.float16).dtype == torch.float16
     if scale is not None:
-        assert codec.bytes_per_token(24) == FP8.vector_bytes(24, keys=True)
+        assert codec.bytes_per_token(24) == 2 * FP8.vector_bytes(24, keys=True)
 
 
 def test_plain_changes_nothing_and_refuses_to() -> None:

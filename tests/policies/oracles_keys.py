@@ -10,9 +10,10 @@ import numpy as np
 
 from arborsim.policies.base import Policy
 from arborsim.policies.methods.expected_attention import ExpectedAttention
+from arborsim.policies.methods.kivi import KIVI
 from arborsim.policies.methods.rkv import RKV
 from arborsim.policies.methods.thinkv_paper import ThinKVPaper
-from tests.helpers.slow_world import EVICTED, HBM, HBM_Q, SlowWorld
+from tests.helpers.slow_world import EVICTED, HBM, HBM_C, HBM_Q, SlowWorld
 from tests.policies.oracles_heads import SlowGroups, plain_sum
 
 
@@ -133,7 +134,7 @@ class SlowThinKVPaper(SlowGroups):
             for j in settled:
                 for token in segments[j]:
                     if tier[token] == HBM:
-                        tier[token] = HBM_Q
+                        tier[token] = HBM_C if kind[j] == "T" else HBM_Q
                 later = kind[j + 1 :].count("T")
                 if later:
                     keep = self.rungs[min(later, len(self.rungs)) - 1]
@@ -290,7 +291,37 @@ class SlowExpectedAttention(SlowGroups):
         return [scale * scale * x for x in self.turned(world, key, at, True)]
 
 
+class SlowKIVI:
+    """A group at a time, for as long as a path has one that is older than all windows."""
+
+    def __init__(self, group: int, residual: int) -> None:
+        self.group, self.residual = group, residual
+        self.pin_prompt = False
+
+    def decide(self, world: SlowWorld) -> None:
+        paths = [world.path(leaf) for leaf in world.leaves]
+        kept = {token for path in paths for token in path[-self.residual :]}
+        kept |= set(range(world.prompt if self.pin_prompt else 0))
+        for path in paths:
+            while True:
+                old = [t for t in path if world.tier[t] == HBM and t not in kept][: self.group]
+                if len(old) < self.group:
+                    break
+                for token in old:
+                    world.tier[token] = HBM_Q
+
+    step = prefill = transition = decide
+
+    def boundary(self, world: SlowWorld, node: int) -> None:
+        pass
+
+    def prune(self, world: SlowWorld) -> None:
+        pass
+
+
 PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
+    "kivi": (KIVI(group=8, residual=5), lambda: SlowKIVI(8, 5)),
+    "kivi-small": (KIVI(bits=4, group=9, residual=1), lambda: SlowKIVI(9, 1)),
     "rkv": (RKV(interval=7, window=3, kernel=3), lambda: SlowRKV(7, 3, 3)),
     "rkv-flat": (
         RKV(interval=16, window=5, kernel=7, adaptation="flat"), lambda: SlowRKV(16, 5, 7, "flat")),

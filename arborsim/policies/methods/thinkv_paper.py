@@ -11,6 +11,7 @@ import numpy as np
 
 from arborsim.core.errors import UsageError
 from arborsim.core.events import Boundary, Event, Pressure, Prune, TokenRun
+from arborsim.core.formats import Format
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier
@@ -85,12 +86,13 @@ class ThinKVPaper(RecentPolicy):
         "place": "quantise, then evict",
         "schedule": "when a segment has left the protected window, and over budget",
         "granularity": "segment of `segment` tokens",
-        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.EVICTED),
+        "tiers": (Tier.HBM, Tier.HBM_QUANTISED, Tier.HBM_COARSE, Tier.EVICTED),
     }
     deviations: ClassVar[tuple[str, ...]] = (
         "reconstructed from the paper's description; no code was public",
-        "R and E tokens are stored in 4 bits, T tokens in 2; the ledger knows one quantised "
-        "size, a byte per element, so bytes are too high by two to four times",
+        "R and E tokens are stored in 4 bits, T tokens in 2, as whole numbers in groups of 16 "
+        "channels with scales in e4m3 and no zero point; the paper's 4-bit numbers are floating, "
+        "and what axis groups of keys have is not known to us",
         "the paper's thresholds are minima of a density over calibration traces; the shipped "
         "trace with vectors is too short to have two, so the defaults are the tertiles of the "
         "mean sparsity of its stretches of 32 tokens: set low and high for other models",
@@ -103,6 +105,9 @@ class ThinKVPaper(RecentPolicy):
         "reasoning, the oldest first among each; below the last rung the oldest tokens go",
     )
     score: ClassVar[Score] = Vectors(Signal.KEYS)
+    formats: ClassVar[tuple[Format, ...]] = tuple(
+        Format(bits, group=16, scale_bytes=1) for bits in (4, 2)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +149,11 @@ class ThinKVPaper(RecentPolicy):
         blocks = off_path_blocks(view) if path else []
         for tier, keys in zip(tiers, view.scores["keys"], strict=True):
             # Quantise what is left of the segments, and take them to the rungs they have reached.
-            tier[segments[tier[segments] == Tier.HBM]] = Tier.HBM_QUANTISED
+            for of_kind, rung in (
+                (segments[kind != TRANSITION], Tier.HBM_QUANTISED),
+                (segments[kind == TRANSITION], Tier.HBM_COARSE),
+            ):
+                tier[of_kind[tier[of_kind] == Tier.HBM]] = rung
             held = np.count_nonzero(tier[segments] < Tier.DDR, axis=1)
             for j in np.flatnonzero(held > keeps):
                 thin(tier, segments[j], keys, int(keeps[j]))

@@ -22,6 +22,7 @@ from arborsim_torch.kernels.dense import attend
 from arborsim_torch.kernels.merge import merge
 from arborsim_torch.kernels.near import NearAttention, Pending
 from arborsim_torch.kernels.ondemand import PageBounds
+from arborsim_torch.tiers.codec import Packed
 from arborsim_torch.tiers.link import HostLink
 from arborsim_torch.tiers.stream import LayerStream
 
@@ -140,11 +141,11 @@ class HostAttention:
             return self._fetch_pages(layer, host, query, scale)
         parts = [
             self._near.start(
-                query, data[0], data[1], piece.index, scale, piece.of_mask(host.mask),
+                query, data[0], data[1], index, scale, piece.of_mask(host.mask),
                 k_scale=None if scales is None else scales[0, :, :, 0],
                 v_scale=None if scales is None else scales[1, :, :, 0],
             )
-            for piece, data, scales in self._pieces(layer, host)
+            for piece, index, data, scales in self._pieces(layer, host)
         ]  # fmt: skip
         return lambda: _merged(parts)
 
@@ -194,11 +195,20 @@ class HostAttention:
             self._masks[key] = None if bool(mask.all()) else mask
         return _Host(tokens, self._masks[key])
 
-    def _pieces(self, layer: int, host: _Host) -> Iterator[tuple[HostSlots, Tensor, Tensor | None]]:
+    def _pieces(
+        self, layer: int, host: _Host
+    ) -> Iterator[tuple[HostSlots, Tensor, Tensor, Tensor | None]]:
+        """Each piece with the slots to read in data, and scales if the kernel applies them."""
         for piece in host.tokens.pieces:
             pool = self._cache.pools[piece.place]
-            parts = pool.slab(layer)
-            yield piece, parts[0].view(pool.codec.storage), parts[1] if len(parts) > 1 else None
+            parts, index = pool.slab(layer), piece.index
+            if isinstance(pool.codec, Packed):  # which the kernel cannot read
+                data = pool.codec.decode(_gather(parts[0], index), None, self._cache.layout.dtype)
+                order = torch.arange(index.shape[-1]).expand(index.shape)
+                yield piece, torch.where(index < 0, index, order), data, None
+                continue
+            data = parts[0].view(pool.codec.storage)
+            yield piece, index, data, parts[1] if len(parts) > 1 else None
 
     def _decoded(self, layer: int, host: _Host) -> Tensor:
         """Keys and values ``[2, kv_heads, n, head_dim]``, on the host."""

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from arborsim.core.tree import GrowingTable
 from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.slots import SlotTable
-from arborsim_torch.tiers.codec import Codec, Plain
+from arborsim_torch.tiers.codec import Codec, Packed, Plain
 from arborsim_torch.tiers.copies import to_device
 
 _GROWTH = 1.25
@@ -101,12 +102,15 @@ class Pool:
         self._tables: list[list[Tensor] | None] = [[] for _ in range(layout.slabs)]
         self._views: dict[int, list[Tensor]] = {}  # by layer
         self._padding: dict[int, tuple[int, Tensor]] = {}  # by slab
+        together = isinstance(codec, Packed) and codec.scaled
+        self._spans = Spans(layout, codec, device, self.slots) if together else None
 
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of one token in one group."""
-        vectors = self.layout.elements_per_group // self.layout.head_dim
-        return vectors * self.codec.bytes_per_token(self.layout.head_dim)
+        head_dim = self.layout.head_dim
+        pairs = self.layout.elements_per_group // (2 * head_dim)
+        return pairs * self.codec.bytes_per_token(head_dim)
 
     @property
     def used_bytes(self) -> int:
@@ -116,7 +120,8 @@ class Pool:
     @property
     def capacity_bytes(self) -> int:
         """Bytes of the tensors."""
-        return sum(part.nbytes for slab in self._slabs for part in slab)
+        spans = 0 if self._spans is None else self._spans.capacity_bytes
+        return spans + sum(part.nbytes for slab in self._slabs for part in slab)
 
     def capacity(self, slab: int = 0) -> int:
         """Slots of a slab's group, or of its longest head."""
@@ -147,7 +152,15 @@ class Pool:
         """Give slots to pairs (group, token) and make room for them."""
         slot = self.slots.take(group, token)
         self._make_room()
+        if self._spans is not None:
+            self._spans.enter(group, token)
         return slot
+
+    def grow(self, tokens: int) -> None:
+        """Know of tokens up to, not including, number `tokens`."""
+        self.slots.grow(tokens)
+        if self._spans is not None:
+            self._spans.grow(tokens)
 
     def _make_room(self) -> None:
         over = self.slots.high > self._capacity
@@ -168,6 +181,8 @@ class Pool:
     def give_back(self, group: np.ndarray, token: np.ndarray) -> None:
         """Free the slots of pairs."""
         self.slots.give_back(group, token)
+        if self._spans is not None:
+            self._spans.leave(group, token)
 
     def slab(self, layer: int) -> list[Tensor]:
         """Data ``[2, kv_heads, capacity, head_dim]`` (and scales) of a layer: views.
@@ -200,8 +215,13 @@ class Pool:
         slab, index = self.layout.slab_of_layer(layer)
         if self.ragged(slab):
             group = self.layout.groups_of_layer(layer).start + heads.start
-            return [part[index].index_select(2, slots) for part in self._strip(group)]
-        return [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
+            found = [part[index].index_select(2, slots) for part in self._strip(group)]
+        else:
+            found = [part[:, heads].index_select(2, slots) for part in self.slab(layer)]
+        if self._spans is not None:
+            group = self.layout.groups_of_layer(layer).start + (heads.start or 0)
+            found.append(self._spans.gather(layer, heads, group, slots))
+        return found
 
     def span(self, slab: int, first: int, count: int) -> Tensor:
         """Slots that follow one another, of every layer of a slab: a view of the data.
@@ -255,6 +275,8 @@ class Pool:
         """Copy the tokens in `slot` of one group, as they are stored."""
         index = to_device(slot.astype(np.int64), self.device)
         parts = [part.index_select(3, index) for part in self._strip(group)]
+        if self._spans is not None:
+            parts.append(self._spans.read(group, index))
         return StoredTokens(parts[0].view(self.codec.storage), *parts[1:])
 
     def read_tokens(self, token: np.ndarray) -> Tensor:
@@ -271,6 +293,10 @@ class Pool:
     def write(self, group: int, slot: np.ndarray, block: StoredTokens) -> None:
         """Put tokens, as they are stored, into slots of one group."""
         index = to_device(slot.astype(np.int64), self.device)
+        if self._spans is not None:
+            assert block.scale is not None
+            self._spans.write(group, slot, block.scale)
+            block = StoredTokens(block.data)
         for part, new in zip(self._strip(group), block.parts(), strict=True):
             part.index_copy_(3, index, new.view(part.dtype))
 
@@ -283,6 +309,8 @@ class Pool:
         roomy = np.concatenate(wanted).sum() < enough * self._capacity.sum()
         if not roomy or self._capacity.max() <= 4 * self.page_tokens:
             return False
+        if self._spans is not None:
+            self._spans.shrink()
         old = self.slots.compact()
         for slab in slabs:
             self._resize(slab, wanted[slab], old)
@@ -313,11 +341,12 @@ class Pool:
         before = [self._strip(group) for group in groups]
         self._capacity[own], self.first_row[own] = capacity, np.cumsum(capacity) - capacity
         rows = int(np.broadcast_to(capacity, g.kv_heads).sum())
-        shape = (g.slab_layers, 2, rows, g.head_dim)
+        records, width = self.codec.record(g.head_dim)
+        shape = (g.slab_layers, records, rows, width)
         # Zeros: a slot that is masked still meets the values' product, as 0 x slot.
         options: dict[str, Any] = {"device": self.device, "pin_memory": self._pinned}
         parts = [torch.zeros(shape, dtype=_addressable(self.codec.storage), **options)]
-        if self.codec.scaled:
+        if self.codec.scaled and self._spans is None:
             parts.append(torch.zeros((*shape[:-1], 1), dtype=torch.float32, **options))
         self._slabs[slab] = parts
         even = (capacity == capacity[0]).all()
@@ -332,6 +361,118 @@ class Pool:
                 else:
                     index = to_device(order[group], self.device)
                     new[:, :, :, : len(index)] = source.index_select(3, index)
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """A codec of nothing but bytes: what a `Spans` pool holds."""
+
+    width: int
+    name: ClassVar[str] = "bytes"
+    storage: ClassVar[torch.dtype] = torch.uint8
+    scaled: ClassVar[bool] = False
+
+    def encode(self, x: Tensor) -> tuple[Tensor, None]:
+        return x, None
+
+    def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        return data
+
+    def bytes_per_token(self, head_dim: int) -> int:
+        return self.width
+
+    def record(self, head_dim: int) -> tuple[int, int]:
+        return 1, self.width
+
+
+class Spans:
+    """Scales of keys in groups of tokens, one slot per group of tokens, held for its first token.
+
+    A group's slot is free when the last of its tokens has left.
+    """
+
+    def __init__(
+        self, layout: Layout, codec: Codec, device: torch.device, slots: SlotTable
+    ) -> None:
+        assert isinstance(codec, Packed)
+        self._together = codec.together
+        self._slots = slots  # of the tokens
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # by cache group, until tokens move
+        self._pool = Pool(layout, _Bytes(codec.span_bytes), device, page_tokens=1)
+        self._first = GrowingTable(layout.groups, np.int32)  # of each token's group; -1: none
+        self._number = GrowingTable(layout.groups, np.int16)  # of each token in its group
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._pool.capacity_bytes
+
+    def grow(self, tokens: int) -> None:
+        self._pool.slots.grow(tokens)
+        more = tokens - len(self._first)
+        if more > 0:
+            self._first.extend(more, -1)
+            self._number.extend(more, 0)
+
+    def enter(self, group: np.ndarray, token: np.ndarray) -> None:
+        """Tokens of one cache group come in, group of tokens by group of tokens."""
+        assert not len(token) % self._together, "part of a group of tokens cannot be quantised"
+        first = token[:: self._together]
+        self._first.values[group, token] = np.repeat(first, self._together)
+        self._number.values[group, token] = np.arange(len(token)) % self._together
+        self._pool.take(group[:: self._together], first)
+        self._known.clear()
+
+    def leave(self, group: np.ndarray, token: np.ndarray) -> None:
+        for one in np.unique(group).tolist():
+            row, gone = self._first.values[one], token[group == one]
+            firsts = np.unique(row[gone])
+            row[gone] = -1
+            empty = firsts[~np.isin(firsts, row)].astype(np.int64)
+            self._pool.give_back(np.full(len(empty), one), empty)
+        self._known.clear()
+
+    def shrink(self) -> None:
+        """Tokens are about to get new slots."""
+        self._pool.shrink()
+        self._known.clear()
+
+    def gather(self, layer: int, heads: slice, group: int, slots: Tensor) -> Tensor:
+        """The span of the token in each slot of a layer's group: see `Packed.decode`."""
+        at, number = (each.index_select(0, slots) for each in self._by_slot(group))
+        (found,) = self._pool.gather(layer, heads, at)
+        return self._numbered(found, number)
+
+    def read(self, group: int, slots: Tensor) -> Tensor:
+        """The same, of all layers of a group."""
+        at, number = (each.index_select(0, slots) for each in self._by_slot(group))
+        return self._numbered(self._pool.read(group, at.cpu().numpy()).data, number)
+
+    def write(self, group: int, slot: np.ndarray, spans: Tensor) -> None:
+        """The spans of groups whose tokens, one group after the other, are in these slots."""
+        first = to_device(slot[:: self._together], self._pool.device)
+        at = self._by_slot(group)[0].index_select(0, first)
+        self._pool.write(group, at.cpu().numpy(), StoredTokens(spans))
+
+    def _by_slot(self, group: int) -> tuple[Tensor, Tensor]:
+        """By slot of a token: that of its span, and its number in its group of tokens."""
+        known = self._known.get(group)
+        if known is None:
+            slot_of = self._slots.of[group]
+            held = np.flatnonzero(slot_of >= 0)
+            token = np.zeros(int(self._slots.high[group]), dtype=np.int64)
+            token[slot_of[held]] = held
+            at = self._pool.slots.of[group, self._first.values[group, token]]
+            device = self._pool.device
+            known = self._known[group] = (
+                to_device(at.astype(np.int64), device),
+                to_device(self._number.values[group, token], device),
+            )
+        return known
+
+    @staticmethod
+    def _numbered(spans: Tensor, number: Tensor) -> Tensor:
+        last = number[:, None].contiguous().view(torch.uint8)
+        return torch.cat([spans, last.expand(*spans.shape[:-1], 2)], dim=-1)
 
 
 def make_pools(layout: Layout, quantised: Sequence[Codec], page_tokens: int) -> dict[Place, Pool]:

@@ -201,7 +201,7 @@ class TieredCache:
     def grow_slot_tables(self) -> None:
         """Let all pools know of all tokens; passes only tell HBM."""
         for pool in self.pools.values():
-            pool.slots.grow(self.num_tokens)
+            pool.grow(self.num_tokens)
 
     def changed(self) -> None:
         """Tokens have moved: what attention reads must be looked up anew."""

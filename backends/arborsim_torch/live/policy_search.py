@@ -34,6 +34,7 @@ from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import Source
+from arborsim_torch.tiers.codec import codec_of
 from arborsim_torch.tiers.link import HostLink
 
 
@@ -219,6 +220,7 @@ class PolicySearch:
         self.cache = TieredCache(
             layout, page_tokens=machine.page_tokens, ordered=in_ddr, recall=machine.recall,
             link=self._link,
+            quantised=[codec_of(each, layout.head_dim) for each in policy.formats],
         )  # fmt: skip
         mover = Mover(self.cache, self._link, recall=machine.recall, overlap=machine.overlap)
         self._executor = LiveExecutor(mover, setup.clock)

@@ -1,10 +1,11 @@
-"""How tokens are stored: as they are, or in 8 bits with a scale per token and KV head.
+"""How tokens are stored: as they are, in 8 bits with a scale each, or packed with group scales.
 
-A *codec* turns vectors ``[..., tokens, head_dim]`` into data of the same shape and, if it
-quantises, float32 scales ``[..., tokens, 1]``; what addresses tokens in one addresses them in the
-other.  With keys and values as one of the leading axes, each has scales of its own.
+A *codec* turns vectors ``[..., 2, kv_heads, tokens, head_dim]``, keys and values, into data and
+possibly scales.  `Fp8` and `Int8` keep that shape and have float32 scales ``[..., tokens, 1]``;
+`Packed` makes one record of bytes of each vector, scales included.
 
-``Fp8`` is `arborsim.core.tiers`, which replays compute output errors with, bit for bit.
+`Fp8` and `Packed` are `arborsim.core.formats`, which replays compute output errors with, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from arborsim.core.formats import FP8, LARGEST_HALF, Format
 
 SCALE_BYTES = 4  # float32
 
@@ -45,7 +48,10 @@ class Codec(Protocol):
         """What `encode` stored, ``[..., tokens, head_dim]``."""
 
     def bytes_per_token(self, head_dim: int) -> int:
-        """Bytes of one vector: of one token's key, or value, of one KV head."""
+        """Bytes of the key and the value of one token and KV head."""
+
+    def record(self, head_dim: int) -> tuple[int, int]:
+        """Data of one token and KV head: how many records, and how many elements each."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,10 @@ class Plain:
         return data.to(dtype)
 
     def bytes_per_token(self, head_dim: int) -> int:
-        return head_dim * self.storage.itemsize
+        return 2 * head_dim * self.storage.itemsize
+
+    def record(self, head_dim: int) -> tuple[int, int]:
+        return 2, head_dim
 
 
 class _EightBit(ABC):
@@ -105,7 +114,10 @@ class _EightBit(ABC):
         return (data.float() * scale).to(dtype)
 
     def bytes_per_token(self, head_dim: int) -> int:
-        return head_dim + SCALE_BYTES
+        return 2 * (head_dim + SCALE_BYTES)
+
+    def record(self, head_dim: int) -> tuple[int, int]:
+        return 2, head_dim
 
     @abstractmethod
     def _round(self, quotient: Tensor) -> Tensor:
@@ -134,3 +146,191 @@ class Int8(_EightBit):
 
     def _round(self, quotient: Tensor) -> Tensor:
         return quotient.round_().to(torch.int8)
+
+
+def codec_of(each: Format, head_dim: int) -> Codec:
+    """The codec that stores a format."""
+    return Fp8() if each == FP8 else Packed(each, head_dim)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Whole numbers of 8, 4 or 2 bits, as many to a byte as fit, with scales of groups.
+
+    The record of a vector has its codes, then scales, zero points, outliers and where these stand.
+    With keys in groups of tokens a record has a key's codes and a whole value; scales, zero points
+    and outliers of the keys are one *span* of bytes per group, which `encode` returns as scales
+    ``[..., 1, kv_heads, groups, bytes]``.  `decode` wants the span of every token, with the token's
+    number in its group (int16) at the end: ``[..., 1, kv_heads, tokens, bytes + 2]``.
+    """
+
+    format: Format
+    head_dim: int
+    name: ClassVar[str] = "packed"
+    storage: ClassVar[torch.dtype] = torch.uint8
+
+    @property
+    def scaled(self) -> bool:
+        return self.together > 1
+
+    @property
+    def together(self) -> int:
+        """Tokens that are encoded together."""
+        return self.format.together
+
+    def bytes_per_token(self, head_dim: int) -> int:
+        return sum(self.format.vector_bytes(head_dim, keys) for keys in (True, False))
+
+    def record(self, head_dim: int) -> tuple[int, int]:
+        value = self.format.vector_bytes(head_dim, keys=False)
+        return (1, self._code_bytes + value) if self.scaled else (2, value)
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes of a group's scales, zero points and outliers of keys, of one KV head."""
+        return self.head_dim * self.format.span_bytes
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.scaled:
+            codes, rest = self._encoded(x.float(), self.format.group)
+            return torch.cat([self._packed(codes), rest], dim=-1), None
+        keys, values = x.float().split(1, dim=-4)
+        groups = keys.unflatten(-2, (-1, self.together)).transpose(-1, -2)
+        codes, spans = self._encoded(groups, self.together)
+        codes = codes.transpose(-1, -2).flatten(-3, -2)
+        value_codes, rest = self._encoded(values, self.format.group)
+        data = torch.cat([self._packed(codes), self._packed(value_codes), rest], dim=-1)
+        return data, spans.flatten(-2)
+
+    def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if not self.scaled:
+            return self._decoded(data).to(dtype)
+        if scale is None:
+            raise TypeError("keys in groups of tokens need their spans")
+        codes, value = data.tensor_split([self._code_bytes], dim=-1)
+        key = self._grouped_keys(self._unpacked(codes), scale)
+        return torch.cat([key, self._decoded(value)], dim=-4).to(dtype)
+
+    # One vector: numbers [..., size], of which `group` share a scale.
+
+    def _encoded(self, x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        """Codes ``[..., size]`` and the rest of the record, both uint8."""
+        size, steps = x.shape[-1], float(self.format.steps)
+        count = self.format.outliers_of(size)
+        dense, rest = x, []
+        if count:
+            middle = x.sort(dim=-1).values[..., (size - 1) // 2, None]
+            at = (-(x - middle).abs()).argsort(dim=-1, stable=True)[..., :count]
+            dense = x.scatter(-1, at, middle.expand(at.shape))
+            rest = [_bytes(_half(x.gather(-1, at))), _bytes(at.to(torch.int16))]
+        group = min(group, size)
+        missing = -size % group
+        if missing:
+            dense = torch.cat([dense, dense[..., -1:].expand(*dense.shape[:-1], missing)], dim=-1)
+        grouped = dense.unflatten(-1, (-1, group))
+        if self.format.zero_bytes:
+            low = grouped.amin(dim=-1, keepdim=True)
+            # A tensor, not a number: CUDA divides by a number through its rounded reciprocal.
+            scale = (grouped.amax(dim=-1, keepdim=True) - low) / torch.full_like(low, steps)
+            low, scale = _half(low), _half(scale)
+            step = scale.float()
+            step = step.masked_fill(step == 0, 1.0)
+            codes = ((grouped - low.float()) / step).round_().clamp_(0, steps)
+            scales = [_bytes(step.half().squeeze(-1)), _bytes(low.squeeze(-1))]
+        else:
+            amax = grouped.abs().amax(dim=-1, keepdim=True)
+            step = amax / torch.full_like(amax, steps)
+            if self.format.scale_bytes == 1:
+                small = step.clamp(max=448.0).to(torch.float8_e4m3fn).float().clamp(min=2.0**-9)
+                scales, step = [_bytes(small.to(torch.float8_e4m3fn).squeeze(-1))], small
+            else:
+                step = _half(step).float()
+                step = step.masked_fill(step == 0, 1.0)
+                scales = [_bytes(step.half().squeeze(-1))]
+            codes = (grouped / step).round_().clamp_(-steps, steps) + steps
+        codes = codes.flatten(-2)[..., :size].to(torch.uint8)
+        return codes, torch.cat([*scales, *rest], dim=-1)
+
+    def _decoded(self, record: Tensor) -> Tensor:
+        """Vectors ``[..., head_dim]`` in float32 from whole records."""
+        size = self.head_dim
+        scales, count = self.format.scales(size), self.format.outliers_of(size)
+        widths = [self._code_bytes, scales * self.format.scale_bytes,
+                  scales * self.format.zero_bytes, 2 * count, 2 * count]  # fmt: skip
+        codes, scale, low, kept, at = record.split_with_sizes(widths, dim=-1)
+        group = min(self.format.group, size)
+        code = torch.nn.functional.pad(self._unpacked(codes), (0, -size % group))
+        step = _as(scale, self._scale_type).float()[..., None]
+        out: Tensor = code.unflatten(-1, (-1, group))
+        if self.format.zero_bytes:
+            out = out * step + _as(low, torch.float16).float()[..., None]
+        else:
+            out = (out - self.format.steps) * step
+        out = out.flatten(-2)[..., :size].contiguous()
+        if count:
+            out.scatter_(-1, _as(at, torch.int16).long(), _as(kept, torch.float16).float())
+        return out
+
+    def _grouped_keys(self, code: Tensor, spans: Tensor) -> Tensor:
+        """Keys ``[..., tokens, head_dim]`` in float32 from codes and the spans of their groups."""
+        count = self.format.outliers_of(self.together)
+        widths = [self.format.scale_bytes, self.format.zero_bytes, 2 * count, 2 * count]
+        channels = spans[..., :-2].unflatten(-1, (self.head_dim, -1))
+        scale, low, kept, at = channels.split_with_sizes(widths, dim=-1)
+        step = _as(scale, self._scale_type).float()[..., 0]
+        if self.format.zero_bytes:
+            out = code * step + _as(low, torch.float16).float()[..., 0]
+        else:
+            out = (code - self.format.steps) * step
+        if count:
+            number = _as(spans[..., -2:], torch.int16)
+            kept, at = _as(kept, torch.float16).float(), _as(at, torch.int16)
+            for i in range(count):
+                out = torch.where(at[..., i] == number, kept[..., i], out)
+        return out
+
+    # Bytes.
+
+    @property
+    def _scale_type(self) -> torch.dtype:
+        return torch.float8_e4m3fn if self.format.scale_bytes == 1 else torch.float16
+
+    @property
+    def _code_bytes(self) -> int:
+        return -(-self.head_dim * self.format.bits // 8)
+
+    def _packed(self, codes: Tensor) -> Tensor:
+        """Codes ``[..., size]``, several to a byte, the first in the lowest bits."""
+        bits = self.format.bits
+        each = 8 // bits
+        if each == 1:
+            return codes
+        codes = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % each))
+        found = codes.unflatten(-1, (-1, each))
+        packed: Tensor = found[..., 0].clone()
+        for i in range(1, each):
+            packed |= found[..., i] << (bits * i)
+        return packed
+
+    def _unpacked(self, packed: Tensor) -> Tensor:
+        """The codes again, float32 ``[..., head_dim]``."""
+        bits = self.format.bits
+        if bits == 8:
+            return packed.float()
+        parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+        return torch.stack(parts, dim=-1).flatten(-2)[..., : self.head_dim].float()
+
+
+def _half(x: Tensor) -> Tensor:
+    """The nearest float16 numbers; none overflows."""
+    return x.clamp(-float(LARGEST_HALF), float(LARGEST_HALF)).half()
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """The bytes of numbers ``[..., n]``, side by side."""
+    return _as(x, torch.uint8)
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bytes of ``[..., n]`` as numbers of another type."""
+    return x.reshape(-1).view(dtype).view(*x.shape[:-1], -1)

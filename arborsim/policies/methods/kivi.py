@@ -1,0 +1,120 @@
+"""KIVI (Liu et al. 2024): all but the newest tokens in 2 or 4 bits, and nothing is evicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from arborsim.core.errors import UsageError
+from arborsim.core.events import Boundary, Event, Prune
+from arborsim.core.formats import Format
+from arborsim.core.settings import setting
+from arborsim.core.tiers import Tier
+from arborsim.memory.moves import Plan
+from arborsim.policies.base import CacheView, Method, Policy, Protection
+from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
+
+
+@dataclass(frozen=True)
+class KIVI(Policy):
+    """Quantise keys per channel and values per token, in whole groups of tokens.
+
+    The newest `residual` tokens of every active path, and those older ones that do not fill a group
+    yet, stay at full precision.
+    """
+
+    bits: int = setting(2, "of a number: 2, 4 or 8", low=2, high=8)
+    group: int = setting(
+        32, "tokens of a key's channel, and channels of a value, under one scale", low=8, high=128
+    )
+    residual: int = setting(128, "newest tokens at full precision", unit="tokens", low=1)
+    outliers: float = setting(
+        0.0, "share of each vector in 16 bits, at least one number; KVQuant: 0.01", low=0, high=0.5
+    )
+    pin_prompt: bool = pin_prompt_setting(False)
+
+    name: ClassVar[str] = "kivi"
+    paper: ClassVar[str] = "KIVI, Liu et al. 2024, arXiv:2402.02750"
+    official: ClassVar[str] = (
+        "jy-yuan/KIVI@876b4d2: read, not run; which tokens are quantised, and with what scales"
+    )
+    summary: ClassVar[str] = (
+        "keys per channel and values per token in 2 or 4 bits; nothing is evicted"
+    )
+    formula: ClassVar[str] = (
+        "q = round((x - min) / s), s = (max - min) / (2^bits - 1), over `group` tokens of a "
+        "channel (keys) or `group` channels of a token (values); x' = q s + min"
+    )
+    deviations: ClassVar[tuple[str, ...]] = (
+        "keys and values of a token are quantised together, a group at a time: residual to "
+        "residual + group - 1 tokens are at full precision; the authors' code quantises keys "
+        "`residual` at a time (0 to residual - 1 at full precision) and values one by one "
+        "(always residual)",
+        "on a tree, groups are of tokens that follow one another on a path when they are "
+        "quantised; those of a branch that was left before its last group was full stay at full "
+        "precision",
+        "outliers are KVQuant's idea, chosen in each group instead of by thresholds from "
+        "calibration: the authors' code has none",
+    )
+    bounded: ClassVar[bool] = False
+    uses_budget: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits not in (2, 4, 8):
+            raise UsageError(f"{self.name}: no numbers have {self.bits} bits here: use 2, 4 or 8")
+
+    @property
+    def method(self) -> Method:
+        return Method(
+            self.formula,
+            score="age",
+            place="quantise in HBM",
+            schedule="when a group of tokens has left the residual window",
+            granularity="group of `group` tokens",
+            tiers=(Tier.HBM, Tier.HBM_QUANTISED),
+            deviations=self.deviations,
+        )
+
+    @cached_property
+    def formats(self) -> tuple[Format, ...]:
+        return (Format(self.bits, self.group, "channel", 2, 2, self.outliers),)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(self.pin_prompt, recent=self.residual, recent_share=ANY)
+
+    def protection(self, budget_tokens: int) -> Protection:
+        return self.protect.protection(budget_tokens)
+
+    def next_decision(self, view: CacheView) -> int:
+        full = np.asarray(view.tier[0] == Tier.HBM)
+        if self.pin_prompt:
+            full[: view.prompt_tokens] = False
+        paths = [view.tree.path(leaf) for leaf in view.leaves]
+        # Those in the window of another leaf may leave it sooner than one per iteration.
+        old = [full[path[: max(0, len(path) - self.residual)]].sum() for path in paths]
+        return min(
+            max(1, self.group - int(count) + max(0, self.residual - len(path)))
+            for path, count in zip(paths, old, strict=True)
+        )
+
+    def decide(self, view: CacheView, event: Event) -> Plan | None:
+        if isinstance(event, Boundary | Prune):
+            return None
+        paths = [view.tree.path(leaf) for leaf in view.leaves]
+        free = np.asarray(view.tier[0] == Tier.HBM)
+        if self.pin_prompt:
+            free[: view.prompt_tokens] = False
+        for path in paths:
+            free[path[max(0, len(path) - self.residual) :]] = False
+        tiers = view.tier.copy()
+        for path in paths:
+            old = path[free[path]]
+            whole = old[: len(old) - len(old) % self.group]
+            tiers[:, whole] = Tier.HBM_QUANTISED
+            free[whole] = False
+        return Plan(tiers) if (tiers != view.tier).any() else None
