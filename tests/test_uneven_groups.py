@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,18 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arborsim.cli.app import main
 from arborsim.core.errors import BudgetInfeasible, PlanError
 from arborsim.core.events import Event, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.shape import CacheShape
 from arborsim.core.tiers import Tier
-from arborsim.machine.machine import num_groups
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine, num_groups
 from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Policy, Protection
+from arborsim.policies.blocks import Allocation, Decision, Protect
+from arborsim.policies.methods.duoattention import DuoAttention
+from arborsim.policies.placement import Pool
+from arborsim.policies.registry import build
+from arborsim.policies.stream import StreamPolicy
 from arborsim.run.controller import Controller
+from arborsim.signals.attention import CumulativeAttention
+from arborsim.signals.scores import Score
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
-from tests.helpers.plain_executor import PlainExecutor, decide_all
+from tests.helpers.plain_executor import PlainExecutor, decide_all, in_steps
 from tests.helpers.slow_world import SlowWorld
 from tests.helpers.traces import make_trace, trace_for
 from tests.policies.oracles_uneven import PAIRS
@@ -113,6 +124,139 @@ def test_a_run_that_exceeds_the_sum_is_stopped(tmp_path: Path) -> None:
     played(Growing((17, 3, 10, 9), in_runs=True), episode, budget=10)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    held=st.tuples(*[st.integers(1, 20)] * 4),
+    budget=st.integers(4, 16),
+    steps=st.integers(1, 20),
+)
+def test_runs_decide_and_count_as_steps_do(
+    held: tuple[int, ...], budget: int, steps: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    episode = a_chain(tmp_path_factory.mktemp("t"))
+    seen: list[object] = []
+    for in_runs, most in ((False, None), (True, None), (True, steps)):
+        executor = SimulatedExecutor(
+            Machine(load_profile("h100")),
+            episode.info.geometry,
+            groups=4,
+            policy="fixed",
+            fused=True,
+        )
+        policy = Fixed(held, in_runs)
+        controller = Controller(
+            policy, executor, budget_tokens=budget, layers=8, vocabulary=128, shape=SHAPE
+        )
+        events = play(episode) if most is None else in_steps(play(episode), most)
+        try:
+            for event in events:
+                controller.handle(event)
+                executor.ledger.check()
+        except BudgetInfeasible:
+            seen.append("infeasible")
+            continue
+        m = executor.measurements()
+        counts = (m.peak_hbm_kv_tokens, m.peak_hbm_kv_bytes, m.evicted_tokens, m.generated_tokens)
+        seen.append((executor.tier.tolist(), counts, controller.view().in_hbm))
+    assert seen[0] == seen[1] == seen[2]
+    assert (seen[0] == "infeasible") == (sum(held) > 4 * budget)
+
+
+@dataclass(frozen=True)
+class AnyShares(Pool):
+    """Shares drawn at random, anew at every decision; they add up to the budget of all groups."""
+
+    seed: int = 0
+    drawn_for: str = "group"
+
+    @property
+    def together(self) -> str:  # type: ignore[override]
+        return self.drawn_for
+
+    def rng(self, view: CacheView) -> np.random.Generator:
+        return np.random.default_rng((self.seed, view.num_tokens, int(view.held.sum())))
+
+    def shares(self, view: CacheView) -> np.ndarray:
+        least, groups = 3, len(view.tier)
+        spare = (view.budget_tokens - least) * groups
+        return least + self.rng(view).multinomial(spare, [1 / groups] * groups)
+
+    def spare(self, view: CacheView) -> int:
+        return view.budget_tokens - view.in_hbm
+
+    def leaving(self, at: Decision, first: int, free: np.ndarray, over: int) -> np.ndarray:
+        head = np.nonzero(free)[0]
+        gone = self.rng(at.view).permutation(head)[:over]
+        return np.bincount(gone, minlength=len(free))
+
+
+@dataclass(frozen=True)
+class RandomlyUneven(StreamPolicy):
+    name: ClassVar[str] = "randomly-uneven"
+    per: str = "head"
+    seed: int = 0
+    together: str = "group"
+
+    @cached_property
+    def score(self) -> Score:
+        return CumulativeAttention(grouping=self.per)
+
+    @cached_property
+    def allocate(self) -> Allocation:
+        return AnyShares(self.adaptation, self.seed, self.together)
+
+    @cached_property
+    def protect(self) -> Protect:
+        return Protect(False, sinks=1, recent=2, recent_share=1.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(["linear", "tree"]),
+    seed=st.integers(0, 999),
+    share=st.floats(0.2, 0.9),
+    together=st.sampled_from(["group", "layer", "model"]),
+    per=st.sampled_from(["head", "layer"]),
+    adaptation=st.sampled_from(["path", "flat"]),
+)
+def test_any_uneven_allocation_obeys_the_rules_of_a_cache(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, seed: int, share: float, together: str,
+    per: str, adaptation: str,
+) -> None:  # fmt: skip
+    policy = RandomlyUneven(adaptation, per=per, seed=seed, together=together)
+    path = trace_for(
+        policy, tmp_path_factory.mktemp("t") / "x.parquet", seed=seed, episodes=1, kind=kind,
+        prompt=20, nodes=10, block=(2, 9),
+    )  # fmt: skip
+    episode = next(iter(TraceReader(path).episodes(sorted(policy.reads()))))
+    geometry, groups = episode.info.geometry, num_groups(policy, episode.info)
+    budget = max(6, int(share * episode.num_tokens))
+    executor = SimulatedExecutor(
+        Machine(load_profile("h100")), geometry, groups=groups, policy=policy.name, fused=False
+    )
+    controller = Controller(
+        policy, executor, budget_tokens=budget, layers=geometry.layers, vocabulary=128,
+        shape=episode.info.cache_shape,
+    )  # fmt: skip
+    before, per_token = np.empty((groups, 0), dtype=np.int8), geometry.kv_bytes_per_token
+    try:
+        for event in in_steps(play(episode)):
+            controller.handle(event)
+            view, ledger = controller.view(), executor.ledger
+            held = np.count_nonzero(view.tier == Tier.HBM, axis=1)
+            assert held.sum() <= budget * groups
+            assert ledger.hbm_tokens == view.in_hbm == -(-int(held.sum()) // groups)
+            assert ledger.hbm_bytes == int(held.sum()) * -(-per_token // groups)
+            ledger.check()
+            same = view.tier[:, : before.shape[1]]
+            assert not ((same > before) & policy.protected(view)[: before.shape[1]]).any()
+            assert (same[before == Tier.EVICTED] == Tier.EVICTED).all()
+            before = view.tier.copy()
+    except BudgetInfeasible as error:
+        assert error.needed_tokens > budget
+        assert len(controller.view().leaves) > 1 or together == "group"
+
+
 UNEVEN = ("pyramidkv", "pyramidkv-flat", "adakv", "adakv-flat", "duoattention")
 
 
@@ -155,6 +299,67 @@ def test_heads_or_layers_keep_uneven_numbers(name: str, tmp_path: Path) -> None:
     assert held.sum() <= budget * groups
     if not name.startswith("duo"):  # whose heads have all of their tokens or few
         assert held.sum() == budget * groups
+
+
+def vectors(folder: Path, **others: int) -> Path:
+    """A trace whose KV heads can be told apart."""
+    policy = DuoAttention()
+    return trace_for(policy, folder / "x.parquet", episodes=1, kind="linear", prompt=30, **others)
+
+
+def test_gates_of_a_file_say_which_heads_stream(tmp_path: Path) -> None:
+    reader = TraceReader(vectors(tmp_path, nodes=6))
+    layers, heads = reader.info.qkv_layers, reader.info.geometry.kv_heads
+    gates = np.random.default_rng(0).permutation((max(layers) + 3) * heads).reshape(-1, heads) / 99
+    table = tmp_path / "full_attention_heads.tsv"
+    np.savetxt(table, gates, delimiter="\t")  # as the authors' are
+    policy = build("duoattention", {"gates": str(table), "sinks": "2", "recent": "5"})
+    assert policy.fused
+    episode = next(iter(reader.episodes(())))
+    groups, budget = num_groups(policy, episode.info), int(0.6 * episode.num_tokens)
+    tiers, _ = decide_all(policy, episode, budget)
+    held = np.count_nonzero(np.array(tiers[-1]).reshape(groups, -1) == Tier.HBM, axis=1)
+    whole = held == episode.num_tokens
+    own = gates[list(layers)].reshape(-1)
+    assert 0 < whole.sum() < groups
+    assert own[whole].min() > own[~whole].max()
+    # One more head with all of its tokens would exceed the budget of all.
+    assert held.sum() + episode.num_tokens - (2 + 5) > budget * groups
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read"),
+        ("0.5 0.5\n0.5\n", "must be a table"),
+        ("0.5 nan\n0.5 1\n", "must be a table"),
+        ("", "must be a table"),
+        ("0.5 high\n", "cannot be read"),
+        ("0.5 0.5 0.5\n" * 9, "9 layers of 3 KV heads"),
+        ("0.5 0.5\n", "1 layers of 2 KV heads"),
+    ],
+)
+def test_gates_that_do_not_fit_are_refused(
+    text: str | None, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "gates.tsv"
+    if text is not None:
+        file.write_text(text)
+    trace = vectors(tmp_path, nodes=2)
+    command = f"replay {trace} --policy duoattention --budget 0.5 --set gates={file}"
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_heads_need_captured_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = make_trace(tmp_path / "x.parquet", kind="linear", episodes=1)
+    gates = tmp_path / "gates.tsv"
+    gates.write_text("0.5 0.5\n" * 6)
+    command = f"replay {trace} --policy duoattention --budget 0.5 --set gates={gates}"
+    assert main(command.split()) == 2
+    assert "no layer of this trace was captured" in capsys.readouterr().err
 
 
 def test_what_groups_stand_for() -> None:

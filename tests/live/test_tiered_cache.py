@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
+from arborsim_torch.cache.pool import Pool, StoredTokens
 from arborsim_torch.cache.slots import SlotTable
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.tiers.codec import Plain
 from arborsim_torch.tiers.link import HostLink
 from tests.live.tiny import HEADS, KV_HEADS, LAYERS, VOCAB, plain_copy, tiny_model, torch
 
@@ -373,3 +375,55 @@ def test_slots_never_overlap(seed: int, groups: int) -> None:
             assert len(np.unique(own)) == len(own) == slots.used[g]
             assert {t for h, t in held if h == g} == set(np.flatnonzero(slots.of[g] >= 0).tolist())
             assert (own < slots.high[g]).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    grouping=st.sampled_from(GROUPINGS),
+    page_tokens=st.sampled_from([1, 4]),
+)
+def test_a_pool_holds_what_was_put_in_whatever_its_groups_hold(
+    seed: int, grouping: str, page_tokens: int
+) -> None:
+    """Tokens enter, leave groups unevenly, and pools grow and shrink; every vector is read back."""
+    rng = np.random.default_rng(seed)
+    layout = Layout(2, 3, 4, torch.float32, torch.device("cpu"), grouping)
+    pool = Pool(layout, Plain(torch.float32), layout.device, page_tokens=page_tokens)
+    heads = {"shared": 3, "layer": 3, "head": 1}[grouping]
+    layers = layout.slab_layers
+    kept: dict[tuple[int, int], torch.Tensor] = {}
+    favoured = rng.random(layout.groups) ** 2  # some groups lose nearly all, others little
+    born = 0
+    for _ in range(12):
+        token = np.arange(born, born + int(rng.integers(1, 20)))
+        born += len(token)
+        slots = pool.enter(token)
+        for group, row in enumerate(slots):
+            new = torch.from_numpy(rng.random((layers, 2, heads, len(token), 4), np.float32))
+            pool.write(group, row, StoredTokens(new))
+            kept |= {(group, t): new[..., i, :] for i, t in enumerate(token.tolist())}
+        gone = [pair for pair in sorted(kept) if rng.random() > favoured[pair[0]]]
+        if gone:
+            pool.give_back(*np.array(gone, dtype=np.int64).T)
+            kept = {pair: x for pair, x in kept.items() if pair not in set(gone)}
+        if rng.random() < 0.5:
+            pool.shrink()
+        assert pool.used_bytes == len(kept) * pool.bytes_per_slot <= pool.capacity_bytes
+        for (group, t), expected in kept.items():
+            slot = pool.slots.of[group, [t]]
+            assert torch.equal(pool.read(group, slot).data[..., 0, :], expected)
+            layer = group // (3 if grouping == "head" else 1)
+            first = group % 3 if grouping == "head" else 0
+            index = torch.from_numpy(slot.astype(np.int64))
+            (found,) = pool.gather(layer, slice(first, first + heads), index)
+            assert torch.equal(found[:, :, 0], expected[0])
+            slab = layout.slab_of_group(group)[0]
+            if pool.ragged(slab):
+                copied = pool.padded(layer, int(pool.slots.high.max()))
+                assert torch.equal(copied[:, first, int(slot[0])], expected[0, :, 0])
+    pool.shrink()
+    pages = -(-pool.slots.used // page_tokens) * page_tokens
+    most = 2.0 if grouping == "shared" else 1.5  # three quarters used, of capacities within a tenth
+    slots = pool.capacity_bytes / pool.bytes_per_slot
+    assert slots <= max(most * pages.sum(), 4 * page_tokens * layout.groups)
