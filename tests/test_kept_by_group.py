@@ -34,7 +34,7 @@ from arborsim.show.replay import print_replay, to_frame, to_json
 from arborsim.show.replay_page import render
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
-from tests.helpers.plain_executor import PlainExecutor
+from tests.helpers.plain_executor import PlainExecutor, decide_all
 from tests.helpers.traces import make_trace
 
 
@@ -305,6 +305,53 @@ def test_what_a_trace_does_not_tell_is_not_a_number(tmp_path: Path, per: str) ->
         f"Attention kept of key-norm is not known per {per}: record the trace with --capture qkv "
         "--qkv-layers all."
     )
+
+
+@pytest.mark.parametrize("kind", ["linear", "tree"])
+def test_rows_of_layers_tell_what_layers_keep(tmp_path: Path, kind: str) -> None:
+    """The helper stores the mean row for every layer: each layer's share is that of the mean."""
+    shares = []
+    for layers in ((0, 2), (0, 1, 2)):
+        (folder := tmp_path / str(len(layers))).mkdir()
+        path = without_queries(vector_trace(folder, kind=kind, attention_layer_ids=layers))
+        policy = build("key-norm", {"per": "layer"})
+        job = Replay([path], [policy], [Budget.parse("0.7")], Machine(load_profile("h100")))
+        (result,) = job.run().episodes
+        shares.append((result.attention_kept, result.kept_note))
+        reader = TraceReader(path)
+        assert Quality.of(reader).rows("head") is None
+    assert 0 < shares[0][0] < 1
+    assert shares[0][1] == ""
+    assert math.isnan(shares[1][0])  # rows of other layers than those whose vectors are kept
+    assert shares[1][1] == "not known per layer"
+    episode = next(iter(TraceReader(tmp_path / "2" / "x.parquet").episodes([
+        Signal.ATTENTION, Signal.KEYS,
+    ])))  # fmt: skip
+    tiers, _ = decide_all(policy, episode, int(0.7 * episode.num_tokens), 1)
+    each = [np.array(after).reshape(2, -1) for after in tiers]
+    assert shares[0][0] == pytest.approx(mean_share(episode, each), abs=2e-3)
+
+
+def mean_share(episode: Episode, each: list[np.ndarray]) -> float:
+    """Share of the mean rows on what each group has, after each event; mean over groups."""
+    tree, kept, before = ThoughtTree(), [], np.zeros((2, 0), dtype=np.int8)
+    parent = dict(zip(episode.node.tolist(), episode.parent.tolist(), strict=True))
+    node = episode.node[episode.token_rows].tolist()
+    born = 0
+    for after in each:
+        for token in range(born, after.shape[1]):
+            while len(tree) <= node[token]:
+                tree.open(len(tree), parent[len(tree)])
+            tree.append((node[token],), 1)
+            if node[token] == 0:
+                continue
+            path, row = tree.path(node[token]), episode.attention.row(token)
+            old = path < before.shape[1]
+            for group in before:
+                gone = group[path[old]] == Tier.EVICTED
+                kept.append(1 - float(row[old][gone].sum()))
+        born, before = after.shape[1], after
+    return float(np.mean(kept))
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -59,7 +59,7 @@ def test_the_matrix_on_request_and_what_cannot_be_replayed(
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "─ budget 0.3 ─" in shown
-    assert "record with --capture qkv --qkv-layers all" in shown
+    assert "record with --capture qkv --qkv-layers all" in " ".join(shown.split())
     assert "--set per=shared runs key-norm, keydiff" in " ".join(shown.split())
     assert "Left out where the budget is below what is needed: on x.parquet" in shown
     assert main([*command[:3], "h2o", *command[4:], "--view", "matrix"]) == 0

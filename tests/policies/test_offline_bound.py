@@ -395,3 +395,19 @@ def test_beladys_rule_is_near_the_best_on_the_shipped_traces(
         with monkeypatch.context() as patch:
             patch.setattr(offline, "EXACT_CELLS", 0)
             assert 0 <= 100 * (best - kept_share(Oracle(), episode, budget)) + 1e-7 < most
+
+
+@pytest.mark.slow
+def test_shares_of_the_budget_matter_on_the_shipped_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What docs/decisions.md says of `chain-vectors`: with equal shares, then with the best."""
+    episodes = list(TraceReader(TRACES / "chain-vectors.parquet").episodes((*READ, *VECTORS)))
+    weights = [generated(episode) for episode in episodes]
+    shares = []
+    for cells in (1 << 16, offline.EXACT_CELLS):
+        monkeypatch.setattr(offline, "EXACT_CELLS", cells)
+        kept = [kept_by_groups(Oracle(per="head"), e, int(0.6 * e.num_tokens)) for e in episodes]
+        shares.append(np.average(kept, weights=weights))
+    assert shares[0] == pytest.approx(0.983, abs=5e-4)
+    assert 0.999 < shares[1] < 1
