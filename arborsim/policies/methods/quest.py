@@ -34,7 +34,7 @@ class Quest(PageReader):
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "pages are chosen with the query of the token just decoded, one step before they are read, "
-        "because decisions fall between steps; docs/validation.md says what that costs",
+        "because decisions fall between steps; docs/decisions.md says what that costs",
         "the query heads of a KV head choose together, by the largest of their bounds (the paper "
         "has one query head per KV head)",
         "the budget is a number of tokens: a page that is not full counts what it holds",
