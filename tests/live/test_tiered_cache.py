@@ -18,7 +18,7 @@ from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.tiers.codec import Plain
 from arborsim_torch.tiers.link import HostLink
-from tests.live.tiny import HEADS, KV_HEADS, LAYERS, VOCAB, plain_copy, tiny_model, torch
+from tests.live.tiny import KV_HEADS, LAYERS, VOCAB, plain_copy, tiny_model, torch
 
 PER_TOKEN = 2 * LAYERS * KV_HEADS * 16 * 4
 
@@ -52,14 +52,15 @@ class MaskedModel:
         self, module: Any, query: Any, key: Any, value: Any, *_: Any, scaling: float, **__: Any
     ) -> Any:
         n = query.shape[2]
-        readable = torch.ones(n, n, dtype=torch.bool).tril()[None].repeat(HEADS, 1, 1)
-        for head in range(HEADS):
-            group = head // (HEADS // KV_HEADS)
+        heads, shared = query.shape[1], query.shape[1] // key.shape[1]
+        readable = torch.ones(n, n, dtype=torch.bool).tril()[None].repeat(heads, 1, 1)
+        for head in range(heads):
+            group = head // shared
             for token, first in self._dead.get((module.layer_idx, group), {}).items():
                 readable[head, first:, token] = False
             for each, token in self._skipped.get((module.layer_idx, group), []):
                 readable[head, each, token] = False
-        keys, values = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (key, value))
+        keys, values = (x.repeat_interleave(shared, 1) for x in (key, value))
         scores = (query @ keys.transpose(2, 3) * scaling).masked_fill(~readable, -torch.inf)
         return (scores.softmax(-1) @ values).transpose(1, 2), None
 
