@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from arborsim.cli.command import argument, command
-from arborsim.cli.options import json_option, print_json
+from arborsim.cli.options import json_option, output_option, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +42,7 @@ _SIGNALS = {
 def policies(
     name: str = argument("", "One policy, in detail: a name, file or class.", complete="policy"),
     json: bool = json_option(),
+    markdown: bool = output_option(False, "Print docs/policies.md.", "--markdown"),
 ) -> None:
     """List the policies, or explain one: its method, source, parameters and what it reads."""
     from rich.console import Console
@@ -49,7 +51,9 @@ def policies(
 
     found = [facts_of(one) for one in ([name] if name else available())]
     console = Console(highlight=False)
-    if json:
+    if markdown:
+        print(document(found), end="")
+    elif json:
         print_json(found[0] if name else found)
     elif name:
         _explain(console, found[0], name)
@@ -87,6 +91,43 @@ def facts_of(name: str) -> dict[str, Any]:
         "deviations": list(method.deviations),
         "parameters": [_parameter(each) for each in parameters(kind).values()],
     }
+
+
+def document(found: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: which code each policy was compared with, and where it differs from its paper."""
+    lines = [
+        "# Policies",
+        "",
+        "Where each policy comes from, which code it was compared with and how, and where it",
+        "differs from paper or code. `arborsim policies --markdown > docs/policies.md` makes this",
+        "page; `arborsim policies NAME` explains a policy.",
+        "",
+        "*Literally*: both were run on the same random inputs, and the sets of tokens that they",
+        "hold were compared; else the code was read. A dash: not compared with any.",
+        "",
+        "| policy | paper | authors' code and how it was compared | settings for it |",
+        "|---|---|---|---|",
+    ]
+    found = [facts for facts in found if facts["family"] != INSTALLED]
+    for facts in found:
+        names = [each["name"] for each in facts["parameters"]]
+        published = [name for name in names if name.startswith("as_")]
+        cells = (f"`{facts['name']}`", facts["paper"], facts["official"],
+                 " ".join(f"`{name}`" for name in published) or "-")  # fmt: skip
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    lines += ["", "## Differences"]
+    for facts in found:
+        if facts["deviations"]:
+            lines += ["", f"### {facts['name']}", ""]
+            for each in facts["deviations"]:
+                lines += wrap(_plain(each), 116, initial_indent="- ", subsequent_indent="  ",
+                              break_on_hyphens=False)  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown finds no emphasis and no tags."""
+    return re.sub(r"([*<_])", r"\\\1", text)
 
 
 def _family(kind: type[Policy]) -> str:

@@ -43,6 +43,14 @@ def test_every_policy_is_explained(
     assert f"--policy {name} " in shown
 
 
+def test_the_committed_page_is_what_the_policies_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", "--markdown"]) == 0
+    page = Path(__file__).parents[2] / "docs" / "policies.md"
+    assert capsys.readouterr().out == page.read_text(), (
+        "run `arborsim policies --markdown > docs/policies.md`"
+    )
+
+
 def test_json_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")

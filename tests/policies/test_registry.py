@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from arborsim.cli.app import main
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.policies import methods, registry
@@ -20,7 +21,7 @@ from arborsim.signals.rolling import HiddenChangeContrast
 from arborsim.signals.scores import Score
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
-from tests.helpers.traces import make_trace
+from tests.helpers.traces import make_info, make_trace
 
 
 def test_the_table_names_every_policy_in_every_file() -> None:
@@ -47,6 +48,26 @@ def test_finding_one_imports_no_other(name: str) -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     assert run.stdout.split() == [f"arborsim.policies.methods.{registry.MODULES[name]}"]
+
+
+@pytest.mark.parametrize("kind", ["linear", "tree"])
+@pytest.mark.parametrize("per", ["layer", "head"])
+def test_policies_with_groups_replay_one_layer_with_one_kv_head(
+    kind: str, per: str, tmp_path: Path
+) -> None:
+    info = make_info(3, "qkv", qkv_layers=(1,))
+    info = replace(info, geometry=replace(info.geometry, kv_heads=1))
+    path = make_trace(tmp_path / "x.parquet", episodes=1, kind=kind, prompt=20, info=info)
+    reader = TraceReader(path)
+    names = [
+        name
+        for name in registry.names()
+        if registry.build(name).grouping != "shared"
+        and all(reader.has(signal) for signal in registry.build(name).reads())
+    ]
+    assert len(names) > 8
+    command = ["replay", str(path), "--policy", ",".join(names), "--budget", "0.5"]
+    assert main([*command, "--set", f"per={per}", "--skip-infeasible", "--no-oracle"]) == 0
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ class Vatp(StreamPolicy):
 
     name: ClassVar[str] = "vatp"
     paper: ClassVar[str] = "Guo et al. 2024, arXiv:2406.12335"
+    official: ClassVar[str] = (
+        "the authors' repository: literally, on random inputs; its commit was not noted"
+    )
     summary: ClassVar[str] = "keep what is attended and has large values"
     formula: ClassVar[str] = "s(i) = ||v_i||_1 x sum over queries t of a_t(i)"
     deviations: ClassVar[tuple[str, ...]] = (
