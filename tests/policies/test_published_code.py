@@ -2,7 +2,7 @@
 
 The caches here are written anew from reading that code (ARKV 92b0800, R-KV d15c976): slots in plain
 lists, one step at a time.  Random attention, queries and keys; a third of the prompts is longer
-than the cache.
+than the cache.  So are the cuts of a prompt by AdaKV (efe4e2e) and PyramidKV (c97f9d7).
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from arborsim.core.observations import Signal
+from arborsim.core.events import Prefill, TokenRun
+from arborsim.core.observations import Observations, Signal
+from arborsim.core.shape import CacheShape
 from arborsim.core.tiers import Tier
-from arborsim.policies.base import Policy
+from arborsim.core.tree import ThoughtTree
+from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.arkv import ARKV, ARKVOrigin, ARKVQuant
 from arborsim.policies.methods.rkv import RKV
+from arborsim.policies.registry import available
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
@@ -224,3 +228,69 @@ def test_rkv_keeps_what_its_code_keeps(seed: int, tmp_path: Path) -> None:
     policy = RKV(window=3, interval=6, threshold=(0.5, 0.9)[seed % 2], as_published=True)
     episode, budget = random_episode(policy, tmp_path, seed)
     assert held_by(policy, episode, budget) == coded_rkv(policy, episode, budget)
+
+
+def coded_heads_of_adakv(votes: np.ndarray, window: int, cache: int, alpha: float) -> list[set]:
+    """Tokens that AdaKV's heads keep of a prompt; `votes` are ``[heads, tokens]``."""
+    base, past = cache - window, votes.shape[1] - window
+    score = np.array([pooled(row) for row in votes[:, :past].tolist()])
+    best = np.argsort(-score.ravel(), kind="stable")[: len(votes) * base] // past
+    capacity = np.bincount(best, minlength=len(votes)) * (1 - alpha) + int(base * alpha)
+    newest = range(past, past + window)
+    return [
+        {*best_first(row)[: round(own)], *newest}
+        for row, own in zip(score.tolist(), capacity.tolist(), strict=True)
+    ]
+
+
+def coded_layers_of_pyramidkv(
+    votes: np.ndarray, window: int, cache: int, beta: int, heads: int
+) -> list[set]:
+    """Tokens that PyramidKV's heads keep of a prompt of at least 2 (C - W) tokens."""
+    base, past, layers = cache - window, votes.shape[1] - window, len(votes) // heads
+    least = base // beta
+    most = 2 * base - least
+    if most >= past:
+        most, least = past, 2 * base - past
+    step, newest = (most - least) // (layers - 1), range(past, past + window)
+    return [
+        {*best_first(pooled(row))[: most - group // heads * step], *newest}
+        for group, row in enumerate(votes[:, :past].tolist())
+    ]
+
+
+@pytest.mark.parametrize("method", ["adakv", "pyramidkv"])
+def test_uneven_heads_keep_what_the_code_keeps_but_for_rounding(method: str) -> None:
+    """Of each head one set holds the other; the code's sums miss the budget, these do not."""
+    for case in range(CASES):
+        rng = np.random.default_rng(case)
+        layers, heads, window = int(rng.integers(2, 9)), 3, 6
+        cache, alpha, beta = int(rng.integers(20, 60)), 0.2, int(rng.choice([2, 10, 20]))
+        tokens = int(rng.integers(2 * cache, 6 * cache))
+        votes = rng.random((layers * heads, tokens)) ** rng.uniform(1, 9, (layers * heads, 1))
+        tree = ThoughtTree()
+        tree.open(0, -1)
+        tree.append((0,), tokens)
+        tree.activate((0,))
+        shape = CacheShape(tuple(range(layers)), heads, 8)
+        tiers = np.zeros(votes.shape, dtype=np.int8)
+        view = CacheView(tiers, {"score": votes}, tree, (0,), tokens, cache, 0, 128, shape=shape)
+        own = {"adakv": {"alpha": alpha}, "pyramidkv": {"beta": beta}}[method]
+        policy = available()[method](window=window, **own)
+        run = TokenRun((0,), tokens, np.zeros(tokens, np.int32), Observations(tokens))
+        plan = policy.decide(view, Prefill(run))
+        assert plan is not None
+        kept = [set(np.flatnonzero(row == Tier.HBM).tolist()) for row in plan.tiers]
+        assert sum(map(len, kept)) == cache * layers * heads
+        if method == "adakv":
+            coded = [
+                head
+                for first in range(0, len(votes), heads)
+                for head in coded_heads_of_adakv(votes[first : first + heads], window, cache, alpha)
+            ]
+        else:
+            coded = coded_layers_of_pyramidkv(votes, window, cache, beta, heads)
+        apart = 1 if method == "adakv" else layers
+        for mine, theirs in zip(kept, coded, strict=True):
+            assert mine <= theirs or theirs <= mine
+            assert abs(len(mine) - len(theirs)) <= apart
