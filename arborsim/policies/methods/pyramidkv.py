@@ -68,7 +68,7 @@ class PyramidKV(Voting):
     }
     official: ClassVar[str] = (
         "Zefan-Cai/KVCache-Factory@c97f9d7: PyramidKVCluster.update_kv run on 60 random prompts: "
-        "heads keep the same tokens but for those by which the code exceeds the budget, at most 7.5 %"
+        "heads keep the same tokens but for those by which the code exceeds its budget (0 to 7.5 %)"
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "published for the prompt; here shares and votes go on while tokens are generated: every "

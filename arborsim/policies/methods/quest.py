@@ -27,9 +27,9 @@ class Quest(PageReader):
     name: ClassVar[str] = "quest"
     paper: ClassVar[str] = "Quest, Tang et al. 2024, arXiv:2406.10774"
     official: ClassVar[str] = (
-        "mit-han-lab/Quest@01c1623: scores of pages as its evaluation code computes them, and pages "
-        "as its kernels choose them, the last one always, on 60 of 60 random caches of one layer "
-        "(80 to 480 tokens, one query head per KV head, the same query)"
+        "mit-han-lab/Quest@01c1623: literally, scores of pages as its evaluation code computes "
+        "them and pages as its kernels choose them, the last one always, on 60 of 60 random caches "
+        "of one layer (80 to 480 tokens, one query head per KV head, the same query)"
     )
     summary: ClassVar[str] = "keep every token in HBM, read the pages that matter to the query"
     formula: ClassVar[str] = (
