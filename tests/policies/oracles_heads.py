@@ -35,6 +35,12 @@ def plain_sum(values: Iterable[float]) -> float:
     return total
 
 
+def in_slots(known: list[int], tokens: Iterable[int]) -> list[int]:
+    """Tokens in the order that is known of them, then the others by age."""
+    place = {token: i for i, token in enumerate(known)}
+    return sorted(tokens, key=lambda t: (place.get(t, len(known)), t))
+
+
 class SlowGroups(SlowStream):
     """`SlowStream` once per group: each gives up blocks, then its own lowest tokens."""
 
@@ -186,26 +192,18 @@ class SlowARKV(SlowGroups):
             safe = self.protected(world)
             stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
             theirs = [t for t in stream if tiers[first][t] in (HBM, HBM_Q) and t not in safe]
-            places = self.in_slots(world, first, range(len(world.node)), slots)
+            places = in_slots(slots.get(first, []), range(len(world.node)))
             ranked = self.best_first(world, first, theirs, slots)[:full]
             order = sorted(range(len(best)), key=lambda i: places.index(ranked[i]))
             best = [best[i] for i in order]
-        others = self.in_slots(world, group, range(len(world.node)), slots)
+        others = in_slots(slots.get(group, []), range(len(world.node)))
         lead = best + kept[full:]
         self.slots[group] = lead + [t for t in others if t not in lead]
-
-    def in_slots(
-        self, world: SlowWorld, group: int, tokens: Iterable[int], slots: dict[int, list[int]]
-    ) -> list[int]:
-        """Tokens in the order of slots; what came after the last cut in the order of age."""
-        known = slots.get(group, [])
-        place = {t: i for i, t in enumerate(known)}
-        return sorted(tokens, key=lambda t: (place.get(t, len(known)), t))
 
     def best_first(
         self, world: SlowWorld, group: int, free: list[int], slots: Any = None
     ) -> list[int]:
-        row = self.in_slots(world, group, free, self.slots if slots is None else slots)
+        row = in_slots((self.slots if slots is None else slots).get(group, []), free)
         heavy = [0.0, 0.0, *(self.heaviness(world, group, t) for t in row), 0.0, 0.0]
         pooled = [plain_sum(heavy[i : i + 5]) / 5 for i in range(len(row))]
         ranked = sorted(range(len(row)), key=lambda i: (pooled[i], i), reverse=True)

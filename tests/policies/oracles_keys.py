@@ -14,7 +14,7 @@ from arborsim.policies.methods.kivi import KIVI
 from arborsim.policies.methods.rkv import RKV
 from arborsim.policies.methods.thinkv_paper import ThinKVPaper
 from tests.helpers.slow_world import EVICTED, HBM, HBM_C, HBM_Q, SlowWorld
-from tests.policies.oracles_heads import SlowGroups, plain_sum
+from tests.policies.oracles_heads import SlowGroups, in_slots, plain_sum
 
 
 class SlowRKV(SlowGroups):
@@ -22,37 +22,62 @@ class SlowRKV(SlowGroups):
 
     mix, threshold = 0.07, 0.5
 
-    def __init__(self, interval: int, window: int, kernel: int, adaptation: str = "path") -> None:
+    def __init__(
+        self, interval: int, window: int, kernel: int, adaptation: str = "path",
+        published: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(adaptation)
         self.interval, self.window, self.kernel = interval, window, kernel
+        self.published = published
+        self.slots: dict[int, list[int]] = {}  # of a group, once decided: its tokens in slot order
 
     def recent(self, world: SlowWorld) -> int:
         return self.window
 
     def prefill(self, world: SlowWorld) -> None:
-        pass
+        if self.published:
+            self.shrink(world)
 
     def step(self, world: SlowWorld) -> None:
-        if world.iterations % self.interval == 0:
+        before = world.prompt + world.iterations - 1
+        if (before if self.published else world.iterations) % self.interval == 0:
             self.shrink(world)
 
     def transition(self, world: SlowWorld) -> None:
         pass
 
+    def shrink_group(self, world: SlowWorld, group: int) -> None:
+        full = self.published and world.in_hbm(group) >= world.budget
+        z = self.rated(world, group) if full else {}
+        super().shrink_group(world, group)
+        if full:
+            kept = [t for t in z if world.tiers[group][t] == HBM]
+            order = sorted(range(len(kept)), key=lambda i: (z[kept[i]], i), reverse=True)
+            lead = [kept[i] for i in order]
+            others = in_slots(self.slots.get(group, []), range(len(world.node)))
+            self.slots[group] = lead + [t for t in others if t not in lead]
+
     def key(self, world: SlowWorld, group: int, token: int) -> list[float]:
         of_layer = world.episode.keys[token].tolist()
         return of_layer[group // len(of_layer[0])][group % len(of_layer[0])]
 
-    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+    def rated(self, world: SlowWorld, group: int) -> dict[int, float]:
+        """Z of the tokens that may leave, in the order of slots."""
         tier = world.tiers[group]
         stream = world.active_tokens() if self.adaptation == "path" else range(len(world.node))
         held = [t for t in stream if tier[t] in (HBM, HBM_Q)]
+        held = in_slots(self.slots.get(group, []), held)
+        free = [t for t in held if t not in self.protected(world)]
         repeated = self.redundancy([self.key(world, group, t) for t in held])
         rated = self.importance(world, group, free)
         z = {}
         for i, token in enumerate(free):
             near = rated[max(0, i - self.kernel // 2) : i + self.kernel // 2 + 1]
             z[token] = self.mix * max(near) - (1 - self.mix) * repeated[held.index(token)]
+        return z
+
+    def choose(self, world: SlowWorld, group: int, free: list[int]) -> None:
+        tier, z = world.tiers[group], self.rated(world, group)
         for _ in range(world.in_hbm(group) - world.budget):
             victim = min(free, key=lambda t: (z[t], t))
             free.remove(victim)
@@ -87,6 +112,8 @@ class SlowRKV(SlowGroups):
             similar = [j for j, c in enumerate(row) if round(c, 9) > self.threshold]
             if similar:
                 row[similar[-1]] = 0.0
+            elif self.published:
+                row[0] = 0.0
         mean = [round(plain_sum(column) / len(keys), 9) for column in zip(*cosine, strict=True)]
         weight = [math.exp(m - max(mean)) for m in mean]
         return [w / sum(weight) for w in weight]
@@ -323,6 +350,9 @@ PAIRS: dict[str, tuple[Policy, Callable[[], Any]]] = {
     "kivi": (KIVI(group=8, residual=5), lambda: SlowKIVI(8, 5)),
     "kivi-small": (KIVI(bits=4, group=9, residual=1), lambda: SlowKIVI(9, 1)),
     "rkv": (RKV(interval=7, window=3, kernel=3), lambda: SlowRKV(7, 3, 3)),
+    "rkv-as-published": (
+        RKV(interval=7, window=3, kernel=3, as_published=True),
+        lambda: SlowRKV(7, 3, 3, published=True)),
     "rkv-flat": (
         RKV(interval=16, window=5, kernel=7, adaptation="flat"), lambda: SlowRKV(16, 5, 7, "flat")),
     "thinkv-paper": (
