@@ -101,6 +101,21 @@ def test_composed_policies_and_their_parameters(
     assert "sinks 2" in page
 
 
+def test_one_setting_lets_the_prompts_of_all_policies_compete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A budget below the prompt's share; of compositions the block may be left out."""
+    trace = make_trace(tmp_path / "x.parquet", kind="linear", prompt=60, nodes=6, episodes=1)
+    chosen = ("epikv", "h2o", "raas", "staircase")
+    command = ["replay", str(trace), "--policy", ",".join(chosen), "--budget", "0.25", "--json",
+               "--no-oracle"]  # fmt: skip
+    assert main(command) == 2
+    assert "budget infeasible for epikv: prompt 60" in capsys.readouterr().err
+    assert main([*command, "--set", "pin_prompt=false"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {row["policy"] for row in result["rows"]} == {"full", *chosen}
+
+
 def test_a_class_in_the_working_directory(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

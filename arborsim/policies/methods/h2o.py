@@ -33,6 +33,10 @@ class H2O(StreamPolicy):
 
     name: ClassVar[str] = "h2o"
     paper: ClassVar[str] = "Zhang et al. 2023, arXiv:2306.14048"
+    official: ClassVar[str] = (
+        "Zefan-Cai/KVCache-Factory@c97f9d7: update_kv of H2OKVCluster read, not run: it adds up "
+        "the attention of all queries of the prompt, cuts the prompt alone, and its window is fixed"
+    )
     summary: ClassVar[str] = "keep the most attended tokens and a recent window"
     formula: ClassVar[str] = "s(i) = sum over queries t of a_t(i)"
     deviations: ClassVar[tuple[str, ...]] = (
