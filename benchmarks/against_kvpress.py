@@ -18,7 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from kvpress import KeyDiffPress, KnormPress, SnapKVPress, StreamingLLMPress, TOVAPress
+from kvpress import (
+    KeyDiffPress,
+    KnormPress,
+    LagKVPress,
+    SnapKVPress,
+    StreamingLLMPress,
+    TOVAPress,
+)
 
 from arborsim.core.events import Prefill, TokenRun
 from arborsim.core.observations import Observations, VectorRows
@@ -26,13 +33,14 @@ from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Policy
 from arborsim.policies.methods.key_geometry import KeyDiff, KeyNorm
+from arborsim.policies.methods.lag_kv import LagKVOfficial
 from arborsim.policies.methods.snapkv import SnapKV
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.methods.tova import Tova
 from arborsim.signals.scores import ScoreBook
 
 KV_HEADS, GROUP, SIZE = 2, 2, 16
-WINDOW = 8
+WINDOW, LAG = 8, 10
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,10 @@ PAIRS: dict[str, tuple[Policy, Any]] = {
     "streaming-llm": (StreamingLLM(pin_prompt=False), StreamingLLMPress),
     "key-norm": (KeyNorm(pin_prompt=False, recent=1), KnormPress),
     "keydiff": (KeyDiff(pin_prompt=False, recent=1), KeyDiffPress),
+    "lag-kv-official": (
+        LagKVOfficial(pin_prompt=False, sinks=4, lag=LAG),
+        lambda ratio: LagKVPress(ratio, n_sink=4, lag_size=LAG),
+    ),
 }
 
 
@@ -114,7 +126,10 @@ def main(cases: int) -> None:
             prompt = random_prompt(rng)
             ratio = float(rng.uniform(0.05, 0.7))
             count = max(WINDOW + 1, int(len(prompt) * (1 - ratio)))
-            made = press(1 - (count + 0.5) / len(prompt))
+            if isinstance(policy, LagKVOfficial):  # keeps half of each partition, whatever is asked
+                parts = (len(prompt) - policy.sinks) // LAG - 1
+                count = len(prompt) - max(0, parts) * LAG // 2
+            made = press(max(0.0, 1 - (count + 0.5) / len(prompt)))
             same += kept_by_press(made, prompt, count) == kept_by_policy(policy, prompt, count)
         print(f"{name}: {same} of {cases} prompts")
 
