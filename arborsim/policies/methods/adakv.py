@@ -105,8 +105,8 @@ class AdaKV(Voting):
         "score": "attention from the end of the prompt on, pooled over the prompt",
     }
     official: ClassVar[str] = (
-        "FFY0/AdaKV@efe4e2e: AdaptiveSnapKVCluster.update_kv_gqa run on 60 random prompts: heads "
-        "keep the same tokens but for one, where the code rounds"
+        "FFY0/AdaKV@efe4e2e: literally, on 60 random prompts; the 240 heads keep the tokens of "
+        "AdaptiveSnapKVCluster, mean-pooled, but for one where the code rounds"
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "published for the prompt; while tokens are generated, the lowest of a layer over its "

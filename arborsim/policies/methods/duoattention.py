@@ -120,8 +120,7 @@ class DuoAttention(StreamPolicy):
         "schedule": "when all heads together exceed the budget",
     }
     official: ClassVar[str] = (
-        "mit-han-lab/duo-attention@fe93c31: gates in the format of its attn_patterns; "
-        "sparsify_attention_heads and the streaming cache read and compared, not run"
+        "mit-han-lab/duo-attention@fe93c31: read, not run; takes the gates of its attn_patterns"
     )
     deviations: ClassVar[tuple[str, ...]] = (
         "without a file of gates, which the paper trains, a head's gate is the share of attention "
