@@ -104,7 +104,7 @@ class SlowPyramid(SlowVoting):
         """A straight line over the layers, in whole numbers that add up."""
         heads = world.episode.info.geometry.kv_heads
         layers = world.groups // heads
-        window = min(self.window, world.budget // 2) + self.outside(world)
+        window = max(min(self.window, world.budget // 2), len(world.leaves)) + self.outside(world)
         base = world.budget - window
         fullest = max(world.in_hbm(group) for group in range(world.groups))
         most = min(2 * base - base // self.beta, fullest - window)

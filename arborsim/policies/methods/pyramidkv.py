@@ -20,8 +20,9 @@ from arborsim.policies.placement import Pool
 class Pyramid(Pool):
     """What layers keep falls linearly with their depth; on average it is the budget.
 
-    Of a budget ``C`` and a window ``W`` (with a prompt that is pinned), the last layer keeps
-    ``W + (C - W) / beta``, the first as much more than ``C`` as that is less.  Where the first
+    Of a budget ``C`` and a window ``W`` (with a prompt that is pinned, and no smaller than the
+    number of leaves), the last layer keeps ``W + (C - W) / beta``, the first as much more than
+    ``C`` as that is less.  Where the first
     cannot fill its share yet, the others have what it leaves: the pyramid grows steep as the cache
     grows.
     """
@@ -38,7 +39,8 @@ class Pyramid(Pool):
     def shares(self, view: CacheView) -> np.ndarray:
         budget, layer = view.budget_tokens, view.shape.rows(len(view.tier))
         layers = int(layer[-1]) + 1
-        stays = min(self.window, budget // 2) + (view.prompt_tokens if self.pin_prompt else 0)
+        newest = max(min(self.window, budget // 2), len(view.leaves))  # one of each leaf stays
+        stays = newest + (view.prompt_tokens if self.pin_prompt else 0)
         base = budget - stays
         most = min(2 * base - base // self.beta, view.fullest - stays)
         if layers == 1 or most <= base:  # all fits
