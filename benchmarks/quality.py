@@ -139,10 +139,11 @@ def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
     return Experiment(search, (FULL, *arms))
 
 
-def _newer(search: dict[str, Any]) -> Experiment:
+def _newer(search: dict[str, Any], group: str, residual: str) -> Experiment:
     """Uneven budgets, selection, few bits and newer scores, at budgets that mean the same for all.
 
-    Nobody pins the prompt; windows and intervals suit searches of a few hundred tokens.
+    Nobody pins the prompt; windows and intervals suit searches of a few hundred tokens, `group` and
+    `residual` of KIVI the length of their thoughts.
     """
     kinds: dict[str, tuple[str, dict[str, str]]] = {
         "random": ("random", {"recent": "16"}),
@@ -163,6 +164,10 @@ def _newer(search: dict[str, Any]) -> Experiment:
         if "pin_prompt" in parameters(find(name)):
             settings = settings | {"pin_prompt": "false"}
         arms += [Arm(label, name, budget, settings) for budget in ("0.5", "0.25")]
+    for bits, outliers in (("8", "0"), ("4", "0"), ("2", "0"), ("2", "0.01")):
+        settings = {"bits": bits, "outliers": outliers, "group": group, "residual": residual}
+        kept = ", outliers" if float(outliers) else ""
+        arms.append(Arm(f"kivi, {bits} bits{kept}", "kivi", "1", settings))
     return Experiment(search, (FULL, *arms))
 
 
@@ -173,8 +178,8 @@ EXPERIMENTS = {
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
-    "newer": lambda: _newer(CHAIN),
-    "newer-game24": lambda: _newer(GAME),
+    "newer": lambda: _newer(CHAIN, "32", "32"),
+    "newer-game24": lambda: _newer(GAME, "8", "16"),
 }
 
 
