@@ -32,7 +32,8 @@ from .device import caller
 NAMES = sorted(set(available()) - {"oracle"})
 #: Settings for searches of 40 tokens, by policy.
 SMALL = {"rkv": {"interval": "8", "window": "4"}, "snapkv": {"window": "4"},
-         "lag-kv-official": {"lag": "8", "sinks": "4"}}  # fmt: skip
+         "lag-kv-official": {"lag": "8", "sinks": "4"},
+         "freekv": {"page": "4", "sinks": "4", "recent": "8"}, "quest": {"page": "4"}}  # fmt: skip
 
 
 @dataclass
@@ -98,7 +99,7 @@ PROMPTS = ("rkv", "snapkv")
 @pytest.mark.parametrize(
     ("names", "budget", "most", "idle"),
     [
-        ([n for n in NAMES if n not in WHOLE_THOUGHTS], 40, 20, {"full", "rkv", "snapkv"}),
+        ([n for n in NAMES if n not in WHOLE_THOUGHTS], 40, 20, {"full", "kivi", "rkv", "snapkv"}),
         (WHOLE_THOUGHTS, BUDGET, 130, set()),
         (PROMPTS, 20, 20, set()),
     ],
