@@ -161,7 +161,7 @@ def test_uneven_heads_use_the_bytes_of_the_ledger(
     policy, machine = build(name, small), CacheOptions(page_tokens=4)
     run_batched([PolicySearch(setup, problem, policy, 100, machine, wrap=wrap)], 1, done)
     assert beside[0].uneven
-    assert beside[0].allocated[-1] < 1.45  # pools shrink when three quarters are used
+    assert beside[0].allocated[-1] < 1.35  # pools shrink when 85 % are used, but for a page
 
 
 @pytest.mark.parametrize("name", ["h2o", "epikv", "arborkv", "rkv"])

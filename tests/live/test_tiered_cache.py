@@ -292,7 +292,7 @@ def test_uneven_groups_take_the_memory_that_they_use(
             logits = decoder.step(ids[-1:])[0]
             torch.testing.assert_close(logits, masked.logits(ids)[-1], rtol=1e-4, atol=1e-4)
         used, slots = cache.used_bytes(Place.HBM), cache.capacity_bytes(Place.HBM)
-        assert slots <= (used + groups * page_tokens * per_group) / 0.74
+        assert slots <= (used + 2 * groups * page_tokens * per_group) / (0.85 * 0.9)
 
 
 def test_ragged_heads_on_a_tree_are_read_as_in_the_order_of_tokens() -> None:
@@ -425,6 +425,7 @@ def test_a_pool_holds_what_was_put_in_whatever_its_groups_hold(
                 assert torch.equal(copied[:, first, int(slot[0])], expected[0, :, 0])
     pool.shrink()
     pages = -(-pool.slots.used // page_tokens) * page_tokens
-    most = 2.0 if grouping == "shared" else 1.5  # three quarters used, of capacities within a tenth
+    spare = page_tokens * layout.groups
+    least = 0.5 if grouping == "shared" else 0.85 * 0.9  # in use, of capacities within a tenth
     slots = pool.capacity_bytes / pool.bytes_per_slot
-    assert slots <= max(most * pages.sum(), 4 * page_tokens * layout.groups)
+    assert slots <= max((pages.sum() + spare) / least, 4 * spare)

@@ -25,9 +25,10 @@ from arborsim_torch.cache.slots import SlotTable
 from arborsim_torch.tiers.codec import Codec, Packed, Plain
 from arborsim_torch.tiers.copies import to_device
 
-_GROWTH = 1.25
-_SHRINK_BELOW = 0.5  # share of slots in use; with several groups, whose numbers differ, 0.75
-_SHRINK_GROUPS_BELOW = 0.75
+#: By how much a full tensor grows, and the share of slots in use below which tensors shrink: of one
+#: group, and of several, whose numbers differ
+_GROWTH, _SHRINK_BELOW = 1.25, 0.5
+_GROWTH_OF_GROUPS, _SHRINK_GROUPS_BELOW = 1.125, 0.85
 #: Heads with slots of their own must save this much: reading a ragged slab takes a copy.
 _RAGGED_SAVES = 0.1
 
@@ -166,13 +167,10 @@ class Pool:
         over = self.slots.high > self._capacity
         if not over.any():
             return
-        # A head that is not full yet grows with the others, or it would be the next to grow.
-        high, capacity = self.slots.high, self._capacity
-        wanted = np.where(
-            over,
-            np.maximum(high, (_GROWTH * capacity).astype(np.int64)),
-            np.maximum(capacity, (_GROWTH * high).astype(np.int64)),
-        )
+        growth = _GROWTH if self.layout.groups == 1 else _GROWTH_OF_GROUPS
+        # The tensor is made anew: heads that are not full get as much room as those that are.
+        room = np.where(over, self._capacity, self.slots.high)
+        wanted = np.maximum(self.slots.high, (growth * room).astype(np.int64))
         for slab in range(self.layout.slabs):
             own = self._groups_of(slab)
             if over[own].any():
@@ -306,7 +304,8 @@ class Pool:
         needed = self._pages(self.slots.used)
         wanted = [self._shared_out(needed[self._groups_of(slab)]) for slab in slabs]
         enough = _SHRINK_BELOW if self.layout.groups == 1 else _SHRINK_GROUPS_BELOW
-        roomy = np.concatenate(wanted).sum() < enough * self._capacity.sum()
+        spare = self.page_tokens * self.layout.groups  # or a growth by pages would be undone
+        roomy = np.concatenate(wanted).sum() + spare < enough * self._capacity.sum()
         if not roomy or self._capacity.max() <= 4 * self.page_tokens:
             return False
         if self._spans is not None:
@@ -357,7 +356,8 @@ class Pool:
         for group, old in zip(groups, before, strict=True):
             for new, source in zip(self._strip(group), old, strict=False):
                 if order is None:
-                    new[:, :, :, : source.shape[3]] = source
+                    count = min(new.shape[3], source.shape[3])  # beyond `high` there is nothing
+                    new[:, :, :, :count] = source[:, :, :, :count]
                 else:
                     index = to_device(order[group], self.device)
                     new[:, :, :, : len(index)] = source.index_select(3, index)
