@@ -50,6 +50,17 @@ class Pages:
         """Pages with a token on the paths that `mask`, bool ``[tokens]``, has; bool ``[pages]``."""
         return np.bincount(self.at[mask[self.path]], minlength=len(self)) > 0
 
+    def tokens(self, taken: np.ndarray) -> np.ndarray:
+        """The tokens on the paths that are in these pages, of bool ``[groups, pages]``."""
+        # Along one path the tokens of a page follow one another, and repeating is faster.
+        one = len(self.view.leaves) == 1
+        wide = np.repeat(taken, self.sizes, axis=1) if one else taken[:, self.at]
+        if len(self.path) == self.view.num_tokens:
+            return wide
+        found = np.zeros((len(taken), self.view.num_tokens), dtype=bool)
+        found[:, self.path] = wide
+        return found
+
     def of(self, leaf: int) -> np.ndarray:
         """Those on the path to a leaf, the oldest first: indices ``[m]``."""
         if len(self.view.leaves) == 1:

@@ -82,10 +82,9 @@ class FreeKV(PageReader):
         return max(0, view.budget_tokens - view.num_tokens) // len(view.leaves) + 1
 
     def choose(self, view: CacheView) -> Plan:
-        pages, (groups, tokens) = Pages(view), view.tier.shape
+        pages, groups = Pages(view), len(view.tier)
         stays = pages.any(self.protected(view))
-        here = np.zeros(tokens, dtype=bool)
-        here[pages.path] = stays[pages.at]
+        (here,) = pages.tokens(stays[None])
         tiers = np.where(here, Tier.HBM, Tier.DDR).astype(np.int8)[None].repeat(groups, axis=0)
         score = np.full((groups, len(pages)), -np.inf)
         for leaf in view.leaves:
@@ -95,9 +94,7 @@ class FreeKV(PageReader):
                 score[:, own] = np.maximum(score[:, own], self._score(view, pages, leaf, own))
         room = view.budget_tokens - int(np.count_nonzero(here))
         taken = pages.best(score, np.full(groups, room)) | stays
-        reads = np.zeros(view.tier.shape, dtype=bool)
-        reads[:, pages.path] = taken[:, pages.at]
-        return Plan(tiers, reads=reads)
+        return Plan(tiers, reads=pages.tokens(taken))
 
     def _score(self, view: CacheView, pages: Pages, leaf: int, own: np.ndarray) -> np.ndarray:
         """Mean over query heads of the softmax over these pages; float64 ``[groups, m]``."""

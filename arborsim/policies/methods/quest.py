@@ -70,8 +70,7 @@ class Quest(PageReader):
             score[:, own] = np.maximum(score[:, own], bounds)
         score[:, pages.any(prompt)] = np.inf
         taken = pages.best(score, np.full(len(score), view.budget_tokens))
-        reads = np.zeros(view.tier.shape, dtype=bool)
-        reads[:, pages.path] = taken[:, pages.at]
+        reads = pages.tokens(taken)
         layers = np.asarray(view.shape.layers)
         if len(layers):
             reads[layers[view.shape.rows(len(reads))] < self.dense] = True
