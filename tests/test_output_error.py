@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.core.events import Event
-from arborsim.core.formats import FP8, round_e4m3
+from arborsim.core.formats import FP8, Format, round_e4m3
 from arborsim.core.observations import Signal
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView, Policy
+from arborsim.policies.methods.kivi import KIVI
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.run.controller import Controller
 from arborsim.run.meters import OutputError
@@ -42,6 +43,10 @@ class Scatter(Policy):
     def grouping(self) -> str:
         return self.per
 
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        return FP8, Format(2, 4, "token", 2, 2, 0.1)
+
     def next_decision(self, view: CacheView) -> int:
         return 1
 
@@ -49,6 +54,7 @@ class Scatter(Policy):
         rng = np.random.default_rng([self.seed, view.num_tokens])
         tiers = view.tier.copy()
         tiers[rng.random(tiers.shape) < 0.05] = Tier.HBM_QUANTISED
+        tiers[rng.random(tiers.shape) < 0.05] = Tier.HBM_COARSE
         tiers[rng.random(tiers.shape) < 0.05] = Tier.EVICTED
         return Plan(np.where(view.tier == Tier.EVICTED, Tier.EVICTED, tiers).astype(np.int8))
 
@@ -56,8 +62,8 @@ class Scatter(Policy):
 class Watch(OutputError):
     """Also notes the tiers that each generated token saw."""
 
-    def __init__(self, executor: PlainExecutor) -> None:
-        super().__init__()
+    def __init__(self, executor: PlainExecutor, formats: tuple[Format, ...]) -> None:
+        super().__init__(formats)
         self.seen: list[np.ndarray] = []
         self._executor = executor
 
@@ -77,7 +83,7 @@ class Watch(OutputError):
 
 def measured(policy: Policy, episode: Episode, budget: int, groups: int) -> Watch:
     executor = PlainExecutor(groups)
-    watch = Watch(executor)
+    watch = Watch(executor, policy.formats)
     controller = Controller(
         policy, executor, budget_tokens=budget, layers=6, vocabulary=128, meters=[watch]
     )
@@ -85,8 +91,13 @@ def measured(policy: Policy, episode: Episode, budget: int, groups: int) -> Watc
     return watch
 
 
-def literal(episode: Episode, seen: list[np.ndarray], queries: np.ndarray) -> float:
-    """Token by token, layer by layer, head by head."""
+def literal(
+    episode: Episode,
+    seen: list[np.ndarray],
+    queries: np.ndarray,
+    formats: tuple[Format, ...] = Scatter().formats,
+) -> float:
+    """Token by token, layer by layer, head by head; groups of keys begin with the first token."""
     node, parent = episode.node[episode.token_rows], {}
     for child, up in zip(episode.node, episode.parent, strict=True):
         parent[int(child)] = int(up)
@@ -114,9 +125,14 @@ def literal(episode: Episode, seen: list[np.ndarray], queries: np.ndarray) -> fl
                 group = {1: 0, len(LAYERS): layer}.get(len(tier), layer * KV_HEADS + kv)
                 where = tier[group, path]
                 exact.append(softmax(k @ q / np.sqrt(len(q))) @ v)
-                small = np.isin(where, (Tier.HBM_QUANTISED, Tier.DDR_QUANTISED))
-                k[small] = FP8.rounded(k[small], keys=True)
-                v[small] = FP8.rounded(v[small], keys=False)
+                for i, tier_of in enumerate(where.tolist()):
+                    if not Tier(tier_of).quantised:
+                        continue
+                    each = formats[Tier(tier_of).rung - 1]
+                    first = path[i] - path[i] % each.together
+                    block = episode.keys[first : first + each.together, layer, kv]
+                    k[i] = each.rounded(block, keys=True)[path[i] - first]
+                    v[i] = each.rounded(v[None, i], keys=False)[0]
                 held = where != Tier.EVICTED
                 if held.any():
                     approximate.append(softmax((k @ q / np.sqrt(len(q)))[held]) @ v[held])
@@ -156,6 +172,17 @@ def test_error_equals_the_literal_one(
     watch = measured(Scatter(seed, per), episode, 10**6, groups)
     assert watch.error > 0
     assert watch.error == pytest.approx(literal(episode, watch.seen, queries), rel=1e-4)
+
+
+@pytest.mark.parametrize("outliers", [0.0, 0.1])
+def test_keys_in_groups_of_tokens_are_rounded_together(tmp_path: Path, outliers: float) -> None:
+    episode, queries = vector_episode(tmp_path, 5, "linear")
+    policy = KIVI(bits=2, group=8, residual=3, outliers=outliers)
+    watch = measured(policy, episode, 1, 1)
+    assert (watch.seen[-1] == Tier.HBM_QUANTISED).sum() in (16, 24)
+    assert watch.error > 0.01
+    expected = literal(episode, watch.seen, queries, policy.formats)
+    assert watch.error == pytest.approx(expected, rel=1e-4)
 
 
 def test_moves_inside_a_run_count_from_the_next_token_on(tmp_path: Path) -> None:

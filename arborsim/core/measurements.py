@@ -86,6 +86,11 @@ class Measurements:
     iterations: int = 0
     #: Largest sum of KV pages, staging buffers and pages in flight in HBM at any moment
     peak_hbm_kv_bytes: int = 0
+    #: The same after the first decision that moved or destroyed something, so that policies differ
+    #: that all let HBM fill up first; the whole search's if there was none
+    peak_after_first_decision_bytes: int = 0
+    #: Integral of that sum over the search's seconds
+    hbm_byte_seconds: float = 0.0
     #: Largest number of tokens whose KV was in HBM (the hardware-independent figure)
     peak_hbm_kv_tokens: int = 0
     peak_ddr_bytes: int = 0

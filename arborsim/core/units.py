@@ -12,6 +12,7 @@ from dataclasses import dataclass
 #: For each kind of quantity its units with their sizes, ascending.
 UNITS: dict[str, tuple[tuple[str, float], ...]] = {
     "bytes": (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)),
+    "byte-seconds": (("MB s", 1e6), ("GB s", 1e9), ("TB s", 1e12)),
     "tokens": (("tok", 1.0), ("k tok", 1e3), ("M tok", 1e6), ("G tok", 1e9)),
     "seconds": (("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("ks", 1e3)),
     "rate": (("tok/s", 1.0), ("k tok/s", 1e3), ("M tok/s", 1e6)),

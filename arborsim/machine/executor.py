@@ -94,6 +94,7 @@ class SimulatedExecutor:
         )
         self._program = OpenProgram(info, self._cost, self._levels, record or machine.explain)
         self._measured = Measurements()
+        self._decided = False  # something was moved or destroyed
         self._compact = compact
         self._bounds_page, self._bounds_bytes = bounds_page, 0
         self._prefix_tokens = prefix_tokens
@@ -140,6 +141,14 @@ class SimulatedExecutor:
 
     def advance(self, run: TokenRun, moves: Moves, decided_from: int | None) -> None:
         """Decode the run; after iteration ``t`` carry out the moves of step ``t``."""
+        first = 1 + int(moves.step[0]) if len(moves) and not self._decided else run.steps
+        if first < run.steps:  # what comes after the first decision is played by itself
+            begun = decided_from is not None and decided_from < first
+            rest = None if decided_from is None else max(0, decided_from - first)
+            before = moves.between_steps(0, first), decided_from if begun else None
+            self.advance(run.part(0, first), *before)
+            self.advance(run.part(first, run.steps), moves.between_steps(first, run.steps), rest)
+            return
         self._program.settle()
         if not self._paths.are_active(run.leaves):
             self.activate(run.leaves)
@@ -154,6 +163,7 @@ class SimulatedExecutor:
             inside = moves.between_steps(first, last)
             if together:
                 self._count(self._iterate(decided[first:last], inside))
+                self._first_decision(held=False, moved=len(inside) > 0)
             else:
                 self._iterate(decided[first:last], Moves.none())
                 self._carry_out(self._ledger.resolve(inside))
@@ -212,6 +222,9 @@ class SimulatedExecutor:
         tally.look()
         m.peak_hbm_kv_bytes = tally.peak_hbm_bytes
         m.peak_staging_bytes = tally.peak_staging_bytes
+        m.hbm_byte_seconds = tally.hbm_byte_s
+        after = tally.peak_after_bytes
+        m.peak_after_first_decision_bytes = tally.peak_hbm_bytes if after is None else after
         m.weight_bytes = self._cost.geometry.weight_bytes
         m.usable_hbm_bytes = self._cost.profile.usable_hbm_bytes
         m.usable_ddr_bytes = self._cost.profile.ddr_bytes
@@ -305,6 +318,14 @@ class SimulatedExecutor:
             self._program.settle()
         self._count_prefix()
         self._program.settle_levels()
+        self._first_decision(held=True, moved=True)
+
+    def _first_decision(self, held: bool, moved: bool) -> None:
+        """Tell the machine when something has moved for the first time."""
+        if moved and not self._decided:
+            self._decided = True
+            self._program.play()
+            self._program.tally.first_decision(held)
 
     def _read_bounds(self) -> None:
         """Bounds are read of the pages on the paths, in the groups that leave tokens out."""

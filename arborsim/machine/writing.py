@@ -314,6 +314,7 @@ class MemoryTally(Tally):
     def __init__(self, state: State, points: int) -> None:
         super().__init__(state, points)
         self.peak_staging_bytes = 0  # of buffers that hold recalled tokens
+        self.peak_after_bytes: int | None = None  # since `first_decision`; None before
         self._state = state
         self._time = IterationTime(state.price)
         self._seen: list[_Sample] = []
@@ -323,6 +324,8 @@ class MemoryTally(Tally):
     def hbm(self, used_bytes: int, decoding: bool = False) -> None:
         sample = self._now(used_bytes)
         self.peak_staging_bytes = max(self.peak_staging_bytes, sample[2])
+        if self.peak_after_bytes is not None:
+            self.peak_after_bytes = max(self.peak_after_bytes, used_bytes)
         if used_bytes > self.peak_hbm_bytes or self._peak is None:
             self.peak_hbm_bytes, self._peak = used_bytes, sample
             if decoding:  # it lies somewhere in the iterations to come
@@ -347,6 +350,15 @@ class MemoryTally(Tally):
             self._peak = (self._clock.now, *self._peak[1:])
             self._take(self._peak)
         self._take(self._now(hbm_bytes))
+
+    def first_decision(self, held: bool) -> None:
+        """What was played so far came before; `held`: what memory holds now is what it left."""
+        self.peak_after_bytes = self._state.used_bytes if held else 0
+
+    @property
+    def hbm_byte_s(self) -> float:
+        """Bytes in use times seconds, up to now."""
+        return self.decoding_byte_s + self._state.hbm.byte_s()
 
     def look(self) -> None:
         """Take in the state of this moment."""

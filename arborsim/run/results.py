@@ -104,10 +104,11 @@ class Relative:
 class Row:
     """One policy under one budget, over all searches of a trace.
 
-    Peaks are the largest over searches (`mean_*`: the mean); times, tokens, moves and traffic are
-    summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if unknown for
-    all searches).  `oracle_gap` is what the oracle that decides for the same groups (`per`) keeps
-    under the same budget, less what this policy keeps: a share, NaN if there is no such oracle;
+    Peaks are the largest over searches (`mean_*`: the mean); times, tokens, byte-seconds, moves and
+    traffic are summed; `attention_kept` and `output_error` are weighted by generated tokens (NaN if
+    unknown for all searches).  `oracle_gap` is what the oracle that decides for the same groups
+    (`per`) keeps under the same budget, less what this policy keeps: a share, NaN if there is no
+    such oracle;
     negative for policies that lose less than evicting must: they quantise, offload, recompute or
     hold more than the budget (not `bounded`).  `fits` is whether the machine has the memory for
     every search.
@@ -136,6 +137,8 @@ class Row:
     decisions: int
     kv_read_bytes: int
     bounds_read_bytes: int
+    peak_after_first_decision_bytes: int
+    hbm_byte_seconds: float
     time: TimeSplit
     attention_kept: float
     output_error: float
@@ -247,7 +250,8 @@ def _row(results: list[EpisodeResult]) -> Row:
         mean_peak_hbm_kv_bytes=sum(m.peak_hbm_kv_bytes for m in measured) / len(results),
         mean_peak_ddr_bytes=sum(m.peak_ddr_bytes for m in measured) / len(results),
         **over_searches(
-            max, "peak_hbm_kv_bytes", "peak_hbm_kv_tokens", "peak_ddr_bytes", "peak_quantised_bytes"
+            max, "peak_hbm_kv_bytes", "peak_hbm_kv_tokens", "peak_ddr_bytes",
+            "peak_quantised_bytes", "peak_after_first_decision_bytes",
         ),
         **over_searches(
             sum, "prompt_tokens", "generated_tokens", "iterations", "rehydrations", "to_ddr_bytes",
@@ -255,7 +259,7 @@ def _row(results: list[EpisodeResult]) -> Row:
         ),
         **over_searches(
             math.fsum, "evicted_tokens", "offloaded_tokens", "quantised_tokens",
-            "rehydrated_tokens",
+            "rehydrated_tokens", "hbm_byte_seconds",
         ),
         time=TimeSplit(**parts),
         attention_kept=_mean((r.attention_kept, r.measured.generated_tokens) for r in results),

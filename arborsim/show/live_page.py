@@ -14,7 +14,7 @@ from arborsim.core.units import quantity
 from arborsim.live.backends import LiveResult
 from arborsim.run.results import ANY, at_budget
 from arborsim.show import live, page, replay_figures
-from arborsim.show.replay import NAMES
+from arborsim.show.replay import NAMES, PAGE_MEMORY
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted, score
 
@@ -43,7 +43,9 @@ def render(report: live.LiveReport) -> str:
         cautions=live.cautions(report, rows),
         table=Table(
             rows,
-            shown((*NAMES, *live.ANSWERS, *live.MEMORY, *live.TIME), rows) if rows else NAMES,
+            shown((*NAMES, *live.ANSWERS, *live.MEMORY, *PAGE_MEMORY, *live.TIME), rows)
+            if rows
+            else NAMES,
             look=lambda row: "baseline" if row.is_baseline else "",
         ),
         settings=_settings(report),

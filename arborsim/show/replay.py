@@ -52,13 +52,13 @@ MEMORY: tuple[Column[Row], ...] = (
     Column("peak_ddr", "DDR peak", "bytes", lambda r: r.peak_ddr_bytes,
            "Largest KV footprint in host memory of any search.", ("DDR", "peak"), "memory"),
     Column("peak_quantised", "Quantised peak", "bytes", lambda r: r.peak_quantised_bytes,
-           "Largest size of what is held in 8 bits, in HBM and DDR together (part of both peaks).",
+           "Largest size of what is held quantised, in HBM and DDR together (part of both peaks).",
            ("quan-", "tised"), "memory", hide=NOTHING),
     Column("evicted", "Evicted", "tokens", lambda r: r.evicted_tokens,
            "Tokens whose KV was thrown away, summed over searches; a token can count repeatedly.",
            ("evic-", "ted"), "moves"),
     Column("quantised", "Quantised", "tokens", lambda r: r.quantised_tokens,
-           "Tokens whose KV was quantised.", ("to 8", "bits"), "moves", hide=NOTHING),
+           "Tokens whose KV was quantised.", ("to fewer", "bits"), "moves", hide=NOTHING),
     Column("offloaded", "Offloaded", "tokens", lambda r: r.offloaded_tokens,
            "Tokens whose KV was moved to DDR.", ("off-", "loaded"), "moves"),
     Column("rehydrated", "Rehydra\u00adted", "tokens", lambda r: r.rehydrated_tokens,
@@ -119,6 +119,16 @@ def memory(rows: Sequence[Row]) -> tuple[Column[Row], ...]:
     return tuple(column for column in MEMORY if chosen or column.key != "read")
 
 
+#: On pages only: terminals have no room.
+PAGE_MEMORY: tuple[Column[Row], ...] = (
+    Column("peak_after", "HBM peak once decided", "bytes",
+           lambda r: r.peak_after_first_decision_bytes,
+           "Largest KV footprint in HBM of any search after its first decision that moved or "
+           "destroyed something; the HBM peak if there was none."),
+    Column("hbm_byte_seconds", "HBM x time", "byte-seconds", lambda r: r.hbm_byte_seconds,
+           "KV footprint in HBM times seconds, summed over searches: what a search keeps from "
+           "others."),
+)  # fmt: skip
 VIEWS = ("auto", "table", "matrix")
 #: From this width on, memory and time stand in one table.
 WIDE = 140

@@ -22,7 +22,7 @@ from arborsim.run.results import (
 )
 from arborsim.show import page, replay_figures, trees
 from arborsim.show.page import packed
-from arborsim.show.replay import COLUMNS, NAMES, TIME, memory, to_frame
+from arborsim.show.replay import COLUMNS, NAMES, PAGE_MEMORY, TIME, memory, to_frame
 from arborsim.show.replay_words import cautions, headline, summarise
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted
@@ -65,7 +65,11 @@ def render(result: ReplayResult) -> str:
     on = f" Simulated on {result.settings[MACHINE]}." if MACHINE in result.settings else ""
     leading = [COLUMNS[key] for key in _LEADING]
     # Speed relative to full is the inverse of time relative to full.
-    others = [c for c in (*memory(rows), *TIME) if c not in leading and c.key != "speed_vs_full"]
+    others = [
+        c
+        for c in (*memory(rows), *PAGE_MEMORY, *TIME)
+        if c not in leading and c.key != "speed_vs_full"
+    ]
     return page.render(
         "replay",
         ("tree.js", "replay.js"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from arborsim.core.formats import Format
 from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Moves
 from tests.simulator.bench import KV, Bench, moves, profile
@@ -216,6 +217,55 @@ def test_decisions_cost_time_by_the_tokens_they_look_at() -> None:
     bench.move([0], Tier.EVICTED)
     assert bench.us("policy_s") == pytest.approx(2 + 13 + 14 + 1 + 14)
     assert bench.executor.measurements().decisions == 3
+
+
+def test_hbm_over_time_is_what_each_iteration_holds() -> None:
+    bench = started(prompt=10)
+    before_s, held = bench.executor.clock(), 0.0
+    before = bench.executor.measurements().hbm_byte_seconds
+    assert before == pytest.approx(10 * KV * before_s)
+    for tokens in (11, 12, 13):
+        bench.decode(1)
+        now_s = bench.executor.clock()
+        held += tokens * KV * (now_s - before_s)
+        before_s = now_s
+    bench.move(range(6), Tier.EVICTED)
+    held += 13 * KV * (bench.executor.clock() - before_s)
+    before_s = bench.executor.clock()
+    bench.decode(1)
+    held += 8 * KV * (bench.executor.clock() - before_s)
+    assert bench.executor.measurements().hbm_byte_seconds - before == pytest.approx(held)
+
+
+def test_the_peak_after_the_first_decision_forgets_what_came_before() -> None:
+    bench = started(prompt=10)
+    bench.decode(5)
+    bench.executor.apply(Moves.none(), 15)  # nothing moves
+    assert bench.executor.measurements().peak_after_first_decision_bytes == 15 * KV
+    bench.move(range(8), Tier.EVICTED)
+    bench.decode(3)
+    measured = bench.executor.measurements()
+    assert measured.peak_hbm_kv_bytes == 15 * KV
+    assert measured.peak_after_first_decision_bytes == 10 * KV
+    # The same within a run: after iteration 1 of 6 tokens 0 to 9 go.
+    bench = started(prompt=10)
+    bench.decode(6, moves(range(10), Tier.EVICTED, step=[1] * 10), decided=0)
+    measured = bench.executor.measurements()
+    assert measured.peak_hbm_kv_bytes == 12 * KV
+    assert measured.peak_after_first_decision_bytes == 6 * KV
+    assert measured.decisions == 6
+
+
+def test_narrow_formats_cost_their_bytes_and_dequantise_as_many_numbers() -> None:
+    formats = (Format(4, 8, scale_bytes=1), Format(2, 8, scale_bytes=1))
+    for tier, size in ((Tier.HBM_QUANTISED, 32 + 8), (Tier.HBM_COARSE, 16 + 8)):
+        bench = started(prompt=10, formats=formats)
+        bench.move(range(10), tier)
+        assert bench.executor.ledger.hbm_bytes == 10 * size
+        assert bench.us("policy_s") == pytest.approx(10 * (KV + size))
+        bench.decode(1)
+        # 80 bytes a token in 8 bits are what is dequantised
+        assert bench.us("decode_s") == pytest.approx(2000 + KV + 10 * size + 10 * 80)
 
 
 def test_a_page_is_freed_with_its_last_token() -> None:

@@ -129,6 +129,7 @@ class LiveExecutor:
         self.tier[pairs.group, pairs.token] = target
         there = ~(lost & (target == Tier.HBM))
         self._mover.move(pairs.where(there), target[there])
+        self.gauge.moved()
         self.gauge.observe(self.clock())
 
     def _spelled_out(self, moves: Moves) -> tuple[GroupTokenPairs, np.ndarray]:
@@ -197,6 +198,8 @@ class LiveGauge:
         self.allocated_bytes = 0
         self._peak_hbm = self._peak_tokens = self._peak_ddr = 0
         self._peak_quantised = self._peak_staging = 0
+        self._peak_after: int | None = None  # since the first decision that moved something
+        self._byte_s, self._held, self._held_since = 0.0, 0, 0.0
         self._samples: list[tuple[float, int, int, int, int]] = []
         self._every = 1
         self._seen = 0
@@ -214,7 +217,9 @@ class LiveGauge:
         quantised = sum(
             size for place, size in used.items() if place.quantised and not place.staged
         )
-        self._peak_hbm = max(self._peak_hbm, hbm + staging)
+        self._note_peak(hbm + staging)
+        self._byte_s += self._held * (time_s - self._held_since)
+        self._held, self._held_since = hbm + staging, time_s
         mean = -(-int(np.sum(held)) // self._mover.cache.layout.groups)
         self._peak_tokens = max(self._peak_tokens, mean)
         self._peak_ddr = max(self._peak_ddr, ddr)
@@ -235,9 +240,19 @@ class LiveGauge:
         buffers = self._mover.staging_in_flight_bytes + self._mover.cache.buffer_bytes
         staging = buffers + sum(p.used_bytes for place, p in pools.items() if place.staged)
         hbm = sum(pool.used_bytes for place, pool in pools.items() if place.in_hbm)
-        self._peak_hbm = max(self._peak_hbm, staging + hbm)
+        self._note_peak(staging + hbm)
         self._peak_staging = max(self._peak_staging, staging)
         self._note_allocated(buffers)
+
+    def moved(self) -> None:
+        """A decision has moved or destroyed something."""
+        if self._peak_after is None:
+            self._peak_after = 0
+
+    def _note_peak(self, held: int) -> None:
+        self._peak_hbm = max(self._peak_hbm, held)
+        if self._peak_after is not None:
+            self._peak_after = max(self._peak_after, held)
 
     def _note_allocated(self, beside_bytes: int) -> None:
         pools = self._mover.cache.pools
@@ -247,6 +262,9 @@ class LiveGauge:
     def fill(self, m: Measurements) -> None:
         """Write peaks and the series into `m`."""
         m.peak_hbm_kv_bytes = self._peak_hbm
+        after = self._peak_after
+        m.peak_after_first_decision_bytes = self._peak_hbm if after is None else after
+        m.hbm_byte_seconds = self._byte_s
         m.peak_hbm_kv_tokens = self._peak_tokens
         m.peak_ddr_bytes = self._peak_ddr
         m.peak_quantised_bytes = self._peak_quantised
