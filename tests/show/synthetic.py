@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from arborsim.core.measurements import Measurements, MemorySeries, TimeSplit
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import NUM_TIERS, Tier
 from arborsim.run.pictures import NOT_BORN, Frame, NodeRecord, TokenMap, TokenMapper, TreePicture
 from arborsim.run.results import EpisodeResult, ReplayResult
 
@@ -191,7 +191,7 @@ def film(
         while at >= 0:
             active.add(at)
             at = nodes[at].parent
-        table = np.zeros((len(nodes), 5), dtype=np.int64)
+        table = np.zeros((len(nodes), NUM_TIERS), dtype=np.int64)
         for i in range(last + 1):
             tokens = nodes[i].tokens
             if policy == "full" or i in active:
@@ -201,10 +201,10 @@ def film(
             table[i, 0] = keep
             rest = tokens - keep
             if offloads:
-                table[i, 1 + i % 3] = rest // 2
-                table[i, 4] = rest - rest // 2
+                table[i, 1 + i % 5] = rest // 2
+                table[i, Tier.EVICTED] = rest - rest // 2
             else:
-                table[i, 4] = rest
+                table[i, Tier.EVICTED] = rest
         label = f"turn to {last}" if last else "prompt"
         frames.append(Frame(0.4 * last, label, (last,), table))
     return TreePicture(policy, budget, trace, episode, nodes, tuple(frames))

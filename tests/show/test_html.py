@@ -13,6 +13,7 @@ import pytest
 
 from arborsim.core.errors import UsageError
 from arborsim.core.measurements import MemorySeries, thinned
+from arborsim.core.tiers import NUM_TIERS
 from arborsim.run.pictures import NodeRecord
 from arborsim.run.results import LeftOut, ReplayResult, aggregate
 from arborsim.show import replay_figures as figures
@@ -202,9 +203,9 @@ def test_a_chain_is_one_line_however_long():
 
 def test_frames_can_be_rebuilt_from_their_differences():
     picture = next(p for p in result().pictures if p.policy == "arborkv")
-    table = np.zeros((len(picture.nodes), 5), dtype=int)
+    table = np.zeros((len(picture.nodes), NUM_TIERS), dtype=int)
     for frame, shown in zip(picture.frames, forest.frames(picture.frames), strict=True):
-        changed = np.array(shown["changed"], dtype=int).reshape(-1, 6)
+        changed = np.array(shown["changed"], dtype=int).reshape(-1, 1 + NUM_TIERS)
         table[changed[:, 0]] = changed[:, 1:]
         assert (table == frame.tokens_by_tier).all()
 

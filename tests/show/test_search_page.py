@@ -243,9 +243,9 @@ class TestInBrowser:
         assert page.eval_on_selector("#tree-cell", "s => s.value").startswith("ets lambda_b=1, wi")
         page.select_option("#tree-cell", "rebase, width 8, full")
         page.locator("#tree-slider").press("End")
-        assert page.locator("#tree-box .tier4").count() == 0
+        assert page.locator("#tree-box .tier6").count() == 0
         page.select_option("#tree-cell", "rebase, width 8, streaming-llm at 0.6")
-        assert page.locator("#tree-box .tier4").count() > 0  # evicted
+        assert page.locator("#tree-box .tier6").count() > 0  # evicted
         titles = page.locator("#tree-search option").all_inner_texts()
         assert len(titles) == len(set(titles)) >= 2
         before = page.inner_html("#tree-box svg")
