@@ -139,17 +139,24 @@ def _trees(search: dict[str, Any], *budgets: str) -> Experiment:
     return Experiment(search, (FULL, *arms))
 
 
-def _newer(search: dict[str, Any], group: str, residual: str) -> Experiment:
+_OLDER = {
+    "random": ("random", {"recent": "16"}),
+    "streaming": ("streaming-llm", {}),
+    "h2o": ("h2o", {}),
+    "epikv": ("epikv", {"recent": "16"}),
+}
+
+
+def _newer(
+    search: dict[str, Any], group: str, residual: str,
+    older: dict[str, tuple[str, dict[str, str]]],
+) -> Experiment:  # fmt: skip
     """Uneven budgets, selection, few bits and newer scores, at budgets that mean the same for all.
 
     Nobody pins the prompt; windows and intervals suit searches of a few hundred tokens, `group` and
-    `residual` of KIVI the length of their thoughts.
+    `residual` of KIVI the length of their thoughts.  `older` policies are run beside them.
     """
-    kinds: dict[str, tuple[str, dict[str, str]]] = {
-        "random": ("random", {"recent": "16"}),
-        "streaming": ("streaming-llm", {}),
-        "h2o": ("h2o", {}),
-        "epikv": ("epikv", {"recent": "16"}),
+    kinds: dict[str, tuple[str, dict[str, str]]] = older | {
         "adakv": ("adakv", {"window": "16"}),
         "duoattention": ("duoattention", {"sinks": "4", "recent": "16"}),
         "expected-attention": ("expected-attention", {"interval": "16"}),
@@ -178,8 +185,8 @@ EXPERIMENTS = {
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
-    "newer": lambda: _newer(CHAIN, "32", "32"),
-    "newer-game24": lambda: _newer(GAME, "8", "16"),
+    "newer": lambda: _newer(CHAIN, "32", "32", {}),
+    "newer-game24": lambda: _newer(GAME, "8", "16", _OLDER),
 }
 
 
