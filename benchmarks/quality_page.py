@@ -26,6 +26,8 @@ TITLES = {
     "arkv": "ARKV and its two baselines",
     "game24": "ArborKV against baselines on trees of thoughts",
     "chain-tree": "ArborKV against baselines on deep searches",
+    "newer": "Uneven budgets, selection, few bits: a chain",
+    "newer-game24": "Uneven budgets, selection, few bits: trees of thoughts",
 }
 ABOUT = {
     "cliff": "chain, 32 lines, greedy; the prompt is kept by all (its share of a search is about "
@@ -39,6 +41,11 @@ ABOUT = {
     "game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7.",
     "chain-tree": "chain, 24 lines, 4 lines a thought, ToT-DFS, temperature 1; a dead end "
     "keeps 0.7 of its value, so that the search has to go back and trees outgrow their paths.",
+    "newer": "chain, 32 lines, greedy; nobody pins the prompt, which is 0.37 of a search, so a "
+    "budget means the same for all. Quest's budget limits what a step reads, not what HBM holds. "
+    "Windows of 16 tokens; KIVI in groups of 32 after the newest 32.",
+    "newer-game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7; nobody pins the "
+    "prompt. Windows of 16 tokens; KIVI in groups of 8 after the newest 16.",
 }
 
 
@@ -77,8 +84,9 @@ def table(stored: Stored) -> list[str]:
     full = next(i for i, arm in enumerate(stored.head["arms"]) if arm["policy"] == "full")
     lines = [
         "| arm | budget | right / n | accuracy | 95% interval | full, same problems | p "
-        "| infeasible | peak tokens, share of full | rehydrated tokens |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| infeasible | peak tokens, share of full | peak bytes, share of full "
+        "| rehydrated tokens |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for i, arm in enumerate(stored.head["arms"]):
         rows = list(by_arm.get(i, {}).values())
@@ -87,9 +95,9 @@ def table(stored: Stored) -> list[str]:
         could = [row for row in rows if not row["infeasible"]]
         n, right = len(could), sum(bool(row["correct"]) for row in could)
         name = arm["label"]
-        budget = "" if arm["policy"] in ("full", "hierarchy") else arm["budget"]
+        budget = "" if arm["policy"] in ("full", "hierarchy", "kivi") else arm["budget"]
         if not n:
-            lines.append(f"| {name} | {budget} | - | - | - | - | - | {len(rows)} | - | - |")
+            lines.append(f"| {name} | {budget} | - | - | - | - | - | {len(rows)} | - | - | - |")
             continue
         low, high = interval(right, n)
         others = [by_arm[full][row["episode"]] for row in could if row["episode"] in by_arm[full]]
@@ -98,11 +106,13 @@ def table(stored: Stored) -> list[str]:
         p = f"{fisher_exact(against).pvalue:.2g}" if i != full else ""
         same = f"{100 * full_right / len(others):.1f}%" if i != full and others else ""
         peak = sum(row["peak_tokens"] / row["full_tokens"] for row in could) / n
+        hbm = sum(row["peak_hbm_bytes"] for row in could if row["episode"] in by_arm[full])
+        full_hbm = sum(row["peak_hbm_bytes"] for row in others)
         back = sum(row["rehydrated"] for row in could) / n
         lines.append(
             f"| {name} | {budget} | {right} / {n} | {100 * right / n:.1f}% "
             f"| {100 * low:.1f} to {100 * high:.1f} | {same} | {p} | {len(rows) - n or ''} "
-            f"| {peak:.2f} | {back:.0f} |"
+            f"| {peak:.2f} | {hbm / full_hbm:.2f} | {back:.0f} |"
         )
     return lines
 
@@ -215,7 +225,10 @@ def page(all_stored: list[Stored]) -> str:
         "are evidence, sizes of effects belong to these tasks.",
     ]
     for stored in all_stored:
-        lines += ["", f"## {TITLES[stored.name]}", "", ABOUT[stored.name], "", *table(stored)]
+        about = ABOUT[stored.name]
+        if stored.head["date"] != all_stored[0].head["date"]:
+            about += f" Run on {stored.head['date']}."
+        lines += ["", f"## {TITLES[stored.name]}", "", about, "", *table(stored)]
         for finding in findings(stored):
             lines += ["", finding]
     return "\n".join(lines) + "\n"
