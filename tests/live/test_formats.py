@@ -14,16 +14,23 @@ from arborsim.core.formats import Format
 from arborsim.core.geometry import Geometry
 from arborsim.core.tiers import RECALLS, Tier
 from arborsim.core.tree import ThoughtTree
+from arborsim.machine.executor import SimulatedExecutor
+from arborsim.machine.lookup import load_profile
+from arborsim.machine.machine import Machine
 from arborsim.memory.moves import Moves, in_whole_groups
 from arborsim.policies.methods.kivi import KIVI
+from arborsim.policies.registry import build
 from arborsim.search import make_search
+from arborsim.validate.compare import DualExecutor
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.cache.pool import Pool, StoredTokens
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.live.executor import LiveExecutor
 from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup, run_batched
-from arborsim_torch.models import load_model
+from arborsim_torch.live.validate import held
+from arborsim_torch.models import geometry, load_model
 from arborsim_torch.sources import TaskSource
 from arborsim_torch.tiers.codec import Packed, codec_of
 from arborsim_torch.tiers.link import HostLink
@@ -268,3 +275,43 @@ def test_narrow_tokens_in_ddr_are_read_in_every_recall_mode(grouping: str) -> No
     assert torch.equal(found["stage"], found["stream"])
     for recall in ("near", "ondemand"):
         torch.testing.assert_close(found[recall], found["stage"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "settings"), [
+    ("kivi", {"group": "16", "residual": "8"}),
+    ("kivi", {"group": "8", "residual": "1", "bits": "4", "outliers": "0.05"}),
+    ("thinkv-paper", {"segment": "12", "recent": "8", "low": "0.3", "high": "0.5"}),
+])  # fmt: skip
+def test_a_tree_takes_the_bytes_of_the_ledger_at_every_step(
+    name: str, settings: dict[str, str]
+) -> None:
+    loaded = load_model("chain", task_options={"lines": 8, "lines_per_thought": 2})
+    source = TaskSource(loaded.task, noise=0.1, floor=0.3)
+    policy = build(name, settings)
+    made: list[DualExecutor] = []
+
+    def wrap(live: LiveExecutor, mover: Mover) -> DualExecutor:
+        simulated = SimulatedExecutor(
+            Machine(load_profile("h100"), page_tokens=1), geometry(loaded),
+            groups=mover.cache.layout.groups, formats=policy.formats,
+        )  # fmt: skip
+        made.append(DualExecutor(live, simulated, lambda: held(mover)))
+        return made[0]
+
+    setup = SearchSetup(loaded.model, source, lambda: make_search("beam-4", width=4), 0.7, 0, 100)
+    search = PolicySearch(setup, source.problem(1), policy, 150, CacheOptions(), wrap=wrap)
+    found: list[Any] = []
+    run_batched([search], 1, lambda one, ended: found.append(one.outcome(ended).measured))
+    over_time = made[0].bytes_over_time()
+    assert over_time.equal == len(over_time) > 20
+    assert over_time.live[:, 1].max() > 0, "nothing was quantised"
+    live, simulated = found[0], made[0].simulated.measurements()
+    for figure in (
+        "peak_hbm_kv_bytes",
+        "peak_after_first_decision_bytes",
+        "peak_quantised_bytes",
+        "quantised_tokens",
+    ):
+        assert getattr(live, figure) == getattr(simulated, figure), figure
+    assert 0 < live.peak_after_first_decision_bytes <= live.peak_hbm_kv_bytes
+    assert 0 < live.hbm_byte_seconds < live.peak_hbm_kv_bytes * made[0].clock()

@@ -22,6 +22,10 @@ from tests.helpers.plain_executor import decide_all
 NAMES = sorted(set(available()) - {"oracle"})
 
 
+#: Settings of policies that would have nothing to do on searches this short.
+SMALL = {"kivi": {"residual": "16", "group": "16"}}
+
+
 class Collect:
     """A watch that keeps all results."""
 
@@ -60,7 +64,7 @@ def test_plans_equal_those_of_the_replay(
     """With the prompt pinned where that is the default, and with none pinned."""
     logs: dict[tuple[int, str], MoveLog] = defaultdict(MoveLog)
     loose = {} if pinned else {name: {"pin_prompt": "false"} for name in NAMES if name != "full"}
-    policies = [build(name, loose.get(name)) for name in NAMES]
+    policies = [build(name, {**SMALL.get(name, {}), **loose.get(name, {})}) for name in NAMES]
     cells = tuple(Cell(policy, Budget.parse(budget)) for policy in policies)
     request = LiveRequest(
         model=model, search=search, search_options=options, cells=cells, episodes=2,
