@@ -24,7 +24,8 @@ from arborsim.search import make_search
 from arborsim.validate.compare import DualExecutor
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
-from arborsim_torch.cache.pool import Pool, StoredTokens
+from arborsim_torch.cache.pool import StoredTokens
+from arborsim_torch.cache.spans import make_pool
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor
@@ -95,7 +96,7 @@ def test_bytes_are_those_of_the_ledger(each: Format, seed: int, size: int, group
     rng = np.random.default_rng(seed)
     geometry = Geometry("g", 2, 4, 2, size, 32, 64, 100, 10_000, kv_bytes_per_element=4)
     layout = Layout(2, 2, size, torch.float32, torch.device("cpu"), grouping)
-    pool = Pool(layout, codec_of(each, size), layout.device, page_tokens=1)
+    pool = make_pool(layout, codec_of(each, size), layout.device, page_tokens=1)
     x = vectors(seed, layout.slab_layers, 2, 2, 96, size)
     pool.grow(96)
     parts = rng.permutation(96).reshape(-1, each.together)
@@ -126,7 +127,7 @@ def test_bytes_are_those_of_the_ledger(each: Format, seed: int, size: int, group
 def test_scales_stay_as_long_as_a_token_of_their_group() -> None:
     each = Format(2, 8, "channel", 2, 2)
     layout = Layout(2, 2, 16, torch.float32, torch.device("cpu"))
-    pool = Pool(layout, codec_of(each, 16), layout.device, page_tokens=1)
+    pool = make_pool(layout, codec_of(each, 16), layout.device, page_tokens=1)
     pool.grow(16)
     data = torch.from_numpy(vectors(1, 2, 2, 2, 16, 16))
     block = StoredTokens(*pool.codec.encode(data))

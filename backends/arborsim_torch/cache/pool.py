@@ -11,19 +11,20 @@ are copied into workspace, padded to the longest head, whenever they are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from arborsim.core.tree import GrowingTable
-from arborsim_torch.cache.layout import Layout, Place
+from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.slots import SlotTable
-from arborsim_torch.tiers.codec import Codec, Packed, Plain
+from arborsim_torch.tiers.codec import Codec
 from arborsim_torch.tiers.copies import to_device
+
+if TYPE_CHECKING:
+    from arborsim_torch.cache.spans import Spans
 
 #: By how much a full tensor grows, and the share of slots in use below which tensors shrink: of one
 #: group, and of several, whose numbers differ
@@ -103,8 +104,12 @@ class Pool:
         self._tables: list[list[Tensor] | None] = [[] for _ in range(layout.slabs)]
         self._views: dict[int, list[Tensor]] = {}  # by layer
         self._padding: dict[int, tuple[int, Tensor]] = {}  # by slab
-        together = isinstance(codec, Packed) and codec.scaled
-        self._spans = Spans(layout, codec, device, self.slots) if together else None
+        self._spans: Spans | None = None
+
+    def with_spans(self, spans: Spans) -> Pool:
+        """The pool, with what holds the scales that its tokens share."""
+        self._spans = spans
+        return self
 
     @property
     def bytes_per_slot(self) -> int:
@@ -361,142 +366,3 @@ class Pool:
                 else:
                     index = to_device(order[group], self.device)
                     new[:, :, :, : len(index)] = source.index_select(3, index)
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    """A codec of nothing but bytes: what a `Spans` pool holds."""
-
-    width: int
-    name: ClassVar[str] = "bytes"
-    storage: ClassVar[torch.dtype] = torch.uint8
-    scaled: ClassVar[bool] = False
-
-    def encode(self, x: Tensor) -> tuple[Tensor, None]:
-        return x, None
-
-    def decode(self, data: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        return data
-
-    def bytes_per_token(self, head_dim: int) -> int:
-        return self.width
-
-    def record(self, head_dim: int) -> tuple[int, int]:
-        return 1, self.width
-
-
-class Spans:
-    """Scales of keys in groups of tokens, one slot per group of tokens, held for its first token.
-
-    A group's slot is free when the last of its tokens has left.
-    """
-
-    def __init__(
-        self, layout: Layout, codec: Codec, device: torch.device, slots: SlotTable
-    ) -> None:
-        assert isinstance(codec, Packed)
-        self._together = codec.together
-        self._slots = slots  # of the tokens
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # by cache group, until tokens move
-        self._pool = Pool(layout, _Bytes(codec.span_bytes), device, page_tokens=1)
-        self._first = GrowingTable(layout.groups, np.int32)  # of each token's group; -1: none
-        self._number = GrowingTable(layout.groups, np.int16)  # of each token in its group
-
-    @property
-    def capacity_bytes(self) -> int:
-        return self._pool.capacity_bytes
-
-    def grow(self, tokens: int) -> None:
-        self._pool.slots.grow(tokens)
-        more = tokens - len(self._first)
-        if more > 0:
-            self._first.extend(more, -1)
-            self._number.extend(more, 0)
-
-    def enter(self, group: np.ndarray, token: np.ndarray) -> None:
-        """Tokens of one cache group come in, group of tokens by group of tokens."""
-        assert not len(token) % self._together, "part of a group of tokens cannot be quantised"
-        first = token[:: self._together]
-        self._first.values[group, token] = np.repeat(first, self._together)
-        self._number.values[group, token] = np.arange(len(token)) % self._together
-        self._pool.take(group[:: self._together], first)
-        self._known.clear()
-
-    def leave(self, group: np.ndarray, token: np.ndarray) -> None:
-        for one in np.unique(group).tolist():
-            row, gone = self._first.values[one], token[group == one]
-            firsts = np.unique(row[gone])
-            row[gone] = -1
-            empty = firsts[~np.isin(firsts, row)].astype(np.int64)
-            self._pool.give_back(np.full(len(empty), one), empty)
-        self._known.clear()
-
-    def shrink(self) -> None:
-        """Tokens are about to get new slots."""
-        self._pool.shrink()
-        self._known.clear()
-
-    def gather(self, layer: int, heads: slice, group: int, slots: Tensor) -> Tensor:
-        """The span of the token in each slot of a layer's group: see `Packed.decode`."""
-        at, number = (each.index_select(0, slots) for each in self._by_slot(group))
-        (found,) = self._pool.gather(layer, heads, at)
-        return self._numbered(found, number)
-
-    def read(self, group: int, slots: Tensor) -> Tensor:
-        """The same, of all layers of a group."""
-        at, number = (each.index_select(0, slots) for each in self._by_slot(group))
-        return self._numbered(self._pool.read(group, at.cpu().numpy()).data, number)
-
-    def write(self, group: int, slot: np.ndarray, spans: Tensor) -> None:
-        """The spans of groups whose tokens, one group after the other, are in these slots."""
-        first = to_device(slot[:: self._together], self._pool.device)
-        at = self._by_slot(group)[0].index_select(0, first)
-        self._pool.write(group, at.cpu().numpy(), StoredTokens(spans))
-
-    def _by_slot(self, group: int) -> tuple[Tensor, Tensor]:
-        """By slot of a token: that of its span, and its number in its group of tokens."""
-        known = self._known.get(group)
-        if known is None:
-            slot_of = self._slots.of[group]
-            held = np.flatnonzero(slot_of >= 0)
-            token = np.zeros(int(self._slots.high[group]), dtype=np.int64)
-            token[slot_of[held]] = held
-            at = self._pool.slots.of[group, self._first.values[group, token]]
-            device = self._pool.device
-            known = self._known[group] = (
-                to_device(at.astype(np.int64), device),
-                to_device(self._number.values[group, token], device),
-            )
-        return known
-
-    @staticmethod
-    def _numbered(spans: Tensor, number: Tensor) -> Tensor:
-        last = number[:, None].contiguous().view(torch.uint8)
-        return torch.cat([spans, last.expand(*spans.shape[:-1], 2)], dim=-1)
-
-
-def make_pools(layout: Layout, quantised: Sequence[Codec], page_tokens: int) -> dict[Place, Pool]:
-    """An empty pool for every place that a token can be held in.
-
-    Parameters
-    ----------
-    layout : Layout
-    quantised : sequence of Codec
-        Formats of the places that hold quantised tokens, by rung; without a second there are no
-        places for coarse ones.
-    page_tokens : int
-    """
-    host, on_gpu = torch.device("cpu"), layout.device.type == "cuda"
-    codecs = (Plain(layout.dtype), *quantised)
-    return {
-        place: Pool(
-            layout,
-            codecs[place.rung],
-            host if place.on_host else layout.device,
-            page_tokens=page_tokens,
-            pinned=place.on_host and on_gpu,
-            even=place.on_host,  # attention on the host reads a layer's heads with one index
-        )
-        for place in Place
-        if place is not Place.LOST and place.rung < len(codecs)
-    }

@@ -27,7 +27,8 @@ from arborsim_torch.cache.hf import hf_cache
 from arborsim_torch.cache.host import PAGES_TOP, HostAttention, HostStream
 from arborsim_torch.cache.in_place import InPlacePlan, InPlaceReader
 from arborsim_torch.cache.layout import Layout, Place
-from arborsim_torch.cache.pool import Pool, make_pools
+from arborsim_torch.cache.pool import Pool
+from arborsim_torch.cache.spans import make_pools
 from arborsim_torch.cache.state import CacheState
 from arborsim_torch.tiers.codec import Codec, Fp8
 from arborsim_torch.tiers.copies import to_device
