@@ -1,4 +1,4 @@
-"""Scales that tokens share: a slot per group of tokens beside the slots of the tokens.
+"""Scales that tokens share: one slot for each group of tokens.
 
 Keys in groups along tokens have one scale per channel and group (`arborsim.core.formats`).  It is
 kept once, in a pool of its own, for as long as a token of the group is there.
