@@ -54,6 +54,7 @@ KEEP_ALL: dict[str, tuple[dict[str, str], int]] = {
     "attn-val-redundancy": (NO_SHARES, 64 * 8),
     "arborkv": ({"only_under_pressure": "true"}, 17),
     "lag-kv-official": ({"ratio": "1.0"}, 0),
+    "kivi": ({"residual": "100000"}, 0),
 }
 
 

@@ -76,7 +76,7 @@ def test_what_it_rests_on_is_there(report: Path, bank: Path) -> None:
 
     text = Page(report.read_text(encoding="utf-8")).text
     assert f"sha256 {hashlib.sha256(bank.read_bytes()).hexdigest()[:16]}" in text
-    assert "width 4, 8; depth 25" in text
+    assert "width 4, 8; score last, answer weighted, depth 25" in text
     assert "lambda_b 2" in text
     assert "adaptation path, sinks 2" in text
     assert "h100" in text
