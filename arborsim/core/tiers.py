@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import IntEnum
 
+import numpy as np
+
 from arborsim.core.errors import UsageError
 
 
@@ -45,9 +47,15 @@ class Tier(IntEnum):
 
 RUNGS = 3  # of HBM, and of DDR: full precision, and two formats
 NUM_TIERS = len(Tier)
+_DDR = int(Tier.DDR)  # NumPy compares int8 with a member of an enum ten times slower
 
 #: How tokens in DDR take part in attention: `arborsim.machine.reading` says what each means.
 RECALLS = ("stage", "stream", "near", "ondemand")
+
+
+def hbm_mask(tiers: np.ndarray) -> np.ndarray:
+    """Bool, in the shape of `tiers`, int8: which of them are in HBM."""
+    return np.asarray(tiers < _DDR)
 
 
 @dataclass(frozen=True)

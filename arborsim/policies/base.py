@@ -19,7 +19,7 @@ from arborsim.core.formats import FP8, Format
 from arborsim.core.observations import Signal
 from arborsim.core.settings import check_settings
 from arborsim.core.shape import UNKNOWN, CacheShape
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.core.tree import ThoughtTree
 from arborsim.memory.moves import Moves, Plan
 from arborsim.signals.scores import Score
@@ -82,7 +82,7 @@ class CacheView:
     def held(self) -> np.ndarray:
         """Tokens in HBM per group; int64 ``[groups]``."""
         # Row by row: counting along an axis takes a slow way in NumPy.
-        return np.array([np.count_nonzero(row < Tier.DDR) for row in self.tier])
+        return np.array([np.count_nonzero(hbm_mask(row)) for row in self.tier])
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ class Interval(EveryStep):
         return isinstance(event, Decode) and view.iterations % self.iterations == 0
 
     def room(self, at: Decision, group: int) -> tuple[int, int]:
-        share, reachable = int(at.shares[group]), at.view.tier[group] <= at.lowest_reachable
+        share, reachable = int(at.shares[group]), at.view.tier[group] <= int(at.lowest_reachable)
         spare = max(0, share - int(np.count_nonzero(at.protected & reachable)))
         goal = share - min(self.iterations * len(at.view.leaves), spare // 2)
         return goal, goal

@@ -15,11 +15,12 @@ from typing import ClassVar
 import numpy as np
 
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import Allocation, Decision
 
 ADAPTATIONS = ("path", "flat")
+_EVICTED = int(Tier.EVICTED)
 _RUNG = np.array([tier.rung for tier in Tier], dtype=np.int8)
 
 
@@ -163,7 +164,7 @@ class Pool(Allocation):
                 over -= sum(evict(tier, block) for tier in part)
             if over <= 0:
                 continue
-            free = at.movable & (part < Tier.DDR)
+            free = at.movable & hbm_mask(part)
             count = int(np.count_nonzero(free))
             if count < over - slack:
                 raise at.policy.infeasible(at.view, 0, -(-(over - slack - count) // size))
@@ -182,7 +183,7 @@ class Pool(Allocation):
         for group, tier in enumerate(part, first):
             held += int(at.view.held[group])
             if at.lowest_reachable >= Tier.DDR:
-                away = (tier >= Tier.DDR) & (tier <= at.lowest_reachable)
+                away = ~hbm_mask(tier) & (tier <= int(at.lowest_reachable))
                 back = at.in_stream(away)
                 tier[back] = Tier.HBM
                 held += int(np.count_nonzero(back))
@@ -208,7 +209,7 @@ class Pool(Allocation):
 
 def evict(tier: np.ndarray, tokens: np.ndarray) -> int:
     """Evict `tokens` from one group's tiers, int8 ``[all tokens]``; how many left HBM."""
-    freed = int(np.count_nonzero(tier[tokens] < Tier.DDR))
+    freed = int(np.count_nonzero(hbm_mask(tier[tokens])))
     tier[tokens] = Tier.EVICTED
     return freed
 
@@ -225,7 +226,7 @@ def off_path_blocks(view: CacheView) -> list[np.ndarray]:
         return []
     nodes = tree.nodes
     off.sort(key=lambda node: (nodes[node].last_active, -nodes[node].depth, node))
-    in_hbm = np.asarray((view.tier < Tier.DDR).any(axis=0))
+    in_hbm = np.asarray(hbm_mask(view.tier).any(axis=0))
     blocks = (tree.tokens(node) for node in off)
     return [kept for block in blocks if len(kept := block[in_hbm[block]])]
 
@@ -283,18 +284,19 @@ class Ladder:
         if self.evicts_only:
             return
         for group, tier in enumerate(tiers):
-            in_hbm = tier < Tier.DDR
+            in_hbm = hbm_mask(tier)
             tier[:] = at.view.tier[group]
             # What is evicted and stays so, the most on a long path, is not looked at again.
-            held = (tier != Tier.EVICTED) | in_hbm
+            held = (tier != _EVICTED) | in_hbm
             live = slice(None) if held.all() else np.flatnonzero(held)  # a slice copies nothing
             placed = np.where(in_hbm[live], np.int8(Tier.HBM), np.int8(Tier.DDR))
             placed += _RUNG[tier[live]]
             protected, rank = at.protected[live], at.rank[group, live]
             self._quantise(placed, Tier.HBM, self.hbm_quantised, protected, rank)
-            over = np.count_nonzero(placed >= Tier.DDR) - self.ddr * at.view.budget_tokens
+            below = ~hbm_mask(placed)
+            over = np.count_nonzero(below) - self.ddr * at.view.budget_tokens
             if over > 0:  # nothing is evicted yet
-                free = np.flatnonzero((placed >= Tier.DDR) & ~protected)
+                free = np.flatnonzero(below & ~protected)
                 placed[free[lowest(rank.take(free), math.ceil(over))]] = Tier.EVICTED
             self._quantise(placed, Tier.DDR, self.ddr_quantised, protected, rank)
             tier[live] = placed
@@ -308,7 +310,7 @@ class Ladder:
             return
         narrow = Tier(tier + 1)
         free = ~protected
-        full = np.flatnonzero((tiers == tier) & free)
-        already = np.count_nonzero((tiers == narrow) & free)
+        full = np.flatnonzero((tiers == int(tier)) & free)
+        already = np.count_nonzero((tiers == int(narrow)) & free)
         wanted = int(share * (len(full) + int(already))) - int(already)
         tiers[full[lowest(rank.take(full), wanted)]] = narrow

@@ -19,7 +19,7 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Event, Prune, TokenRun, Transition
 from arborsim.core.observations import SparseRows
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import hbm_mask
 from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Method, Policy, Protection
 from arborsim.policies.blocks import (
@@ -254,7 +254,7 @@ class Composed(Policy):
         protection = self.protection(view.budget_tokens)
         ids = view.path
         first_length = len(ids) - run.steps + 1
-        alive = view.tier[0, ids] < Tier.DDR
+        alive = hbm_mask(view.tier[0, ids])
         head = protection.head(view.prompt_tokens)
         make = self.candidates(view, run)
         pool = make(ids, alive, head, first_length - protection.recent)

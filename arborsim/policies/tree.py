@@ -16,7 +16,7 @@ import numpy as np
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.core.events import Boundary, Transition
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import Allocation, Decision
 from arborsim.policies.placement import keep_highest
@@ -382,7 +382,7 @@ class Tree(TreeRule, Allocation):
         keep = self.numbers(at, blocks, self.trims_path)
         for node in np.flatnonzero(keep > blocks.held).tolist():
             tokens = tree.tokens(node)
-            away = (tier[tokens] >= Tier.DDR) & (tier[tokens] <= at.lowest_reachable)
+            away = ~hbm_mask(tier[tokens]) & (tier[tokens] <= int(at.lowest_reachable))
             tier[tokens[away]] = Tier.HBM
         shrunk = np.flatnonzero(keep < blocks.held)
         if len(shrunk):
@@ -395,7 +395,7 @@ class Tree(TreeRule, Allocation):
         fixed[list(at.view.leaves)] = True
         fixed[0] = at.policy.protect.pin_prompt  # nothing is added to it
         on_path = tree.on_path(at.view.leaves)
-        held = np.bincount(owner[tier < Tier.DDR], minlength=count)
+        held = np.bincount(owner[hbm_mask(tier)], minlength=count)
         reachable = held
         if at.lowest_reachable is Tier.EVICTED:
             reachable = tree.sizes
@@ -422,7 +422,7 @@ class Tree(TreeRule, Allocation):
         tree = at.view.tree
         # 0 for a token that may leave, above for a protected one, below for one not in HBM.
         state = at.protected.astype(np.int8)
-        state[at.view.tier[0] >= Tier.DDR] = -1
+        state[~hbm_mask(at.view.tier[0])] = -1
         for rows in _similar(tree.sizes[nodes]):
             lengths = tree.sizes[nodes[rows]]
             ids = np.concatenate(list(map(tree.tokens, nodes[rows].tolist())))

@@ -42,6 +42,7 @@ from arborsim.memory.moves import Moves, Plan, in_whole_groups, kinds, resolve
 from arborsim.policies.base import NEVER, CacheView, Policy
 from arborsim.signals.scores import ScoreBook
 
+_EVICTED = int(Tier.EVICTED)
 #: Of changes of tier: those by which tokens leave HBM, less those by which they return
 _LEAVES_HBM = kinds(lambda a, b: a.in_hbm and not b.in_hbm) - kinds(
     lambda a, b: b.in_hbm and not a.in_hbm
@@ -329,7 +330,7 @@ def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
                 f"{policy.name} planned reads of shape {plan.reads.shape}, "
                 f"the cache has {view.tier.shape}"
             )
-        lost = plan.reads & (plan.tiers == Tier.EVICTED)
+        lost = plan.reads & (plan.tiers == _EVICTED)
         if lost.any():
             raise PlanError(f"{policy.name} reads token {np.nonzero(lost)[1][0]}, which it evicts")
     if plan.slots is not None and plan.slots.shape != view.tier.shape:
@@ -342,7 +343,7 @@ def check_plan(policy: Policy, view: CacheView, plan: Plan) -> None:
             raise PlanError(f"{policy.name} moves protected token {token} down")
     if plan.recover:
         return
-    back = (view.tier == Tier.EVICTED) & (plan.tiers != Tier.EVICTED)
+    back = (view.tier == _EVICTED) & (plan.tiers != _EVICTED)
     if back.any():
         token = int(np.nonzero(back)[1][0])
         raise PlanError(f"{policy.name} reads token {token}, which is evicted, without recover")

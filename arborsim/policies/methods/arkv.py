@@ -17,7 +17,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.events import Decode, Event, TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
@@ -271,7 +271,7 @@ class CodedCut(Cut):
 
     def _ranked(self, at: Decision, group: int) -> np.ndarray:
         """Ids of the tokens outside the window in the order of their scores, the best first."""
-        held = at.movable & (at.view.tier[group] < Tier.DDR)
+        held = at.movable & hbm_mask(at.view.tier[group])
         past = at.view.by_slot(group, np.flatnonzero(held))
         score = neighbour_mean(at.view.scores["score"][group, past], _KERNEL)
         return np.asarray(past[np.argsort(score, kind="stable")[::-1]])

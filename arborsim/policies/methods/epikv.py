@@ -17,7 +17,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
 from arborsim.signals.attention import CumulativeAttention
@@ -243,7 +243,7 @@ class AttnHS(RollingPolicy):
         }
 
     def rank(self, view: CacheView) -> np.ndarray:
-        free = ~self.protected(view) & (view.tier[0] < Tier.DDR)
+        free = ~self.protected(view) & hbm_mask(view.tier[0])
         if self.adaptation == "path" and len(view.path) < view.num_tokens:
             free &= np.bincount(view.path, minlength=view.num_tokens) > 0
         rank = np.zeros(view.tier.shape)

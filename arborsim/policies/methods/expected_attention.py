@@ -12,7 +12,7 @@ import numpy as np
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import hbm_mask
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
@@ -164,7 +164,7 @@ class ExpectedAttention(StreamPolicy):
         per_group = len(mean) // len(view.tier)
         rank = np.zeros(view.tier.shape)
         for group, tier in enumerate(view.tier):
-            held = rated[tier[rated] < Tier.DDR]
+            held = rated[hbm_mask(tier[rated])]
             if not len(held):
                 continue
             keys = view.scores["keys"][group, held].astype(np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from arborsim.core.events import TokenRun
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import hbm_mask
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome, pin_prompt_setting
 from arborsim.policies.stream import ChangingPool, MakeCandidates, RecentPolicy
@@ -97,7 +97,7 @@ class KeyDiff(KeyPolicy):
         """Minus the product with the sum of all directions: the order of minus the cosine."""
         # Directions are whole numbers, so these products are exact however they are summed.
         rank = np.zeros(view.tier.shape)
-        there = view.tier < Tier.DDR
+        there = hbm_mask(view.tier)
         if self.adaptation == "path" and len(view.path) < view.num_tokens:
             there &= np.bincount(view.path, minlength=view.num_tokens) > 0
         for group, directions in enumerate(view.scores["score"]):

@@ -13,7 +13,7 @@ import numpy as np
 from arborsim.core.events import Boundary, Decode, Event, Pressure, Prune
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Protect
@@ -143,11 +143,11 @@ class LagKVOfficial(StreamPolicy):
         """Evict in `tiers`, in each group, what of `part` exceeds its share and is `free` to go."""
         keep = int(self.ratio * self.lag)
         for group, tier in enumerate(tiers):
-            held = part[tier[part] < Tier.DDR]
+            held = part[hbm_mask(tier[part])]
             excess = len(held) - keep
             if excess <= 0:
                 continue
-            reference = following[tier[following] < Tier.DDR]
+            reference = following[hbm_mask(tier[following])]
             score = np.zeros(len(held))
             for vectors in (view.scores["keys"][group], view.scores["values"][group]):
                 score += lag_score(vectors[held], vectors[reference])

@@ -13,7 +13,7 @@ from arborsim.core.errors import UsageError
 from arborsim.core.events import Decode, Event, Prefill
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import hbm_mask
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Allocation, Decision, EveryStep, OnlyEvery, Protect
@@ -54,7 +54,7 @@ class CodedPool(Pool):
     def allot(self, at: Decision, tiers: np.ndarray) -> None:
         super().allot(at, tiers)
         for group in np.flatnonzero(at.view.held >= at.shares).tolist():
-            kept = np.flatnonzero(at.movable & (tiers[group] < Tier.DDR))
+            kept = np.flatnonzero(at.movable & hbm_mask(tiers[group]))
             kept = at.view.by_slot(group, kept)
             at.lead(group, kept[np.argsort(at.rank[group, kept], kind="stable")[::-1]])
 
@@ -134,7 +134,7 @@ class RKV(StreamPolicy):
         per_group = len(queries) // len(view.tier)
         rank = np.zeros(view.tier.shape)
         for group, tier in enumerate(view.tier):
-            held = view.by_slot(group, stream[tier[stream] < Tier.DDR])
+            held = view.by_slot(group, stream[hbm_mask(tier[stream])])
             rated = np.flatnonzero(~protected[held])
             if not len(rated):
                 continue

@@ -14,7 +14,7 @@ from arborsim.core.events import Boundary, Event, Pressure, Prune, TokenRun
 from arborsim.core.formats import Format
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tiers import Tier
+from arborsim.core.tiers import Tier, hbm_mask
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Protect, ProtectSome
@@ -154,16 +154,16 @@ class ThinKVPaper(RecentPolicy):
                 (segments[kind == TRANSITION], Tier.HBM_COARSE),
             ):
                 tier[of_kind[tier[of_kind] == Tier.HBM]] = rung
-            held = np.count_nonzero(tier[segments] < Tier.DDR, axis=1)
+            held = np.count_nonzero(hbm_mask(tier[segments]), axis=1)
             for j in np.flatnonzero(held > keeps):
                 thin(tier, segments[j], keys, int(keeps[j]))
-            over = int(np.count_nonzero(tier < Tier.DDR)) - view.budget_tokens
+            over = int(np.count_nonzero(hbm_mask(tier))) - view.budget_tokens
             for block in blocks:
                 over -= evict(tier, block) if over > 0 else 0
             by_worth = segments[np.argsort(kind, kind="stable")]
             over -= thin_further(tier, by_worth, keys, rungs, over)
             if over > 0:
-                rest = stream[~safe[stream] & (tier[stream] < Tier.DDR)]
+                rest = stream[~safe[stream] & hbm_mask(tier[stream])]
                 if len(rest) < over:
                     raise self.infeasible(view, len(rest), over)
                 tier[rest[:over]] = Tier.EVICTED
@@ -192,7 +192,7 @@ def thin(tier: np.ndarray, segment: np.ndarray, keys: np.ndarray, count: int) ->
 
     `tier`, int8 ``[tokens]`` of one group, is changed in place; keys are ``[tokens, head_dim]``.
     """
-    held = segment[tier[segment] < Tier.DDR]
+    held = segment[hbm_mask(tier[segment])]
     if len(held) <= count:
         return 0
     gone = np.delete(held, representatives(keys[held].astype(np.float64), count))
@@ -213,7 +213,7 @@ def thin_further(
         for segment in segments:
             if left >= over:
                 break
-            held = np.count_nonzero(tier[segment] < Tier.DDR)
+            held = np.count_nonzero(hbm_mask(tier[segment]))
             below = [rung for rung in rungs if rung < held]
             if below:
                 left += thin(tier, segment, keys, below[0])
