@@ -26,11 +26,14 @@ def first_search(trace: str) -> Episode:
 
 
 def refreshes_all(episode: Episode) -> float:
-    """Share of generated tokens that pay no generated token less than the median (RaaS)."""
+    """Share of generated tokens that pay no generated token less than the median (RaaS).
+
+    Of those that see three or more: of two, the lower is the median.
+    """
     assert episode.attention is not None
     prompt = int(np.count_nonzero(episode.kind == Kind.PREFILL))
     rows = (episode.attention.row(i)[prompt:] for i in range(prompt, episode.num_tokens))
-    return float(np.mean([(row >= median(row)).all() for row in rows if len(row) > 1]))
+    return float(np.mean([(row >= median(row)).all() for row in rows if len(row) > 2]))
 
 
 def test_sparse_rows_refresh_every_token_of_raas() -> None:

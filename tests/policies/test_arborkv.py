@@ -37,7 +37,7 @@ def trees(folder: Path, count: int) -> list[Episode]:
         nodes=20,
         block=(4, 24),
     )
-    return list(TraceReader(path).episodes(["attention"]))
+    return list(TraceReader(path).episodes([Signal.ATTENTION]))
 
 
 def outcome(settings: dict[str, Any], episode: Episode, share: float) -> Any:
