@@ -16,13 +16,11 @@ from arborsim.core.observations import DenseRows, Observations, Signal, SparseRo
 from arborsim.core.tree import ThoughtTree
 from arborsim.signals.attention import (
     CumulativeAttention,
-    LastAttended,
     NewestAttention,
     PromptAttention,
     ValueWeightedAttention,
-    fresh_pages,
-    median,
 )
+from arborsim.signals.last_attended import LastAttended, fresh_pages, median
 from arborsim.signals.scores import Score, ScoreBook
 
 PROMPT, TOKENS, LAYERS = 3, 9, 2

@@ -10,7 +10,7 @@ import pytest
 from arborsim.core.observations import Signal
 from arborsim.policies.methods.baselines import Oracle
 from arborsim.signals import offline
-from arborsim.signals.attention import median
+from arborsim.signals.last_attended import median
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind

@@ -19,7 +19,8 @@ from arborsim.memory.moves import Moves, Plan
 from arborsim.policies.base import CacheView, Policy
 from arborsim.run.controller import Controller
 from arborsim.run.episode import Cell, Played, play_episode
-from arborsim.run.meters import READ, UNREAD, MoveLog, Quality
+from arborsim.run.meters import Quality
+from arborsim.run.move_log import READ, UNREAD, MoveLog
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import PlainExecutor

@@ -24,9 +24,10 @@ from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import CostModel
 from arborsim.machine.machine import Machine
 from arborsim.machine.program import ATTENDED_UNITS, Copied, DemandInfo, Op, SearchDemand
-from arborsim.machine.reading import ActivePaths, Recall, Windows
+from arborsim.machine.reading import ActivePaths, Recall
 from arborsim.machine.terms import Term
 from arborsim.machine.transfers import Transfers, stretches
+from arborsim.machine.windows import Windows
 from arborsim.machine.writing import OpenProgram
 from arborsim.memory.ledger import Ledger, RunProfile
 from arborsim.memory.moves import Changes, Moves, kinds

@@ -30,7 +30,8 @@ from arborsim.machine.machine import Machine
 from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.run.controller import Executor
 from arborsim.run.episode import Cell, play_episode
-from arborsim.run.meters import MoveLog, Quality
+from arborsim.run.meters import Quality
+from arborsim.run.move_log import MoveLog
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
 

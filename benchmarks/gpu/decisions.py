@@ -21,7 +21,7 @@ from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import available, build
-from arborsim.run.meters import MoveLog
+from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.capture import ALL_SIGNALS

@@ -14,7 +14,7 @@ from arborsim.memory.moves import ALL_GROUPS, Moves
 from arborsim.policies.base import Policy
 from arborsim.run.controller import Controller
 from arborsim.run.episode import foresee
-from arborsim.run.meters import MoveLog
+from arborsim.run.move_log import MoveLog
 from arborsim.trace.episode import Episode, play
 
 

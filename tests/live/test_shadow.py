@@ -15,7 +15,7 @@ from arborsim.machine.lookup import load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import available, build
 from arborsim.run.episode import Cell
-from arborsim.run.meters import MoveLog
+from arborsim.run.move_log import MoveLog
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all
 

@@ -24,7 +24,7 @@ from arborsim.policies.methods.hierarchy import Hierarchy
 from arborsim.policies.methods.lag_kv import LagKV
 from arborsim.policies.methods.streaming_llm import StreamingLLM
 from arborsim.policies.registry import names
-from arborsim.run.meters import READ, UNREAD
+from arborsim.run.move_log import READ, UNREAD
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.plain_executor import decide_all

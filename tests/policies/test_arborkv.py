@@ -18,7 +18,7 @@ from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView
 from arborsim.policies.methods.arborkv import ArborKV
-from arborsim.policies.tree import tighten_distance
+from arborsim.policies.relief import tighten_distance
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from tests.helpers.ablations import ABLATIONS

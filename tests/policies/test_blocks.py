@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arborsim.policies.placement import highest, lowest
+from arborsim.policies.relief import trim_by_weight
 from arborsim.policies.stream import ChangingPool, HeapPool
-from arborsim.policies.tree import trim_by_weight
 
 few_values = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, -1.0]), min_size=1, max_size=40)
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from scipy.stats import entropy, kurtosis
 
 from arborsim.core.errors import UsageError
-from arborsim.policies.methods.arkv import LayerSensitivity, Spread, layer_statistics
 from arborsim.policies.methods.rkv import max_pool, redundancy
 from arborsim.policies.methods.thinkv_paper import (
     ThinKVPaper,
@@ -19,6 +18,7 @@ from arborsim.policies.methods.thinkv_paper import (
 )
 from arborsim.policies.registry import build
 from arborsim.signals.rows import grouped_row
+from arborsim.signals.spread import LayerSensitivity, Spread, layer_statistics
 
 
 def test_a_groups_row_is_the_mean_over_its_query_heads() -> None:

@@ -13,7 +13,7 @@ from arborsim.policies import registry
 from arborsim.policies.base import Policy
 from arborsim.policies.registry import build
 from arborsim.run.controller import Controller
-from arborsim.signals.attention import LastAttended
+from arborsim.signals.last_attended import LastAttended
 from arborsim.signals.rolling import Band, RollingBands
 from arborsim.trace.episode import Episode, play
 from arborsim.trace.reader import TraceReader

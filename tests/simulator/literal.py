@@ -22,7 +22,8 @@ from arborsim.core.tiers import Tier
 from arborsim.core.tree import ThoughtTree
 from arborsim.machine.cost import CostModel
 from arborsim.machine.profile import HardwareProfile
-from arborsim.machine.reading import ActivePaths, Reading, Recall, Windows
+from arborsim.machine.reading import ActivePaths, Reading, Recall
+from arborsim.machine.windows import Windows
 from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Changes, Moves, kinds
 from arborsim.trace.schema import Geometry

@@ -14,19 +14,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arborsim.core.errors import UsageError
-from arborsim.core.events import Decode, Event, TokenRun
-from arborsim.core.observations import Signal
+from arborsim.core.events import Decode, Event
 from arborsim.core.settings import setting
 from arborsim.core.tiers import Tier, hbm_mask
-from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.memory.moves import Plan
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import ANY, Allocation, Decision, Protect
 from arborsim.policies.placement import Pool, highest, neighbour_mean
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.attention import NewestState
-from arborsim.signals.rows import head_rows, num_row_groups
-from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, sum_in_order
+from arborsim.signals.scores import Score
+from arborsim.signals.spread import HeavyHitters, LayerSensitivity
 
 _LOSS = (
     "the code drops an FP8 token before the next query reads it; here a decision follows an "
@@ -38,174 +35,6 @@ _CODED = (
     "slots: after the prompt in the order of scores, and those of later heads mixed by the first's",
 )
 _KERNEL = 5  # neighbouring tokens whose scores are averaged
-
-
-@dataclass(frozen=True)
-class LayerSensitivity(Score):
-    """ARKV's OQ score (Eqs. 3-6): ``Ent^(1/tau1) Var^(1/tau2) Kurt^(1/tau3)`` of each layer.
-
-    Taken once, from the attention of the last `window` prompt queries to the keys before them, not
-    renormalised; see `layer_statistics`.  The same number for every token of a layer's groups; 0
-    for all if the prompt is not longer than the window.
-    """
-
-    grouping: str = "head"
-    window: int = 32
-    tau1: float = 7.7744
-    tau2: float = 5.4070
-    tau3: float = 5.5277
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = "sensitivity of the layer"
-
-    def start(self, layers: int) -> ScoreState:
-        return _SensitivityState(self)
-
-    def combine(self, statistics: np.ndarray) -> np.ndarray:
-        """Float64 ``[layers]`` of entropy, variance and kurtosis ``[layers, 3]``.
-
-        A negative entropy (``-A ln(A + 1e-10)`` of a weight of 1) counts as 0, and 0 to any power
-        is 0: a layer whose window looks at nothing before it has no claim to full precision.
-        """
-        exponents = 1.0 / np.array([self.tau1, self.tau2, self.tau3])
-        return np.asarray(np.prod(np.maximum(statistics, 0.0) ** exponents, axis=1))
-
-
-def layer_statistics(attention: np.ndarray) -> np.ndarray:
-    """Entropy, variance and kurtosis of one layer (Eqs. 3-5), summed over its heads and keys.
-
-    Of attention, float64 ``[heads, queries, keys]``, of at least two queries; a head with a NaN is
-    left out.  Float64 ``[3]``: ``-sum A ln(A + 1e-10)``, the unbiased variance over the queries,
-    and ``m4 / max(m2, 1e-8)^2`` with the biased central moments over the queries.
-    """
-    a = attention[~np.isnan(attention).any(axis=(1, 2))]
-    deviation = a - a.mean(axis=1, keepdims=True)
-    second, fourth = (deviation**2).mean(axis=1), (deviation**4).mean(axis=1)
-    queries = a.shape[1]
-    return np.array(
-        [
-            -(a * np.log(a + 1e-10)).sum(),
-            second.sum() * queries / (queries - 1),
-            (fourth / np.maximum(second, 1e-8) ** 2).sum(),
-        ]
-    )
-
-
-class _SensitivityState(AtBirth):
-    def __init__(self, spec: LayerSensitivity) -> None:
-        super().__init__(lambda run: np.repeat(self._of_groups[:, None], run.num_tokens, axis=1))
-        self._spec = spec
-        self._of_groups = np.zeros(0)
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        if not generated:
-            rows = head_rows(run.observed)
-            layers, window = len(rows.row(0)), self._spec.window
-            keys = run.steps - window
-            sensitivity = np.zeros(layers)
-            if keys > 0:
-                queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
-                attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
-                of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
-                sensitivity = self._spec.combine(np.stack(of_layer))
-            groups = num_row_groups(rows.row(0), rows.kv_heads, self._spec.grouping)
-            self._of_groups = np.repeat(sensitivity, groups // layers)
-        super().begin(run, tree, generated)
-
-
-@dataclass(frozen=True)
-class HeavyHitters(Score):
-    """ARKV's token score before pooling (Eq. 9): ``mean_q A + gamma Var_q A``, mean over the group.
-
-    After the prompt, ``q`` runs over its last `window` queries.  From then on the score is the
-    attention of the newest query, as the public code has it (one query has no variance); leaves
-    that decode in one iteration are averaged.  With `cumulative`, ``q`` runs over all queries since
-    the window instead.
-    """
-
-    grouping: str = "head"
-    window: int = 32
-    gamma: float = 263.811
-    cumulative: bool = False
-    needs: ClassVar[frozenset[Signal]] = frozenset({Signal.HEAD_ATTENTION})
-    about: ClassVar[str] = (
-        "attention of the last prompt queries, then of the newest query; variance counts"
-    )
-    changes: ClassVar[Changes] = "freely"
-
-    def start(self, layers: int) -> ScoreState:
-        return _HeavyHitterState(self)
-
-
-class _HeavyHitterState(NewestState):
-    def __init__(self, spec: HeavyHitters) -> None:
-        super().__init__(spec.grouping)
-        self._spec = spec
-        self._spread = Spread()
-        self._first = 0  # iteration of the run from which queries count
-        self._by_spread = True
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        super().begin(run, tree, generated)
-        self._first = 0 if generated else run.steps - self._spec.window
-        self._by_spread = self._spec.cumulative or not generated
-        if self._by_spread:
-            self._heads = head_rows(run.observed)
-            layers, heads, _ = self._heads.row(0).shape
-            self._spread.extend(layers * heads, run.num_tokens)
-
-    def observe(self, step: int) -> None:
-        if not self._by_spread:
-            super().observe(step)
-        elif step >= self._first:
-            width = len(self._paths)
-            for leaf in range(width):
-                row = self._heads.row(step * width + leaf)
-                at = self._paths.places(leaf, row.shape[2])
-                tokens = np.arange(self.values.shape[1])[at]
-                self._spread.add(tokens, row.reshape(-1, row.shape[2]).astype(np.float64))
-                self.values[:, tokens] = self._spread.heaviness(
-                    tokens, len(self.values), self._spec.gamma
-                )
-
-    def observe_all(self, first: int, last: int) -> None:
-        if self._by_spread:
-            ScoreState.observe_all(self, first, last)
-        else:
-            super().observe_all(first, last)
-
-
-class Spread:
-    """Mean and variance of the attention to each token, per query head, one query after the other.
-
-    Welford's updates, so that the bits do not depend on how queries arrive in runs.
-    """
-
-    def __init__(self) -> None:
-        self._tables: tuple[GrowingTable, ...] = ()  # queries, mean, squares
-
-    def extend(self, heads: int, count: int) -> None:
-        """Make room for `count` more tokens."""
-        self._tables = self._tables or tuple(GrowingTable(heads, np.float64) for _ in range(3))
-        for table in self._tables:
-            table.extend(count, 0)
-
-    def add(self, tokens: np.ndarray, row: np.ndarray) -> None:
-        """Take in one query's float64 row ``[heads, tokens]``; heads with a NaN are left out."""
-        heads = np.flatnonzero(~np.isnan(row).any(axis=1))
-        at = np.ix_(heads, tokens)
-        queries, mean, squares = (table.values for table in self._tables)
-        queries[at] += 1
-        deviation = row[heads] - mean[at]
-        mean[at] += deviation / queries[at]
-        squares[at] += deviation * (row[heads] - mean[at])
-
-    def heaviness(self, tokens: np.ndarray, groups: int, gamma: float) -> np.ndarray:
-        """Float64 ``[groups, tokens]``: mean + gamma variance, mean over the heads of a group."""
-        queries, mean, squares = (table.values[:, tokens] for table in self._tables)
-        variance = squares / np.maximum(queries - 1, 1)
-        heavy = (mean + gamma * variance).reshape(groups, -1, len(tokens))
-        heads = np.count_nonzero(queries.reshape(heavy.shape), axis=1)
-        return np.asarray(sum_in_order(heavy, axis=1) / np.maximum(heads, 1))
 
 
 @dataclass(frozen=True)

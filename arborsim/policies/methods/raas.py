@@ -9,7 +9,7 @@ from typing import ClassVar
 from arborsim.core.settings import setting
 from arborsim.policies.blocks import ANY, Protect, pin_prompt_setting
 from arborsim.policies.stream import StreamPolicy
-from arborsim.signals.attention import LastAttended
+from arborsim.signals.last_attended import LastAttended
 from arborsim.signals.scores import Score
 
 

@@ -28,7 +28,7 @@ from arborsim.live.backends import (
 from arborsim.machine.executor import SimulatedExecutor
 from arborsim.policies.base import Policy
 from arborsim.run.episode import Cell
-from arborsim.run.meters import MoveLog
+from arborsim.run.move_log import MoveLog
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
 from arborsim.validate.compare import (

@@ -13,7 +13,7 @@ import pytest
 
 from arborsim.core.errors import BudgetInfeasible
 from arborsim.policies.registry import available, build
-from arborsim.run.meters import MoveLog
+from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
 from arborsim_torch.live.policy_search import (
     CacheOptions,
