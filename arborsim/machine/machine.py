@@ -92,7 +92,7 @@ def unsuited(policy: Policy, geometry: Geometry) -> str:
             f"policy {policy.name} decides for each KV head, and {geometry.name} keeps one latent "
             "vector of a token for all heads: use a policy that decides per layer or for the model"
         )
-    quantises = any(tier.quantised for tier in tiers)
+    quantises = any(tier.quantised and tier.in_hbm for tier in tiers)
     if geometry.kv_bytes_per_element == 1 and quantises and policy.formats[0].bits == 8:
         return (
             f"policy {policy.name} moves tokens to 8 bits, and the cache of {geometry.name} is in "

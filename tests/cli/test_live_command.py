@@ -148,7 +148,8 @@ def test_the_page_stands_alone(shown: dict[str, Any]) -> None:
 
 
 def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in rows]
+    clock = ("_s", "_seconds")
+    return [{key: value for key, value in row.items() if not key.endswith(clock)} for row in rows]
 
 
 KILLED_AFTER_THREE = """

@@ -52,7 +52,7 @@ def test_the_appendix_names_the_file_and_another_file_is_another_plan(tmp_path: 
     told = settings_of(found)["calibration streaming-llm.toml"]
     assert told.startswith("msve of streaming-llm, measured on m (32 layers, seed 0), sha256 ")
     assert "calibration streaming-llm.toml" not in settings_of(bare)
-    assert settings_of(found)["policy streaming-llm"] == "adaptation path, sinks 7"
+    assert settings_of(found)["policy streaming-llm"] == "adaptation path, pin_prompt off, sinks 7"
     assert fingerprint(found) != fingerprint(bare)
 
 

@@ -78,7 +78,7 @@ def test_what_it_rests_on_is_there(report: Path, bank: Path) -> None:
     assert f"sha256 {hashlib.sha256(bank.read_bytes()).hexdigest()[:16]}" in text
     assert "width 4, 8; score last, answer weighted, depth 25" in text
     assert "lambda_b 2" in text
-    assert "adaptation path, sinks 2" in text
+    assert "adaptation path, pin_prompt False, sinks 2" in text
     assert "h100" in text
     assert "llama-3.1-8b" in text
     assert "ets at width 8" in text  # the paper's choice of lambda_b, in the answer

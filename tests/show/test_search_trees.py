@@ -13,7 +13,7 @@ from arborsim.bank.bank import open_bank, read_bank
 from arborsim.bank.job import SearchJob
 from arborsim.bank.walk import walk
 from arborsim.core.errors import UsageError
-from arborsim.core.tiers import Budget
+from arborsim.core.tiers import NUM_TIERS, Budget
 from arborsim.machine.lookup import load_geometry, load_profile
 from arborsim.machine.machine import Machine
 from arborsim.policies.registry import build
@@ -79,8 +79,8 @@ def test_films_are_in_the_numbers_of_the_layout(bank: Path) -> None:
         tokens = dict.fromkeys(range(len(recorded.parent)), 0)
         for frame in film["frames"]:
             flat = frame["changed"]
-            for i in range(0, len(flat), 6):
-                tokens[flat[i]] = sum(flat[i + 1 : i + 6])
+            for i in range(0, len(flat), 1 + NUM_TIERS):
+                tokens[flat[i]] = sum(flat[i + 1 : i + 1 + NUM_TIERS])
         assert sum(tokens.values()) == done.generated_tokens + done.prompt_tokens
         assert {n for n, t in tokens.items() if t} <= set(done.bank_node)
     assert list(trees.notes()) == []
@@ -121,7 +121,7 @@ def test_what_is_not_drawn_is_said(bank: Path, monkeypatch: pytest.MonkeyPatch) 
     film = trees.films[0]
     assert film["unseen"] > 0
     flat = film["frames"][0]["changed"]
-    there = sum(sum(flat[i + 1 : i + 6]) for i in range(0, len(flat), 6))
+    there = sum(sum(flat[i + 1 : i + 1 + NUM_TIERS]) for i in range(0, len(flat), 1 + NUM_TIERS))
     done = walk(make_search("rebase", width=4), read_bank(open_bank(bank), 0))
     opened = [0, *done.steps[0].opened]
     assert there + sum(film["frames"][0]["hidden"]) == sum(done.tokens[n] for n in opened)
