@@ -330,13 +330,13 @@ def test_gates_of_a_file_say_which_heads_stream(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "cannot be read"),
+        (None, "cannot be read (No such file or directory)"),
         ("0.5 0.5\n0.5\n", "must be a table"),
         ("0.5 nan\n0.5 1\n", "must be a table"),
         ("", "must be a table"),
-        ("0.5 high\n", "cannot be read"),
-        ("0.5 0.5 0.5\n" * 9, "9 layers of 3 KV heads"),
-        ("0.5 0.5\n", "1 layers of 2 KV heads"),
+        ("0.5 high\n", "must be a table"),
+        ("0.5 0.5 0.5\n" * 9, "is a table of 9 x 3 (layers x KV heads); this model needs"),
+        ("0.5 0.5\n", "is a table of 1 x 2 (layers x KV heads); this model needs"),
     ],
 )
 def test_gates_that_do_not_fit_are_refused(

@@ -12,7 +12,7 @@ tokens are there.  Its scales are counted by token, so that one that leaves take
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -114,9 +114,11 @@ class Format:
             return code_bytes + scale_bytes + self.outliers_of(size) * OUTLIER_BYTES
         shared = size * self.span_bytes
         if shared % self.group:
+            smaller = (replace(self, group=group) for group in range(self.group - 1, 0, -1))
+            fits = next(each.group for each in smaller if size * each.span_bytes % each.group == 0)
             raise UsageError(
-                f"{self.group} tokens cannot share {shared} bytes of scales in whole bytes: use "
-                f"smaller groups for keys of {size} channels"
+                f"keys of {size} channels in groups of {self.group} tokens: a token's share of the "
+                f"{shared} bytes of scales and outliers is not whole bytes; use groups of {fits}"
             )
         return code_bytes + shared // self.group
 

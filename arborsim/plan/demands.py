@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arborsim.core.errors import BudgetInfeasible, UsageError
-from arborsim.core.tiers import Budget
+from arborsim.core.tiers import Budget, Tier
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
+from arborsim.memory.moves import Moves
 from arborsim.plan.results import Quality
 from arborsim.plan.statistics import Estimate, solved_share
 from arborsim.plan.workload import Candidate, Workload
+from arborsim.run.controller import Meter
 from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
 from arborsim.run.meters import Quality as Figures
@@ -152,9 +154,11 @@ def _record(unit: Unit, episode: Episode, figures: Figures) -> RecordedSearch:
     policy, shared = unit.candidate.policy.policy, unit.shared_tokens
     rows = figures.rows(policy.grouping)
     meter = AttentionKept(rows) if rows is not None else None
+    unread = _Unread()
     demand, measured = record_demand(
         episode, policy, unit.candidate.budget or _ALL, unit.machine,
-        f"mix {unit.entry}" if shared else "", shared, unit.trace.name, [meter] if meter else [],
+        f"mix {unit.entry}" if shared else "", shared, unit.trace.name,
+        [meter, unread] if meter else [unread],
     )  # fmt: skip
     if demand.prompt_tokens < shared:  # only prompts that are as short have all of it in common
         short = demand.prompt_tokens
@@ -165,8 +169,18 @@ def _record(unit: Unit, episode: Episode, figures: Figures) -> RecordedSearch:
         meter.share if meter else None, measured.peak_hbm_kv_tokens / tokens,
         measured.evicted_tokens / tokens, measured.quantised_tokens / tokens,
         measured.offloaded_tokens / tokens, measured.rehydrated_tokens / tokens,
-        kept_note=figures.kept_note(policy.grouping),
+        kept_note=figures.kept_note(policy.grouping), unread=float(unread.found),
     ))  # fmt: skip
+
+
+class _Unread(Meter):
+    """Whether a plan left tokens unread that the cache held."""
+
+    found = False
+
+    def moved(self, moves: Moves, tier: np.ndarray, reads: np.ndarray | None = None) -> None:
+        if reads is not None:
+            self.found |= not reads[tier != Tier.EVICTED].all()
 
 
 class Recording:

@@ -67,11 +67,13 @@ class Quality:
     accuracy: Estimate | None = None
     #: Why attention kept is not known although a trace holds attention, or ""
     kept_note: str = ""
+    #: Share of the searches in which a plan left tokens unread that were held (`Plan.reads`).
+    unread: float = 0.0
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was dropped or rounded: answers are those of full retention."""
-        return not self.evicted and not self.quantised
+        """Whether nothing was dropped, rounded or left unread: answers are full retention's."""
+        return not (self.evicted or self.quantised or self.unread)
 
 
 @dataclass(frozen=True)

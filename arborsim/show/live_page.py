@@ -14,6 +14,7 @@ from arborsim.core.units import quantity
 from arborsim.live.backends import LiveResult
 from arborsim.run.results import ANY, at_budget
 from arborsim.show import live, page, replay_figures
+from arborsim.show.provenance import parameters
 from arborsim.show.replay import NAMES, PAGE_MEMORY
 from arborsim.show.table import Table, shown
 from arborsim.show.words import counted, score
@@ -83,8 +84,7 @@ def _settings(report: live.LiveReport) -> dict[str, str]:
     if "gpu" in request:
         found["simulated GPU"] = request["gpu"]["name"]
     for cell in request["cells"]:
-        values = ", ".join(f"{key} {value}" for key, value in cell["settings"].items())
-        found[f"policy {cell['policy']}"] = values or "no parameters"
+        found[f"policy {cell['policy']}"] = parameters(cell["settings"])
     return {name: text for name, text in found.items() if text}
 
 

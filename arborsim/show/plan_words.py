@@ -253,5 +253,7 @@ def _quality(row: CandidateResult) -> str:
         )
     if quality.attention_kept is None:
         known = quality.kept_note or "not known"
+        if quality.unread and not quality.evicted:
+            return f"{known}: not every token is read"
         return f"{known}: {100 * quality.evicted:.0f} % of the tokens are evicted"
     return f"{100 * quality.attention_kept:.1f} % of the attention kept"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -160,8 +160,14 @@ def _searches(job: SearchJob) -> dict[str, str]:
 
 def _policies(policies: Iterable[Policy]) -> dict[str, str]:
     """The parameters of each."""
-    values = {p.label: ", ".join(f"{k} {v}" for k, v in values_of(p).items()) for p in policies}
-    return {f"policy {name}": text or "no parameters" for name, text in values.items()}
+    return {f"policy {policy.label}": parameters(values_of(policy)) for policy in policies}
+
+
+def parameters(values: Mapping[str, Any]) -> str:
+    """Parameters of a policy in a line; an empty text is called none."""
+    return ", ".join(f"{k} {v}" if v != "" else f"{k} none" for k, v in values.items()) or (
+        "no parameters"
+    )
 
 
 def _charged(machine: Machine, recorded: Sequence[Geometry]) -> list[Geometry]:

@@ -135,7 +135,7 @@ WIDE = 140
 #: With more rows per trace than this, `auto` shows the matrix.
 _MOST_ROWS = 16
 #: Columns that others imply: the first to go where there is no room.
-_IMPLIED = ("speed_vs_full", "tokens_per_s", "model")
+_IMPLIED = ("speed_vs_full", "tokens_per_s", "model", "hbm_vs_full", "quantised")
 #: Narrow headers, in the order of what decides.
 _HEADS = {
     "kept": "kept", "gap": "gap", "error": "err", "peak_hbm": "HBM", "hbm_vs_full": "full",

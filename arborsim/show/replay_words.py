@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from arborsim.core.units import quantity
-from arborsim.run.results import ANY, MARK, LeftOut, ReplayResult, Row
+from arborsim.run.results import ANY, MARK, ORACLE, LeftOut, ReplayResult, Row
 from arborsim.show.words import counted, listed
 
 #: Shares of attention kept that settings are grouped by, strictest first.
@@ -115,9 +115,12 @@ def _against_oracle(row: Row) -> list[str]:
         if abs(gap) < 5e-5
         else f"{abs(100 * gap):.2f} percentage points {more} than {row.policy}"
     )
+    kept = gap + row.attention_kept
+    share = "more than 99.99%" if 0.99995 <= kept < 1 else f"{kept:.2%}"  # almost all is not all
+    oracle = f"{ORACLE}-{row.per}" if row.per in ("layer", "head") else f"the {ORACLE}"
     return [
-        f"At budget {row.budget_label}, the oracle, which knows the future and only evicts, "
-        f"keeps {gap + row.attention_kept:.2%}: {against}."
+        f"At budget {row.budget_label}, {oracle}, which knows the future and only evicts, "
+        f"keeps {share}: {against}."
     ]
 
 

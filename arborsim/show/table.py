@@ -77,6 +77,10 @@ class Column(Generic[R]):
             return words
         return " / ".join(map(scale.show, self.figures(row)))
 
+    def empty(self, rows: Sequence[R]) -> bool:
+        """Whether it is a figure that is zero or unknown in all these rows."""
+        return not self.is_text and replace(self, hide=NOTHING).silent(rows)
+
     def silent(self, rows: Sequence[R]) -> bool:
         """Whether it says nothing about these rows."""
         known = [v for row in rows for v in self.figures(row) if not math.isnan(v)]
@@ -198,9 +202,9 @@ def print_tables(
 ) -> None:
     """Print titled tables over the same rows with as much air between the columns as fits.
 
-    Neighbours share a table where they fit side by side.  Where there is no room, columns with keys
-    in `implied` go first; those in `names` go from all tables but the first, where a number
-    identifies rows.
+    Neighbours share a table where they fit side by side.  Where there is no room, figures that are
+    zero or unknown in all rows go first, then columns with keys in `implied`; those in `names` go
+    from all tables but the first, where a number identifies rows.
     """
     joined = _joined(console, groups)
     for place, (title, table) in enumerate(joined):
@@ -209,7 +213,7 @@ def print_tables(
         if place and names:
             airy = [_rich(title, table, *form) for form in _FORMS[:2]]
             table = table.without(names)
-        choices = [table]
+        choices = [table, table.without(c.key for c in table.columns if c.empty(table.rows))]
         for key in implied:
             choices.append(choices[-1].without([key]))
         made = [_rich(title, some, *form) for some in choices for form in _FORMS]

@@ -82,6 +82,14 @@ def test_codec_and_numpy_agree_to_the_bit(each: Format, seed: int, size: int, dt
     assert np.array_equal(back.view(np.int32), expected.view(np.int32))
 
 
+@pytest.mark.parametrize(("group", "fits"), [(48, 32), (33, 32), (100, 64)])
+def test_groups_that_do_not_fit_name_one_that_does(group: int, fits: int) -> None:
+    made = [Format(2, each, "channel", 2, 2) for each in (group, fits)]
+    with pytest.raises(UsageError, match=f"groups of {group} tokens.*use groups of {fits}$"):
+        made[0].vector_bytes(64, keys=True)
+    assert made[1].vector_bytes(64, keys=True) == 64 * 2 // 8 + 64 * 4 // fits
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     each=FORMATS, seed=st.integers(0, 2**32 - 1), size=st.sampled_from([8, 16, 24, 64]),

@@ -13,6 +13,8 @@ from arborsim.plan.plan import Planner
 from arborsim.plan.provenance import cautions
 from arborsim.plan.workload import Workload
 from arborsim.plan.workload_file import parse_workload
+from arborsim.policies.methods.quest import Quest
+from tests.helpers.traces import trace_for
 from tests.plan.make import SMALL
 
 _TREE = """name = "tree-ddr"
@@ -98,3 +100,30 @@ def test_groups_of_gpus_say_that_one_of_them_decided(workload: Workload) -> None
     pair = replace(workload.hardware[0], gpus=2, name="2x rtx4090")
     (said,) = cautions(replace(workload, hardware=(pair,)), [])
     assert said.startswith("Policies that use DDR decided what to fetch on one GPU of each kind")
+
+
+def test_what_is_held_but_not_read_is_not_as_good_as_full_retention(tmp_path: Path) -> None:
+    """Quest evicts nothing and leaves pages unread: its answers are not those of `full`."""
+    trace_for(Quest(), tmp_path / "x.parquet", episodes=2, kind="linear", prompt=40, nodes=8)
+    text = SMALL[: SMALL.index("[mix.generated]")] + SMALL[SMALL.index("[arrivals]") :]
+    for old, new in (
+        ("shared_prompt_tokens = 50", 'trace = "x.parquet"'),
+        ('"streaming-llm"]', '{ use = "quest", set = { page = 4, dense = 0 } }]'),
+        ("budgets = [0.5]", "budgets = [0.3, 1.0]"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    planner = Planner(parse_workload(text, tmp_path))
+    found = {}
+    for number, candidate in enumerate(planner.workload.candidates()):
+        demands = planner.demands_of(number)
+        budget = candidate.budget.text if candidate.budget else "-"
+        quality = demands.quality(np.ones(len(demands.demands)))
+        found[candidate.policy.policy.name, budget] = quality
+    assert found["full", "-"].exact
+    assert found["quest", "1.0"].exact  # reads all
+    sparse = found["quest", "0.3"]
+    assert not sparse.exact
+    assert (sparse.unread, sparse.evicted) == (1.0, 0.0)
+    assert sparse.attention_kept is not None
+    assert sparse.attention_kept < 0.9

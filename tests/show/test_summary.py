@@ -116,6 +116,22 @@ def test_the_oracle_is_set_against_the_sentence_before():
     )
 
 
+def test_a_policy_per_head_is_set_against_its_own_oracle():
+    """`oracle` keeps other tokens than `oracle-head`; almost all is not all."""
+    replay = result(policies=("full", "oracle", "arborkv", "random"), budgets=("0.25",))
+    episodes = []
+    for e in replay.episodes:
+        if e.policy == "oracle":
+            episodes.append(replace(e, attention_kept=0.9))
+            episodes.append(replace(e, policy="oracle-head", per="head", attention_kept=0.99998))
+        else:
+            episodes.append(replace(e, per="head") if e.policy == "arborkv" else e)
+    assert summarise(aggregate(episodes))[1] == (
+        "At budget 0.25, oracle-head, which knows the future and only evicts, keeps more than "
+        "99.99%: 1.50 percentage points more than arborkv."
+    )
+
+
 def test_ties_are_not_one_winner():
     replay = result(policies=("full", "random", "h2o"), budgets=("0.25",))
     same = [replace(e, attention_kept=0.5) for e in replay.episodes if e.policy != "full"]

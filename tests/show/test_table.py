@@ -65,6 +65,32 @@ def test_the_longest_row_fits_80_columns():
     assert "quan-" in shown
 
 
+def test_all_columns_of_memory_fit_80_columns():
+    """With tiers of fewer bits, DDR and selection; figures that are zero go first."""
+    replay = result(budgets=("0.25",))
+    episodes = []
+    for e in replay.episodes:
+        name = "expected-attention" if e.policy == "h2o" else e.policy
+        measured = replace(
+            e.measured, quantised_tokens=384.0, peak_quantised_bytes=5 * 10**6,
+            evicted_tokens=9_900, offloaded_tokens=464.0, rehydrated_tokens=0,
+            kv_read_bytes=3 * 10**9, bounds_read_bytes=10**6,
+        )  # fmt: skip
+        episodes.append(replace(e, policy=name, measured=measured))
+    few = printed(replace(replay, episodes=tuple(episodes)), 80)
+    all_of_them = [
+        replace(e, measured=replace(e.measured, rehydrated_tokens=1_234.0)) for e in episodes
+    ]
+    every = printed(replace(replay, episodes=tuple(all_of_them)), 80)
+    for shown in (few, every):
+        assert max(map(len, shown.splitlines())) <= 80
+        memory = shown[: shown.index("Time and quality")]
+        assert "/tok" in memory
+        assert "PCIe" in memory
+    assert "drated" not in few[: few.index("Time and quality")]
+    assert "drated" in every[: every.index("Time and quality")]
+
+
 MANY = {"policies": (*POLICIES, *OTHERS), "budgets": ("0.1", "0.25", "0.5"), "errors": True}
 
 

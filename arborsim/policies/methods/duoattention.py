@@ -162,9 +162,9 @@ class DuoAttention(StreamPolicy):
         shape = view.shape
         if columns != shape.kv_heads or max(shape.layers, default=-1) >= rows:
             raise UsageError(
-                f"{self.name}: gates '{self.gates}' has {rows} layers of {columns} KV heads; the "
-                f"model has {shape.kv_heads} KV heads, and layers up to {max(shape.layers)}: "
-                "give the gates of this model"
+                f"{self.name}: gates '{self.gates}' is a table of {rows} x {columns} (layers x KV "
+                f"heads); this model needs {max(shape.layers) + 1} x "
+                f"{shape.kv_heads}, or more layers"
             )
         return self._given[list(shape.layers)].reshape(-1)
 
@@ -174,9 +174,12 @@ class DuoAttention(StreamPolicy):
         try:
             text = Path(self.gates).read_text(encoding="utf-8")
             rows = [[float(x) for x in line.split()] for line in text.splitlines() if line.strip()]
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{self.name}: gates '{self.gates}' cannot be read: {error}") from None
-        if len({len(row) for row in rows}) != 1 or not np.isfinite(rows).all():
+        except OSError as error:
+            why = error.strerror or error
+            raise UsageError(f"{self.name}: gates '{self.gates}' cannot be read ({why})") from None
+        except ValueError:  # not a number, or not text
+            rows = []
+        if len({len(row) for row in rows}) != 1 or not np.isfinite(rows).all():  # or no row
             raise UsageError(
                 f"{self.name}: gates '{self.gates}' must be a table: a row per layer, as many "
                 "numbers in each as the model has KV heads"

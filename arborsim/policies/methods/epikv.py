@@ -103,7 +103,7 @@ class HSCosine(RollingPolicy):
     """
 
     turn: str = setting("state", "what turns: the hidden state, or its change", choices=TURNS)
-    layer: float = setting(10 / 32, "layer", unit="share of the depth", low=0, high=1)
+    layer: float = setting(10 / 32, "whose output turns", unit="share of the depth", low=0, high=1)
 
     name: ClassVar[str] = "hs-cosine"
     paper: ClassVar[str] = f"{PAPER}, with a cosine in place of its norm"

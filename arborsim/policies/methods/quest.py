@@ -18,8 +18,8 @@ from arborsim.policies.reading import PageReader, Pages
 class Quest(PageReader):
     """Nothing leaves HBM; of each KV head, attention reads pages with the largest bounds.
 
-    The budget is how many tokens a step reads of a group, the one that it computes aside.  The page
-    that is being filled is always read, and a prompt that is pinned.
+    The budget is how many tokens a step reads of each KV head, without the token that it computes.
+    The page that is being filled is always read, and so is a pinned prompt.
     """
 
     dense: int = setting(2, "first layers of the model that read everything", unit="layers", low=0)
