@@ -62,6 +62,19 @@ class CacheView:
         on_path = self.tree.on_path(self.leaves)
         return np.flatnonzero(on_path[self.tree.node_of_token.values])
 
+    def stream(self, adaptation: str) -> np.ndarray:
+        """Ids of the tokens on the active paths ("path"), or of all ("flat"), oldest first."""
+        return self.path if adaptation == "path" else np.arange(self.num_tokens)
+
+    def in_stream(self, mask: np.ndarray, adaptation: str) -> np.ndarray:
+        """Where `mask`, bool ``[..., tokens]``, is set and a token belongs to the stream."""
+        path = self.path
+        if adaptation == "path" and len(path) < self.num_tokens:
+            on_path = np.zeros(self.num_tokens, dtype=bool)
+            on_path[path] = True
+            mask = mask & on_path
+        return mask
+
     def by_slot(self, group: int, tokens: np.ndarray) -> np.ndarray:
         """Ids `tokens`, int64, of a group in the order of their slots."""
         if self.slots is None:

@@ -110,7 +110,7 @@ class Decision:
     @cached_property
     def movable(self) -> np.ndarray:
         """Bool ``[tokens]``: of the stream, and not protected."""
-        return self.in_stream(~self.protected)
+        return self.view.in_stream(~self.protected, self.policy.allocate.adaptation)
 
     def lead(self, group: int, tokens: np.ndarray) -> None:
         """Give the first slots of a group to `tokens`, int64, in this order.
@@ -125,15 +125,6 @@ class Decision:
         others[tokens] = False
         order = np.concatenate([tokens, view.by_slot(group, np.flatnonzero(others))])
         self.slots[group, order] = np.arange(len(order))
-
-    def in_stream(self, mask: np.ndarray) -> np.ndarray:
-        """Where `mask`, bool ``[tokens]``, is set and a token belongs to the stream."""
-        path = self.view.path
-        if self.policy.allocate.adaptation == "path" and len(path) < self.view.num_tokens:
-            on_path = np.zeros(self.view.num_tokens, dtype=bool)
-            on_path[path] = True
-            mask = mask & on_path
-        return mask
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class Pool(Allocation):
             held += int(at.view.held[group])
             if at.lowest_reachable >= Tier.DDR:
                 away = ~hbm_mask(tier) & (tier <= int(at.lowest_reachable))
-                back = at.in_stream(away)
+                back = at.view.in_stream(away, self.adaptation)
                 tier[back] = Tier.HBM
                 held += int(np.count_nonzero(back))
             its_limit, its_goal = at.policy.schedule.room(at, group)

@@ -23,7 +23,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import FixedScore, Score, ScoreState, vectors_per_group
+from arborsim.signals.scores import AtBegin, FixedScore, Score, ScoreState, vectors_per_group
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,10 @@ class _Pages:
         return pages.reshape(-1)
 
 
-class _PageState(ScoreState):
+class _PageState(AtBegin):
     def __init__(self, page: int) -> None:
         super().__init__()
         self._pages = _Pages(page)
-
-    def observe(self, step: int) -> None:
-        pass
-
-    def observe_all(self, first: int, last: int) -> None:
-        pass
 
 
 class _PageOfState(_PageState):

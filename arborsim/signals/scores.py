@@ -118,7 +118,17 @@ class ScoreState(ABC):
         return self._table.values
 
 
-class AtBirth(ScoreState):
+class AtBegin(ScoreState):
+    """Values that runs change when they begin, and iterations do not."""
+
+    def observe(self, step: int) -> None:
+        pass
+
+    def observe_all(self, first: int, last: int) -> None:
+        pass
+
+
+class AtBirth(AtBegin):
     """Values that never change; `compute` makes those of a run's tokens (`FixedScore.compute`)."""
 
     def __init__(self, compute: Callable[[TokenRun], np.ndarray]) -> None:
@@ -131,11 +141,18 @@ class AtBirth(ScoreState):
             self._table = GrowingTable(len(fresh), fresh.dtype, cell=fresh.shape[2:])
         self._table.extend(fresh.shape[1], fresh)
 
-    def observe(self, step: int) -> None:
-        pass
 
-    def observe_all(self, first: int, last: int) -> None:
-        pass
+class OfPrompt(AtBirth):
+    """A number per group for all its tokens; `compute` makes them of the prompt's run."""
+
+    def __init__(self, compute: Callable[[TokenRun], np.ndarray]) -> None:
+        super().__init__(lambda run: np.repeat(self._of_groups[:, None], run.num_tokens, axis=1))
+        self._of_prompt = compute
+
+    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
+        if not generated:
+            self._of_groups = self._of_prompt(run)
+        super().begin(run, tree, generated)
 
 
 def sum_in_order(values: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -15,7 +15,7 @@ from arborsim.core.observations import Signal
 from arborsim.core.tree import GrowingTable, ThoughtTree
 from arborsim.signals.attention import NewestState
 from arborsim.signals.rows import head_rows, num_row_groups
-from arborsim.signals.scores import AtBirth, Changes, Score, ScoreState, sum_in_order
+from arborsim.signals.scores import Changes, OfPrompt, Score, ScoreState, sum_in_order
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,20 @@ class LayerSensitivity(Score):
     about: ClassVar[str] = "sensitivity of the layer"
 
     def start(self, layers: int) -> ScoreState:
-        return _SensitivityState(self)
+        return OfPrompt(self.of_prompt)
+
+    def of_prompt(self, run: TokenRun) -> np.ndarray:
+        """Float64 ``[groups]`` of the prompt's attention."""
+        rows = head_rows(run.observed)
+        layers, keys = len(rows.row(0)), run.steps - self.window
+        sensitivity = np.zeros(layers)
+        if keys > 0:
+            queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
+            attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
+            of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
+            sensitivity = self.combine(np.stack(of_layer))
+        groups = num_row_groups(rows.row(0), rows.kv_heads, self.grouping)
+        return np.repeat(sensitivity, groups // layers)
 
     def combine(self, statistics: np.ndarray) -> np.ndarray:
         """Float64 ``[layers]`` of entropy, variance and kurtosis ``[layers, 3]``.
@@ -66,28 +79,6 @@ def layer_statistics(attention: np.ndarray) -> np.ndarray:
             (fourth / np.maximum(second, 1e-8) ** 2).sum(),
         ]
     )
-
-
-class _SensitivityState(AtBirth):
-    def __init__(self, spec: LayerSensitivity) -> None:
-        super().__init__(lambda run: np.repeat(self._of_groups[:, None], run.num_tokens, axis=1))
-        self._spec = spec
-        self._of_groups = np.zeros(0)
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        if not generated:
-            rows = head_rows(run.observed)
-            layers, window = len(rows.row(0)), self._spec.window
-            keys = run.steps - window
-            sensitivity = np.zeros(layers)
-            if keys > 0:
-                queries = [rows.row(i)[..., :keys] for i in range(keys, run.steps)]
-                attention = np.stack(queries, axis=2)  # [layers, heads, queries, keys]
-                of_layer = [layer_statistics(layer.astype(np.float64)) for layer in attention]
-                sensitivity = self._spec.combine(np.stack(of_layer))
-            groups = num_row_groups(rows.row(0), rows.kv_heads, self._spec.grouping)
-            self._of_groups = np.repeat(sensitivity, groups // layers)
-        super().begin(run, tree, generated)
 
 
 @dataclass(frozen=True)

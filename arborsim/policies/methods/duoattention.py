@@ -14,13 +14,12 @@ from arborsim.core.errors import UsageError
 from arborsim.core.events import TokenRun
 from arborsim.core.observations import Signal
 from arborsim.core.settings import setting
-from arborsim.core.tree import ThoughtTree
 from arborsim.policies.base import CacheView
 from arborsim.policies.blocks import Allocation, Decision, ProtectSome
 from arborsim.policies.placement import Pool
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import group_rows
-from arborsim.signals.scores import AtBirth, Position, Score, ScoreState, sum_in_order
+from arborsim.signals.scores import OfPrompt, Position, Score, ScoreState, sum_in_order
 
 _DECIMALS = 9
 
@@ -41,27 +40,19 @@ class PromptReach(Score):
     about: ClassVar[str] = "reach of the head in the prompt"
 
     def start(self, layers: int) -> ScoreState:
-        return _ReachState(self)
+        return OfPrompt(self.of_prompt)
 
-
-class _ReachState(AtBirth):
-    def __init__(self, spec: PromptReach) -> None:
-        super().__init__(lambda run: np.repeat(self._of_groups[:, None], run.num_tokens, axis=1))
-        self._spec = spec
-        self._of_groups = np.zeros(0)
-
-    def begin(self, run: TokenRun, tree: ThoughtTree, generated: bool) -> None:
-        if not generated:
-            sinks = min(self._spec.sinks, run.steps // 8)
-            recent = max(1, min(self._spec.recent, run.steps // 4))
-            rows = group_rows(run.observed, "head")
-            reach = [
-                sum_in_order(np.stack(rows.row(query))[:, sinks : query + 1 - recent])
-                for query in range(sinks + recent, run.steps)
-            ]
-            total = sum_in_order(np.array(reach), axis=0) if reach else np.zeros(rows.groups)
-            self._of_groups = np.round(total / max(1, len(reach)), _DECIMALS)
-        super().begin(run, tree, generated)
+    def of_prompt(self, run: TokenRun) -> np.ndarray:
+        """Float64 ``[groups]`` of the prompt's attention."""
+        sinks = min(self.sinks, run.steps // 8)
+        recent = max(1, min(self.recent, run.steps // 4))
+        rows = group_rows(run.observed, "head")
+        reach = [
+            sum_in_order(np.stack(rows.row(query))[:, sinks : query + 1 - recent])
+            for query in range(sinks + recent, run.steps)
+        ]
+        total = sum_in_order(np.array(reach), axis=0) if reach else np.zeros(rows.groups)
+        return np.round(total / max(1, len(reach)), _DECIMALS)
 
 
 @dataclass(frozen=True)

@@ -243,9 +243,7 @@ class AttnHS(RollingPolicy):
         }
 
     def rank(self, view: CacheView) -> np.ndarray:
-        free = ~self.protected(view) & hbm_mask(view.tier[0])
-        if self.adaptation == "path" and len(view.path) < view.num_tokens:
-            free &= np.bincount(view.path, minlength=view.num_tokens) > 0
+        free = view.in_stream(~self.protected(view) & hbm_mask(view.tier[0]), self.adaptation)
         rank = np.zeros(view.tier.shape)
         at = np.flatnonzero(free)
         received, turns = (view.scores[name][0].take(at) for name in ("score", "turns"))

@@ -18,7 +18,15 @@ from arborsim.policies.base import CacheView, Protection
 from arborsim.policies.blocks import ANY, EveryStep, Interval, Protect
 from arborsim.policies.stream import StreamPolicy
 from arborsim.signals.rows import head_rows
-from arborsim.signals.scores import FixedScore, Score, ScoreState, Vectors, norms, sum_in_order
+from arborsim.signals.scores import (
+    AtBegin,
+    FixedScore,
+    Score,
+    ScoreState,
+    Vectors,
+    norms,
+    sum_in_order,
+)
 
 # Logits are rounded, so that plans do not depend on how a machine's BLAS adds.
 _DECIMALS = 9
@@ -43,7 +51,7 @@ class QueryMoments(Score):
         return _MomentsState(self.skip)
 
 
-class _MomentsState(ScoreState):
+class _MomentsState(AtBegin):
     def __init__(self, skip: int) -> None:
         super().__init__()
         self._skip = skip
@@ -72,12 +80,6 @@ class _MomentsState(ScoreState):
         one[:, :, 1:] = queries.reshape(tokens, layers * heads, size).swapaxes(0, 1)
         fresh = one.swapaxes(1, 2) @ one
         self._moments = self._moments + fresh if self._moments.size else fresh
-
-    def observe(self, step: int) -> None:
-        pass
-
-    def observe_all(self, first: int, last: int) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class ExpectedAttention(StreamPolicy):
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Expected attention, times the norm of the value, of the tokens that are held."""
-        stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
+        stream = view.stream(self.adaptation)
         rated = stream[~Protection(sinks=self.sinks, recent=0).mask(view)[stream]]
         mean, covariance = self._queries_to_come(view)
         per_group = len(mean) // len(view.tier)

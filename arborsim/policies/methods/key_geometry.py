@@ -97,9 +97,7 @@ class KeyDiff(KeyPolicy):
         """Minus the product with the sum of all directions: the order of minus the cosine."""
         # Directions are whole numbers, so these products are exact however they are summed.
         rank = np.zeros(view.tier.shape)
-        there = hbm_mask(view.tier)
-        if self.adaptation == "path" and len(view.path) < view.num_tokens:
-            there &= np.bincount(view.path, minlength=view.num_tokens) > 0
+        there = view.in_stream(hbm_mask(view.tier), self.adaptation)
         for group, directions in enumerate(view.scores["score"]):
             if 2 * np.count_nonzero(there[group]) > view.num_tokens:  # cheaper than to gather them
                 total = there[group].astype(np.float64) @ directions

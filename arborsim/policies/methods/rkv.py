@@ -124,7 +124,7 @@ class RKV(StreamPolicy):
 
     def rank(self, view: CacheView) -> np.ndarray:
         """Z of the tokens of the stream that are held and not protected."""
-        stream = view.path if self.adaptation == "path" else np.arange(view.num_tokens)
+        stream = view.stream(self.adaptation)
         protected = self.protected(view)
         window = self.allocate.protected(
             view, replace(self.protection(view.budget_tokens), pin_prompt=False)

@@ -56,7 +56,7 @@ class Segments(Pool):
 
     def thin(self, at: Decision, group: int, tier: np.ndarray, free: np.ndarray, over: int) -> None:
         """Evict what the segments of the stream do not keep."""
-        stream = at.view.path if self.adaptation == "path" else np.arange(len(tier))
+        stream = at.view.stream(self.adaptation)
         whole = len(stream) == len(tier)  # then tokens are at their own numbers
         held = np.flatnonzero(free if whole else free[stream])  # positions in the stream
         tokens = held if whole else stream[held]

@@ -132,8 +132,7 @@ class ThinKVPaper(RecentPolicy):
     def decide(self, view: CacheView, event: Event) -> Plan | None:
         if isinstance(event, Boundary | Prune | Pressure):
             return None
-        path = self.adaptation == "path"
-        stream = view.path if path else np.arange(view.num_tokens)
+        stream = view.stream(self.adaptation)
         tiers, safe = view.tier.copy(), self.protected(view)
         thoughts = stream[view.prompt_tokens :] if self.pin_prompt else stream
         whole = len(thoughts) - len(thoughts) % self.segment
@@ -146,7 +145,7 @@ class ThinKVPaper(RecentPolicy):
         settled = ~safe[segments].any(axis=1)
         segments, kind, reached = segments[settled], kind[settled], reached[settled]
         keeps = np.array([*rungs, self.segment])[reached]  # -1 is the last: all of it
-        blocks = off_path_blocks(view) if path else []
+        blocks = off_path_blocks(view) if self.adaptation == "path" else []
         for tier, keys in zip(tiers, view.scores["keys"], strict=True):
             # Quantise what is left of the segments, and take them to the rungs they have reached.
             for of_kind, rung in (
