@@ -14,6 +14,7 @@ from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.live.log import describe
 from arborsim.run.results import ANY, BASELINE, MARK, EpisodeResult, Relative, Row, aggregate
 from arborsim.show.replay import COLUMNS, NAMES, flat_measurements
+from arborsim.show.replay_words import budget_of_reading
 from arborsim.show.table import NOTHING, UNKNOWN, Column, Table, print_heading, print_tables, shown
 from arborsim.show.words import counted, hundredths, interval, plain
 
@@ -42,6 +43,7 @@ class LiveReport:
     #: Nothing was removed; bytes and seconds are those of a simulated machine.
     shadow: bool = False
     unbounded: frozenset[str] = frozenset()  #: policies that do not keep to the budget
+    reading: tuple[str, ...] = ()  #: those whose budget is what a step reads
 
     @classmethod
     def of(
@@ -54,8 +56,10 @@ class LiveReport:
             return result.episode, order.get((result.policy, result.budget), len(order))
 
         unbounded = frozenset(c.policy.name for c in request.cells if not c.policy.bounded)
+        reading = tuple(c.policy.name for c in request.cells
+                        if c.policy.bounds_page and not c.policy.bounded)  # fmt: skip
         return cls(facts, tuple(sorted(results, key=place)), describe(request), request.command,
-                   request.shadow, unbounded)  # fmt: skip
+                   request.shadow, unbounded, reading)  # fmt: skip
 
     @property
     def problems(self) -> str:
@@ -323,6 +327,7 @@ def cautions(report: LiveReport, rows: Sequence[LiveRow]) -> list[str]:
         )
     if any(row.label != row.policy for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
+    found += budget_of_reading(report.reading)
     for (policy, budget), why in left_out(report).items():
         at = "" if budget == ANY else f" at budget {budget}"
         times = counted(len(why), "search")

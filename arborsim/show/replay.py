@@ -139,7 +139,7 @@ _IMPLIED = ("speed_vs_full", "tokens_per_s", "model", "hbm_vs_full", "quantised"
 #: Narrow headers, in the order of what decides.
 _HEADS = {
     "kept": "kept", "gap": "gap", "error": "err", "peak_hbm": "HBM", "hbm_vs_full": "full",
-    "peak_ddr": "DDR", "peak_quantised": "8bit", "total": "time", "time_vs_full": "full",
+    "peak_ddr": "DDR", "peak_quantised": "quant", "total": "time", "time_vs_full": "full",
     "rehydrations": "rehy",
 }  # fmt: skip
 _ABOVE = {"hbm_vs_full": "of", "time_vs_full": "vs"}

@@ -230,6 +230,13 @@ def _by_group(rows: Sequence[Row]) -> list[str]:
     return [f"{said}."]
 
 
+def budget_of_reading(policies: Iterable[str]) -> list[str]:
+    """What the budget of policies is that read less than they hold; nothing if there is none."""
+    whose = ", ".join(dict.fromkeys(policies))
+    said = f"The budget of {whose} is how many tokens a step reads of each KV head."
+    return [said] if whose else []
+
+
 def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]:
     """What does not hold for every row, and how many numbers of the hardware are not measured.
 
@@ -239,9 +246,7 @@ def cautions(result: ReplayResult, rows: Sequence[Row], where: str) -> list[str]
     if any(row.label != row.policy for row in rows):
         found.append(f"{MARK} does not keep to the budget: see HBM peak.")
     choosing = [row.policy for row in rows if row.bounds_read_bytes and not row.bounded]
-    if choosing:
-        whose = ", ".join(dict.fromkeys(choosing))
-        found.append(f"The budget of {whose} is how many tokens a step reads of each KV head.")
+    found += budget_of_reading(choosing)
     found += [*_ties(rows), *result.notes]
     if count := len(result.assumed):
         numbers = f"{counted(count, 'number')} of the hardware profile"

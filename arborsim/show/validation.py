@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from arborsim.show.table import LABEL, Column, Table, name_column, print_tables
-from arborsim.show.words import percent, plain
+from arborsim.show.words import counted, percent, plain
 from arborsim.validate import results
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
     if not ranks:
         problems = len({check.episode for check in checks})
         said.append(
-            f"Quality: {problems} problems and {len(ran)} policies and budgets are too few to rank "
-            f"accuracies; at least {results.LEAST_PROBLEMS} problems are needed."
+            f"Quality: {counted(problems, 'problem')} and {len(ran)} policies and budgets are too few "
+            f"to rank accuracies; at least {results.LEAST_PROBLEMS} problems are needed."
         )
     return said
 

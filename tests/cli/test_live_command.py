@@ -281,3 +281,12 @@ def test_fishers_test_and_what_few_problems_can_show() -> None:
     assert fisher_p(5, 5, 8) == 1.0
     assert least_visible(7, 8) == 2
     assert least_visible(2, 2) is None
+
+
+def test_the_budget_of_a_policy_that_only_reads_less_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = "The budget of quest is how many tokens a step reads of each KV head."
+    command = [*CHAIN[:-1], "1", "--budget", "0.9", "--policy"]
+    assert said in run_json(capsys, *command, "quest,h2o")["notes"]
+    assert said not in run_json(capsys, *command, "h2o")["notes"]
