@@ -63,8 +63,8 @@ def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
     if not ranks:
         problems = len({check.episode for check in checks})
         said.append(
-            f"Quality: {counted(problems, 'problem')} and {len(ran)} policies and budgets are too few "
-            f"to rank accuracies; at least {results.LEAST_PROBLEMS} problems are needed."
+            f"Quality: {counted(problems, 'problem')} and {len(ran)} policies and budgets are too "
+            f"few to rank accuracies; at least {results.LEAST_PROBLEMS} problems are needed."
         )
     return said
 

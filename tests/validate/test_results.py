@@ -111,6 +111,7 @@ def _problems(count: int) -> list[CellCheck]:
 def test_ranks_need_enough_problems() -> None:
     assert rank_agreements(_problems(39)) == []
     assert "too few to rank" in sentences(_problems(39))[-1]
+    assert "Quality: 1 problem and" in sentences(_problems(1))[-1]
     kept, error = rank_agreements(_problems(60))
     assert (kept.figure, kept.lines, kept.problems) == ("attention_kept", 6, 60)
     assert 0.7 < kept.rho <= 1.0
