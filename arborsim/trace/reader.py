@@ -35,6 +35,9 @@ _MAKE_ONE = "make a trace with 'arborsim record', or use one of those in traces/
 _PARTS_SUFFIX = ".parts"
 _PART = re.compile(r"episode-(\d{6,})\.parquet")
 
+#: What messages call signals whose names say little.
+_IN_WORDS = {Signal.HIDDEN: "hidden vectors", Signal.ROPE: "RoPE frequencies"}
+
 
 class TraceReader:
     """A trace file, or the ``.parts`` directory of an interrupted recording.
@@ -111,9 +114,8 @@ class TraceReader:
             remedy = f"record it with {options}"
             if self.info.unrecorded:
                 remedy = f"{self.info.unrecorded}; take a trace recorded with {options}"
-            raise MissingSignal(
-                f"{who} reads {' and '.join(missing)}, which {self.path} does not hold: {remedy}"
-            )
+            names = " and ".join(_IN_WORDS.get(signal, signal) for signal in missing)
+            raise MissingSignal(f"{who} reads {names}, which {self.path} does not hold: {remedy}")
 
     def episodes(
         self,

@@ -146,7 +146,7 @@ def test_traces_with_and_without(tmp_path: Path, good: dict[str, Any]) -> None:
     reader = TraceReader(path)
     assert not reader.has(Signal.HIDDEN)
     with pytest.raises(
-        MissingSignal, match=r"reads hidden, .*: record it with --hidden-layers all"
+        MissingSignal, match=r"reads hidden vectors, .*: record it with --hidden-layers all"
     ):
         reader.require([Signal.HIDDEN], "policy hs-cosine")
 

@@ -159,8 +159,8 @@ def test_tree_capture_holds_no_signal_and_says_how_to_get_it(tmp_path):
     with pytest.raises(MissingSignal) as caught:
         TraceReader(old).require(ExpectedAttention().reads(), "policy expected-attention")
     assert str(caught.value) == (
-        f"policy expected-attention reads rope, which {old} does not hold: record it with "
-        "--capture qkv --qkv-layers all by this version of arborsim"
+        f"policy expected-attention reads RoPE frequencies, which {old} does not hold: record "
+        "it with --capture qkv --qkv-layers all by this version of arborsim"
     )
     with pytest.raises(MissingSignal, match=r"ets reads embeddings.*--capture signals.*--bank"):
         next(reader.episodes(embedding=True, who="ets"))
