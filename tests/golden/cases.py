@@ -206,7 +206,7 @@ def _facts() -> list[Case]:
 
 def _pages() -> list[Case]:
     report = ("--report", "{tmp}/page.html")
-    validated = "reports/validation/cpu/game24/results.parquet"
+    validated = "tests/golden/validation.parquet"
     compared = ("h2o,tova,raas,vatp,snapkv,segment-hs,random,streaming-llm,keydiff,kv-value,epikv,"
                 "arkv-quant")  # fmt: skip
     return [
