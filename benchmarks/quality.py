@@ -148,22 +148,23 @@ _OLDER = {
 
 
 def _newer(
-    search: dict[str, Any], group: str, residual: str,
+    search: dict[str, Any], page: str, group: str, residual: str,
     older: dict[str, tuple[str, dict[str, str]]],
 ) -> Experiment:  # fmt: skip
     """Uneven budgets, selection, few bits and newer scores, at budgets that mean the same for all.
 
-    Nobody pins the prompt; windows and intervals suit searches of a few hundred tokens, `group` and
-    `residual` of KIVI the length of their thoughts.  `older` policies are run beside them.
+    Nobody pins the prompt; windows and intervals suit searches of a few hundred tokens, pages of
+    `page` tokens and KIVI's `group` and `residual` the length of their thoughts.  `older` policies
+    are run beside them.
     """
     kinds: dict[str, tuple[str, dict[str, str]]] = older | {
         "adakv": ("adakv", {"window": "16"}),
         "duoattention": ("duoattention", {"sinks": "4", "recent": "16"}),
         "expected-attention": ("expected-attention", {"interval": "16"}),
         "hs-cosine": ("hs-cosine", {"recent": "16"}),
-        "quest": ("quest", {"dense": "0"}),
-        "quest, 2 layers dense": ("quest", {}),
-        "freekv": ("freekv", {"sinks": "16", "recent": "16"}),
+        "quest": ("quest", {"dense": "0", "page": page}),
+        "quest, 2 layers dense": ("quest", {"page": page}),
+        "freekv": ("freekv", {"sinks": page, "recent": page, "page": page}),
         "pyramidkv": ("pyramidkv", {"window": "16"}),
     }
     arms = []
@@ -185,8 +186,8 @@ EXPERIMENTS = {
     "arkv": _arkv,
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
-    "newer": lambda: _newer(CHAIN, "32", "32", {}),
-    "newer-game24": lambda: _newer(GAME, "8", "16", _OLDER),
+    "newer": lambda: _newer(CHAIN, "16", "32", "32", {}),
+    "newer-game24": lambda: _newer(GAME, "4", "8", "16", _OLDER),
 }
 
 

@@ -43,9 +43,9 @@ ABOUT = {
     "keeps 0.7 of its value, so that the search has to go back and trees outgrow their paths.",
     "newer": "chain, 32 lines, greedy; nobody pins the prompt, which is 0.37 of a search, so a "
     "budget means the same for all. Quest's budget limits what a step reads, not what HBM holds. "
-    "Windows of 16 tokens; KIVI in groups of 32 after the newest 32.",
+    "Windows and pages of 16 tokens; KIVI in groups of 32 after the newest 32.",
     "newer-game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7; nobody pins the "
-    "prompt. Windows of 16 tokens; KIVI in groups of 8 after the newest 16.",
+    "prompt. Windows of 16 tokens, pages of 4; KIVI in groups of 8 after the newest 16.",
 }
 
 
