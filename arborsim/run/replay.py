@@ -20,7 +20,7 @@ from arborsim.core.tiers import Budget
 from arborsim.core.workers import in_order
 from arborsim.machine.machine import Machine, unsuited
 from arborsim.policies.base import Policy
-from arborsim.policies.registry import parameters
+from arborsim.policies.registry import parameters, values_of
 from arborsim.run.episode import Cell, cells_of, play_episode
 from arborsim.run.meters import UNMEASURED, Quality
 from arborsim.run.pictures import TokenMap, TokenMapper, TreeFilm, TreePicture
@@ -195,10 +195,13 @@ class Replay:
             least = f"{needed}" if cell.budget.share is None else f"{share:g}"
         remedy = (
             f"it needs at least --budget {least}, and can need more as the search or the budget "
-            "grows; --skip-infeasible leaves it out"
+            "grows"
             if least
-            else "no budget below full retention does; --skip-infeasible leaves it out"
+            else "no budget below full retention does"
         )
+        if any(name.endswith("pin_prompt") and on for name, on in values_of(cell.policy).items()):
+            remedy += f"; --set {cell.policy.name}.pin_prompt=false lets the prompt compete"
+        remedy += "; --skip-infeasible leaves it out"
         located = f"{outcome.trace}, episode {outcome.episode}: {outcome.infeasible}; {remedy}"
         if not self.skip_infeasible and cell.policy.name not in self.optional:
             raise ArborsimError(located)
