@@ -202,6 +202,32 @@ def findings(stored: Stored) -> list[str]:
             "single tokens chosen by any other arm, as the paper says; what rehydration "
             "adds can be read from its two arms."
         ]
+    if stored.name == "newer":
+        bits = [f"{bits} {at(f'kivi, {bits}')}" for bits in ("8 bits", "4 bits", "2 bits")]
+        return [
+            "What drops half of the tokens, or leaves them unread, gives no right answer here, "
+            "however it ranks and whoever shares the budget: the task needs nearly every line, as "
+            f"the first table shows. Bits can be saved: KIVI with {', '.join(bits)}, with "
+            f"outliers at 2 bits {at('kivi, 2 bits, outliers')}. Arms without a row have not been "
+            "run."
+        ]
+    if stored.name == "newer-game24":
+        quarter = [
+            f"{label} {at(label, '0.25')}"
+            for label in ("pyramidkv", "h2o", "duoattention", "adakv", "random", "streaming",
+                          "expected-attention", "hs-cosine")
+        ]  # fmt: skip
+        return [
+            "At half of the tokens nearly every arm is as right as full retention; expected "
+            "attention, which knows few queries in trees this small, is not "
+            f"({at('expected-attention', '0.5')}). "
+            f"At a quarter: {', '.join(quarter)}. Layers that keep less the deeper they are do "
+            "best. Quest holds everything and reads a share: with two of six layers whole, as "
+            f"published, a quarter costs little ({at('quest, 2 layers dense', '0.25')}), in all "
+            f"layers much ({at('quest', '0.25')}); it chooses with the query one step before. "
+            "KIVI rounds little of these trees, whose thoughts are shorter than its groups: it "
+            "saves 4% of the bytes and costs no answer."
+        ]
     return []
 
 
