@@ -153,7 +153,7 @@ def _newer(
 ) -> Experiment:  # fmt: skip
     """Uneven budgets, selection, few bits and newer scores, at budgets that mean the same for all.
 
-    Nobody pins the prompt; windows and intervals suit searches of a few hundred tokens, pages of
+    No arm pins the prompt; windows and intervals suit searches of a few hundred tokens, pages of
     `page` tokens and KIVI's `group` and `residual` the length of their thoughts.  `older` policies
     are run beside them.
     """

@@ -41,10 +41,10 @@ ABOUT = {
     "game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7.",
     "chain-tree": "chain, 24 lines, 4 lines a thought, ToT-DFS, temperature 1; a dead end "
     "keeps 0.7 of its value, so that the search has to go back and trees outgrow their paths.",
-    "newer": "chain, 32 lines, greedy; nobody pins the prompt, which is 0.37 of a search, so a "
+    "newer": "chain, 32 lines, greedy; no arm pins the prompt, which is 0.37 of a search, so a "
     "budget means the same for all. Quest's budget limits what a step reads, not what HBM holds. "
     "Windows and pages of 16 tokens; KIVI in groups of 32 after the newest 32.",
-    "newer-game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7; nobody pins the "
+    "newer-game24": "game24, ToT-BFS (5 kept, 8 children), temperature 0.7; no arm pins the "
     "prompt. Windows of 16 tokens, pages of 4; KIVI in groups of 8 after the newest 16.",
 }
 
@@ -203,13 +203,15 @@ def findings(stored: Stored) -> list[str]:
             "adds can be read from its two arms."
         ]
     if stored.name == "newer":
-        bits = [f"{bits} {at(f'kivi, {bits}')}" for bits in ("8 bits", "4 bits", "2 bits")]
+        formats = ("8 bits", "4 bits", "2 bits", "2 bits, outliers")
+        bits = [f"{each} {at(f'kivi, {each}')}" for each in formats]
+        bits = [each for each in bits if "unknown" not in each]
         return [
-            "What drops half of the tokens, or leaves them unread, gives no right answer here, "
-            "however it ranks and whoever shares the budget: the task needs nearly every line, as "
-            f"the first table shows. Bits can be saved: KIVI with {', '.join(bits)}, with "
-            f"outliers at 2 bits {at('kivi, 2 bits, outliers')}. Arms without a row have not been "
-            "run."
+            "What drops half of the tokens, or leaves them unread, gives hardly a right answer "
+            "here, however it ranks and shares the budget out: the task needs nearly every "
+            "line, as the first table shows. The exception is small: expected attention "
+            f"{at('expected-attention', '0.5')}. Bits can be saved: KIVI with "
+            f"{', '.join(bits)}. Arms without a row have not been run."
         ]
     if stored.name == "newer-game24":
         quarter = [
