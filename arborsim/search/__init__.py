@@ -70,7 +70,7 @@ def find_search(name: str) -> type[Search]:
         return found
     if ":" not in name and name not in search_names():
         raise UnknownName("search", name, search_names())
-    kind = find_plugin("search", name, Search, GROUP)
+    kind = find_plugin("search", name, Search, GROUP)  # type: ignore[type-abstract]
     if lacking := _lacking(kind):
         raise UsageError(f"search '{name}' {lacking} (CONTRIBUTING.md shows one)")
     return kind
@@ -86,9 +86,8 @@ def _lacking(kind: type[Search]) -> str:
             return f"does not say its {name}"
     if kind.name in _SEARCHES:
         return f"is called {kind.name}, as one that ships with arborsim: rename it"
-    for name in ("expand", "slots"):
-        if getattr(kind, name) is getattr(Search, name):
-            return f"has no {name}"
+    if missing := sorted(kind.__abstractmethods__):
+        return f"has no {' and no '.join(missing)}"
     options = {each.name: default_of(each) for each in fields(made) if each.init}
     for name, default in options.items():
         if not isinstance(default, bool | int | float | str):

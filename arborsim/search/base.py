@@ -17,6 +17,7 @@ search knows no tokens, no model and no clock, so the same object drives both.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -74,7 +75,7 @@ class Expansion:
     done: bool = False  # the search is over, whatever still runs
 
 
-class Search:
+class Search(ABC):
     """A search over one problem: make a new object for each (it may remember what it saw).
 
     A dataclass; fields that its constructor takes are options, each with a default that is a
@@ -101,9 +102,9 @@ class Search:
         return False
 
     @property
+    @abstractmethod
     def slots(self) -> int:
         """Thoughts that may run at once."""
-        raise NotImplementedError
 
     @classmethod
     def at_width(cls, width: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,13 +114,13 @@ class Search:
         """
         return {cls.width_option: width} if cls.width_option else {}
 
+    @abstractmethod
     def expand(self, frontier: Leaves, width: int) -> Expansion:
         """Decide what to open and what to give up.
 
         `frontier` holds all complete nodes that were not dropped, in order of completion, the root
         first; `width` is how many children may be opened now.
         """
-        raise NotImplementedError
 
     def answers(self, frontier: Leaves) -> tuple[int, ...]:
         """Candidate answers, best first, when the search is over."""

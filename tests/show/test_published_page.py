@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,6 @@ from arborsim.validate.aiconfigurator import Prediction
 from arborsim.validate.published import PlayedRun, Simulated, compare
 from tests.show.test_html import EVIL
 from tests.validate.test_published import RUN
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
 def result(name: str = "llama-3.1-8b") -> Published:
@@ -47,14 +40,6 @@ def test_nothing_played_is_a_page_too() -> None:
     assert "nan" not in text.partition('id="data"')[0].partition("<body")[2]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
 def opened(browser: Any, path: Path, width: int, complaints: list[str]) -> Any:
     page = browser.new_page(viewport={"width": width, "height": 900})
     page.set_default_timeout(300_000)  # ms; reached only where something hangs
@@ -69,7 +54,6 @@ def opened(browser: Any, path: Path, width: int, complaints: list[str]) -> Any:
 
 
 @pytest.mark.slow
-@needs_browser
 @pytest.mark.parametrize("width", [1280, 390])
 def test_it_draws_and_sorts(browser: Any, tmp_path: Path, width: int) -> None:
     path, complaints = tmp_path / "page.html", []
@@ -99,7 +83,6 @@ def test_it_draws_and_sorts(browser: Any, tmp_path: Path, width: int) -> None:
 
 
 @pytest.mark.slow
-@needs_browser
 def test_names_cannot_become_markup(browser: Any, tmp_path: Path) -> None:
     path, complaints = tmp_path / "evil.html", []
     write_page(result(EVIL), path)

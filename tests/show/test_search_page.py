@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -154,21 +153,7 @@ def test_trees_that_are_interrupted(
 # --- in a real browser ---
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-in_browser = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine"),
-]
 Opener = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -202,7 +187,7 @@ def opened(browser: Any, report: Path) -> Iterator[Opener]:
 
 
 class TestInBrowser:
-    pytestmark = in_browser
+    pytestmark = pytest.mark.slow
 
     @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
     def test_it_draws_and_fits(self, opened: Opener, width: int, scheme: str) -> None:
