@@ -1,0 +1,147 @@
+"""Tables of results in files: Parquet that says what made it, or CSV.
+
+A results file is a Parquet table whose file metadata holds, under the key ``arborsim``, one JSON
+object: what kind of results these are and what made them (`made_by`).  Nothing in a file depends on
+when or where it was written: the same results give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arborsim import __version__
+from arborsim.core.documents import strict
+from arborsim.core.errors import UnknownName, UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Key of the file metadata of a results Parquet.
+KEY = b"arborsim"
+#: Version of the metadata: grows when a key changes its meaning or goes.
+VERSION = 1
+#: Endings of result files.  JSON is the document that ``--json`` prints.
+FORMATS = (".parquet", ".csv", ".json")
+#: What other files of arborsim's say in their metadata, and what reads them.
+_OTHERS = {
+    b"arborsim.trace": "a trace, not results: open_trace or arborsim inspect shows it",
+    b"arborsim.validation": "results of arborsim validate: load_results reads them",
+    b"arborsim.kernels": "measured kernels of a GPU, not results",
+}
+
+
+def made_by(kind: str, command: str, *libraries: str, **more: Any) -> dict[str, Any]:
+    """The metadata of results of `kind`: command, versions, and `more` of what made them.
+
+    `libraries` are the packages whose versions matter, besides Python.
+    """
+    from importlib.metadata import version  # slow to import
+
+    versions = {"python": platform.python_version()} | {name: version(name) for name in libraries}
+    head = {"format": VERSION, "kind": kind, "version": __version__, "command": command}
+    return {**head, "versions": versions, **strict(more)}
+
+
+def check_format(path: Path) -> None:
+    """Refuse a name from which no format follows.
+
+    Raises
+    ------
+    UnknownName
+    """
+    if path.suffix not in FORMATS:
+        raise UnknownName("format of --out", path.suffix or path.name, FORMATS)
+
+
+def write_table(frame: pd.DataFrame, path: Path, metadata: Mapping[str, Any]) -> None:
+    """Write a table as the name's ending says: ``.csv``, which holds no metadata, or Parquet.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix == ".csv":
+            frame.to_csv(path, index=False, lineterminator="\n")
+            return
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+        said = json.dumps(strict(metadata), sort_keys=True, allow_nan=False).encode()
+        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, KEY: said}), path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def read_table(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The table and the metadata in a file that `write_table` wrote as Parquet.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be read, is damaged, or is something else, such as a trace.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_parquet(path)
+    try:
+        with pq.ParquetFile(path) as file:
+            stored = file.schema_arrow.metadata or {}
+            metadata = _metadata(stored, path)
+            return file.read().to_pandas(), metadata
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
+        why = " ".join(str(error).split())[:160]
+        raise UsageError(f"{path}: the file is damaged ({why}); copy it or make it again") from None
+
+
+def check_parquet(path: Path) -> None:
+    """Refuse what is not there, is no Parquet file, or was cut off.
+
+    Raises
+    ------
+    UsageError
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+            size = file.seek(0, 2)
+            file.seek(max(size - 4, 0))
+            tail = file.read(4)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    if head != b"PAR1":
+        raise UsageError(
+            f"{path}: this is not a Parquet file: give what --out FILE.parquet or save() wrote"
+        )
+    if tail != b"PAR1" or size < 12:
+        raise UsageError(f"{path}: the file is truncated after {size} bytes; copy it again")
+
+
+def _metadata(stored: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
+    for key, what in _OTHERS.items():
+        if key in stored and KEY not in stored:
+            raise UsageError(f"{path}: the file holds {what}")
+    if KEY not in stored:
+        raise UsageError(
+            f"{path}: a Parquet file, but no results of arborsim's: it lacks the metadata that "
+            "says what made it; make it again with --out"
+        )
+    try:
+        found = json.loads(stored[KEY])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("kind"), str):
+        raise UsageError(f"{path}: its metadata is damaged; make the file again with --out")
+    if found.get("format") != VERSION:
+        raise UsageError(
+            f"{path}: results of format {found.get('format')!r}, but this arborsim reads format "
+            f"{VERSION}: take the arborsim that made it ({found.get('version')}), or make it again"
+        )
+    return found

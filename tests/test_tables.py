@@ -1,0 +1,133 @@
+"""Results files: what is written comes back, to the byte, and other files are refused in a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arborsim import __version__
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.core.tables import KEY, check_format, made_by, read_table, write_table
+
+TRACE = Path("traces/game24-tot.parquet")
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+floats = st.floats(width=64, allow_nan=True, allow_infinity=True)
+columns = {
+    "policy": texts,
+    "peak_bytes": st.integers(-(2**63), 2**63 - 1),
+    "total_s": floats,
+    "bounded": st.booleans(),
+}
+rows = st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=6)
+extras = st.dictionaries(texts, st.one_of(texts, st.integers(), st.lists(texts)), max_size=4)
+
+
+def _write(folder: Path, name: str = "r.parquet", **more: Any) -> Path:
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", None]})
+    write_table(frame, folder / name, made_by("replay", "arborsim replay t.parquet", **more))
+    return folder / name
+
+
+@given(rows=rows, more=extras)
+@settings(max_examples=40, deadline=None)
+def test_a_table_comes_back_with_its_metadata(
+    rows: list[dict[str, Any]], more: dict[str, Any]
+) -> None:
+    frame = pd.DataFrame(rows)
+    metadata = made_by("replay", "arborsim replay a.parquet", "numpy") | {"settings": more}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, name) for name in ("1.parquet", "2.parquet")]
+        for path in paths:
+            write_table(frame, path, metadata)
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        found, said = read_table(paths[0])
+    pd.testing.assert_frame_equal(found, frame)
+    assert said == metadata
+
+
+def test_metadata_says_what_made_the_file_and_any_tool_reads_it(tmp_path: Path) -> None:
+    path = _write(tmp_path, gpu="h100", error=math.nan)
+    said = json.loads(pq.read_schema(path).metadata[KEY])
+    assert said["kind"] == "replay"
+    assert said["version"] == __version__
+    assert said["command"] == "arborsim replay t.parquet"
+    assert said["error"] is None  # JSON has no NaN
+    assert "python" in said["versions"]
+    assert pd.read_parquet(path)["a"].tolist() == [1, 2]
+
+
+def test_csv_has_the_same_rows(tmp_path: Path) -> None:
+    assert _write(tmp_path, "r.csv").read_text() == "a,b\n1,x\n2,\n"
+
+
+def _truncated(folder: Path) -> Path:
+    path = _write(folder)
+    path.write_bytes(path.read_bytes()[:-20])
+    return path
+
+
+def _damaged(folder: Path) -> Path:
+    """Parquet's marks at both ends, nonsense between."""
+    path = folder / "damaged.parquet"
+    path.write_bytes(b"PAR1" + bytes(range(64)) + b"PAR1")
+    return path
+
+
+def _stored(value: bytes) -> Any:
+    def make(folder: Path) -> Path:
+        table = pa.table({"a": [1]})
+        pq.write_table(table.replace_schema_metadata({KEY: value}), folder / "r.parquet")
+        return folder / "r.parquet"
+
+    return make
+
+
+def _foreign(folder: Path) -> Path:
+    pq.write_table(pa.table({"a": [1]}), folder / "foreign.parquet")
+    return folder / "foreign.parquet"
+
+
+def _text(folder: Path) -> Path:
+    (folder / "text.parquet").write_text("policy,budget\n")
+    return folder / "text.parquet"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: folder / "none.parquet", "cannot be read (No such file or directory)"),
+        (lambda folder: folder, "cannot be read (Is a directory)"),
+        (lambda folder: TRACE, "the file holds a trace, not results"),
+        (_text, "this is not a Parquet file"),
+        (_truncated, "the file is truncated"),
+        (_damaged, "the file is damaged"),
+        (_foreign, "a Parquet file, but no results of arborsim's"),
+        (_stored(b"{"), "its metadata is damaged"),
+        (_stored(b"[1]"), "its metadata is damaged"),
+        (_stored(b'{"kind":"replay","format":99,"version":"9.0"}'), "results of format 99"),
+    ],
+)
+def test_other_files_are_refused_in_a_line(tmp_path: Path, make: Any, said: str) -> None:
+    path = make(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        read_table(path)
+    assert str(caught.value).startswith(str(path))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_and_places_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match=r"format of --out '.xlsx'"):
+        check_format(Path("r.xlsx"))
+    with pytest.raises(UsageError, match=r"cannot write .*No such file"):
+        _write(tmp_path / "no")
