@@ -22,8 +22,8 @@ from arborsim.machine.machine import Machine, unsuited
 from arborsim.machine.program import LEG_COLUMNS, LINEAR, PIECE_COLUMNS, Op, SearchDemand
 from arborsim.memory.moves import Moves
 from arborsim.plan.results import Quality
-from arborsim.plan.statistics import Estimate, solved_share
-from arborsim.plan.workload import Candidate, Workload
+from arborsim.plan.statistics import Estimate, Solved, solved_share
+from arborsim.plan.workload import Candidate, MixEntry, Workload
 from arborsim.run.controller import Meter
 from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
@@ -106,13 +106,44 @@ def recorded_facts(workload: Workload, traces: Sequence[Path]) -> list[Facts]:
     return found
 
 
-def solved(workload: Workload, verdicts: Iterable[tuple[int, int]]) -> Estimate | None:
-    """Share of the mix's searches with a correct answer, from each one's entry and verdict."""
+def solved_by_entry(workload: Workload, verdicts: Iterable[tuple[int, int]]) -> list[Solved]:
+    """Of each entry of the mix, from the entry and verdict (`Facts.solved`) of its searches.
+
+    Verdicts on generated searches are drawn with the stated share: that share itself counts.
+    """
     right, judged = [0] * len(workload.mix), [0] * len(workload.mix)
     for entry, verdict in verdicts:
         judged[entry] += verdict >= 0
         right[entry] += verdict == 1
-    return solved_share([entry.weight for entry in workload.mix], right, judged)
+    counts = zip(workload.mix, right, judged, strict=True)
+    return [
+        Solved(n, of) if (share := stated_share(entry)) is None else Solved(stated=share)
+        for entry, n, of in counts
+    ]
+
+
+def solved(workload: Workload, verdicts: Iterable[tuple[int, int]]) -> Estimate | None:
+    """Share of the mix's searches with a correct answer, from each one's entry and verdict."""
+    weights = [entry.weight for entry in workload.mix]
+    return solved_share(weights, solved_by_entry(workload, verdicts))
+
+
+def origin_of(solved: Iterable[Solved]) -> str:
+    """``"stated"``, ``"recorded"`` or ``"stated and recorded"``; "" where nothing is known."""
+    kinds = {"recorded" if each.stated is None else "stated" for each in solved if each.known}
+    return " and ".join(sorted(kinds, reverse=True))
+
+
+def stated_share(entry: MixEntry) -> float | None:
+    """Share of solved searches that was stated for generated ones; None for recorded ones.
+
+    Traces that `arborsim generate` wrote hold what was stated, too.
+    """
+    if not isinstance(entry.source, Path):
+        return entry.source.spec.solved
+    info = TraceReader(entry.source).info
+    share = info.search_parameters.get("solved") if info.extra.get("generated") else None
+    return None if share is None else float(share)
 
 
 _CHUNK = 8  # episodes that a process takes at a time

@@ -18,10 +18,11 @@ from arborsim.plan.demands import (
     Recording,
     Unit,
     drawn,
+    origin_of,
     record,
     record_unit,
     recorded_facts,
-    solved,
+    solved_by_entry,
 )
 from arborsim.plan.evaluate import evaluate, unfit
 from arborsim.plan.provenance import (
@@ -33,7 +34,7 @@ from arborsim.plan.provenance import (
 )
 from arborsim.plan.recommend import Demanded, recommend
 from arborsim.plan.results import CandidateResult, PlanResult, Recommendation, fleet_for
-from arborsim.plan.statistics import Estimate, cost_per_solved
+from arborsim.plan.statistics import Estimate, Solved, cost_per_solved, solved_share
 from arborsim.plan.workload import Candidate, Workload
 
 Advance = Callable[[str, int], None]
@@ -81,7 +82,7 @@ class Planner:
         self.candidates = [replace(each, number=n) for n, each in enumerate(distinct.values())]
         self._kept: dict[object, MixDemands] = {}
         self._kept_bytes = 0
-        self._solved: Estimate | None = None
+        self._solved: list[Solved] = []
         self._short: tuple[str, ...] = ()
         # What cannot hold the model's weights is known before anything is served.
         found = [unfit(self.workload, each) for each in self.candidates]
@@ -118,7 +119,8 @@ class Planner:
         """
         with self._traces() as traces:
             facts = recorded_facts(self.workload, traces)
-            self._solved = solved(self.workload, ((each.entry, each.solved) for each in facts))
+            verdicts = ((each.entry, each.solved) for each in facts)
+            self._solved = solved_by_entry(self.workload, verdicts)
             self._short = tuple(short_prompts(self.workload, facts))
             for result in self._evaluated(traces, advance):
                 self.finished[result.number] = result
@@ -177,6 +179,7 @@ class Planner:
         load = self.workload.arrivals.stated
         done = [self._dressed(self.finished[number], load) for number in sorted(self.finished)]
         target = self.workload.target
+        weights = [entry.weight for entry in self.workload.mix]
         plan = PlanResult(
             workload=self.workload.name,
             unit=self.workload.arrivals.unit,
@@ -191,7 +194,8 @@ class Planner:
             seed=self.workload.seed,
             candidates=tuple(done),
             recommendation=_NOTHING_YET,
-            solved=self._solved,
+            solved=solved_share(weights, self._solved) if self._solved else None,
+            solved_origin=origin_of(self._solved),
             settings={**settings_of(self.workload), **bases_of_seconds(self.workload)},
             assumed=assumed_numbers(self.workload),
             notes=(*cautions(self.workload, done, self._solved), *self._short),

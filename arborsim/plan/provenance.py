@@ -20,7 +20,7 @@ from arborsim.plan.demands import Facts
 from arborsim.plan.evaluate import STEP
 from arborsim.plan.generate import TreeSpec
 from arborsim.plan.results import INFEASIBLE, CandidateResult
-from arborsim.plan.statistics import Estimate
+from arborsim.plan.statistics import Estimate, Solved, solved_share
 from arborsim.plan.workload import MixEntry, Workload
 from arborsim.policies.registry import values_of
 from arborsim.trace.reader import TraceReader
@@ -137,11 +137,11 @@ def assumed_numbers(workload: Workload) -> tuple[str, ...]:
 
 
 def cautions(
-    workload: Workload, results: Sequence[CandidateResult], solved: Estimate | None = None
+    workload: Workload, results: Sequence[CandidateResult], solved: Sequence[Solved] = ()
 ) -> tuple[str, ...]:
     """Notes on the figures, each one sentence.
 
-    `solved` is the share of the mix's searches with a correct answer, as recorded.
+    `solved` is what is known of how many searches have a correct answer, by entry of the mix.
     """
     found = []
     infeasible = [each for each in results if each.status == INFEASIBLE]
@@ -160,7 +160,7 @@ def cautions(
     for entry in workload.mix:
         if isinstance(entry.source, Path):
             found += _recorded(entry, entry.source, workload)
-    return (*found, *_without_effect(workload), *_solved_shares(results, solved))
+    return (*found, *_without_effect(workload), *_solved_shares(workload, results, solved))
 
 
 def _recorded(entry: MixEntry, source: Path, workload: Workload) -> Iterator[str]:
@@ -198,7 +198,9 @@ def _without_effect(workload: Workload) -> Iterator[str]:
         )
 
 
-def _solved_shares(results: Sequence[CandidateResult], solved: Estimate | None) -> Iterator[str]:
+def _solved_shares(
+    workload: Workload, results: Sequence[CandidateResult], solved: Sequence[Solved]
+) -> Iterator[str]:
     """What costs per solved search rest on."""
     priced = [each for each in results if each.at_largest and each.at_largest.cost_per_solved]
     live = {
@@ -206,17 +208,34 @@ def _solved_shares(results: Sequence[CandidateResult], solved: Estimate | None) 
         for each in priced
         if each.quality is not None and each.quality.accuracy is not None
     }
-    if solved is not None and any((each.policy, each.budget) not in live for each in priced):
-        yield (
-            f"Costs per solved search rest on {_share_text(solved)} of {solved.n} distinct "
-            "searches of the mix having a correct answer."
-        )
+    share = solved_share([entry.weight for entry in workload.mix], solved) if solved else None
+    if share is not None and any((each.policy, each.budget) not in live for each in priced):
+        yield f"Costs per solved search rest on {_origin(workload, solved, share)}."
     for (policy, budget), share in live.items():
         name = policy if budget == "-" else f"{policy} at {budget}"
         yield (
             f"Costs per solved search of {name} rest on {_share_text(share)} of {share.n} "
             "problems of live runs having a correct answer."
         )
+
+
+def _origin(workload: Workload, solved: Sequence[Solved], share: Estimate) -> str:
+    """The share of the mix that is solved, and which of its entries state or record theirs."""
+    if all(each.stated is None for each in solved):
+        return (
+            f"{_share_text(share)} of {share.n} distinct searches of the mix having a correct "
+            "answer"
+        )
+    if len(solved) == 1:
+        return f"a solve rate of {share.value:.1%} that is stated, not measured"
+    parts = ", ".join(
+        f"{each.right} of {each.judged} recorded ({entry.name})"
+        if each.stated is None
+        else f"{each.stated:.1%} stated ({entry.name})"
+        for entry, each in zip(workload.mix, solved, strict=True)
+    )
+    whole = f"{share.value:.1%}" if share.is_stated else _share_text(share)
+    return f"a solve rate of {whole} of the mix: {parts}; what is stated was not measured"
 
 
 def _share_text(share: Estimate) -> str:

@@ -143,8 +143,8 @@ class LoadPoint:
     #: widens it); None without a price.
     cost_per_1000: tuple[float, float] | None
     #: The same for a solved search, each with the interval that the share of solved searches has;
-    #: None if the traces do not know what was solved, or the policy drops tokens and no live runs
-    #: say how many answers it gets right.
+    #: None if it is not known what was solved, or the policy drops tokens and no live runs say how
+    #: many answers it gets right.
     cost_per_solved: tuple[Estimate, Estimate] | None
 
 
@@ -239,8 +239,10 @@ class PlanResult:
     seed: int
     candidates: tuple[CandidateResult, ...]  #: in the workload's order
     recommendation: Recommendation
-    #: Share of the mix's searches with a correct answer under full retention, as recorded.
+    #: Share of the mix's searches with a correct answer under full retention.
     solved: Estimate | None = None
+    #: Where that is from: "stated", "recorded" or "stated and recorded"; "" if it is not known.
+    solved_origin: str = ""
     timeline: Timeline | None = None  #: of the recommended candidate at its largest load
     #: Everything that determines the result, for the appendix: versions, files, options.
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -28,7 +28,17 @@ class Estimate:
     value: float
     low: float
     high: float
-    n: int  #: observations
+    n: int  #: observations; 0 for a number that was stated, whose ends are the number itself
+
+    @classmethod
+    def stated(cls, value: float) -> Estimate:
+        """A number that the user gave, exactly."""
+        return cls(value, value, value, 0)
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether nothing of it was observed."""
+        return self.n == 0 and self.low == self.value == self.high
 
 
 def percentile(values: Sequence[float] | np.ndarray, rank: float, level: float = LEVEL) -> Estimate:
@@ -80,6 +90,26 @@ def rate_interval(values: Sequence[float] | np.ndarray) -> Estimate:
     return replace(found, low=max(0.0, found.low)) if found.n > 1 else found
 
 
+@dataclass(frozen=True)
+class Solved:
+    """What is known of how many searches of one kind have a correct answer."""
+
+    right: int = 0  #: of the distinct recorded searches that were judged
+    judged: int = 0
+    stated: float | None = None  #: the share that was stated, in place of counts
+
+    @property
+    def known(self) -> bool:
+        return self.stated is not None or self.judged > 0
+
+    def estimate(self, level: float = LEVEL) -> Estimate:
+        """The stated share, or the recorded one with Clopper and Pearson's interval."""
+        if self.stated is not None:
+            return Estimate.stated(self.stated)
+        ends = clopper_pearson(self.right, self.judged, level)
+        return Estimate(self.right / self.judged, *ends, self.judged)
+
+
 def relative_error(sizes: np.ndarray, seen: int) -> float:
     """Standard error of a rate that `seen` searches tell, relative to the rate.
 
@@ -98,24 +128,26 @@ def cost_per_search(price_per_hour: float, searches_per_s: float) -> float:
     return price_per_hour / 3600 / searches_per_s if searches_per_s else math.inf
 
 
-def solved_share(
-    weights: Sequence[float], solved: Sequence[int], judged: Sequence[int]
-) -> Estimate | None:
-    """Share of the mix's searches whose answer is correct; None if some trace has no verdict.
+def solved_share(weights: Sequence[float], kinds: Sequence[Solved]) -> Estimate | None:
+    """Share of the mix's searches whose answer is correct; None if it is unknown of some kind.
 
-    A recorded search that is drawn many times is one observation of how often the model is right,
-    so what counts is how many *distinct* searches of each trace were judged.  The interval is
-    Clopper and Pearson's for one trace; for k traces the weighted sums of their ends at the level
-    ``1 - (1 - LEVEL) / k``, which hold together at least as often as `LEVEL` (Bonferroni).
+    Stated shares count exactly.  A recorded search that is drawn many times is one observation of
+    how often the model is right, so what counts is how many *distinct* searches of each kind were
+    judged.  The interval is Clopper and Pearson's for one recorded kind; for k of them the weighted
+    sums of their ends at the level ``1 - (1 - LEVEL) / k``, which hold together at least as often
+    as `LEVEL` (Bonferroni).
     """
-    if not all(judged):
+    recorded = sum(each.stated is None for each in kinds)
+    if not all(each.known for each in kinds):
         return None
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
-    each = 1 - (1 - LEVEL) / len(shares)
-    ends = [clopper_pearson(s, n, each) for s, n in zip(solved, judged, strict=True)]
-    value = shares @ (np.asarray(solved) / np.asarray(judged))
-    low, high = shares @ np.asarray(ends)
-    return Estimate(float(value), float(low), float(high), sum(judged))
+    level = 1 - (1 - LEVEL) / recorded if recorded else LEVEL
+    found = [each.estimate(level) for each in kinds]
+    value, low, high = (
+        float(shares @ np.array([getattr(each, end) for each in found], dtype=np.float64))
+        for end in ("value", "low", "high")
+    )
+    return Estimate(value, low, high, sum(each.n for each in found))
 
 
 def cost_per_solved(cost: float, share: Estimate) -> Estimate:

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from arborsim.plan.demands import recorded_facts
+from arborsim.plan.demands import recorded_facts, solved_by_entry
+from arborsim.plan.generate import generate_search, generated_info, write_generated
 from arborsim.plan.plan import Planner
 from arborsim.plan.provenance import assumed_numbers, cautions, settings_of, short_prompts
-from arborsim.plan.statistics import Estimate
+from arborsim.plan.results import CandidateResult
+from arborsim.plan.statistics import Estimate, Solved
 from arborsim.plan.workload import MixEntry, Workload
 from arborsim.plan.workload_file import example_workload, parse_workload
 from arborsim.trace.importers.requests import read_requests
+from arborsim.trace.importers.sources import Contents, write_trace
 from tests.plan.make import small_plan, small_workload
 from tests.trace.import_helpers import imported
 
@@ -132,17 +135,68 @@ def test_prompts_shorter_than_what_is_shared_are_counted() -> None:
         assert not list(short_prompts(_serving(workload, prefix_sharing=False), facts))
 
 
-def test_costs_per_solved_search_say_what_they_rest_on() -> None:
-    plan = small_plan()
-    assert plan.solved is not None
-    assert plan.solved.n == 4
-    share = f"{plan.solved.value:.1%}"
-    said = [note for note in plan.notes if note.startswith("Costs per solved search rest on")]
-    assert len(said) == 1
-    assert share in said[0]
-    assert said[0].endswith("of 4 distinct searches of the mix having a correct answer.")
+def _rests_on(notes: tuple[str, ...]) -> list[str]:
+    return [note for note in notes if note.startswith("Costs per solved search rest on")]
+
+
+def test_a_stated_solve_rate_enters_costs_exactly() -> None:
+    """0.6 of 4 drawn searches would be 2 or 3 of them."""
+    workload = small_workload(("solved = 0.5", "solved = 0.6"))
+    plan = Planner(workload.with_run_length(20, 2, 1)).run()
+    assert plan.solved == Estimate(0.6, 0.6, 0.6, 0)
+    assert plan.solved_origin == "stated"
+    known = [
+        each for each in plan.candidates if each.at_largest and each.at_largest.cost_per_solved
+    ]
+    assert {each.policy for each in known} == {"full"}, "what dropping tokens does is not known"
+    for each in known:
+        assert each.at_largest is not None
+        assert each.at_largest.cost_per_solved is not None
+        assert each.price_per_hour is not None
+        for found, price in zip(each.at_largest.cost_per_solved, each.price_per_hour, strict=True):
+            assert found.value == pytest.approx(price / 3600 / each.at_largest.load / 0.6)
+            assert found.low == found.value == found.high
+    assert _rests_on(plan.notes) == [
+        "Costs per solved search rest on a solve rate of 60.0% that is stated, not measured."
+    ]
     unpriced = [replace(each, at_largest=None) for each in plan.candidates]
-    assert not cautions(small_workload(), unpriced, plan.solved)
+    assert not cautions(small_workload(), unpriced, [Solved(stated=0.6)])
+
+
+def test_a_generated_trace_counts_with_what_was_stated_for_it(tmp_path: Path) -> None:
+    """Its verdicts are draws with that share; a recorded trace has only its verdicts."""
+    made, recorded = tmp_path / "made.parquet", tmp_path / "recorded.parquet"
+    workload = small_workload(("solved = 0.5", "solved = 0.6"))
+    (entry,) = workload.mix
+    assert not isinstance(entry.source, Path)
+    write_generated(entry.source.spec, 5, 1, workload.geometry, made)
+    drawn = [generate_search(entry.source.spec, 1, number) for number in range(5)]
+    info = generated_info(entry.source.spec, 1, workload.geometry)
+    info = replace(info, extra={key: v for key, v in info.extra.items() if key != "generated"})
+    write_trace(Contents(tuple(drawn), (), 5), info, recorded, False, lambda what, units: None)
+    workload = replace(workload, mix=(MixEntry("made", 3.0, made), MixEntry("told", 1.0, recorded)))
+    planner = Planner(workload.with_run_length(40, 4, 1), finished=_nothing_met())
+    with planner._traces() as traces:
+        facts = recorded_facts(planner.workload, traces)
+    kinds = solved_by_entry(workload, ((each.entry, each.solved) for each in facts))
+    right = sum(each.solved for each in facts if each.entry == 1)
+    assert kinds == [Solved(stated=0.6), Solved(right, 5)]
+    plan = planner.run()
+    assert plan.solved is not None
+    assert plan.solved.value == pytest.approx((3 * 0.6 + right / 5) / 4)
+    assert (plan.solved.n, plan.solved_origin) == (5, "stated and recorded")
+    (said,) = _rests_on(cautions(workload, small_plan().candidates, kinds))
+    assert f"60.0% stated (made), {right} of 5 recorded (told); what is stated was not" in said
+    (told,) = _rests_on(cautions(workload, small_plan().candidates, [Solved(3, 4), Solved(1, 4)]))
+    assert told.endswith("of 8 distinct searches of the mix having a correct answer.")
+
+
+def _nothing_met() -> dict[int, CandidateResult]:
+    """The small plan's candidates, as if nothing had to be served."""
+    return {
+        each.number: replace(each, status="missed", at_largest=None, largest=None)
+        for each in small_plan().candidates
+    }
 
 
 def test_shares_of_live_runs_are_named_with_theirs() -> None:

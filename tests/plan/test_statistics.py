@@ -12,6 +12,7 @@ from scipy import stats
 
 from arborsim.plan.statistics import (
     Estimate,
+    Solved,
     cost_per_search,
     cost_per_solved,
     mean_interval,
@@ -80,14 +81,14 @@ def test_cost_of_a_search() -> None:
 
 
 def test_cost_of_a_solved_search_pays_for_the_others() -> None:
-    share = solved_share([1.0], [30], [40])
+    share = solved_share([1.0], [Solved(30, 40)])
     assert share is not None
     expected = stats.binomtest(30, 40).proportion_ci(0.95, "exact")
     assert [share.value, share.low, share.high] == pytest.approx([0.75, *expected])
     cost = cost_per_solved(0.003, share)
     assert cost.value == pytest.approx(0.004)
     assert [cost.low, cost.high] == pytest.approx([0.003 / share.high, 0.003 / share.low])
-    none = solved_share([1.0], [0], [40])
+    none = solved_share([1.0], [Solved(0, 40)])
     assert none is not None
     assert cost_per_solved(0.003, none).value == math.inf
     assert cost_per_solved(0.003, none).high == math.inf
@@ -95,14 +96,14 @@ def test_cost_of_a_solved_search_pays_for_the_others() -> None:
 
 
 def test_shares_of_a_mix_are_weighted_and_unknown_if_one_trace_was_not_judged() -> None:
-    share = solved_share([3.0, 1.0], [10, 0], [10, 5])
+    share = solved_share([3.0, 1.0], [Solved(10, 10), Solved(0, 5)])
     assert share is not None
     assert share.value == 0.75
     first = stats.binomtest(10, 10).proportion_ci(0.975, "exact")
     second = stats.binomtest(0, 5).proportion_ci(0.975, "exact")
     assert share.low == pytest.approx(0.75 * first.low + 0.25 * second.low)
     assert share.high == pytest.approx(0.75 * first.high + 0.25 * second.high)
-    assert solved_share([3.0, 1.0], [10, 0], [10, 0]) is None
+    assert solved_share([3.0, 1.0], [Solved(10, 10), Solved()]) is None
 
 
 def test_intervals_of_shares_of_a_mix_hold_as_often_as_they_say() -> None:
@@ -110,11 +111,49 @@ def test_intervals_of_shares_of_a_mix_hold_as_often_as_they_say() -> None:
     truth = 0.6 * 0.8 + 0.4 * 0.3
     held = 0
     for _ in range(400):
-        solved = [int(rng.binomial(30, 0.8)), int(rng.binomial(20, 0.3))]
-        share = solved_share([6, 4], solved, [30, 20])
+        kinds = [Solved(int(rng.binomial(30, 0.8)), 30), Solved(int(rng.binomial(20, 0.3)), 20)]
+        share = solved_share([6, 4], kinds)
         assert share is not None
         held += share.low <= truth <= share.high
     assert held >= 380
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 1)), min_size=1, max_size=5),
+    st.integers(1, 60),
+    st.data(),
+)
+def test_stated_shares_are_exact_and_recorded_ones_keep_their_interval(
+    stated: list[tuple[float, float]], judged: int, data: st.DataObject
+) -> None:
+    weights = [weight for weight, _ in stated]
+    kinds = [Solved(stated=share) for _, share in stated]
+    exact = solved_share(weights, kinds)
+    assert exact is not None
+    mean = math.fsum(w * s for w, s in stated) / math.fsum(weights)
+    assert exact.value == pytest.approx(mean, rel=1e-12, abs=1e-15)
+    assert exact.is_stated
+    assert cost_per_solved(1.0, exact).low == cost_per_solved(1.0, exact).high
+    right = data.draw(st.integers(0, judged))
+    mixed = solved_share([*weights, 2.0], [*kinds, Solved(right, judged)])
+    assert mixed is not None
+    assert mixed.n == judged
+    # One recorded kind: its own interval, at the usual level, and the stated ones as they are.
+    ends = stats.binomtest(right, judged).proportion_ci(0.95, "exact")
+    total = math.fsum(weights) + 2.0
+    part = math.fsum(w * s for w, s in stated)
+    for found, end in (
+        (mixed.low, ends.low),
+        (mixed.value, right / judged),
+        (mixed.high, ends.high),
+    ):
+        assert found == pytest.approx((part + 2.0 * end) / total, rel=1e-9, abs=1e-12)
+
+
+def test_one_stated_share_is_the_number_itself() -> None:
+    share = solved_share([7.0], [Solved(stated=0.6)])
+    assert share == Estimate(0.6, 0.6, 0.6, 0) == Estimate.stated(0.6)
+    assert not Estimate(math.nan, -math.inf, math.inf, 0).is_stated
 
 
 def test_a_rates_interval_is_cut_at_zero() -> None:
