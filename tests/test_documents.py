@@ -88,11 +88,11 @@ def test_dotted_names_in_docstrings_exist() -> None:
     assert not missing, "\n".join(sorted(missing))
 
 
-def test_the_layout_in_the_readme_lists_the_packages() -> None:
-    section = (ROOT / "README.md").read_text().split("## Layout")[1].split("```")[1]
-    listed = re.search(r"^arborsim/((?:\s+\w+/)+)(?=\s*^backends)", section, re.MULTILINE)
-    assert listed is not None
-    names = {name.rstrip("/") for name in listed.group(1).split()}
+def test_the_table_of_the_architecture_lists_the_packages() -> None:
+    section = (
+        (ROOT / "docs" / "architecture.md").read_text().split("## Packages")[1].split("\n## ")[0]
+    )
+    names = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     assert names == {path.parent.name for path in (ROOT / "arborsim").glob("*/__init__.py")}
 
 

@@ -1,4 +1,4 @@
-"""What the README shows is what its commands print."""
+"""What README and documentation show is what their commands print and their results say."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from arborsim.cli.app import main
 from arborsim.cli.policies import facts_of
 from arborsim.policies.registry import available
+from docs import figures
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "docs"
 
 
 def test_the_table_is_what_the_command_above_it_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = re.search(r"<!-- demo -->\n```\n\$ arborsim (.*?)\n(.*?)\n```", README, re.DOTALL)
+    start = (DOCS / "start.md").read_text()
+    shown = re.search(r"<!-- demo -->\n```\n\$ arborsim (.*?)\n(.*?)\n```", start, re.DOTALL)
     assert shown
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
@@ -41,10 +45,10 @@ def recorded_for(facts: dict[str, Any]) -> str:
 
 
 def test_the_policy_table_names_every_policy_where_it_belongs() -> None:
-    table = re.search(r"<!-- policies -->\n(.*?)\n\n", README, re.DOTALL)
+    table = re.search(r"^\| family .*?(?=\n\n)", (DOCS / "policies.md").read_text(), re.M | re.S)
     assert table
     head, _, *rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.group(1).split("\n")
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.group().split("\n")
     ]
     shown = sorted(
         (name, row[0], column)
@@ -71,8 +75,9 @@ def test_accuracy_figures_are_those_of_the_weights() -> None:
         "`game24`, tree of thoughts, b=5, k=8, own value": (
             "game24", "ToT b=5 k=8 by own Y/N value, best leaf", "held-out puzzles"),
     }  # fmt: skip
+    page = (DOCS / "live.md").read_text().splitlines()
     for label, key in quoted.items():
-        line = next(line for line in README.splitlines() if line.startswith(f"| {label} |"))
+        line = next(line for line in page if line.startswith(f"| {label} |"))
         row = rows[key]
         low, high = row["low"], row["high"]
         assert (
@@ -93,7 +98,28 @@ def test_speed_figures_are_those_of_the_benchmark() -> None:
         f"{plan['candidates']} candidates, {plan['searches']:,} searches a run: "
         f"{plan['wall_s']:.0f} s on two cores",
     ):
-        assert quoted in README
+        assert quoted in (DOCS / "performance.md").read_text()
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_number_of_policies_is_that_of_the_registry() -> None:
+    assert f"under {len(available())} policies" in README
+
+
+def test_the_readmes_number_is_that_of_the_stored_results() -> None:
+    cells = figures.points(pd.read_parquet(figures.RESULTS)).set_index(["policy", "budget"])
+    h2o, streaming = cells.loc["h2o", "0.85"], cells.loc["streaming-llm", "0.7"]
+    assert f"**{h2o.kept:.1f}%**" in README
+    assert f"**{h2o.right:.0f} of {h2o.n:.0f}**" in README
+    assert f"{streaming.kept:.1f}% and answers {streaming.right:.0f}." in " ".join(README.split())
+
+
+def test_the_figure_is_that_of_the_stored_results() -> None:
+    drawn = figures.figure(figures.points(pd.read_parquet(figures.RESULTS)))
+    assert figures.FIGURE.read_text() == drawn, "run `python docs/figures.py`"
 
 
 def test_the_performance_page_is_made_of_the_figures() -> None:

@@ -95,6 +95,7 @@ def facts_of(name: str) -> dict[str, Any]:
 
 def document(found: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: which code each policy was compared with, and where it differs from its paper."""
+    found = [facts for facts in found if facts["family"] != INSTALLED]
     lines = [
         "# Policies",
         "",
@@ -102,13 +103,24 @@ def document(found: Sequence[Mapping[str, Any]]) -> str:
         "differs from paper or code. `arborsim policies --markdown > docs/policies.md` makes this",
         "page; `arborsim policies NAME` explains a policy.",
         "",
+        "By family, and by what a trace must hold for them (with their default settings):",
+        "",
+        *_families(found),
+        "",
+        "Policies that need attention rows pay for it in simulated time: fused kernels do not",
+        "write them. `arborsim inspect` says what a trace lacks for a policy, and how to record",
+        "it.",
+        "`--policy my_module:MyPolicy` takes one of yours, `--policy my-mix.toml` one put together",
+        "from blocks without code: [a policy is one file](../CONTRIBUTING.md).",
+        "",
+        "## Papers and code",
+        "",
         "*Literally*: both were run on the same random inputs, and the sets of tokens that they",
         "hold were compared; else the code was read. A dash: not compared with any.",
         "",
         "| policy | paper | authors' code and how it was compared | settings for it |",
         "|---|---|---|---|",
     ]
-    found = [facts for facts in found if facts["family"] != INSTALLED]
     for facts in found:
         names = [each["name"] for each in facts["parameters"]]
         published = [name for name in names if name.startswith("as_")]
@@ -123,6 +135,25 @@ def document(found: Sequence[Mapping[str, Any]]) -> str:
                 lines += wrap(_plain(each), 116, initial_indent="- ", subsequent_indent="  ",
                               break_on_hyphens=False)  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _families(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of names: a row per family, a column per kind of recording that they need."""
+    columns = (
+        "structure and cheap signals",
+        "attention rows",
+        "queries, keys, values, hidden vectors",
+    )
+    cells: dict[str, list[list[str]]] = {}
+    for facts in found:
+        reads = set(facts["reads"])
+        wide = reads & {"queries", "keys", "values", "hidden"}
+        column = 2 if wide else 1 if reads & {"attention", "attention_layers"} else 0
+        row = cells.setdefault(facts["family"], [[] for _ in columns])
+        row[column].append(f"`{facts['name']}`")
+    order = (BASELINES, *(heading for heading, _ in FAMILIES), COMPOSITIONS)
+    rows = [(family, *map(" ".join, cells[family])) for family in order if family in cells]
+    return [f"| {' | '.join(row)} |" for row in (("family", *columns), ("---",) * 4, *rows)]
 
 
 def _plain(text: str) -> str:
