@@ -1,19 +1,16 @@
-"""The `torch` backend: records searches of live models into traces."""
+"""The `torch` backend: records searches of live models into traces.
+
+PyTorch is imported when a request is carried out, not with this module: a model that is not there
+is refused at once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from arborsim.calibrate.backend import (
-    HardwareMeasurements,
-    HardwareRequest,
-    MaskingRequest,
-    Maskings,
-    OcclusionRequest,
-    Occlusions,
-    OnProgress,
-)
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import (
     LiveObserver,
@@ -24,19 +21,25 @@ from arborsim.live.backends import (
     SearchRequest,
     ValidationObserver,
 )
-from arborsim.trace.writer import TraceWriter
-from arborsim_torch import calibration
-from arborsim_torch.episodes import new_search, record_all, trace_info
-from arborsim_torch.hardware.measure import measure
-from arborsim_torch.hardware.memory import memory_errors
-from arborsim_torch.live.run import LiveRun, MetersOf
-from arborsim_torch.live.shadow import ShadowRun, record_request
-from arborsim_torch.live.validate import ValidationRun, validation_recording
-from arborsim_torch.models import LoadedModel, load_model
-from arborsim_torch.recording_plan import make_plan
-from arborsim_torch.rewards.embed import check_embedder
-from arborsim_torch.rewards.load import check_choice
-from arborsim_torch.sources import read_prompts
+from arborsim.search import make_search
+from arborsim_torch.checkpoint import check_checkpoint, is_plain
+
+if TYPE_CHECKING:
+    from arborsim.calibrate.backend import (
+        HardwareMeasurements,
+        HardwareRequest,
+        MaskingRequest,
+        Maskings,
+        OcclusionRequest,
+        Occlusions,
+        OnProgress,
+    )
+    from arborsim_torch.live.run import MetersOf
+    from arborsim_torch.models import LoadedModel
+
+for _package in ("torch", "transformers"):
+    if find_spec(_package) is None:
+        raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 
 class TorchBackend:
@@ -56,6 +59,12 @@ class TorchBackend:
         KeyboardInterrupt
             Passed on; the whole episodes are in the file.
         """
+        _check(request)
+        from arborsim.trace.writer import TraceWriter
+        from arborsim_torch.episodes import record_all, trace_info
+        from arborsim_torch.hardware.memory import memory_errors
+        from arborsim_torch.recording_plan import make_plan
+
         with memory_errors(partial(_too_large, request)):
             loaded, prompts = _load(request)
             plan = make_plan(request, loaded, prompts)
@@ -80,6 +89,13 @@ class TorchBackend:
         KeyboardInterrupt, or what `watch` raises
             Passed on; the results so far have been handed over.
         """
+        _check(request)
+        from arborsim_torch.episodes import trace_info
+        from arborsim_torch.hardware.memory import memory_errors
+        from arborsim_torch.live.run import LiveRun
+        from arborsim_torch.live.shadow import ShadowRun, record_request
+        from arborsim_torch.recording_plan import make_plan
+
         recording = record_request(request)
         with memory_errors(partial(_too_large, recording)):
             loaded, prompts = _load(request)
@@ -93,6 +109,13 @@ class TorchBackend:
 
     def validate(self, request: LiveRequest, watch: ValidationObserver) -> None:
         """Compare simulated with measured searches; raises what `live` raises."""
+        _check(request)
+        from arborsim_torch.episodes import trace_info
+        from arborsim_torch.hardware.memory import memory_errors
+        from arborsim_torch.live.shadow import record_request
+        from arborsim_torch.live.validate import ValidationRun, validation_recording
+        from arborsim_torch.recording_plan import make_plan
+
         with memory_errors(partial(_too_large, record_request(request))):
             loaded, prompts = _load(request)
             recording = validation_recording(request, loaded)
@@ -101,22 +124,42 @@ class TorchBackend:
 
     def occlude(self, request: OcclusionRequest, on_progress: OnProgress) -> Occlusions:
         """Occlude windows of greedy reasonings, for `arborsim calibrate bands`."""
+        from arborsim_torch import calibration
+
         return calibration.occlude(request, on_progress)
 
     def mask(self, request: MaskingRequest, on_progress: OnProgress) -> Maskings:
         """Hide blocks of recorded paths, for `arborsim calibrate msve`."""
+        from arborsim_torch import calibration
+
         return calibration.mask(request, on_progress)
 
     def measure_hardware(
         self, request: HardwareRequest, on_progress: OnProgress
     ) -> HardwareMeasurements:
         """Measure this machine, for `arborsim calibrate hardware`."""
+        from arborsim_torch.hardware.measure import measure
+
         return measure(request, on_progress)
+
+
+def _check(request: SearchRequest) -> None:
+    """Refuse what needs no PyTorch to be refused."""
+    recipe = request.bank if isinstance(request, RecordRequest) else None
+    _ = make_search(request.search, **request.search_options) if recipe is None else recipe.make()
+    if is_plain(request.model, request.task):
+        check_checkpoint(request.model)
+        if request.prompts is None:
+            raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
 
 
 def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     """The model and the file of prompts, if any; what is quickly checked comes first."""
-    new_search(request)
+    from arborsim_torch.models import load_model
+    from arborsim_torch.rewards.embed import check_embedder
+    from arborsim_torch.rewards.load import check_choice
+    from arborsim_torch.sources import read_prompts
+
     check_choice(request.reward)
     if request.embed:
         check_embedder(request.embed)
@@ -129,6 +172,8 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
 
 
 def _too_large(request: RecordRequest) -> UsageError:
+    from arborsim_torch.episodes import new_search
+
     return UsageError(
         f"out of memory on {request.device}: {request.model} in {request.dtype}, "
         f"{new_search(request).name} with {new_search(request).slots} leaves at once: try fewer "

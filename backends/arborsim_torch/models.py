@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +19,11 @@ from arborsim.core.shape import CacheShape
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.cache.layout import Layout
+from arborsim_torch.checkpoint import CONFIG, REFERENCES, check_checkpoint, check_family
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.reference.tasks import Task
 
-#: ``config.model_type`` of the models whose attention the decoder knows.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-REFERENCES = ("chain", "game24")
-CONFIG = "config:"  #: before the name of a geometry: random weights
 _RANDOM_STD = 0.02
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl")
 _ROOM = 0.8  # share of the free memory that weights may take
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -159,25 +154,14 @@ def _load_reference(
 def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    local = Path(name).exists()
-    if not local and ("/" not in name or name.startswith((".", "/", "~")) or name.count("/") > 1):
-        if "/" in name or os.sep in name:
-            raise UsageError(f"--model {name}: no such folder")
-        raise UnknownName("model", name, [*REFERENCES, "a folder with safetensors", "owner/model"])
-    if local and not (Path(name) / "config.json").is_file():
-        raise UsageError(f"--model {name}: no model folder: it has no config.json")
+    check_checkpoint(name)
     options = {"trust_remote_code": trust}
     try:
-        config = AutoConfig.from_pretrained(name, **options)
-        if config.model_type not in FAMILIES:
-            raise UsageError(
-                f"--model {name}: the {config.model_type} family is not supported; "
-                f"supported: {', '.join(FAMILIES)}"
-            )
+        check_family(f"--model {name}", AutoConfig.from_pretrained(name, **options).to_dict())
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=_DTYPES.get(dtype, "auto"), use_safetensors=True, **options
         )
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {name}: cannot be loaded: {what}") from error
@@ -192,12 +176,8 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
 
     raw = config_of(name)
     raw.pop("quantization_config", None)  # random weights are not quantised
-    kind = str(raw.pop("model_type", ""))
-    if kind not in FAMILIES:
-        raise UsageError(
-            f"--model {CONFIG}{name}: the {kind} family is not supported; "
-            f"supported: {', '.join(FAMILIES)}"
-        )
+    check_family(f"--model {CONFIG}{name}", raw)
+    kind = str(raw.pop("model_type"))
     stored = [str(raw.pop(key)).removeprefix("torch.") for key in ("dtype", "torch_dtype")
               if raw.get(key) is not None]  # fmt: skip
     given = dtype if dtype != "auto" else stored[0] if stored else "bfloat16"
@@ -227,31 +207,6 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     _restore_buffers(model, config)
     model.tie_weights()
     return LoadedModel(f"{name} (random weights)", model.eval(), random_weights=True)
-
-
-def check_files(option: str, folder: str, needed: tuple[str, ...], what: str) -> Path:
-    """The folder, if it holds the `needed` files and its weights as safetensors.
-
-    Raises
-    ------
-    UsageError
-        One line that says what is missing.
-    """
-    path = Path(folder)
-    if not path.exists():
-        raise UsageError(f"{option}: no such folder")
-    if not path.is_dir():
-        raise UsageError(f"{option}: expected a folder with {what}, but that is a file")
-    for file in needed:
-        if not (path / file).is_file():
-            raise UsageError(f"{option}: not {what}: it has no {file}")
-    if not any(path.rglob("*.safetensors")):
-        pickled = any(next(path.rglob(pattern), None) for pattern in _PICKLED)
-        raise UsageError(
-            f"{option}: it has no *.safetensors"
-            + (": pickled weights can run code and are not loaded: convert them" if pickled else "")
-        )
-    return path
 
 
 def check_room(option: str, needed_bytes: int, device: str, advice: str) -> None:

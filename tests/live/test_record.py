@@ -26,7 +26,7 @@ from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.reference.tasks import get_task
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.sources import TaskSource
-from tests.live.tiny import FakeSource, tiny_model, torch
+from tests.live.tiny import FakeSource, save_tiny, tiny_model, torch
 
 PATIENCE_S = 600  # reached only where something hangs
 SHORT = ["--lines", "10", "--episodes", "2"]
@@ -48,18 +48,7 @@ def fail(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with a word tokeniser, as `save_pretrained` leaves it."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    path = tmp_path_factory.mktemp("model")
-    model = tiny_model("llama")
-    model.save_pretrained(path)
-    words = {f"w{i}": i for i in range(60)} | {"\n": 60}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1").save_pretrained(path)
-    return path
+    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -173,28 +162,6 @@ def test_long_prompts_are_refused(
     assert "takes 2048 positions" in fail(
         capsys, "--model", folder, "--prompts", path, "--out", out
     )
-
-
-def test_other_families_are_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: Path
-) -> None:
-    from transformers import GPT2Config
-
-    GPT2Config(n_layer=1, n_embd=8, n_head=1).save_pretrained(tmp_path)
-    error = fail(capsys, "--model", tmp_path, "--prompts", prompts, "--out", tmp_path / "t.parquet")
-    assert "the gpt2 family is not supported" in error
-    assert "qwen3" in error
-
-
-def test_only_safetensors_are_loaded(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompts: Path
-) -> None:
-    for file in folder.iterdir():
-        if file.suffix == ".json":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    torch.save({}, tmp_path / "pytorch_model.bin")
-    error = fail(capsys, "--model", tmp_path, "--prompts", prompts, "--out", tmp_path / "t.parquet")
-    assert "safetensors" in error
 
 
 def test_an_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

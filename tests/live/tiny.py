@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,20 @@ def tiny_model(family: str = "llama", seed: int = 0) -> Any:
     )  # fmt: skip
     torch.manual_seed(seed)
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+def save_tiny(folder: Path, family: str = "llama", **tokenizer: Any) -> Path:
+    """A tiny model with a word tokeniser, as `save_pretrained` leaves it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tiny_model(family).save_pretrained(folder)
+    words = {f"w{i}": i for i in range(60)} | {"\n": 60}
+    made = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="w1", **tokenizer)
+    fast.save_pretrained(folder)
+    return folder
 
 
 def plain_copy(model: Any) -> Any:

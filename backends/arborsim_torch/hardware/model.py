@@ -15,8 +15,9 @@ import torch
 from arborsim.calibrate.backend import HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.machine.lookup import config_of, load_geometry
+from arborsim_torch.checkpoint import CONFIG
 from arborsim_torch.hardware.memory import usable_bytes
-from arborsim_torch.models import CONFIG, LoadedModel, check_device, load_model
+from arborsim_torch.models import LoadedModel, check_device, load_model
 
 _GIB = 1 << 30
 _SHARE = 0.5  # of the free memory: the other half is for caches and buffers

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from arborsim.core.errors import UsageError
 from arborsim.live.backends import ModelUsage
-from arborsim_torch.models import check_files
+from arborsim_torch.checkpoint import check_files
 from arborsim_torch.rewards.base import Account, check_weights
 
 _OURS = "sentence_transformers."

@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 from arborsim.core.errors import UnknownName, UsageError
 from arborsim.live.backends import RewardChoice
 from arborsim.search.ranking import aggregate_of
-from arborsim_torch.models import LoadedModel, check_files
+from arborsim_torch.checkpoint import check_files
+from arborsim_torch.models import LoadedModel
 from arborsim_torch.rewards.base import Thought, check_weights
 from arborsim_torch.rewards.model import Head, RewardModel
 from arborsim_torch.rewards.texts import (

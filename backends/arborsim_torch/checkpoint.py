@@ -1,0 +1,211 @@
+"""What a model's folder or id holds, checked before anything heavy is imported or loaded.
+
+Nothing here needs PyTorch: a model that cannot be loaded is refused at once, in one line that says
+what is missing, where, and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from arborsim.core.errors import UnknownName, UsageError
+from arborsim.machine.lookup import GEOMETRY_ALIASES, geometry_names
+
+#: ``config.model_type`` of the models whose attention the decoder computes as they do.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+REFERENCES = ("chain", "game24")  #: models that are shipped, each with its task
+CONFIG = "config:"  #: before the name of a geometry: random weights
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl")
+_INDEX = "model.safetensors.index.json"
+_REACH_S = 1.2  # how long to wait for the hub
+
+
+def is_plain(model: str, task: str = "") -> bool:
+    """Whether that is a folder or an id of Hugging Face, with no problems of its own."""
+    return not task and model not in REFERENCES and not model.startswith(CONFIG)
+
+
+def check_checkpoint(model: str) -> None:
+    """Refuse a folder or id from which no supported model can be loaded.
+
+    Raises
+    ------
+    UsageError
+        One line: what is missing, where, and what to do.
+    """
+    option, path = f"--model {model}", Path(model)
+    if path.exists():
+        _check_folder(option, path)
+        return
+    if "/" not in model and os.sep not in model:
+        raise UnknownName("model", model, [*REFERENCES, "a folder with safetensors", "owner/model"])
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise UsageError(f"{option}: no such folder")
+    cached = _cached(model)
+    if cached is not None:
+        _check_folder(option, cached)
+    elif not _reachable():
+        raise UsageError(
+            f"{option}: no such folder, not in the local cache ({_hub()}), and {_endpoint()} "
+            f"cannot be reached: where there is a network, hf download {model} --local-dir FOLDER, "
+            f"then --model FOLDER{_instead(model)}"
+        )
+
+
+def check_family(option: str, config: dict[str, Any]) -> None:
+    """Refuse a configuration of a family that the decoder does not know, by name."""
+    kind = str(config.get("model_type", ""))
+    if kind in FAMILIES:
+        return
+    named = f"the {kind} family is not supported" if kind else "its config.json has no model_type"
+    raise UsageError(f"{option}: {named}; supported: {', '.join(FAMILIES)}")
+
+
+def _check_folder(option: str, path: Path) -> None:
+    """Configuration, tokeniser and weights, in the order of what they say about the folder."""
+    if not path.is_dir():
+        raise UsageError(f"{option}: that is a file: give the folder that model.save_pretrained "
+                         "or hf download made")  # fmt: skip
+    config = path / "config.json"
+    if not config.is_file():
+        raise UsageError(f"{option}: no model folder: it has no config.json{_what_else(path)}")
+    check_family(option, _read(option, config))
+    check_safetensors(option, path)
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        raise UsageError(
+            f"{option}: it has no tokenizer ({' or '.join(_TOKENIZERS[:2])}): copy those of the "
+            f"model that it was made from, or AutoTokenizer.from_pretrained(ORIGINAL)"
+            f".save_pretrained('{path}')"
+        )
+
+
+def check_files(option: str, folder: str, needed: Sequence[str], what: str) -> Path:
+    """The folder, if it holds the `needed` files and its weights as safetensors.
+
+    Raises
+    ------
+    UsageError
+        One line that says what is missing.
+    """
+    path = Path(folder)
+    if not path.exists():
+        raise UsageError(f"{option}: no such folder")
+    if not path.is_dir():
+        raise UsageError(f"{option}: expected a folder with {what}, but that is a file")
+    for file in needed:
+        if not (path / file).is_file():
+            raise UsageError(f"{option}: not {what}: it has no {file}")
+    check_safetensors(option, path, "**/*.safetensors")
+    return path
+
+
+def check_safetensors(option: str, path: Path, pattern: str = "*.safetensors") -> None:
+    """Refuse a folder without safetensors, or without one that its index names."""
+    index = path / _INDEX
+    if index.is_file():
+        shards = _read(option, index).get("weight_map")
+        names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+        missing = sorted(name for name in names if not (path / name).is_file())
+        if missing:
+            raise UsageError(
+                f"{option}: {len(missing)} of the {len(names)} files with weights that {_INDEX} "
+                f"names are missing, {missing[0]} first: finish the download"
+            )
+    if any(path.glob(pattern)):
+        return
+    pickled = any(next(path.rglob(kind), None) for kind in _PICKLED)
+    raise UsageError(
+        f"{option}: it has no weights (*.safetensors)"
+        + (": pickled weights can run code and are not loaded: load them where you trust them, "
+           "and model.save_pretrained(FOLDER)" if pickled else
+           ": finish the download, or model.save_pretrained(FOLDER)")
+    )  # fmt: skip
+
+
+def _read(option: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"{option}: {path.name} cannot be read as JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{option}: {path.name} holds no JSON object")
+    return found
+
+
+def _what_else(path: Path) -> str:
+    """What a folder without a configuration holds instead, and what to do then."""
+    if (path / "adapter_config.json").is_file():
+        return (", but an adapter's (LoRA): merge it first, with peft's merge_and_unload, and "
+                "save_pretrained")  # fmt: skip
+    if any(path.glob("*.gguf")):
+        return ", but GGUF: give the safetensors that it was made from"
+    below = sorted(folder.parent for folder in path.glob("*/config.json"))
+    below += sorted(folder.parent for folder in path.glob("snapshots/*/config.json"))
+    if below:
+        return f", but {below[0]} has: --model {below[0]}"
+    return ": give the folder that model.save_pretrained or hf download made"
+
+
+def _instead(model: str) -> str:
+    """How to go on without weights, if the geometry of the model is shipped."""
+    name = model.rpartition("/")[2].lower().removeprefix("meta-")
+    known = GEOMETRY_ALIASES.get(name, name)
+    if known not in geometry_names():
+        return ""
+    return f"; for memory and time alone, --model {CONFIG}{known} has its geometry, random weights"
+
+
+def _hub() -> Path:
+    """The local cache of Hugging Face, as huggingface_hub finds it."""
+    home = (
+        os.environ.get("HF_HOME")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _cached(model: str) -> Path | None:
+    """Where the local cache has the model, if it has its configuration."""
+    folder = _hub() / f"models--{model.replace('/', '--')}"
+    try:
+        revision = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    path = folder / "snapshots" / revision
+    return path if (path / "config.json").is_file() else None
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+
+def _reachable() -> bool:
+    """Whether the hub answers at all, within a second; proxies are those of the environment."""
+    if any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+           for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):  # fmt: skip
+        return False
+    answered: list[bool] = []
+
+    def ask() -> None:
+        request = urllib.request.Request(_endpoint(), method="HEAD")
+        try:
+            urllib.request.urlopen(request, timeout=_REACH_S).close()
+        except urllib.error.HTTPError:  # an answer, whatever it says
+            pass
+        except (OSError, ValueError):
+            return
+        answered.append(True)
+
+    # A name server that does not answer keeps no timeout, so the question is not waited for.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_REACH_S)
+    return bool(answered)
