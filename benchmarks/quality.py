@@ -89,6 +89,17 @@ def _cliff() -> Experiment:
             "interval": "16",
         }  # fmt: skip
         arms.append(Arm(f"hierarchy r={r}", "hierarchy", "1", settings))
+    pinned: dict[str, tuple[str, dict[str, str]]] = {
+        "tova": ("tova", {"pin_prompt": "true"}),
+        "raas": ("raas", {}),
+        "rkv": ("rkv", {"pin_prompt": "true", "interval": "16"}),
+        "quest, 2 layers dense": ("quest", {"pin_prompt": "true"}),
+    }
+    arms += [
+        Arm(label, name, budget, settings)
+        for label, (name, settings) in pinned.items()
+        for budget in ("0.95", "0.87")
+    ]
     return Experiment(CHAIN, (FULL, *arms))
 
 
@@ -149,13 +160,13 @@ _OLDER = {
 
 def _newer(
     search: dict[str, Any], page: str, group: str, residual: str,
-    older: dict[str, tuple[str, dict[str, str]]],
+    older: dict[str, tuple[str, dict[str, str]]], budgets: tuple[str, ...] = ("0.5", "0.25"),
 ) -> Experiment:  # fmt: skip
     """Uneven budgets, selection, few bits and newer scores, at budgets that mean the same for all.
 
     No arm pins the prompt; windows and intervals suit searches of a few hundred tokens, pages of
     `page` tokens and KIVI's `group` and `residual` the length of their thoughts.  `older` policies
-    are run beside them.
+    are run next to them.
     """
     kinds: dict[str, tuple[str, dict[str, str]]] = older | {
         "adakv": ("adakv", {"window": "16"}),
@@ -171,7 +182,7 @@ def _newer(
     for label, (name, settings) in kinds.items():
         if "pin_prompt" in parameters(find(name)):
             settings = settings | {"pin_prompt": "false"}
-        arms += [Arm(label, name, budget, settings) for budget in ("0.5", "0.25")]
+        arms += [Arm(label, name, budget, settings) for budget in budgets]
     for bits, outliers in (("8", "0"), ("4", "0"), ("2", "0"), ("2", "0.01")):
         settings = {"bits": bits, "outliers": outliers, "group": group, "residual": residual}
         kept = ", outliers" if float(outliers) else ""
@@ -187,7 +198,9 @@ EXPERIMENTS = {
     "game24": lambda: _trees(GAME, "0.7", "0.6", "0.5", "0.25"),
     "chain-tree": lambda: _trees(TREE, "0.5", "0.25"),
     "newer": lambda: _newer(CHAIN, "16", "32", "32", {}),
-    "newer-game24": lambda: _newer(GAME, "4", "8", "16", _OLDER),
+    "newer-game24": lambda: _newer(
+        GAME, "4", "8", "16", _OLDER | {"tova": ("tova", {})}, ("0.5", "0.35", "0.25")
+    ),
 }
 
 
@@ -266,13 +279,22 @@ def restore(name: str, arms: tuple[Arm, ...], out: Path) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def run(name: str, episodes: int, batch: int, out: Path) -> None:
-    """One experiment, cell by cell: what is finished is on the disk."""
+def run(name: str, episodes: int, batch: int, out: Path, only: list[str] | None = None) -> None:
+    """One experiment, cell by cell: what is finished is on the disk.
+
+    `only` names arms that are run, as ``"h2o@0.5"``, in their order; None for all.
+    """
     experiment = EXPERIMENTS[name]()
     restore(name, experiment.arms, out)
     collector = Collector(out / f"{name}.jsonl", experiment.arms)
     backend = get_backend("torch")
-    for arm, cell in zip(experiment.arms, collector.request_cells, strict=True):
+    cells = {
+        f"{arm.label}@{arm.budget}": (arm, cell)
+        for arm, cell in zip(experiment.arms, collector.request_cells, strict=True)
+    }
+    if unknown := set(only or ()) - set(cells):
+        raise UsageError(f"no arm {', '.join(sorted(unknown))}; there are {', '.join(cells)}")
+    for arm, cell in (cells[each] for each in only or cells):
         watch = _Watch(collector, cell)
         begun = time.time()
         backend.live(
@@ -318,6 +340,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("reports/quality"))
+    parser.add_argument("--arm", action="append", help="only this arm, LABEL@BUDGET; repeatable")
     options = parser.parse_args()
     import torch
     from transformers.utils import logging
@@ -327,7 +350,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.experiments:
         try:
-            run(name, options.episodes, options.batch, options.out)
+            run(name, options.episodes, options.batch, options.out, options.arm)
         except UsageError as error:
             raise SystemExit(f"{name}: {error}") from error
 

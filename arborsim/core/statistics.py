@@ -11,6 +11,7 @@ import numpy as np
 
 RESAMPLES = 1000  #: of a bootstrap over traces
 LEVEL = 0.95  #: of every interval of a bootstrap
+SIGNIFICANT = 0.05  #: differences with a smaller p are called differences
 
 
 def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:
@@ -21,6 +22,19 @@ def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> tuple[f
     low = betaincinv(successes, trials - successes + 1, tail) if successes else 0.0
     high = betaincinv(successes + 1, trials - successes, 1 - tail) if successes < trials else 1.0
     return float(low), float(high)
+
+
+def fisher_p(good: int, other: int, n: int) -> float:
+    """Two-sided p of Fisher's exact test for `good` against `other` successes, of `n` each."""
+    from scipy.stats import fisher_exact
+
+    return float(fisher_exact([[good, n - good], [other, n - other]])[1])
+
+
+def least_visible(correct: int, n: int) -> int | None:
+    """The best of the lower counts that `n` problems tell from `correct`; None if there is none."""
+    lower = (k for k in range(correct - 1, -1, -1) if fisher_p(k, correct, n) < SIGNIFICANT)
+    return next(lower, None)
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 from arborsim.core import documents
 from arborsim.core.documents import RecordLog, plain, strict
 from arborsim.core.errors import UnknownName, UsageError
-from arborsim.core.records import located
 from arborsim.core.statistics import clopper_pearson
-from arborsim.live import log as live
-from arborsim.live.backends import LiveResult
+from arborsim.live.answers import read_log
 from arborsim.plan.provenance import settings_of
 from arborsim.plan.results import CandidateResult, PlanResult
 from arborsim.plan.statistics import Estimate
@@ -159,23 +157,13 @@ def read_accuracies(paths: Iterable[Path]) -> dict[tuple[str, str], Estimate]:
     """
     verdicts: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for path in paths:
-        with located("--accuracy"):
-            for result in _results(path):
-                if result.correct is not None or result.infeasible:
-                    budget = "-" if result.budget in ("", ANY, "-") else result.budget
-                    verdicts[result.policy, budget].append(bool(result.correct))
+        _, results = read_log(path, "--accuracy")
+        for result in results:
+            if result.correct is not None or result.infeasible:
+                budget = "-" if result.budget == ANY else result.budget
+                verdicts[result.policy, budget].append(bool(result.correct))
     found = {}
     for key, right in verdicts.items():
         ends = clopper_pearson(sum(right), len(right))
         found[key] = Estimate(sum(right) / len(right), *ends, len(right))
     return found
-
-
-def _results(path: Path) -> list[LiveResult]:
-    log = RecordLog(path, LiveResult, live.FORMAT, live.VERSION)
-    if log.read().get("request", {}).get("shadow"):
-        raise UsageError(
-            f"{path}: nothing was removed in a shadow run, so it does not say what a policy does "
-            "to answers; run arborsim live without --shadow"
-        )
-    return log.records

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arborsim.core import documents
-from arborsim.core.statistics import clopper_pearson
+from arborsim.core.statistics import clopper_pearson, fisher_p
 from arborsim.core.units import quantity
 from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
 from arborsim.live.log import describe
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-#: Differences with a smaller p are called differences.
-SIGNIFICANT = 0.05
 #: Columns that others imply: the first to go where there is no room.
 _IMPLIED = ("speed_vs_full", "rehydrations", "prefill")
 _LEGEND = (
@@ -166,19 +164,6 @@ def _compared(own: Sequence[LiveResult], others: Sequence[LiveResult]) -> tuple[
         return math.nan, math.nan
     good, base = map(sum, zip(*pairs, strict=True))
     return (good - base) / len(pairs), fisher_p(good, base, len(pairs))
-
-
-def fisher_p(good: int, other: int, n: int) -> float:
-    """Two-sided p of Fisher's exact test for `good` against `other` successes, of `n` each."""
-    from scipy.stats import fisher_exact
-
-    return float(fisher_exact([[good, n - good], [other, n - other]])[1])
-
-
-def least_visible(correct: int, n: int) -> int | None:
-    """The best of the lower counts that `n` problems tell from `correct`; None if there is none."""
-    lower = (k for k in range(correct - 1, -1, -1) if fisher_p(k, correct, n) < SIGNIFICANT)
-    return next(lower, None)
 
 
 def _peak(results: Sequence[LiveResult]) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from arborsim.core.statistics import SIGNIFICANT, least_visible
 from arborsim.core.units import quantity
 from arborsim.live.backends import LiveResult
 from arborsim.run.results import ANY, at_budget
@@ -109,14 +110,12 @@ def summarise(rows: Sequence[live.LiveRow]) -> list[str]:
     if full is None or not full.judged:
         best = max(others, key=lambda row: (row.accuracy, -row.peak_hbm_kv_bytes))
         return [f"{_name(best)} solves most: {_score(best)}.", _smallest(others, None)]
-    worse = [row for row in others if row.p < live.SIGNIFICANT and row.difference < 0]
+    worse = [row for row in others if row.p < SIGNIFICANT and row.difference < 0]
     rest = [row for row in others if row not in worse and row.judged]
     sentences = [f"Full retention solves {_score(full)}. {_verdict(full, rest, worse)}"]
     if worse:
         names = "; ".join(f"{_name(row)}: {_score(row)}" for row in worse)
-        sentences.append(
-            f"Worse than full retention (Fisher's p below {live.SIGNIFICANT}): {names}."
-        )
+        sentences.append(f"Worse than full retention (Fisher's p below {SIGNIFICANT}): {names}.")
     if rest:
         small = min(rest, key=lambda row: row.peak_hbm_kv_bytes)
         sentences.append(
@@ -132,7 +131,7 @@ def _verdict(
     """Which settings lose answers, and what this number of problems can show."""
     if not rest:
         return "Every setting tried answers measurably worse."
-    least = live.least_visible(full.correct, full.judged)
+    least = least_visible(full.correct, full.judged)
     problems = counted(full.judged, "problem")
     if least is None:
         are = "is" if full.judged == 1 else "are"
@@ -140,7 +139,7 @@ def _verdict(
     shows = f"with {problems}, a loss shows only from {least}/{full.judged} down"
     count = len(rest) + len(worse)
     found = f"{len(worse)} of {count} settings are" if worse else "No setting is"
-    return f"{found} measurably worse; {shows} (p < {live.SIGNIFICANT})."
+    return f"{found} measurably worse; {shows} (p < {SIGNIFICANT})."
 
 
 def _smallest(others: Sequence[live.LiveRow], full: live.LiveRow | None) -> str:

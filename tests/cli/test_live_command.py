@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from arborsim.cli.app import main
+from arborsim.core.statistics import fisher_p, least_visible
 from arborsim.live.backends import LiveResult
 from arborsim.live.log import LiveLog
-from arborsim.show.live import fisher_p, least_visible
 from arborsim.trace.reader import TraceReader
 
 torch = pytest.importorskip("torch")
