@@ -1,12 +1,13 @@
-"""Progress bars on standard error, and what Ctrl-C does."""
+"""Progress on standard error, a bar in a terminal and lines in a log, and what Ctrl-C does."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PATIENCE_S = 2.0
+#: Between two lines of progress where there is no terminal.
+LINE_S = 10.0
 
 
 def interrupted(left: str) -> int:
@@ -31,18 +34,79 @@ def interruptible() -> Iterator[None]:
         raise typer.Exit(interrupted("; nothing was written")) from None
 
 
+def progress_line(
+    what: str, done: int, total: int | None, elapsed_s: float, before: int | None = 0
+) -> str:
+    """How far the work is, how long it took so far, and how long the rest will take at that pace.
+
+    ``"arborsim: 400 of 1,000 (40%), 1:20 so far, about 2:00 left: full on h100"``; `before` were
+    done when it began, and None leaves the time left out.
+    """
+    parts = []
+    if total:
+        parts.append(f"{done:,} of {total:,} ({100 * min(done / total, 1.0):.0f}%)")
+    parts.append(f"{duration(elapsed_s)} so far")
+    if total and before is not None and before < done < total:
+        parts.append(f"about {duration(elapsed_s * (total - done) / (done - before))} left")
+    return f"arborsim: {', '.join(parts)}{f': {what}' if what else ''}"
+
+
+def duration(seconds: float) -> str:
+    """``"1:20"``, ``"2:03:00"``: minutes and seconds, and hours where there are any."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+class ProgressLines:
+    """Prints a line of progress on standard error every `LINE_S`, so that a log shows life.
+
+    It does so from a thread of its own: the work may take longer than that to report anything.
+    """
+
+    def __init__(self, total: int | None, what: str = "", before: int | None = 0) -> None:
+        self.what, self.done, self.total, self.before = what, 0, total, before
+        self._start, self._stream = time.monotonic(), sys.stderr
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._print, args=(LINE_S,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No line is printed afterwards."""
+        self._over.set()
+        self._thread.join()
+
+    def _print(self, every_s: float) -> None:
+        while not self._over.wait(every_s):
+            elapsed_s = time.monotonic() - self._start
+            line = progress_line(self.what, self.done, self.total, elapsed_s, self.before)
+            print(line, file=self._stream, flush=True)
+
+
+def _has_terminal(stream: TextIO) -> bool:
+    """Whether a bar can be drawn there; it cannot in a log."""
+    return stream.isatty()
+
+
 class PatientProgress:
-    """Shows a bar with time left on standard error once `total` units of work take two seconds."""
+    """Shows how far the work is, and the time left, on standard error.
+
+    In a terminal a bar, once `total` units of work take two seconds; else lines (`ProgressLines`).
+    """
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._start = total, 0, time.monotonic()
         self._bar: Progress | None = None
+        self._lines = None if _has_terminal(sys.stderr) else ProgressLines(total)
 
     def advance(self, what: str, units: int) -> None:
         """`units` more are done; `what` is being worked on."""
         self._done += units
+        if self._lines is not None:
+            self._lines.what, self._lines.done = what, self._done
+            return
         if self._bar is None:
-            if not sys.stderr.isatty() or time.monotonic() - self._start < PATIENCE_S:
+            if time.monotonic() - self._start < PATIENCE_S:
                 return
             from rich.console import Console
             from rich.progress import Progress
@@ -58,6 +122,8 @@ class PatientProgress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._lines is not None:
+            self._lines.stop()
 
 
 class Stages:
@@ -83,7 +149,7 @@ class Stages:
 
 
 class LiveBar:
-    """A bar over the searches of a live model; without a terminal it shows nothing.
+    """A bar over the searches of a live model; without a terminal, lines (`ProgressLines`).
 
     `what` is said until the first `show`; with `time_left` the bar estimates that.
     """
@@ -92,25 +158,39 @@ class LiveBar:
         from rich import progress
         from rich.console import Console
 
-        console = Console(stderr=True)
+        self._lines: ProgressLines | None = None
+        self._what, self._time_left = what, time_left
         columns: list[Any] = [progress.BarColumn(bar_width=16), progress.MofNCompleteColumn()]
         columns += [progress.TimeRemainingColumn()] if time_left else []
         self._progress = progress.Progress(
             *columns,
             progress.TextColumn("{task.description}", markup=False),
-            console=console,
+            console=Console(stderr=True),
             transient=True,
-            disable=not console.is_terminal,  # rich would still print an empty line
+            disable=not _has_terminal(sys.stderr),  # rich would still print an empty line
         )
         self._row = self._progress.add_task(what, total=None)
-        self.stop = self._progress.stop
 
     def show(self, what: str | None = None, **counts: int) -> None:
         """Show `what`; `counts` are ``completed`` and ``total``."""
         self._progress.update(self._row, description=what, **counts)  # type: ignore[arg-type]
+        if self._lines is not None:
+            self._lines.what = self._lines.what if what is None else what
+            if self._time_left and self._lines.total is None:  # what an earlier run has done
+                self._lines.before = counts.get("completed", 0)
+            self._lines.done = counts.get("completed", self._lines.done)
+            self._lines.total = counts.get("total", self._lines.total)
+
+    def stop(self) -> None:
+        """Show nothing more."""
+        self._progress.stop()
+        if self._lines is not None:
+            self._lines.stop()
 
     def __enter__(self) -> LiveBar:
         self._progress.start()
+        if self._progress.disable:
+            self._lines = ProgressLines(None, self._what, 0 if self._time_left else None)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -192,7 +192,7 @@ class Keeper:
         self.path, self._request = out / RESULTS, request
         self._described = {k: v for k, v in describe(request).items() if k != "episodes"}
         self.result = Validation(())
-        self.bar = LiveBar("loading the model")
+        self.bar = LiveBar("loading the model", time_left=True)
         if not self.path.exists() or overwrite:
             return
         if not resume:
