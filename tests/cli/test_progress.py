@@ -33,9 +33,8 @@ class Log(io.StringIO):
         return line
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Log:
-    """Standard error; `capsys`, which replaces it as well, comes first."""
+def logged(monkeypatch: pytest.MonkeyPatch) -> Log:
+    """Standard error from here on (pytest would replace what a fixture puts there)."""
     stream = Log()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(progress, "LINE_S", 0.002)
@@ -62,8 +61,9 @@ def test_a_line_says_how_far_how_long_and_how_much_longer() -> None:
 
 
 def test_a_log_shows_life_even_while_nothing_is_reported(
-    log: Log, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    log = logged(monkeypatch)
     with PatientProgress(200) as bar:
         assert log.line_with("").startswith("arborsim: 0 of 200 (0%), 0:0")
         bar.advance("full on h100", 50)
@@ -73,7 +73,8 @@ def test_a_log_shows_life_even_while_nothing_is_reported(
     assert log.getvalue() == before, "nothing follows the end"
 
 
-def test_stages_and_live_searches_do_so_too(log: Log) -> None:
+def test_stages_and_live_searches_do_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logged(monkeypatch)
     with Stages() as stages:
         stages("measuring", 1, 4)
         assert log.line_with("1 of 4 (25%)").endswith(": measuring")
