@@ -1,15 +1,15 @@
 """`arborsim replay`: its columns, its tables in a terminal, and its results as JSON and data frame.
 
-Few settings are shown in detailed tables, many in a matrix: a line per policy and the figures that
-decide.  Its budgets stand side by side where the terminal is wide enough for all of them; otherwise
-each has a block of its own.
+Few settings are shown in a table per trace, many in a matrix: a line per policy.  Both have the
+figures that decide; wide terminals, and ``--view table``, have all.  The budgets of a matrix stand
+side by side where the terminal is wide enough for all of them; otherwise each has a block.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 NAMES: tuple[Column[Row], ...] = (
     name_column("Policy", lambda r: r.label),
-    Column("budget", "Budget", LABEL, text=lambda r: r.budget_label, head=("bud-", "get")),
+    Column("budget", "Budget", LABEL, text=lambda r: r.budget_label, head=("budget",)),
 )
 MEMORY: tuple[Column[Row], ...] = (
     Column("peak_hbm", "HBM peak", "bytes", lambda r: r.peak_hbm_kv_bytes,
@@ -53,19 +53,19 @@ MEMORY: tuple[Column[Row], ...] = (
            "Largest KV footprint in host memory of any search.", ("DDR", "peak"), "memory"),
     Column("peak_quantised", "Quantised peak", "bytes", lambda r: r.peak_quantised_bytes,
            "Largest size of what is held quantised, in HBM and DDR together (part of both peaks).",
-           ("quan-", "tised"), "memory", hide=NOTHING),
+           ("quant.", "peak"), "memory", hide=NOTHING),
     Column("evicted", "Evicted", "tokens", lambda r: r.evicted_tokens,
            "Tokens whose KV was thrown away, summed over searches; a token can count repeatedly.",
-           ("evic-", "ted"), "moves"),
+           ("evicted",), "moves"),
     Column("quantised", "Quantised", "tokens", lambda r: r.quantised_tokens,
            "Tokens whose KV was quantised.", ("to fewer", "bits"), "moves", hide=NOTHING),
     Column("offloaded", "Offloaded", "tokens", lambda r: r.offloaded_tokens,
-           "Tokens whose KV was moved to DDR.", ("off-", "loaded"), "moves"),
+           "Tokens whose KV was moved to DDR.", ("moved", "to DDR"), "moves"),
     Column("rehydrated", "Rehydra\u00adted", "tokens", lambda r: r.rehydrated_tokens,
            "Evicted tokens whose KV was computed again by a prefill pass.",
-           ("rehy-", "drated"), "moves"),
+           ("computed", "again"), "moves"),
     Column("moved", "Moved over PCIe", "bytes", lambda r: r.moved_bytes,
-           "Bytes copied between HBM and DDR, both directions.", ("PCIe", "both")),
+           "Bytes copied between HBM and DDR, both directions.", ("over", "PCIe")),
     Column("read", "KV read per token", "bytes", lambda r: r.read_bytes_per_token,
            "Keys and values that attention read for a generated token, mean. Shown where a policy "
            "chooses what is read.", ("read", "/tok"), hide=UNKNOWN),
@@ -78,16 +78,16 @@ TIME: tuple[Column[Row], ...] = (
            "Total time relative to full retention on the same trace.", ("vs", "full"),
            hide=UNKNOWN),
     Column("model", "Compute", "seconds", lambda r: r.model_s, "Prefill and decode of the model.",
-           ("com-", "pute"), "time"),
+           ("compute",), "time"),
     Column("rehydration", "Rehydra\u00adtion time", "seconds", lambda r: r.time.rehydration_s,
-           "Prefill passes over evicted spans.", ("rehy-", "drate"), "time"),
+           "Prefill passes over evicted spans.", ("prefill", "again"), "time"),
     Column("transfer", "Exposed transfer", "seconds", lambda r: r.time.exposed_transfer_s,
            "What decoding waited for: copies that did not hide behind computation.",
-           ("trans-", "fer"), "time"),
+           ("copy", "waits"), "time"),
     Column("policy_time", "Policy time", "seconds", lambda r: r.time.policy_s,
-           "Decisions on the host and scoring on the device.", ("pol-", "icy"), "time"),
+           "Decisions on the host and scoring on the device.", ("policy",), "time"),
     Column("tokens_per_s", "Speed", "rate", lambda r: r.tokens_per_s,
-           "Generated tokens per second of total time.", ("", "speed")),
+           "Generated tokens per second of total time.", ("speed",)),
     Column("speed_vs_full", "Speed vs full", "factor", lambda r: r.relative.tokens_per_s,
            "Speed relative to full retention.", ("vs", "full"), hide=UNKNOWN),
     Column("kept", "Attention kept", "percent", lambda r: r.attention_kept,
@@ -108,7 +108,7 @@ TIME: tuple[Column[Row], ...] = (
 COLUMNS: dict[str, Column[Row]] = {
     "rehydrations": Column(
         "rehydrations", "Rehydra\u00adtions", "count", lambda r: r.rehydrations,
-        "Prefill passes that brought evicted tokens back.", ("rehy-", "drations")),
+        "Prefill passes that brought evicted tokens back.", ("prefills", "again")),
     **{column.key: column for column in (*MEMORY, *TIME)},
 }  # fmt: skip
 
@@ -129,8 +129,13 @@ PAGE_MEMORY: tuple[Column[Row], ...] = (
            "KV footprint in HBM times seconds, summed over searches: what a search keeps from "
            "others."),
 )  # fmt: skip
+#: The figures that decide: one table of 80 columns.
+_DECIDING = (
+    "peak_hbm", "hbm_vs_full", "peak_ddr", "moved", "total", "time_vs_full", "kept", "gap", "error",
+)  # fmt: skip
+_MORE = "More figures (moves, parts of the time): --view table, --out or --report."
 VIEWS = ("auto", "table", "matrix")
-#: From this width on, memory and time stand in one table.
+#: From this width on, `auto` shows all figures, and they stand in one table.
 WIDE = 140
 #: With more rows per trace than this, `auto` shows the matrix.
 _MOST_ROWS = 16
@@ -154,7 +159,8 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
 
     `view` ``"table"`` has all figures: below `WIDE` columns two tables per trace (memory and moves;
     time and quality), which fit 80 columns, above it one.  ``"matrix"`` has a line per policy and
-    the figures that decide.  ``"auto"`` takes the matrix where there is much to compare.
+    the figures that decide.  ``"auto"`` takes the matrix where there is much to compare, all
+    figures from `WIDE` columns on, and otherwise a table of those that decide.
     """
     from rich.console import Console
 
@@ -162,11 +168,10 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
     rows = aggregate(result.episodes)
     traces = [[r for r in rows if r.trace == t] for t in dict.fromkeys(row.trace for row in rows)]
     if view == "auto":
-        view = "matrix" if max(map(len, traces), default=0) > _MOST_ROWS else "table"
+        many = max(map(len, traces), default=0) > _MOST_ROWS
+        view = "matrix" if many else "table" if console.width >= WIDE else "short"
     if MACHINE in result.settings:
         console.print(plain(result.settings[MACHINE]), markup=False)
-    # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
-    spare = () if console.width >= WIDE else ("speed_vs_full",)
     for own in traces:
         first = own[0]
         print_heading(
@@ -177,22 +182,30 @@ def print_replay(result: ReplayResult, console: Console | None = None, view: str
             for line in matrix(own, console.width):
                 console.print(line, markup=False, no_wrap=True, crop=False)
         else:
-            groups = [
-                (title, Table(own, (*NAMES, *shown(columns, own)), lambda row: row.budget_label))
-                for title, columns in (
-                    ("Memory and moves", memory(own)),
-                    ("Time and quality", TIME),
-                )
-            ]
-            print_tables(console, [(title, table.without(spare)) for title, table in groups],
-                         implied=_IMPLIED)  # fmt: skip
+            implied = ("moved", *_IMPLIED) if view == "short" else _IMPLIED
+            print_tables(console, _groups(own, view, console.width), implied=implied)
     if rows:
-        for note in notes(result, rows):
+        found = notes(result, rows)
+        for note in [*found, _MORE] if view == "short" else found:
             console.print(plain(note), style="dim", markup=False)
     else:
         console.print("Nothing was replayed.")
     for line in (*result.does_not_fit, *left_out(result.left_out)):
         console.print(plain(line), markup=False)
+
+
+def _groups(rows: Sequence[Row], view: str, width: int) -> Iterator[tuple[str, Table[Row]]]:
+    """The tables of one trace: those of all figures, or a short one."""
+    groups = {"Memory and moves": memory(rows), "Time and quality": TIME}
+    if view == "short":
+        zero = ("peak_ddr", "moved")
+        groups = {"": tuple(replace(COLUMNS[key], hide=NOTHING) if key in zero else COLUMNS[key]
+                            for key in _DECIDING)}  # fmt: skip
+    # Speed relative to full is the inverse of time relative to full: seldom room to say it twice.
+    spare = () if width >= WIDE else ("speed_vs_full",)
+    for title, columns in groups.items():
+        table = Table(rows, (*NAMES, *shown(columns, rows)), lambda row: row.budget_label)
+        yield title, table.without(spare)
 
 
 def matrix(rows: Sequence[Row], width: int) -> list[str]:

@@ -201,15 +201,14 @@ def notes(result: ReplayResult, rows: Sequence[Row]) -> list[str]:
     ]
     if any(not math.isnan(row.oracle_gap) for row in rows):
         found.append(
-            "gap: what the oracle keeps at the same budget, less the policy's, in percentage "
-            "points. It knows the future, and bounds what evicting the same tokens in all heads "
-            "can keep; DDR, 8 bits, recomputing, a choice per head, or holding more than the "
-            "budget can beat it (below zero)."
+            "gap: what the oracle keeps at the same budget, less the policy's. It knows the future "
+            "and only evicts, the same tokens in all heads; DDR, fewer bits, recomputing, a choice "
+            "per head, or holding more than the budget can beat it (below zero)."
         )
     found += _by_group(rows)
     found.append(
-        "Peaks are the largest of any search, taken before decisions and with the prefill: they "
-        "can exceed the budget; tokens moved and times are sums."
+        "Peaks are the largest of any search, before decisions and with the prefill: they can "
+        "exceed the budget. Times and moves are sums."
     )
     return [*found, *cautions(result, rows, "see --report")]
 

@@ -8,6 +8,7 @@ are for rows of text that only terminals show.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import textwrap
@@ -30,7 +31,7 @@ NAME, LABEL, REMARK = "name", "label", "remark"
 #: When a column is left out: where no row knows its figure, or where it is zero in all as well.
 UNKNOWN, NOTHING = "unknown", "nothing"
 #: Spaces between the columns of a terminal's table, and from how many characters on names fold.
-_FORMS = ((2, 18), (1, 18), (0, 18), (0, 14))
+_FORMS = ((3, 20), (2, 20), (1, 20), (1, 14))
 _WORDS = 9  # characters of a line of words among numbers
 _TEXT = Scale("", 1.0, 0)  # of columns that hold text
 _DASH, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
@@ -137,6 +138,8 @@ class Table(Generic[R]):
     look: Callable[[R], str] = lambda row: ""
     #: Row -> (sign, meaning), next to the name on a page; None for no sign.
     badge: Callable[[R], tuple[str, str] | None] = lambda row: None
+    #: Row -> str: why it has no figures, in their place; "" if it has.
+    reason: Callable[[R], str] = lambda row: ""
 
     def under(self, columns: Sequence[Column[R]]) -> Table[R]:
         """The same rows under other columns."""
@@ -211,13 +214,16 @@ def print_tables(
         title = title if len(joined) > 1 else ""
         airy = []
         if place and names:
-            airy = [_rich(title, table, *form) for form in _FORMS[:2]]
+            airy = [_drawn(title, table, *form) for form in _FORMS[:2]]
             table = table.without(names)
-        choices = [table, table.without(c.key for c in table.columns if c.empty(table.rows))]
+        known = [row for row in table.rows if not table.reason(row)]
+        choices = [table, table.without(c.key for c in table.columns if c.empty(known))]
         for key in implied:
             choices.append(choices[-1].without([key]))
-        made = [_rich(title, some, *form) for some in choices for form in _FORMS]
-        console.print(_first_fitting(console, [*airy, *made]) or made[-1])
+        made = (_drawn(title, some, *form) for some in choices for form in _FORMS)
+        fitting = next((each for each in (*airy, *made) if each.width <= console.width), None)
+        for drawn in [fitting] if fitting else _parts(title, choices[1], console.width):
+            drawn.print(console)
 
 
 def _joined(console: Console, groups: Iterable[tuple[str, Table[R]]]) -> list[tuple[str, Table[R]]]:
@@ -229,7 +235,7 @@ def _joined(console: Console, groups: Iterable[tuple[str, Table[R]]]) -> list[tu
         if found:
             before, first = found[-1]
             both = first.under(list(dict.fromkeys([*first.columns, *table.columns])))
-            if _first_fitting(console, [_rich("", both, *_FORMS[1])]):
+            if _drawn("", both, *_FORMS[1]).width <= console.width:
                 joined = f"{before}, {title[0].lower()}{title[1:]}" if before and title else before
                 found[-1] = (joined, both)
                 continue
@@ -237,50 +243,112 @@ def _joined(console: Console, groups: Iterable[tuple[str, Table[R]]]) -> list[tu
     return found
 
 
-def _first_fitting(console: Console, tables: Iterable[RichTable]) -> RichTable | None:
-    """The first table that the terminal is wide enough for; None if there is none."""
-    unbounded = console.options.update(max_width=10_000)
-    fitting = (t for t in tables if console.measure(t, options=unbounded).maximum <= console.width)
-    return next(fitting, None)
+def _parts(title: str, table: Table[R], width: int) -> Iterator[_Drawn]:
+    """A table that is too wide for any form, as several with the same names."""
+    leading = [column for column in table.columns if column.kind in (NAME, LABEL)]
+    part: list[Column[R]] = []
+    for column in (column for column in table.columns if column not in leading):
+        grown = table.under([*leading, *part, column])
+        if part and _drawn(title, grown, *_FORMS[-1]).width > width:
+            yield _drawn(title, table.under([*leading, *part]), *_FORMS[-1])
+            title, part = "", []
+        part.append(column)
+    yield _drawn(title, table.under([*leading, *part]), *_FORMS[-1])
 
 
-def _rich(title: str, table: Table[R], padding: int, longest: int) -> RichTable:
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
+@dataclass(frozen=True)
+class _Drawn:
+    """A table as lines of text, of which those of reasons are still to be folded."""
 
-    made = RichTable(
-        title=title or None, title_justify="left", box=box.SIMPLE_HEAD,
-        padding=(0, padding, 0, 0), pad_edge=False,
-    )  # fmt: skip
+    title: str
+    heads: list[str]
+    #: Lines of each row, with its style; None for the space between sections.
+    rows: list[tuple[list[str], str] | None]
+    reasons: dict[int, str]  #: in place of figures, by number of the row
+    width: int
+    start: int  #: where figures begin
+
+    def print(self, console: Console) -> None:
+        """Print it; a reason may use all of the terminal's width."""
+        from rich.text import Text
+
+        def put(line: str, style: str = "") -> None:
+            console.print(Text(line.rstrip(), style=style), no_wrap=True, crop=False)
+
+        if self.title:
+            put(self.title, "italic")
+        put("")
+        for head in self.heads:
+            put(head, "bold")
+        put(" " + "─" * (self.width - 1))
+        for number, row in enumerate(self.rows):
+            lines, style = row or ([""], "")
+            if number in self.reasons:
+                room = max(console.width - self.start, _WORDS)
+                said = textwrap.wrap(self.reasons[number], room, break_on_hyphens=False)
+                lines = [
+                    (one.ljust(self.start) + two).rstrip()
+                    for one, two in itertools.zip_longest(lines, said, fillvalue="")
+                ]
+            for line in lines:
+                put(line, style)
+        put("")
+
+
+def _drawn(title: str, table: Table[R], gap: int, longest: int) -> _Drawn:
+    """Draw a table with `gap` spaces between its columns and names of up to `longest` a line."""
     units = scales(table.columns, table.rows)
+    columns = []  # of each: how it is set, its width, lines of its head, lines of its cells
+    start = 1
     for column in table.columns:
-        if column.kind == NAME:
-            needed = max((len(plain(column.show(row))) for row in table.rows), default=0)
-            made.add_column(
-                "\n".join(column.head) or column.title.lower(), vertical="bottom", overflow="fold",
-                max_width=longest, min_width=min(longest, needed),
-            )  # fmt: skip
-        else:
+        leads = column.kind in (NAME, LABEL)
+        head = list(column.head) or [column.title.lower() if column.kind == NAME else column.title]
+        if column.kind != NAME:
             unit = _unit(column, units)
             # A long unit takes a line per word.
-            below = unit.split(" ") if len(unit) > 5 else [unit]
-            head = "\n".join(filter(None, (*(column.head or (column.title,)), *below)))
-            made.add_column(head, justify="right", vertical="bottom", no_wrap=True)
+            head += unit.split(" ") if len(unit) > 5 else [unit]
+        head = [line for line in head if line]
+        cells = [
+            _folded(column, row, units[column.key], longest)
+            if leads or not table.reason(row)
+            else []
+            for row in table.rows
+        ]
+        width = max((len(line) for lines in (head, *cells) for line in lines), default=0)
+        columns.append((str.ljust if column.kind == NAME else str.rjust, width, head, cells))
+        start += (width + gap) * leads
+
+    def joined(parts: Sequence[list[str]], below: bool = False) -> list[str]:
+        """Lines of all columns side by side; the shorter end at the top, or at the bottom."""
+        height = max(1, *map(len, parts))
+        padded = []
+        for (align, width, _, _), part in zip(columns, parts, strict=True):
+            blank = [""] * (height - len(part))
+            whole = [*blank, *part] if below else [*part, *blank]
+            padded.append([align(text, width) for text in whole])
+        return [" " + (" " * gap).join(line) for line in zip(*padded, strict=True)]
+
+    rows: list[tuple[list[str], str] | None] = []
+    reasons = {}
     before = None
-    for row in table.rows:
+    for number, row in enumerate(table.rows):
         if before is not None and table.section(row) != before:
-            made.add_section()
+            rows.append(None)
         before = table.section(row)
-        cells = [Text(_folded(column, row, units[column.key])) for column in table.columns]
-        made.add_row(*cells, style="bold" if table.look(row) == "chosen" else "")
-    return made
+        if reason := table.reason(row):
+            reasons[len(rows)] = plain(reason)
+        lines = joined([cells[number] for _, _, _, cells in columns])
+        rows.append((lines, "bold" if table.look(row) == "chosen" else ""))
+    heads = joined([head for _, _, head, _ in columns], below=True)
+    return _Drawn(title, heads, rows, reasons, max(map(len, heads)), start)
 
 
-def _folded(column: Column[R], row: R, scale: Scale) -> str:
-    """The cell's text; words that stand for a number take several lines of a narrow column."""
+def _folded(column: Column[R], row: R, scale: Scale, longest: int) -> list[str]:
+    """The lines of a cell; names and words that stand for a number take several."""
     text = plain(column.show(row, scale))
-    return text if text != column.words(row) else textwrap.fill(text, _WORDS)
+    if column.kind == NAME:
+        return textwrap.wrap(text, longest) or [""]
+    return [text] if text != column.words(row) else textwrap.wrap(text, _WORDS)
 
 
 def print_list(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -296,9 +364,11 @@ def print_list(console: Console, heads: Sequence[str], rows: Sequence[Sequence[s
         for some in (wide, heads)
         for padding in (2, 1)
     )
-    if (table := _first_fitting(console, tables)) is not None:
-        console.print(table)
-        return
+    unbounded = console.options.update(max_width=10_000)
+    for table in tables:
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            console.print(table)
+            return
     for name, *others in cells:
         console.print(name, markup=False)
         for head, cell in zip(wide[1:], others, strict=True):

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from arborsim.run.results import LeftOut, ReplayResult, aggregate
+from arborsim.show import live, replay, search
 from arborsim.show.replay import print_replay, to_frame, to_json
 from arborsim.show.replay_words import left_out
 from tests.show.synthetic import OTHERS, POLICIES, result
@@ -43,9 +44,45 @@ def test_nothing_is_cut_and_no_line_is_too_long(width, budgets):
         assert name in shown
 
 
-def test_wide_terminals_get_one_table_per_trace():
-    assert printed(result(), 80).count("policy  ") == 2
-    assert printed(result(), 160).count("policy  ") == 1
+def heads(shown: str) -> list[str]:
+    """The last line of the heads of each table."""
+    return [line for line in shown.splitlines() if line.startswith(" policy ")]
+
+
+def test_one_table_per_trace_and_all_figures_on_wide_terminals_or_request():
+    for width, view, tables in ((80, "auto", 1), (80, "table", 2), (160, "auto", 1)):
+        shown = printed(result(), width, view)
+        assert len(heads(shown)) == tables
+        assert ("evicted" in shown) is ((width, view) != (80, "auto"))
+        assert ("--view table" in shown) is ((width, view) == (80, "auto"))
+
+
+def test_footnotes_are_said_once_for_all_traces():
+    shown = printed(result(traces=("a", "b", "c"), budgets=("0.25",)), 80)
+    assert len(heads(shown)) == 3
+    assert [shown.count(note) for note in ("attn. kept:", "Peaks are", "More figures")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [replay.NAMES, replay.MEMORY, replay.TIME, search.NAMES, search.ANSWERS, search.MEMORY,
+     search.WORK, live.NAMES, live.ANSWERS, live.MEMORY, live.TIME],
+)  # fmt: skip
+def test_no_word_of_a_head_is_broken(columns):
+    """Each line of a head holds whole words of it, of its title or of its meaning."""
+    for column in columns:
+        for line in column.head:
+            assert not line.endswith("-"), column.key
+            assert line.strip()
+
+
+def test_what_fits_no_form_takes_several_tables():
+    shown = printed(result(budgets=("0.25",)), 34)
+    assert len(heads(shown)) > 1
+    for line in shown[: shown.index("attn. kept:")].splitlines()[1:]:
+        assert len(line) <= 34
+    for head in ("HBM", "full", "DDR", "PCIe", "total", "kept"):
+        assert head in shown[: shown.index("attn. kept:")]
 
 
 def test_the_longest_row_fits_80_columns():
@@ -59,10 +96,11 @@ def test_the_longest_row_fits_80_columns():
         )
         budget = e.budget if e.policy == "full" else "131072"
         episodes.append(replace(e, policy=name, budget=budget, measured=measured))
-    shown = printed(replace(replay, episodes=tuple(episodes)), 80)
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "…" not in shown
-    assert "quan-" in shown
+    for view in ("auto", "table"):
+        shown = printed(replace(replay, episodes=tuple(episodes)), 80, view)
+        assert max(map(len, shown.splitlines())) <= 80
+        assert "…" not in shown
+        assert ("quant." in shown) is (view == "table")
 
 
 def test_all_columns_of_memory_fit_80_columns():
@@ -77,18 +115,18 @@ def test_all_columns_of_memory_fit_80_columns():
             kv_read_bytes=3 * 10**9, bounds_read_bytes=10**6,
         )  # fmt: skip
         episodes.append(replace(e, policy=name, measured=measured))
-    few = printed(replace(replay, episodes=tuple(episodes)), 80)
+    few = printed(replace(replay, episodes=tuple(episodes)), 80, "table")
     all_of_them = [
         replace(e, measured=replace(e.measured, rehydrated_tokens=1_234.0)) for e in episodes
     ]
-    every = printed(replace(replay, episodes=tuple(all_of_them)), 80)
+    every = printed(replace(replay, episodes=tuple(all_of_them)), 80, "table")
     for shown in (few, every):
         assert max(map(len, shown.splitlines())) <= 80
         memory = shown[: shown.index("Time and quality")]
         assert "/tok" in memory
         assert "PCIe" in memory
-    assert "drated" not in few[: few.index("Time and quality")]
-    assert "drated" in every[: every.index("Time and quality")]
+    assert "again" not in few[: few.index("Time and quality")]
+    assert "again" in every[: every.index("Time and quality")]
 
 
 MANY = {"policies": (*POLICIES, *OTHERS), "budgets": ("0.1", "0.25", "0.5"), "errors": True}
@@ -184,7 +222,7 @@ def test_who_holds_more_than_the_budget_is_marked_and_comes_last(view):
     replay = result(policies=("full", "oracle", "h2o", "arborkv", "random"), budgets=("0.25",))
     shown = printed(unbounded(replay, "full", "arborkv"), 80, view)
     assert " ".join(shown.split()).count("\u2020 does not keep to the budget: see HBM peak.") == 1
-    assert shown.count("arborkv\u2020") == (1 if view == "matrix" else 2)
+    assert shown.count("arborkv\u2020") == (1 if view == "matrix" else 2), "two tables"
     assert "full\u2020" not in shown
     if view == "matrix":
         lines = [line.split()[0] for line in shown.splitlines() if line]
