@@ -8,6 +8,7 @@ with a letter of its name, numbered points with their numbers.
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 import textwrap
@@ -155,9 +156,7 @@ class _Plane:
         layout = self.figure["layout"]
         across, up = layout["xaxis"], layout["yaxis"]
         points = [point for each in self.series for point in each.points]
-        limits = [
-            shape["y0"] for shape in layout.get("shapes", ()) if shape.get("xref") == "paper"
-        ]
+        limits = [shape["y0"] for shape in layout.get("shapes", ()) if shape.get("xref") == "paper"]
         rows = self.height - 4
         y = _Axis.of(up, [*(point[1] for point in points), *limits], rows)
         labels = dict(y.ticks(_ABOVE))
@@ -181,12 +180,10 @@ class _Plane:
             if (row := y.place(limit)) is not None:
                 cells[row] = [_DASH] * x.length
         owners: dict[tuple[int, int], str] = {}
-        placed = [
-            [(x.place(px), y.place(py)) for px, py in each.points] for each in self.series
-        ]
+        placed = [[(x.place(px), y.place(py)) for px, py in each.points] for each in self.series]
         for each, spots in zip(self.series, placed, strict=True):
             if each.line:
-                for a, b in zip(spots, spots[1:], strict=False):
+                for a, b in itertools.pairwise(spots):
                     _line(cells, a, b)
         for each, spots in zip(self.series, placed, strict=True):
             for (column, row), mark in zip(spots, each.marks, strict=True):
@@ -278,7 +275,9 @@ def _heat(trace: Figure, width: int) -> list[str]:
         found.append(" " * longest + "".join(f" {head:>{cell}}" for head in heads[part]))
         for name, row, shade in zip(names, texts, shades, strict=True):
             cells = zip(row[part], shade[part], strict=True)
-            found.append(name.ljust(longest) + "".join(f" {t:>{cell - 2}}{s * 2}" for t, s in cells))
+            found.append(
+                name.ljust(longest) + "".join(f" {t:>{cell - 2}}{s * 2}" for t, s in cells)
+            )
     return [line.rstrip() for line in found]
 
 

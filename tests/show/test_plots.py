@@ -1,0 +1,155 @@
+"""Plots of results: which there are, and what is written of them."""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from arborsim.core.errors import UsageError
+from arborsim.run.results import aggregate
+from arborsim.show import plots
+from tests.show.plan_synthetic import plan as plan_of
+from tests.show.synthetic import result
+
+TRACES = ("tree.parquet", "linear.parquet")
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    return result(traces=TRACES, budgets=("0.1", "0.5"), pictures=False)
+
+
+def test_a_replay_has_a_plot_for_each_trace(replayed) -> None:
+    for kind in plots.KINDS["replay"]:
+        made = plots.plots_of("replay", replayed, kind)
+        assert [plot.title.partition(":")[0] for plot in made] == list(TRACES)
+
+
+@pytest.mark.parametrize("metric", [*plots.METRICS, ""])
+def test_the_metric_that_is_named_is_drawn(replayed, metric) -> None:
+    if metric == "error":  # the synthetic results know none
+        with pytest.raises(UsageError, match="--metric error: output error is not known of tree"):
+            plots.plots_of("replay", replayed, "pareto", metric)
+        return
+    made = plots.plots_of("replay", replayed, "pareto", metric)[0]
+    rows = [row for row in aggregate(replayed.episodes) if row.trace == "tree.parquet"]
+    values = [plots.METRICS[metric or "kept"].value(row) for row in rows]
+    drawn = [y for trace in made.figure["data"] for y in trace["y"]]
+    assert sorted(set(drawn)) == pytest.approx(sorted({round(value, 5) for value in values}))
+
+
+def test_efficient_settings_are_said_below_their_numbers(replayed) -> None:
+    made = plots.plots_of("replay", replayed)[0]
+    texts = next(t["text"] for t in made.figure["data"] if "text" in t)
+    assert [note.split()[0] for note in made.notes] == list(texts)
+    assert "\n".join(made.notes) in "\n".join(made.lines())
+
+
+def test_a_heat_map_holds_every_policy_and_budget(replayed) -> None:
+    (trace,) = plots.plots_of("replay", replayed, "heat")[0].figure["data"]
+    rows = {row.policy for row in aggregate(replayed.episodes) if not row.is_baseline}
+    assert set(trace["y"]) == rows
+    assert trace["x"] == ["budget 0.1", "budget 0.5"]
+    assert all(len(row) == 2 for row in trace["z"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "said"),
+    [
+        ("paretto", "", "unknown plot of replay results 'paretto': did you mean pareto?"),
+        ("pareto", "tme", "unknown metric 'tme': did you mean time?"),
+    ],
+)
+def test_unknown_names_are_one_line(replayed, kind, metric, said) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        plots.plots_of("replay", replayed, kind, metric)
+
+
+def test_a_plan_is_drawn_by_what_its_page_weighs() -> None:
+    plan = plan_of()
+    made = plots.plots_of("plan", plan)
+    assert made[0].title.endswith("against cost")
+    names = {trace["name"] for trace in made[0].figure["data"]}
+    assert {row.hardware for row in plan.met()} <= names
+    assert plots.plots_of("plan", plan, "load")
+    with pytest.raises(UsageError, match="only replays have a choice"):
+        plots.plots_of("plan", plan, "pareto", "time")
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_colour_is_left_a_name(replayed, dark) -> None:
+    made = plots.themed(plots.stacked(plots.plots_of("replay", replayed)), dark)
+    assert "var(" not in repr(made)
+    assert made["layout"]["paper_bgcolor"] == ("#1b2128" if dark else "#ffffff")
+
+
+def test_plots_below_each_other_do_not_overlap(replayed) -> None:
+    made = plots.stacked(plots.plots_of("replay", replayed))
+    ends = [made["layout"][axis]["domain"] for axis in ("yaxis", "yaxis2")]
+    assert all(0 <= low < high <= 1 for low, high in ends)
+    assert all(below[1] < above[0] for above, below in itertools.pairwise(ends))
+    names = [trace["name"] for trace in made["data"] if trace["showlegend"]]
+    assert len(names) == len(set(names))
+
+
+def test_a_page_asks_nobody_and_fits(replayed, tmp_path: Path, browser) -> None:
+    path = tmp_path / "plot.html"
+    plots.write(plots.plots_of("replay", replayed), path, command="arborsim replay", settings={})
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        complaints: list[str] = []
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        opened = context.new_page()
+        opened.on("console", lambda said, to=complaints: to.append(said.text))
+        opened.on("pageerror", lambda error, to=complaints: to.append(str(error)))
+        opened.on("request", lambda asked, to=complaints: to.append(asked.url)
+                  if not asked.url.startswith(("file:", "data:", "blob:")) else None)  # fmt: skip
+        opened.goto(path.as_uri())
+        for number in range(len(TRACES)):
+            opened.wait_for_selector(f"#plot-{number} .main-svg")
+        size = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        scrolled, seen = opened.evaluate(size)
+        assert scrolled == seen
+        context.close()
+        assert complaints == []
+
+
+def test_images_show_every_policy_and_are_the_same_again(replayed, tmp_path: Path) -> None:
+    pytest.importorskip("kaleido", reason="kaleido is not installed")
+    if not (shutil.which("chromium") or shutil.which("google-chrome")):
+        pytest.skip("no Chrome or Chromium on this machine")
+    made = plots.plots_of("replay", replayed)
+    first, again, dots = tmp_path / "a.svg", tmp_path / "b.svg", tmp_path / "a.png"
+    plots.write(made, first)
+    plots.write(made, again)
+    assert first.read_bytes() == again.read_bytes()
+    text = first.read_text()
+    for name in ("h2o", "hierarchy", "attention kept (%)", "tree.parquet"):
+        assert name in text
+    plots.write(made, dots, dark=True)
+    assert dots.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_kaleido_it_says_what_to_install(replayed, tmp_path: Path, monkeypatch) -> None:
+    there = builtins.__import__
+
+    def lacking(name: str, *rest, **more):
+        if name == "kaleido":
+            raise ImportError(name)
+        return there(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", lacking)
+    with pytest.raises(UsageError, match=r"pip install 'arborsim\[images\]', or write \.html"):
+        plots.write(plots.plots_of("replay", replayed), tmp_path / "a.svg")
+
+
+def test_an_ending_without_a_format_is_refused(replayed, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="format of --out"):
+        plots.write(plots.plots_of("replay", replayed), tmp_path / "a.pdf")
