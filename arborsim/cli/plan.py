@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,10 +13,12 @@ from arborsim.cli.options import (
     OutputOptions,
     calibration_option,
     json_option,
+    names,
     output_option,
     run_option,
 )
 from arborsim.cli.progress import PatientProgress, interrupted
+from arborsim.cli.quick import QuickOptions
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +33,10 @@ class WorkloadOptions:
 
     gpu: list[str] = option(
         [],
-        "In place of the workload's GPUs: names or TOML files, with numbers of the machine; "
-        "repeatable.",
+        "GPUs by comma, in place of the workload's: names, or TOML files with numbers of the "
+        "machine; repeatable.",
+        "--gpu",
+        "--gpus",
         complete="gpu",
     )
     load: float | None = option(None, "Size a fleet for this load.", shown="the workload's")
@@ -41,11 +45,22 @@ class WorkloadOptions:
     warm_up: int | None = run_option(None, "In place of the workload's.", min=0)
     runs: int | None = run_option(None, "In place of the workload's.", min=1)
 
-    def workload(self, path: Path) -> Workload:
-        """The workload, changed by the options that were given."""
-        from arborsim.plan.workload_file import read_workload
+    @property
+    def gpus(self) -> list[str]:
+        """A file of the command line is relative to the working directory, not to the workload."""
+        return [
+            str(Path(gpu).resolve()) if gpu.endswith(".toml") or "/" in gpu else gpu
+            for gpu in names(self.gpu)
+        ]
 
-        found = read_workload(path, [_from_here(gpu) for gpu in self.gpu], self.calibration)
+    def workload(self, asked: Path | dict[str, Any]) -> Workload:
+        """The workload of a file or its tables, changed by the options that were given."""
+        from arborsim.plan.workload_file import read_workload, workload_of
+
+        if isinstance(asked, Path):
+            found = read_workload(asked, self.gpus, self.calibration)
+        else:
+            found = workload_of(asked, Path(), asked["name"], self.calibration)
         if self.load is not None:
             found = found.with_load(self.load)
         if (self.searches, self.warm_up, self.runs) == (None, None, None):
@@ -88,6 +103,7 @@ def plan(
     workload: Path | None = argument(None, "Workload in TOML."),
     example: bool = option(False, "Print a workload with every key explained.", "--example"),
     given: WorkloadOptions = WorkloadOptions(),
+    quick: QuickOptions = QuickOptions(),
     min_attention_kept: float | None = option(
         None, "Recommend policies that keep at least this share of attention.", min=0.0, max=1.0
     ),
@@ -103,7 +119,8 @@ def plan(
 ) -> int:
     """Find out how much load each GPU, policy and budget carries, and which to take.
 
-    For every candidate the largest load that meets the latency target is searched for by
+    Ask by a workload file, or by --model, --gpus, --p95 and --tree, --chain or --trace. For every
+    candidate the largest load that meets the latency target is searched for by
     simulation. Shows it with latencies, utilisation, what runs out first and cost per search, and
     recommends one. Ctrl-C keeps what is done; exit code 130.
     """
@@ -116,27 +133,27 @@ def plan(
 
         typer.echo(example_workload(), nl=False)
         return 0
-    if workload is None:
-        raise UsageError("name a workload in TOML; arborsim plan --example prints one")
+    if workload is not None:
+        quick.refuse(workload)
+    asked = workload or quick.tables(given.gpus)
+    if isinstance(asked, dict) and quick.write is not None:
+        given.workload(asked)  # refuses what cannot be planned
+        quick.save(asked)
+        return 0
     if min_accuracy is not None and not accuracy:
         raise UsageError("--min-accuracy needs --accuracy: a log of arborsim live")
-    output.check(workload)
+    output.check(*([workload] if workload else []))
     demanded = Demanded(min_attention_kept, min_accuracy)
-    planner = Planner(given.workload(workload), demanded, read_accuracies(accuracy), jobs)
+    planner = Planner(given.workload(asked), demanded, read_accuracies(accuracy), jobs)
     if output.candidate is not None and output.candidate >= len(planner.candidates):
         raise UsageError(
             f"--candidate {output.candidate}: there are {len(planner.candidates)}, counted from 0"
         )
     # Finished candidates are kept next to the results until all are.
-    base = output.out or Path(workload.name)
+    base = output.out or Path("plan" if workload is None else workload.name)
     log = base.with_name(f"{base.name}.partial.jsonl")
     result = _run(planner, log, resume=resume, keep=output.out is not None)
     return 130 if result is None else _show(planner, result, output)
-
-
-def _from_here(gpu: str) -> str:
-    """A file of the command line is relative to the working directory, not to the workload."""
-    return str(Path(gpu).resolve()) if gpu.endswith(".toml") or "/" in gpu else gpu
 
 
 def _run(planner: Planner, path: Path, *, resume: bool, keep: bool) -> PlanResult | None:

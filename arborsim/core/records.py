@@ -32,8 +32,10 @@ from arborsim.core.errors import ArborsimError, UnknownName, UsageError
 
 Record = TypeVar("Record")
 MOST_INT = (1 << 63) - 1
-_DURATION = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(ms|s|min|h)")
-_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(
+    r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(?:(ms)|(s|sec|seconds?)|(min|minutes?)|(h|hours?))"
+)
+_SECONDS = (1e-3, 1.0, 60.0, 3600.0)  # of the units' groups
 
 
 def read_toml(kind: type[Record], path: Path) -> Record:
@@ -149,12 +151,14 @@ def _whole(value: object) -> object:
     return int(value) if integral else value  # type: ignore[call-overload]
 
 
-def _duration_s(value: object) -> float:
+def duration_s(value: object) -> float:
+    """Seconds of a time with its unit; a `ValueError` that has the rule, as `parsed` wants it."""
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         shown = f"{value:g} s" if is_number(value) else "90 s"
         raise ValueError(f'must be a time with its unit, such as "{shown}" or "50 ms"')
-    seconds = float(match[1]) * _SECONDS[match[2]]
+    assert match.lastindex is not None
+    seconds = float(match[1]) * _SECONDS[match.lastindex - 2]
     if not 0 < seconds < math.inf:
         raise ValueError("must be above 0 and finite")
     return seconds
@@ -165,7 +169,7 @@ Text = Annotated[str, parsed(_text)]
 #: A whole number that may be written as ``80e9``.
 Whole = Annotated[int, parsed(_whole)]
 #: A time above 0 with its unit, in seconds: ``"90 s"``, ``"50 ms"``, ``"2 min"``.
-Duration = Annotated[float, parsed(_duration_s)]
+Duration = Annotated[float, parsed(duration_s)]
 Seed = Annotated[int, Meta(ge=0, le=MOST_INT)]
 
 

@@ -6,6 +6,8 @@ holds something else, is a `UsageError` of one line.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -156,11 +158,50 @@ def config_of(name_or_path: str | Path) -> dict[str, Any]:
     return parse_config(text, origin)
 
 
+#: What ids of the Hugging Face hub add to the name of a geometry.
+_HUB_WORDS = re.compile(
+    r"-(instruct|it|chat|base|hf|thinking|fp8|bf16|awq|gptq|int4|gguf|\d{4})(?=-|$)"
+)
+_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?[bm])(?![\w.])")
+
+
+def geometries_like(hub_id: str) -> list[str]:
+    """Names of the shipped geometries that a model of the Hugging Face hub may have.
+
+    The last part of the id counts (``meta-llama/Llama-3.1-8B-Instruct``).  One name if it is that
+    of a geometry, but for words such as "Instruct"; else the nearest ones of the same size.
+    """
+    known = _MODEL.names()
+    name = hub_id.rstrip("/").rpartition("/")[2].lower().removesuffix(".json").replace("_", "-")
+    bare = _HUB_WORDS.sub("", name)
+    for each in (name, bare, bare.removeprefix("meta-"), bare.removeprefix("deepseek-")):
+        found = GEOMETRY_ALIASES.get(each, each)
+        if found in known:
+            return [found]
+    size = _SIZE.search(name)
+    alike = [each for each in known if not size or size[1] in _SIZE.findall(each)]
+    return difflib.get_close_matches(bare, alike, n=3, cutoff=0.6)
+
+
+def _hub_id(given: str, path: Path) -> bool:
+    """Whether a model that is no file looks like an id of the hub: ``organisation/model``."""
+    organisation, slash, model = given.partition("/")
+    named = organisation.strip(".") and model and "/" not in model
+    return bool(slash and named) and path.suffix != ".json" and not path.exists()
+
+
 def _read(name_or_path: str | Path, kind: _Kind) -> tuple[str, str, str]:
     """Text, where it is from (for messages), and the name of what it describes."""
     given, what, suffix = str(name_or_path), kind.what, kind.suffix
     if isinstance(name_or_path, Path) or given.endswith(suffix) or "/" in given:
         path = Path(given)
+        if kind is _MODEL and _hub_id(given, path):
+            like = " or ".join(geometries_like(given))
+            meant = f"did you mean {like}? Or" if like else "arborsim models lists those shipped;"
+            raise UsageError(
+                f"no model '{given}' here: names are looked up on this machine, not on a hub; "
+                f"{meant} give the path of its config.json"
+            )
         path = path / "config.json" if suffix == ".json" and path.is_dir() else path
         # config.json says nothing about the model: the folder it lies in does
         name = path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -106,7 +106,8 @@ def workload_of(
     layout, serving = _serving(file.serving)
     model = file.model.name
     with located("[model] name"):
-        geometry = load_geometry(base / model if "/" in model or model.endswith(".json") else model)
+        is_path = model.endswith(".json") or ("/" in model and (base / model).exists())
+        geometry = load_geometry(base / model if is_path else model)
     geometry = with_types(geometry, file.model.weights or "", file.model.kv_dtype or "")
     gpus = _gpus(file.candidates, base, layout.engine)
     prices = _prices(file.prices, base, gpus)

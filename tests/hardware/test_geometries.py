@@ -11,7 +11,7 @@ import pytest
 
 from arborsim.core.errors import TraceError, UnknownName, UsageError
 from arborsim.machine.config import with_kv_dtype
-from arborsim.machine.lookup import geometry_names, load_geometry
+from arborsim.machine.lookup import geometries_like, geometry_names, load_geometry
 from arborsim.trace.schema import Geometry, TraceInfo
 
 #: Published number of weights (of Gemma 3 12B: without its vision tower), and bytes of KV of one
@@ -188,3 +188,34 @@ def test_numbers_that_contradict_each_other() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"go together|have a window|fewer"):
             replace(chain, **changes)
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "names"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", ["llama-3.1-8b"]),
+        ("meta-llama/Meta-Llama-3.1-70B", ["llama-3.1-70b"]),
+        ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", ["llama-3.1-8b"]),
+        ("mistralai/Mistral-7B-Instruct-v0.3", ["mistral-7b-v0.3"]),
+        ("google/gemma-3-12b-it", ["gemma-3-12b"]),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", ["llama-3.1-8b"]),
+        ("deepseek-ai/DeepSeek-R1", ["deepseek-v3"]),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", ["qwen3-30b-a3b"]),
+        ("EleutherAI/llemma_34b", ["llemma-34b"]),
+        ("meta-llama/Llama-3-8B", ["llama-3.1-8b"]),  # the nearest one of that size
+        ("meta-llama/Llama-3.2-90B", []),  # nothing of that size
+        ("facebook/opt-125m", []),
+    ],
+)
+def test_hub_ids_have_the_names_of_geometries(hub_id: str, names: list[str]) -> None:
+    assert geometries_like(hub_id) == names
+    meant = f"did you mean {names[0]}?" if names else "arborsim models lists those shipped"
+    with pytest.raises(UsageError, match="not on a hub") as raised:
+        load_geometry(hub_id)
+    assert meant in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_geometry_is_like_itself() -> None:
+    for name in geometry_names():
+        assert geometries_like(f"someone/{name.upper()}-Instruct") == [name]
