@@ -21,6 +21,8 @@ from arborsim.show.table import Table, shown
 from arborsim.show.words import counted, score
 
 _POINTS = 600
+#: Besides names and answers: the figures that decide.
+_LEADING = ("peak_hbm", "hbm_vs_full", "peak_ddr", "total", "tokens_per_s", "speed_vs_full")
 
 
 def write_live_page(report: live.LiveReport, path: str | Path) -> None:
@@ -49,6 +51,7 @@ def render(report: live.LiveReport) -> str:
             if rows
             else NAMES,
             look=lambda row: "baseline" if row.is_baseline else "",
+            leading={*_LEADING, *(column.key for column in (*NAMES, *live.ANSWERS))},
         ),
         settings=_settings(report),
         left_out=[

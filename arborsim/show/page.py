@@ -15,6 +15,7 @@ import base64
 import html
 import json
 import math
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -89,10 +90,18 @@ def _plotly() -> str:
 
 @cache
 def _templates() -> Environment:
-    return Environment(
+    made = Environment(
         loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    made.filters["headings"] = _headings
+    return made
+
+
+def _headings(body: str) -> list[tuple[str, Markup]]:
+    """Name and title of each section (macro `card` of ``parts.html``), for the list of contents."""
+    found = re.findall(r'<h2 id="h-([^"]*)">(.*?)</h2>', str(body))
+    return [(name, Markup(title)) for name, title in found]
 
 
 def label(text: str) -> str:

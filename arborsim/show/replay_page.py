@@ -81,6 +81,7 @@ def render(result: ReplayResult) -> str:
         table=Table(
             rows, shown((*NAMES, *leading, *others), rows), lambda row: row.trace,
             titled=len(by_trace) > 1, look=lambda row: "baseline" if row.is_baseline else "",
+            leading={column.key for column in (*NAMES, *leading)},
         ),
         memory_note=note,
         settings=result.settings,

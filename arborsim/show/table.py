@@ -124,6 +124,7 @@ class TableCell:
     value: str
     look: str = ""
     share: str = ""
+    label: str = ""  #: what it is, with its unit, where it does not stand under its head
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ class Table(Generic[R]):
     badge: Callable[[R], tuple[str, str] | None] = lambda row: None
     #: Row -> str: why it has no figures, in their place; "" if it has.
     reason: Callable[[R], str] = lambda row: ""
+    #: On a page, columns with other keys are behind a box to tick; None shows all.
+    leading: Container[str] | None = None
 
     def under(self, columns: Sequence[Column[R]]) -> Table[R]:
         """The same rows under other columns."""
@@ -160,10 +163,30 @@ class Table(Generic[R]):
     def bodies(self) -> Iterator[tuple[str, list[tuple[R, list[TableCell]]]]]:
         """For a page: the title of each section, and its rows with their cells."""
         units = scales(self.columns, self.rows)
+        made = [(c, ", ".join(filter(None, (c.title, unit)))) for c, unit in self.heads()]
         for section in dict.fromkeys(map(self.section, self.rows)):
             own = [row for row in self.rows if self.section(row) == section]
-            cells = [(row, [_cell(c, row, units[c.key]) for c in self.columns]) for row in own]
+            cells = [(row, [self._cell(c, row, units[c.key], label) for c, label in made])
+                     for row in own]  # fmt: skip
             yield section if self.titled else "", cells
+
+    def behind(self, column: Column[R]) -> bool:
+        """Whether a page shows the column only on demand."""
+        return self.leading is not None and column.key not in self.leading
+
+    def _cell(self, column: Column[R], row: R, scale: Scale, label: str) -> TableCell:
+        text, value = column.show(row, scale), column.value(row)
+        more = "more" if self.behind(column) else ""
+        if column.is_text:
+            look = " ".join(filter(None, ("text", "wrap" * (column.kind == REMARK), more)))
+            return TableCell(_DASH if text in ("", "-") else text, text, look, label=label)
+        # A minus before a number, a dash in all other places.
+        text = re.sub(r"(?<![\d%])-(?=\d)", _MINUS, text).replace("-", _DASH)
+        known = not math.isnan(value)
+        share = f"{min(max(value, 0.0), 1.0):.3f}" if column.bar and known else ""
+        look = "bar" if share else "short" if column.warn and known and value else ""
+        look = " ".join(filter(None, (look, more)))
+        return TableCell(text, f"{value:.9g}" if known else "", look, share, label)
 
     def definitions(self) -> dict[str, str]:
         """What its columns mean."""
@@ -173,20 +196,6 @@ class Table(Generic[R]):
 def _unit(column: Column[R], units: dict[str, Scale]) -> str:
     unit = units[column.key].unit
     return f"{unit}·{column.per}" if column.per else unit
-
-
-def _cell(column: Column[R], row: R, scale: Scale) -> TableCell:
-    text, value = column.show(row, scale), column.value(row)
-    if column.is_text:
-        look = "text wrap" if column.kind == REMARK else "text"
-        return TableCell(_DASH if text in ("", "-") else text, text, look)
-    # A minus before a number, a dash in all other places.
-    text = re.sub(r"(?<![\d%])-(?=\d)", _MINUS, text).replace("-", _DASH)
-    if math.isnan(value):
-        return TableCell(text, "")
-    share = f"{min(max(value, 0.0), 1.0):.3f}" if column.bar else ""
-    look = "bar" if column.bar else "short" if column.warn and value else ""
-    return TableCell(text, f"{value:.9g}", look, share)
 
 
 def print_heading(console: Console, name: str, about: str) -> None:

@@ -20,8 +20,49 @@ _WIDE = 100
 _SPARE = ("time", "same", "kept")
 
 
+#: What each part of the verdict is about, and what would be a fault.
+MEANINGS = {
+    "Plans": "A shadow run lets the policy decide beside the live model and removes nothing; the "
+    "same search is then replayed from its recording. All must decide alike: a difference is a "
+    "fault of the simulator.",
+    "Bytes": "The live cache and the simulated ledger count the same tokens at the same moments. "
+    "All must be equal to the byte: a difference is a fault of one of the two.",
+    "Time": "Simulated seconds are as good as the profile of the machine, and noisy where other "
+    "work runs beside the search. The aim is 15% per generated token in the median.",
+    "Decisions under real eviction": "Removing tokens changes what the model computes later, and "
+    "so what the policy sees. A replay cannot know that: 1 means that it changed nothing.",
+    "Quality": "Whether figures of a replay rank policies as right answers do. It is a result, "
+    "not a test: answers are only known from live runs.",
+}
+#: Relative error of the seconds per token that is aimed at, in the median.
+_AIM = 0.15
+
+
+def verdict(checks: Sequence[results.CellCheck]) -> str:
+    """Whether the simulator can be trusted here, in a sentence or two."""
+    lines = results.lines_of(checks)
+    ran = [line for line in lines if line.searches]
+    plans = sum(line.parity for line in lines) == len(checks)
+    steps = sum(line.equal_calls for line in ran) == sum(line.calls for line in ran)
+    peaks = sum(line.peaks_equal for line in ran) == sum(line.searches for line in ran)
+    if plans and steps and peaks:
+        said = "The simulator decides as the live run does and counts its memory to the byte"
+    else:
+        wrong = [name for name, right in (("decisions", plans), ("bytes", steps and peaks))
+                 if not right]  # fmt: skip
+        said = f"The simulator and the live run differ in {' and '.join(wrong)}, which is a fault"
+    token = {error.term: error for error in results.term_errors(ran)}["per_token_s"]
+    if not token.lines:
+        return f"{said}; no time was compared."
+    within = "within" if token.median <= _AIM else "beyond"
+    return (
+        f"{said}. Its seconds per token are off by {percent(token.median)} in the median, "
+        f"{within} the aim of {percent(_AIM)}."
+    )
+
+
 def sentences(checks: Sequence[results.CellCheck]) -> list[str]:
-    """The verdict, part by part."""
+    """The verdict, part by part; each begins with a key of `MEANINGS`."""
     lines = results.lines_of(checks)
     ran = [line for line in lines if line.searches]
 
@@ -166,5 +207,5 @@ def print_validation(result: results.Validation, console: Console | None = None)
         if error.lines:
             text = f"  {term_name(error)}: {off(error)}, n {error.lines}"
             console.print(plain(text), markup=False)
-    for sentence in (*sentences(result.checks), *result.left_out):
+    for sentence in (verdict(result.checks), *sentences(result.checks), *result.left_out):
         console.print(plain(sentence), markup=False)

@@ -12,12 +12,14 @@ import numpy as np
 
 from arborsim.show import page
 from arborsim.show.table import LABEL, Column, Table, name_column
-from arborsim.show.validation import COLUMNS, sentences, term_name
+from arborsim.show.validation import COLUMNS, MEANINGS, sentences, term_name, verdict
 from arborsim.show.words import percent
 from arborsim.validate import results
 from arborsim.validate.compare import PARTS
 
-_PARTS = {part: part.replace("_", " ") for part in PARTS}
+_PARTS = {
+    part: part.replace("hbm", "HBM").replace("ddr", "DDR").replace("_", ", ") for part in PARTS
+}
 _COLOURS = ("--hbm", "--quantised", "--ddr", "--ddr-quantised", "--staging")
 _BUDGET_COLOURS = ("--c5", "--c2", "--c3", "--c4", "--c6", "--c1", "--c7")
 _MOST_DRAWN = 6
@@ -49,7 +51,11 @@ def render(result: results.Validation) -> str:
         "validation",
         title="Simulated against measured",
         subtitle=", ".join(where),
-        verdict=sentences(result.checks),
+        verdict=verdict(result.checks),
+        parts_of_verdict=[
+            (*said.split(": ", 1), MEANINGS[said.split(":")[0]])
+            for said in sentences(result.checks)
+        ],
         table=Table(lines, COLUMNS),
         bytes=_bytes(result.checks),
         parts=dict(zip(_PARTS.values(), _COLOURS, strict=True)),

@@ -82,7 +82,8 @@ def test_one_file_and_no_network(text):
 
     assert text.count(get_plotlyjs()) == 1
     page = Page(text)
-    assert not [a for a in page.attributes if a[1] in ("src", "href", "srcset", "action")]
+    links = [a for a in page.attributes if a[1] in ("src", "href", "srcset", "action")]
+    assert all(name == "href" and value.startswith("#") for _, name, value in links)
     assert "default-src 'none'" in text
 
 

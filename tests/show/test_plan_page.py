@@ -90,12 +90,12 @@ def test_it_draws_and_fits_light_and_dark(opened, report, width, height):
 
 
 def test_a_table_fits_or_says_that_it_is_cut(opened, report):
-    wide, narrow = opened(report), opened(report, 390, 844)
+    wide, middle = opened(report), opened(report, 700, 844)
     cut = "all => all.map(one => one.scrollWidth > one.clientWidth + 1)"
     assert not any(wide.eval_on_selector_all(".scroll", cut))
     assert wide.locator(".scroll-hint:visible").count() == 0
     for name in ("comparison", "usage"):
-        box, hint = narrow.locator(f".scroll:has(> #{name})"), narrow.locator(
+        box, hint = middle.locator(f".scroll:has(> #{name})"), middle.locator(
             f".scroll-hint:has(+ .scroll > #{name})")  # fmt: skip
         sync_api.expect(hint).to_be_visible()
         assert "cut" in box.get_attribute("class").split()

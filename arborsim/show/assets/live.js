@@ -1,7 +1,6 @@
 // Fills the page of a live run.
 
-
-byId("accuracy-section").hidden = !DATA.accuracy;
+section("accuracy", DATA.accuracy);
 if (DATA.accuracy) draw("accuracy", DATA.accuracy);
 
 function showTime() {
@@ -22,5 +21,5 @@ if (DATA.memory.length) {
     byId("memory-note").textContent = `One search: ${[...searches][0]}.`;
   }
 } else {
-  draw("memory", null);
+  section("memory", false);
 }

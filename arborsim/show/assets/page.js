@@ -144,9 +144,10 @@ function buttons(box, items, show) {
   if (items.length) press(items.find((item) => item.title === before) ?? items[0]);
 }
 
-// A section without anything to show goes.
+// A section without anything to show goes, and its line in the list of contents.
 function section(name, there) {
   byId(`${name}-section`).hidden = !there;
+  document.querySelector(`.contents a[href="#${name}-section"]`).hidden = !there;
   return there;
 }
 

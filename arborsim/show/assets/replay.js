@@ -20,7 +20,7 @@ byId("trace-picker").hidden = DATA.traces.length < 2;
 byId("trace").addEventListener("change", showTrace);
 byId("time-budget").addEventListener("change", showTime);
 if (DATA.memory.length) picker("memory", DATA.memory, (item) => draw("memory", item.figure));
-else draw("memory", null);
+else section("memory", false);
 
 // The other scripts listen for the trace: it is announced when all of them are there.
 addEventListener("load", showTrace);
@@ -80,6 +80,7 @@ addEventListener("load", showTrace);
   }
 
   document.addEventListener("trace", ({ detail: trace }) => {
+    section("pareto", DATA.pareto[trace].length);
     buttons(byId("pareto-metric"), DATA.pareto[trace], (item) => {
       shown = item;
       fill(byId("pareto-policy"), [NONE, ...Object.keys(item.policies)], true);
@@ -87,7 +88,7 @@ addEventListener("load", showTrace);
     });
     const { budgets, metrics } = DATA.heat[trace];
     buttons(byId("heat-metric"), metrics, (map) => showHeat(map, budgets));
-    byId("heat").closest("section").hidden = !metrics.length;
+    section("heat", metrics.length);
   });
 })();
 
@@ -97,7 +98,7 @@ addEventListener("load", showTrace);
   const COLOURS = ["hbm", "quantised", "coarse", "ddr", "ddr-quantised", "ddr-coarse", "evicted", "card"].map((name) => `var(--${name})`);
   const { axes, items } = DATA.maps;
   if (!items.length) {
-    byId("map-section").hidden = true;
+    section("map", false);
     return;
   }
 

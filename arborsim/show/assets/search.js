@@ -26,7 +26,7 @@ function hidden(figures) {
 (() => {
   let kind = null; // title of the chosen size
   const sizes = DATA.sizes.filter((item) => item.figures.length);
-  byId("size-section").hidden = !sizes.length;
+  section("size", sizes.length);
   if (!sizes.length) return;
   const chosen = () => {
     const { figures } = sizes.find((item) => item.cell === byId("size-cell").value);
@@ -47,7 +47,7 @@ function hidden(figures) {
 
 (() => {
   const shown = DATA.width;
-  byId("width-section").hidden = !shown;
+  section("width", shown);
   if (!shown) return;
   const show = () => draw("width", highlighted(shown, byId("width-line").value));
   fill(byId("width-line"), [NONE, ...shown.names], false);

@@ -19,7 +19,7 @@ const TREE = {
   const box = byId("tree-box");
   const slider = byId("tree-slider");
   if (!films.length) {
-    byId("tree-section").hidden = true;
+    section("tree", false);
     return;
   }
 
@@ -91,6 +91,8 @@ const TREE = {
       const frame = make("rect", { ...size, rx: 2, class: "frame" }, group);
       return { group, tiers: [], frame, edge, size, band };
     });
+    // Scaled down where that leaves it readable, else it scrolls.
+    if (at.width <= 2 * widthOf(box)) Object.assign(svg.style, { maxWidth: "100%", height: "auto" });
     box.replaceChildren(svg);
     cursor = -1;
   }
