@@ -51,7 +51,7 @@ def render(report: live.LiveReport) -> str:
             if rows
             else NAMES,
             look=lambda row: "baseline" if row.is_baseline else "",
-            leading={*_LEADING, *(column.key for column in (*NAMES, *live.ANSWERS))},
+            leading={*_LEADING, *(c.key for c in NAMES), *(c.key for c in live.ANSWERS)},
         ),
         settings=_settings(report),
         left_out=[
