@@ -22,13 +22,13 @@ _SPARE = ("time", "same", "kept")
 
 #: What each part of the verdict is about, and what would be a fault.
 MEANINGS = {
-    "Plans": "A shadow run lets the policy decide beside the live model and removes nothing; the "
+    "Plans": "A shadow run lets the policy decide next to the live model, removing nothing; the "
     "same search is then replayed from its recording. All must decide alike: a difference is a "
     "fault of the simulator.",
     "Bytes": "The live cache and the simulated ledger count the same tokens at the same moments. "
     "All must be equal to the byte: a difference is a fault of one of the two.",
     "Time": "Simulated seconds are as good as the profile of the machine, and noisy where other "
-    "work runs beside the search. The aim is 15% per generated token in the median.",
+    "work runs at the same time. The aim is 15% per generated token in the median.",
     "Decisions under real eviction": "Removing tokens changes what the model computes later, and "
     "so what the policy sees. A replay cannot know that: 1 means that it changed nothing.",
     "Quality": "Whether figures of a replay rank policies as right answers do. It is a result, "
