@@ -1,6 +1,7 @@
-# Two commands do everything on a machine with Python 3.11+ and make:
+# Three commands do everything on a machine with Python 3.11+ and make:
 #   make demo   replay the shipped traces, print the table, write report.html (no torch)
 #   make test   install everything and run all tests
+#   make docs   build the documentation into site/ (no torch)
 # After either, .venv/bin/arborsim works.
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 POLICIES := full,streaming-llm,h2o,epikv,hierarchy,arborkv
 
-.PHONY: demo test lint format traces bench validate-gpu clean
+.PHONY: demo test docs lint format traces bench validate-gpu clean
 
 demo: .venv/.core
 	$(BIN)/arborsim replay traces/chain-tree.parquet traces/chain-linear.parquet \
@@ -16,6 +17,10 @@ demo: .venv/.core
 
 test: .venv/.full
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 lint: .venv/.full
 	$(BIN)/ruff check .
@@ -53,9 +58,13 @@ validate-gpu: .venv/.full  ## everything that needs a GPU, in 9 minutes on an H2
 	$(PIP) -e .
 	touch $@
 
+.venv/.docs: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e ".[docs]"
+	touch $@
+
 .venv/.full: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e ".[dev]"
-	touch .venv/.core $@
+	touch .venv/.core .venv/.docs $@
 
 clean:
-	rm -rf .venv build *.egg-info report.html
+	rm -rf .venv site build *.egg-info report.html

@@ -15,7 +15,7 @@ import pytest
 from arborsim.cli.app import main
 from arborsim.cli.policies import facts_of
 from arborsim.policies.registry import available
-from docs import figures
+from docs.tools import figures
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -119,7 +119,7 @@ def test_the_readmes_number_is_that_of_the_stored_results() -> None:
 
 def test_the_figure_is_that_of_the_stored_results() -> None:
     drawn = figures.figure(figures.points(pd.read_parquet(figures.RESULTS)))
-    assert figures.FIGURE.read_text() == drawn, "run `python docs/figures.py`"
+    assert figures.FIGURE.read_text() == drawn, "run `python docs/tools/figures.py`"
 
 
 def test_the_performance_page_is_made_of_the_figures() -> None:

@@ -164,18 +164,22 @@ class PanelCommand(typer.core.TyperCommand):
             return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def panels(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Arguments and options with what help says of them, by panel."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             if shown := parameter.get_help_record(ctx):
                 kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
                 panel = getattr(parameter, "rich_help_panel", None) or kind
                 panels.setdefault(panel, []).append(shown)
+        order = sorted(panels, key=lambda name: name == "Expert")
+        return {panel: panels[panel] for panel in order if panels[panel]}
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
         if self.others:
             with formatter.section("Commands"):
                 formatter.write_dl([(n, other.get_short_help_str(80)) for n, other in
                                     self.others.items()])  # fmt: skip
-        for panel in sorted(panels, key=lambda name: name == "Expert"):
-            if panels[panel]:
-                with formatter.section(panel):
-                    formatter.write_dl(panels[panel])
+        for panel, shown in self.panels(ctx).items():
+            with formatter.section(panel):
+                formatter.write_dl(shown)

@@ -1,4 +1,4 @@
-"""Draw `attention-against-answers.svg` in ``docs/assets``: ``python docs/figures.py``.
+"""Draw `attention-against-answers.svg` in ``docs/assets``: ``python docs/tools/figures.py``.
 
 A point is a policy under a budget; right is what it keeps of the recorded attention, up is how many
 of its live searches were right, from ``reports/validation/cpu/chain-quality``. The same results
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "reports" / "validation" / "cpu" / "chain-quality" / "results.parquet"
 FIGURE = ROOT / "docs" / "assets" / "attention-against-answers.svg"
 #: Colours for a light and a dark scheme; the site's own win where the figure is part of a page.

@@ -1,0 +1,204 @@
+"""What `mkdocs` runs: pages that are made from the code, and links to files outside of ``docs``.
+
+Pages that lie elsewhere in the repository (`ELSEWHERE`) and tutorials (notebooks) become pages of
+the site; ``<!-- commands -->``, ``<!-- columns -->`` and figures are filled in.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import posixpath
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path[:0] = [str(ROOT), str(ROOT / "backends"), str(DOCS / "tools")]
+#: Pages of the site that are made of files elsewhere in the repository.
+ELSEWHERE = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "reports/quality.md": "reports/quality/README.md",
+    "reports/search.md": "reports/search/README.md",
+    "reports/reference-models.md": "backends/arborsim_torch/reference/README.md",
+    "reports/traces.md": "traces/README.md",
+}
+REPOSITORY = "https://github.com/arborsim/arborsim/blob/main"
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)(\{[^}]*\})?")
+_CODE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add what lies elsewhere, and the notebooks."""
+    from mkdocs.structure.files import File
+
+    for name, path in ELSEWHERE.items():
+        files.append(File.generated(config, name, content=(ROOT / path).read_text()))
+    for path in sorted(DOCS.glob("tutorials/*.ipynb")):
+        made = notebook(json.loads(path.read_text()))
+        files.append(File.generated(config, f"tutorials/{path.stem}.md", content=made))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Fill in what is made from the code, then figures and links."""
+    for mark, made in (("commands", commands), ("columns", columns)):
+        if f"<!-- {mark} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {mark} -->", "\n".join(made()))
+    here = page.file.src_uri
+    source = ELSEWHERE.get(here, f"docs/{here}")
+    parts, end = [], 0
+    for code in _CODE.finditer(markdown):  # links in code are no links
+        parts += [_linked(markdown[end : code.start()], here, source), code.group()]
+        end = code.end()
+    return "".join([*parts, _linked(markdown[end:], here, source)])
+
+
+def _linked(text: str, here: str, source: str) -> str:
+    pages = {path: name for name, path in ELSEWHERE.items()}
+
+    def replaced(match: re.Match[str]) -> str:
+        image, said, target, anchor, _ = match.groups()
+        if not target or "://" in target:
+            return match.group()
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        if image and path.endswith(".svg"):
+            return figure(ROOT / path)
+        if path in pages:
+            path = pages[path]
+        elif path.startswith("docs/") and not (ROOT / path).is_dir():
+            path = path.removeprefix("docs/").replace(".ipynb", ".md")
+        else:
+            return f"[{said}]({REPOSITORY}/{path}{anchor or ''})"
+        path = posixpath.relpath(path, posixpath.dirname(here) or ".")
+        return f"{image}[{said}]({path}{anchor or ''})"
+
+    return _LINK.sub(replaced, text)
+
+
+def figure(path: Path) -> str:
+    """A drawing as part of the page, whose colours follow the page's scheme."""
+    drawn = re.sub(r"\n\s*", " ", path.read_text().strip())
+    return f"\n<figure>{drawn}</figure>\n"
+
+
+def commands() -> Iterator[str]:
+    """Every command with its options, panel by panel."""
+    from arborsim.cli.app import COMMANDS, load
+
+    for name, said in COMMANDS.items():
+        made = load(name)
+        yield from ("", f"## arborsim {name}", "")
+        subcommands = dict(getattr(made, "commands", {}), **getattr(made, "others", {}))
+        yield from (said,) if hasattr(made, "commands") else _command(made, f"arborsim {name}")
+        for each, sub in subcommands.items():
+            yield from ("", f"### arborsim {name} {each}", "")
+            yield from _command(sub, f"arborsim {name} {each}")
+
+
+def _command(command: Any, name: str) -> Iterator[str]:
+    context = command.make_context(name, [], resilient_parsing=True)
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from ("```", f"{name} {usage}", "```", "", _paragraphs(command.help or ""), "")
+    for panel, options in command.panels(context).items():
+        kind = "argument" if panel == "Arguments" else "option"
+        yield from (f"**{panel}**", "", f"| {kind} | meaning |", "| --- | --- |")
+        yield from (f"| {_option(option)} | {_cell(about)} |" for option, about in options)
+        yield ""
+
+
+def _option(record: str) -> str:
+    """``--budget <list[str]>`` with the names as code."""
+    return f"<code>{html.escape(record).replace('|', '&#124;')}</code>"
+
+
+def _cell(text: str) -> str:
+    text = html.escape(text.replace("`", "\0"), quote=False).replace("\0", "`")
+    return re.sub(r"([|*_])", r"\\\1", text)
+
+
+def _paragraphs(text: str) -> str:
+    return html.escape(re.sub(r"[\b]\n?", "", text), quote=False)
+
+
+def columns() -> Iterator[str]:
+    """Columns of a trace and the file's metadata, from the schema."""
+    from arborsim.trace import schema
+
+    tables: tuple[tuple[str, Iterable[Any]], ...] = (
+        ("Every trace", schema.STRUCTURE),
+        ("Capture level signals", schema.SIGNALS),
+        ("Attention, whole rows", schema.ATTENTION_DENSE),
+        ("Attention, sparse rows", schema.ATTENTION_SPARSE),
+        ("Attention of single layers (`--attention-layers`)", schema.ATTENTION_LAYERS),
+        ("Outputs of layers (`--hidden-layers`)", schema.HIDDEN),
+        ("Capture level qkv", schema.QKV),
+        ("Imported requests", schema.REQUESTS),
+    )
+    yield from ("## Columns", "", "Units and meanings are in the metadata of each column, too.", "")
+    for title, fields in tables:
+        yield from (f"### {title}", "", "| column | type | unit | meaning |", "|---|---|---|---|")
+        for field in fields:
+            unit, about = (field.metadata[key].decode() for key in (b"unit", b"about"))
+            kind = str(field.type).replace("halffloat", "float16").replace("element: ", "")
+            kind = re.sub(r"dictionary<values=string.*", "string (dictionary)", kind)
+            yield f"| `{field.name}` | {_cell(kind)} | {unit or '-'} | {_cell(about)} |"
+        yield ""
+    yield from ("### Values of `kind`", "", "| value | what the row records |", "|---|---|")
+    for name, about in _commented(schema.Kind):
+        yield f"| `{name.lower()}` | {_cell(about)} |"
+    yield from ("", "### Values of `end`", "", "| value | meaning |", "|---|---|")
+    for name, about in _commented(schema.End):
+        yield f"| {'null' if name == 'NONE' else f'`{name.lower()}`'} | {_cell(about)} |"
+    key = schema.METADATA_KEY.decode()
+    yield from (
+        "", "## Metadata", "",
+        f"JSON under the key `{key}` of the Parquet schema; the version stands under "
+        f"`{schema.VERSION_KEY.decode()}`.",
+        "", "| key | type | meaning |", "|---|---|---|",
+    )  # fmt: skip
+    meant = dict(_commented(schema.TraceInfo))
+    for name, kind in schema.TraceInfo.__annotations__.items():
+        yield f"| `{name}` | `{kind.replace('|', 'or')}` | {_cell(meant.get(name, ''))} |"
+
+
+def _commented(kind: type) -> Iterator[tuple[str, str]]:
+    """Members of an enum, or fields, and the comments behind or above them."""
+    import inspect
+
+    above: list[str] = []
+    for line in inspect.getsource(kind).splitlines():
+        if found := re.match(r"\s+#: (.*)", line):
+            above.append(found.group(1))
+        elif found := re.match(r"\s+(\w+)(?: = \d+|: [^=#]+(?: = .*?)?)(?:  # (.*))?$", line):
+            yield found.group(1), found.group(2) or " ".join(above)
+            above = []
+
+
+def notebook(stored: dict[str, Any]) -> str:
+    """A notebook with its stored outputs as Markdown."""
+    parts: list[str] = []
+    for cell in stored["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+        elif cell["cell_type"] == "code":
+            parts.append(f"```python\n{text}\n```")
+            parts += (_output(each) for each in cell["outputs"])
+    return "\n\n".join(part for part in parts if part)
+
+
+def _output(output: dict[str, Any]) -> str:
+    data = output.get("data", {})
+    if "image/svg+xml" in data:
+        drawn = re.sub(r"\n\s*", " ", "".join(data["image/svg+xml"]).strip())
+        return f"<figure>{drawn}</figure>"
+    if "text/html" in data:
+        made = re.sub(r"\n\s*", " ", "".join(data["text/html"]).strip())
+        return f'<div class="output">{made}</div>'
+    text = "".join(output.get("text", data.get("text/plain", "")))
+    return f"```{{.text .output}}\n{text.rstrip()}\n```" if text.strip() else ""
