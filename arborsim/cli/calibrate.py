@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from arborsim.api.choices import names
 from arborsim.cli.command import group, option, subcommand
-from arborsim.cli.options import (
-    check_output,
-    command_line,
-    expert_option,
-    names,
-    traces_argument,
-)
-from arborsim.cli.progress import Stages, interruptible
+from arborsim.cli.options import check_output, command_line, expert_option, traces_argument
+from arborsim.cli.progress import interruptible
 from arborsim.core.errors import UnknownName, UsageError
+from arborsim.show.progress import Stages
 
 if TYPE_CHECKING:
     from arborsim.calibrate.backend import ModelChoice

@@ -11,8 +11,8 @@ import typer
 
 from arborsim.cli.command import argument, group, option, subcommand
 from arborsim.cli.options import command_line
-from arborsim.cli.progress import PatientProgress
 from arborsim.core.errors import UsageError
+from arborsim.show.progress import PatientProgress
 
 if TYPE_CHECKING:
     from arborsim.trace.importers.sources import Contents, Description

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from arborsim.api.choices import check_recall
 from arborsim.cli import options
 from arborsim.cli.command import command, option, panel
 from arborsim.cli.problems import RewardedProblems, describe_usage, problem_option, settled
-from arborsim.cli.progress import LiveBar, interrupted
+from arborsim.cli.progress import interrupted
 from arborsim.core.errors import ArborsimError, UsageError
+from arborsim.show.progress import LiveBar
 
 if TYPE_CHECKING:
     from arborsim.live.backends import LiveFacts, LiveRequest, LiveResult
@@ -59,7 +61,7 @@ class CacheOptions:
         from arborsim.machine.lookup import load_profile
         from arborsim.machine.machine import Machine
 
-        options.check_recall(self.recall)
+        check_recall(self.recall)
         if self.gpu and not self.shadow:
             raise UsageError("--gpu is simulated, by --shadow: a live run takes --device cuda")
         if self.shadow and not self.overlap:

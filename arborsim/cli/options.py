@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from arborsim.cli.command import argument, option, panel
-from arborsim.core.errors import UnknownName, UsageError
-
-if TYPE_CHECKING:
-    from arborsim.core.geometry import Geometry
-    from arborsim.core.tiers import Budget
-    from arborsim.machine.machine import Machine
-    from arborsim.policies.base import Policy
+from arborsim.core.errors import UsageError
 
 machine_option, run_option, output_option = panel("Machine"), panel("Run"), panel("Output")
 expert_option = panel("Expert")  # what is hardly ever needed; help shows it last
-RECALLS = ("stage", "stream", "near", "ondemand")
 
 
 def traces_argument() -> Any:
@@ -55,32 +47,9 @@ class PolicyOptions:
         [], "name=value, or NAME.name=value for one policy or search; repeatable.", "--set"
     )
 
-    @property
-    def every(self) -> bool:
-        """Whether all policies were asked for; one that cannot run is then left out."""
-        return "all" in names(self.policy)
-
-    def names(self, *, oracle: bool = True) -> list[str]:
-        """The chosen policies; ``all`` is every registered one, with or without the `oracle`."""
-        from arborsim.policies.registry import available
-        from arborsim.run.results import ORACLE
-
-        chosen = names(self.policy)
-        if "all" in chosen:
-            every = [name for name in available() if oracle or name != ORACLE]
-            chosen = [*every, *(n for n in chosen if n != "all" and n not in available())]
-        if not chosen:
-            raise UsageError("--policy names no policy")
-        return chosen
-
-    def budgets(self) -> list[Budget]:
-        """The budgets, at least one."""
-        from arborsim.core.tiers import Budget
-
-        found = [Budget.parse(text) for text in names(self.budget)]
-        if not found:
-            raise UsageError("--budget names no budget")
-        return found
+    def fields(self) -> dict[str, Any]:
+        """As arguments of the functions that `arborsim` exports."""
+        return {"policies": self.policy, "budgets": self.budget, "settings": self.set_}
 
 
 @dataclass(frozen=True)
@@ -109,32 +78,9 @@ class MachineOptions:
         True, "Read ancestors that branches share once per batch."
     )
 
-    def machine(self, traces: Sequence[Path], **more: bool) -> Machine:
-        """The machine; `more` are fields of `Machine` that these options do not set."""
-        from arborsim.machine.lookup import load_profile
-        from arborsim.machine.machine import Machine
-
-        check_recall(self.recall)
-        profile = load_profile(self.gpu, self.host or None, self.engine)
-        geometry = self._geometry(traces)
-        return Machine(profile, geometry, self.recall, self.page_size, self.tree_attention, **more)
-
-    def _geometry(self, traces: Sequence[Path]) -> Geometry | None:
-        """None for the recorded model, as it was recorded."""
-        from arborsim.machine.config import with_types
-        from arborsim.machine.lookup import load_geometry
-        from arborsim.trace.reader import TraceReader
-
-        geometry = load_geometry(self.model) if self.model else None
-        if geometry is None and (self.weights or self.kv_dtype):
-            recorded = list(dict.fromkeys(TraceReader(path).info.geometry for path in traces))
-            if len(recorded) != 1:
-                option = "--weights" if self.weights else "--kv-dtype"
-                raise UsageError(
-                    f"{option}: the traces were recorded on several models; give --model"
-                )
-            geometry = recorded[0]
-        return geometry and with_types(geometry, self.weights, self.kv_dtype)
+    def fields(self) -> dict[str, Any]:
+        """As arguments of the functions that `arborsim` exports."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -152,9 +98,9 @@ class JobOptions:
     )
 
     def fields(self) -> dict[str, Any]:
-        """As the fields of `Replay` and `SearchJob`."""
+        """As arguments of the functions that `arborsim` exports."""
         return {
-            "quality": self.quality, "first": self.first, "count": self.episodes or None,
+            "quality": self.quality, "first": self.first, "episodes": self.episodes or None,
             "workers": self.jobs, "skip_infeasible": self.skip_infeasible,
         }  # fmt: skip
 
@@ -182,26 +128,6 @@ class OutputOptions:
             given[path.resolve()] = f"{name} names the same file"
 
 
-def names(text: str | Sequence[str]) -> list[str]:
-    """``"a, b,c"``, or several of these, as names without repetitions."""
-    whole = text if isinstance(text, str) else ",".join(text)
-    return list(dict.fromkeys(name.strip() for name in whole.split(",") if name.strip()))
-
-
-def whole_numbers(text: str, option: str) -> list[int]:
-    """``"16,64"`` as numbers of 1 or more."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"{option} {text}: expected whole numbers of 1 or more, by comma")
-    return [int(part) for part in parts]
-
-
-def check_recall(recall: str, known: Sequence[str] = RECALLS) -> None:
-    """Refuse an unknown way to read DDR tokens."""
-    if recall not in known:
-        raise UnknownName("recall mode", recall, known)
-
-
 def command_line() -> str:
     """The command that is running, for the metadata of what it makes."""
     return shlex.join(["arborsim", *sys.argv[1:]])
@@ -212,62 +138,6 @@ def search_help() -> str:
     from arborsim.search import SHIPPED
 
     return f"{', '.join(SHIPPED)}; or package.module:Class."
-
-
-def assigned(setting: str, form: str = "name=value") -> tuple[str, str]:
-    """Name and value of a ``--set``, which has that form."""
-    name, equals, value = (part.strip() for part in setting.partition("="))
-    if not equals or not name:
-        raise UsageError(f"--set {setting}: expected {form}")
-    return name, value
-
-
-def policy_settings(chosen: Sequence[str], given: Iterable[str]) -> dict[str, dict[str, str]]:
-    """What ``--set`` gives to each of the chosen policies, as `registry.build` takes it.
-
-    ``parameter=value`` is for every chosen policy that has the parameter.  In
-    ``policy.parameter=value`` a policy is meant only if one of that name was chosen: parameters of
-    composed policies have a dot themselves (``allocate.alpha``).
-    """
-    from arborsim.policies.registry import available, build, find
-
-    kinds = {name: find(name) for name in chosen}
-    values: dict[str, dict[str, str]] = {name: {} for name in chosen}
-    for setting in given:
-        key, value = assigned(setting, "name=value or policy.name=value")
-        meant, parameter = _meant(key, kinds)
-        if not meant:
-            head = key.partition(".")[0]
-            if head in available() and head != key:
-                raise UsageError(f"--set {setting}: policy {head} is not among {', '.join(chosen)}")
-            build(chosen[0], {key: value})  # raises, naming the nearest parameters
-        for name in meant:
-            values[name][parameter] = value
-    return values
-
-
-def _meant(key: str, kinds: Mapping[str, type[Policy]]) -> tuple[list[str], str]:
-    """The policies that a key of ``--set`` is for, and the parameter."""
-    from arborsim.policies.registry import parameter_name
-
-    for name, kind in kinds.items():
-        for prefix in (f"{name}.", f"{kind.name}."):
-            if key.startswith(prefix):
-                return [name], key.removeprefix(prefix)
-    return [name for name, kind in kinds.items() if parameter_name(kind, key)], key
-
-
-def build_policies(settings: Mapping[str, Mapping[str, str]]) -> list[Policy]:
-    """The policies with their settings; tables go by their names, which must differ."""
-    from arborsim.policies.registry import build
-
-    policies: dict[str, Policy] = {}
-    for name, values in settings.items():
-        made = build(name, dict(values))
-        if made.name in policies:
-            raise UsageError(f"--policy {name}: there is another policy called {made.name}")
-        policies[made.name] = made
-    return list(policies.values())
 
 
 def check_output(path: Path, option: str) -> None:

@@ -17,9 +17,10 @@ from arborsim.cli.options import (
     output_option,
     run_option,
 )
-from arborsim.cli.progress import PatientProgress, interrupted
+from arborsim.cli.progress import interrupted
 from arborsim.cli.quick import QuickOptions
 from arborsim.core.errors import UsageError
+from arborsim.show.progress import PatientProgress
 
 if TYPE_CHECKING:
     from arborsim.plan.plan import Planner

@@ -7,14 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arborsim.api.choices import ChosenPolicies, budgets, policy_settings
 from arborsim.cli.command import panel
-from arborsim.cli.options import (
-    PolicyOptions,
-    build_policies,
-    expert_option,
-    policy_settings,
-    search_help,
-)
+from arborsim.cli.options import PolicyOptions, expert_option, search_help
 from arborsim.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -167,9 +162,9 @@ def settled(
     from arborsim.run.episode import cells_of
     from arborsim.run.results import BASELINE
 
-    chosen = policies.names(oracle=False)
-    options, rest = split_settings(policies.set_, problems.algorithm, chosen)
-    made = build_policies(policy_settings(chosen, rest))
+    chosen = ChosenPolicies(policies.policy, oracle=False)
+    options, rest = split_settings(policies.set_, problems.algorithm, chosen.names)
+    made = chosen.build(policy_settings(chosen.names, rest))
     for policy in made:
         if Signal.EVICTION_TIME in policy.reads():
             raise UsageError(
@@ -178,7 +173,7 @@ def settled(
             )
     if full:
         made = [build(BASELINE), *(policy for policy in made if policy.name != BASELINE)]
-    cells = tuple(cells_of(made, policies.budgets()))
+    cells = tuple(cells_of(made, budgets(policies.budget)))
     return problems.request() | {"search_options": options, "cells": cells}
 
 

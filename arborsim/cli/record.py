@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from arborsim.api.choices import assigned, names, whole_numbers
 from arborsim.cli.command import command, option, panel
-from arborsim.cli.options import (
-    assigned,
-    check_output,
-    command_line,
-    names,
-    search_help,
-    whole_numbers,
-)
+from arborsim.cli.options import check_output, command_line, search_help
 from arborsim.cli.problems import (
     RewardedProblems,
     describe_usage,
@@ -25,8 +19,9 @@ from arborsim.cli.problems import (
     search_option,
     split_settings,
 )
-from arborsim.cli.progress import LiveBar, interrupted
+from arborsim.cli.progress import interrupted
 from arborsim.core.errors import UsageError
+from arborsim.show.progress import LiveBar
 
 if TYPE_CHECKING:
     from arborsim.bank.arms import Recipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,19 +10,18 @@ import typer
 
 from arborsim.cli import options
 from arborsim.cli.command import command, option
-from arborsim.cli.progress import PatientProgress, interruptible
+from arborsim.cli.progress import interruptible
 from arborsim.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from arborsim.policies.base import Policy
-    from arborsim.run.results import ReplayResult
+    from arborsim.api.replay import ReplayResults
 
 
 @dataclass(frozen=True)
 class ReplayOutput(options.OutputOptions):
     """What to print and to write."""
 
-    out: Path | None = options.output_option(None, "Write results to this Parquet file.")
+    out: Path | None = options.output_option(None, "Write results: .parquet, .csv or .json.")
     view: str = options.output_option(
         "auto", "table (all figures), matrix (a line per policy) or auto."
     )
@@ -33,12 +31,15 @@ class ReplayOutput(options.OutputOptions):
     json: bool = options.json_option()
 
     def check(self, *inputs: Path) -> None:
+        from arborsim.core.tables import check_format
         from arborsim.show.replay import VIEWS
 
         if self.view not in VIEWS:
             raise UnknownName("view", self.view, VIEWS)
         if self.explain and self.json:
             raise UsageError("--explain prints tables: leave --json out")
+        if self.out is not None:
+            check_format(self.out)
         super().check(*inputs)
 
 
@@ -65,88 +66,31 @@ def replay(
     Shows peak memory by tier, what was evicted, offloaded and recomputed, where the time went and
     the share of attention kept, all against full retention (policy `full`, which is added).
     """
-    from arborsim.run.replay import Replay
-    from arborsim.run.results import ORACLE
-    from arborsim.show.provenance import replay_settings
+    from arborsim.api.replay import replay as run
 
     output.check(*traces)
-    chosen = policies.names(oracle=oracle)
-    settings = _calibrated(options.policy_settings(chosen, policies.set_), calibration, traces)
-    made = options.build_policies(settings)
-    simulated = machine.machine(
-        traces, event_by_event=event_by_event, explain=output.explain, keep_matrices=keep_matrices
-    )
-    request = Replay(
-        traces,
-        [*_references(made, traces, bound=oracle and job.quality), *made],
-        policies.budgets(),
-        simulated,
-        pictures=output.report is not None,
-        optional=frozenset(chosen if policies.every else {ORACLE} - set(chosen)),
-        **job.fields(),
-    )
-    readers = request.open()
-    request.settings = replay_settings(request, readers)
-    with interruptible(), PatientProgress(request.work(readers)) as progress:
-        result = request.run(progress.advance)
-    _show(result, output)
+    with interruptible():
+        results = run(
+            traces, **policies.fields(), calibration=calibration, oracle=oracle, **job.fields(),
+            **machine.fields(), pictures=output.report is not None, explain=output.explain,
+            event_by_event=event_by_event, keep_matrices=keep_matrices, progress=True,
+        )  # fmt: skip
+    _show(results, output)
 
 
-def _calibrated(
-    settings: dict[str, dict[str, str]], calibrations: list[str], traces: list[Path]
-) -> dict[str, dict[str, str]]:
-    """Settings from calibrations, where the user has not set others."""
-    if not calibrations:
-        return settings
-    from arborsim.calibrate.documents import apply, read_calibration
-    from arborsim.trace.reader import TraceReader
-
-    layers = {str(path): TraceReader(path).info.geometry.layers for path in traces}
-    return apply(settings, [read_calibration(name) for name in calibrations], layers)
-
-
-def _references(policies: list[Policy], traces: list[Path], bound: bool) -> Iterator[Policy]:
-    """Full retention, then the oracles that are wanted and that a trace can serve.
-
-    One for each kind of groups that the policies decide for: each bounds its own kind.
-    """
-    from arborsim.policies.registry import build
-    from arborsim.run.results import BASELINE, ORACLE
-    from arborsim.signals.scores import GROUPINGS
-    from arborsim.trace.reader import TraceReader
-
-    names = {policy.name for policy in policies}
-    if BASELINE not in names:
-        yield build(BASELINE)
-    if not bound:
-        return
-    kinds = {policy.grouping for policy in policies if policy.uses_budget}
-    readers = [TraceReader(path) for path in traces]
-    for per in GROUPINGS:
-        oracle = build(ORACLE, {"per": per})
-        wanted = per in kinds or (not kinds and per == GROUPINGS[0])
-        given = any(oracle.label == policy.label for policy in policies)
-        if wanted and not given and any(all(map(r.has, oracle.reads())) for r in readers):
-            yield oracle
-
-
-def _show(result: ReplayResult, output: ReplayOutput) -> None:
+def _show(results: ReplayResults, output: ReplayOutput) -> None:
     """Write and print what was asked for."""
-    from arborsim.show.replay import print_replay, to_frame, to_json
-
     if output.out is not None:
-        to_frame(result).to_parquet(output.out, index=False)
+        results.save(output.out)
     if output.report is not None:
-        from arborsim.show.replay_page import write_report
-
-        write_report(result, output.report)
+        results.report(output.report)
     if output.json:
-        typer.echo(to_json(result))
+        typer.echo(results.to_json())
         return
-    print_replay(result, view=output.view)
+    results.print(view=output.view)
     if output.explain:
         from arborsim.show.terms import print_terms
 
-        print_terms(result.episodes)
+        print_terms(results.raw.episodes)
     for path in output.files.values():
         typer.echo(f"wrote {path}")

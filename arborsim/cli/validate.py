@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from arborsim.api.choices import check_recall
 from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import (
     OutputOptions,
     PolicyOptions,
-    check_recall,
     command_line,
     expert_option,
     machine_option,
@@ -21,8 +21,9 @@ from arborsim.cli.options import (
     run_option,
 )
 from arborsim.cli.problems import ProblemOptions, problem_option, settled
-from arborsim.cli.progress import LiveBar, PatientProgress, interrupted, interruptible
+from arborsim.cli.progress import interrupted, interruptible
 from arborsim.core.errors import UsageError
+from arborsim.show.progress import LiveBar, PatientProgress
 
 if TYPE_CHECKING:
     from arborsim.live.backends import LiveFacts, LiveRequest

@@ -73,6 +73,24 @@ def machine_settings(machine: Machine, recorded: Sequence[Geometry]) -> dict[str
     }
 
 
+def machine_facts(machine: Machine, recorded: Sequence[Geometry]) -> dict[str, Any]:
+    """Machine and model for the metadata of results; lists where traces have several models."""
+    charged = _charged(machine, recorded)
+    gpu, host = _gpu_and_host(machine)
+    engine = machine.profile.engine
+    facts = {
+        "model": [geometry.name for geometry in charged],
+        "weights_dtype": [weights_type(geometry) for geometry in charged],
+        "kv_dtype": [_bits(geometry) for geometry in charged],
+    }
+    return {
+        "gpu": gpu,
+        "host": host,
+        "engine": engine.name if engine is not None else "",
+        **{name: found[0] if len(found) == 1 else found for name, found in facts.items()},
+    }
+
+
 def _bases(machine: Machine, geometry: Geometry) -> str:
     """What the terms of the time rest on."""
     try:

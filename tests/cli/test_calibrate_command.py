@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from arborsim.calibrate.documents import read_calibration
-from arborsim.cli import progress
 from arborsim.cli.app import main
+from arborsim.show import progress
 from tests.helpers.traces import make_trace
 
 BANDS = "calibrate bands --traces 2 --lines 5 --window 9 --stride 9 --regenerate rest --out b.toml"

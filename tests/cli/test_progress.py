@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from arborsim.cli import progress
-from arborsim.cli.progress import LiveBar, PatientProgress, Stages, duration, progress_line
+from arborsim.show import progress
+from arborsim.show.progress import LiveBar, PatientProgress, Stages, duration, progress_line
 
 
 class Log(io.StringIO):

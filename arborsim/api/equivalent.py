@@ -1,0 +1,86 @@
+"""The command line that does what a call does, for the metadata of its results.
+
+It names what differs from the defaults, and nothing that leaves the results alone: where they are
+written, how many processes share the work.  So the command and the call that do the same write the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from arborsim.api.choices import listed, setting_texts
+
+#: Names of options where they are not those of the keywords.
+_OPTIONS = {
+    "policies": "policy",
+    "budgets": "budget",
+    "settings": "set",
+    "algorithms": "algorithm",
+    "widths": "width",
+}
+#: Given several times rather than by comma.
+_REPEATED = {"settings", "calibration", "accuracy"}
+#: What changes nothing in the results.
+_SILENT = {"workers", "progress", "pictures", "jobs"}
+
+
+def equivalent(name: str, call: Callable[..., Any], given: Mapping[str, Any]) -> str:
+    """``"arborsim replay t.parquet --policy h2o"``; of what no option says, the call in Python.
+
+    `given` are the arguments of `call` by name, the first the input files.
+    """
+    parameters = list(inspect.signature(call).parameters.values())
+    first, *others = parameters
+    changed = {
+        each.name: given[each.name]
+        for each in others
+        if each.name not in _SILENT and _differs(given[each.name], each.default)
+    }
+    inputs = [_text(each) for each in listed(given[first.name])]
+    if not all(_is_plain(value) for value in changed.values()):
+        keywords = [f"{key}={value!r}" for key, value in changed.items()]
+        return f"arborsim.{name}({', '.join([repr(inputs), *keywords])})"
+    words = ["arborsim", name, *inputs]
+    for key, value in changed.items():
+        words += _words(key, value)
+    return shlex.join(words)
+
+
+def _differs(value: Any, default: Any) -> bool:
+    return bool(_texts(value) != _texts(default))
+
+
+def _texts(value: Any) -> list[str]:
+    """What an option would be given."""
+    if isinstance(value, Mapping):
+        return setting_texts(value)
+    return [part for each in listed(value) for part in _text(each).split(",")]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an option can say it."""
+    if isinstance(value, Mapping):
+        return True
+    plain = (str, int, float, bool, os.PathLike)
+    return all(isinstance(each, plain) or hasattr(each, "__index__") for each in listed(value))
+
+
+def _words(key: str, value: Any) -> list[str]:
+    option = f"--{_OPTIONS.get(key, key).replace('_', '-')}"
+    if isinstance(value, bool):
+        return [option if value else option.replace("--", "--no-", 1)]
+    texts = setting_texts(value) if key == "settings" else _texts(value)
+    if key in _REPEATED:
+        return [word for text in texts for word in (option, text)]
+    return [option, ",".join(texts)]

@@ -1,0 +1,71 @@
+"""What `import arborsim` gives: light, lazy, and callable however its packages are imported."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import arborsim
+
+HEAVY = ("numpy", "pandas", "pyarrow", "plotly", "rich", "scipy", "simpy", "torch", "transformers")
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_it_imports_nothing_heavy() -> None:
+    loaded = "import sys, arborsim; dir(arborsim); print([n for n in sys.modules if n in %r])"
+    assert _run(loaded % (HEAVY,)) == "[]"
+
+
+def test_opening_a_trace_or_replaying_needs_no_torch() -> None:
+    code = (
+        "import sys, arborsim\n"
+        "trace = arborsim.open_trace('traces/game24-tot.parquet')\n"
+        "arborsim.replay(trace, policies='h2o', episodes=1)\n"
+        "print('torch' in sys.modules)"
+    )
+    assert _run(code) == "False"
+
+
+@pytest.mark.parametrize("name", arborsim.__all__)
+def test_every_name_is_there_documented_and_listed(name: str) -> None:
+    assert name in dir(arborsim)
+    found = getattr(arborsim, name)
+    assert callable(found)
+    assert inspect.getdoc(found)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'arborsim' has no attribute 'replai'"):
+        _ = arborsim.replai  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted({"search", "plan", "live"} & set(arborsim.__all__)))
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "import arborsim.{name}",
+        "from arborsim import {name}",
+        "import arborsim.cli.{name}",
+    ],
+)
+def test_a_function_that_shares_its_name_with_a_package_is_both(name: str, before: str) -> None:
+    """Whatever was imported first."""
+    code = (
+        f"{before.format(name=name)}\n"
+        "import inspect, arborsim\n"
+        f"assert callable(arborsim.{name})\n"
+        f"assert arborsim.{name}.__path__\n"
+        f"print(list(inspect.signature(arborsim.{name}).parameters)[0], "
+        f"len(arborsim.{name}.__doc__) > 100)"
+    )
+    first = next(iter(inspect.signature(getattr(arborsim, name)).parameters))
+    assert _run(code) == f"{first} True"
