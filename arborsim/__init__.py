@@ -115,7 +115,7 @@ class _CallablePackage(ModuleType):
 
 
 class _Arborsim(ModuleType):
-    """This package: whoever imports ``arborsim.plan`` first, `arborsim.plan` can be called."""
+    """This package: `arborsim.plan` can be called, whatever was imported before."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _PACKAGES and isinstance(value, ModuleType):

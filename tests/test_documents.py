@@ -140,6 +140,8 @@ def _has(scope: ast.AST, parts: list[str]) -> bool:
             return not rest or _has(node, rest) or _sets(node, rest[0])
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.ImportFrom) and first in _names(node):
             return True
+        if isinstance(node, ast.If) and _has(node, parts):  # what a package exports lazily
+            return True
     return False
 
 
