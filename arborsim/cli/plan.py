@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from arborsim.api.choices import names
 from arborsim.cli.command import argument, command, option
 from arborsim.cli.options import (
     OutputOptions,
     calibration_option,
     json_option,
-    names,
     output_option,
     run_option,
 )

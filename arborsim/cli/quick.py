@@ -10,8 +10,9 @@ from typing import Any
 
 import typer
 
+from arborsim.api.choices import names
 from arborsim.cli.command import panel
-from arborsim.cli.options import check_output, names
+from arborsim.cli.options import check_output
 from arborsim.core.errors import UsageError
 
 _option = panel("Instead of a workload file")
