@@ -1,0 +1,308 @@
+"""What is installed on this machine, what works with it, and what to install for the rest.
+
+Packages that are only needed by some commands are imported in a process of their own: one that is
+installed but broken cannot take this one down, and the core stays free of frameworks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, requires, version
+from typing import Any
+
+from arborsim import __version__
+
+#: The module of the torch backend that imports everything it can use, and says what came of it.
+PROBE = "arborsim_torch.probe"
+_PROBE_S = 180.0  # first imports of torch from a cold disk take long
+_BROWSERS = (
+    "google-chrome", "google-chrome-stable", "chrome", "chromium", "chromium-browser",
+)  # fmt: skip
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[\w,-]+\])?\s*([^;]*)(?:;(.*))?")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution that arborsim can use."""
+
+    name: str
+    wanted: str  #: versions, e.g. ``">=2.0"``
+    extra: str  #: the extra that installs it; "" if arborsim cannot run without
+    version: str = ""  #: "" if it is not installed
+    problem: str = ""  #: why it cannot be used; "" if it can
+
+    @property
+    def usable(self) -> bool:
+        return bool(self.version) and not self.problem
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that the driver, or torch, knows."""
+
+    name: str
+    memory_bytes: int
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Something that arborsim does if what it needs is there."""
+
+    name: str
+    works: bool
+    about: str  #: with what it works, or why it does not
+    remedy: str = ""  #: what to do for it; "" if it works
+    required: bool = False  #: whether nothing works without it
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What `arborsim doctor` shows."""
+
+    arborsim: str
+    python: str
+    executable: str
+    platform: str
+    cores: int
+    memory_bytes: int  #: 0 if the system does not say
+    gpus: tuple[Gpu, ...]
+    browser: str  #: path of Chrome or Chromium; "" for none
+    packages: tuple[Package, ...]
+    abilities: tuple[Ability, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether all that is required works."""
+        return all(ability.works for ability in self.abilities if ability.required)
+
+
+def examine() -> Installation:
+    """Look at this machine; takes as long as importing torch and transformers, if they are there.
+
+    Nothing that is missing or broken raises.
+    """
+    found = packages()
+    probe = _probe() if _version("torch") else {}
+    broken = probe.get("broken", {})
+    found = tuple(_probed(each, broken) for each in found)
+    gpus, browser = _gpus(probe), _browser()
+    return Installation(
+        __version__, platform.python_version(), sys.executable,
+        f"{platform.system()} {platform.machine()}", _cores(), _memory_bytes(), gpus, browser,
+        found, tuple(_abilities({each.name: each for each in found}, probe, gpus, browser)),
+    )  # fmt: skip
+
+
+# --- packages ---
+
+
+def packages(declared: Sequence[str] | None = None) -> tuple[Package, ...]:
+    """The packages that arborsim declares to use, with what is installed of them.
+
+    `declared` are requirements as package metadata has them, by default arborsim's own.  Each is
+    listed once; those that every command needs come first.
+    """
+    if declared is None:
+        try:
+            declared = requires("arborsim") or ()
+        except PackageNotFoundError:  # run from a folder of sources
+            declared = ()
+    found: dict[str, Package] = {}
+    for text in declared:
+        made = _REQUIREMENT.fullmatch(text.strip())
+        if made is None or made[1] == "arborsim":
+            continue
+        name, wanted = made[1], ",".join(part.strip() for part in made[2].split(",") if part)
+        extra = _EXTRA.search(made[3] or "")
+        if extra and extra[1] in ("test", "dev", "docs"):
+            continue
+        there = _version(name)
+        problem = f"version {there} is not {wanted}" if there and not meets(there, wanted) else ""
+        package = Package(name, wanted.strip(), extra[1] if extra else "", there, problem)
+        found.setdefault(name, package)
+    return tuple(sorted(found.values(), key=lambda each: bool(each.extra)))
+
+
+def meets(version: str, wanted: str) -> bool:
+    """Whether a version is one of those wanted, e.g. ``">=5.4,<6"``; by its release numbers."""
+    have = _release(version)
+    tests: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
+        ">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
+        "!=": lambda a, b: a != b, ">": lambda a, b: a > b, "<": lambda a, b: a < b,
+    }  # fmt: skip
+    for part in filter(None, wanted.split(",")):
+        sign, number = re.match(r"\s*([<>=!]=?|~=)?\s*(.*)", part).groups()  # type: ignore[union-attr]
+        width = max(len(have), len(other := _release(number)))
+        padded = [each + (0,) * (width - len(each)) for each in (have, other)]
+        if sign in tests and not tests[sign](padded[0], padded[1]):
+            return False
+    return True
+
+
+def _release(version: str) -> tuple[int, ...]:
+    digits = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, digits[0].split("."))) if digits else ()
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _probed(package: Package, broken: Mapping[str, str]) -> Package:
+    problem = package.problem or broken.get(package.name, "")
+    return replace(package, problem=problem if package.version else "")
+
+
+# --- the machine ---
+
+
+def _probe() -> dict[str, Any]:
+    """What importing the packages of the extras, and using the GPU, came to."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", PROBE], capture_output=True, text=True, timeout=_PROBE_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"failed": f"importing torch took more than {_PROBE_S:.0f} s"}
+    except OSError as error:
+        return {"failed": str(error)}
+    lines = done.stdout.strip().splitlines()
+    try:
+        return dict(json.loads(lines[-1]))
+    except (IndexError, ValueError):
+        said = done.stderr.strip().splitlines()
+        return {"failed": said[-1][:200] if said else f"Python ended with code {done.returncode}"}
+
+
+def _gpus(probe: Mapping[str, Any]) -> tuple[Gpu, ...]:
+    known = probe.get("gpus")
+    if isinstance(known, list) and known:
+        return tuple(Gpu(**each) for each in known)
+    if not (smi := shutil.which("nvidia-smi")):
+        return ()
+    query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run([smi, *query], capture_output=True, text=True, timeout=30, check=True)
+        rows = [line.split(", ") for line in done.stdout.strip().splitlines()]
+        return tuple(Gpu(name, int(mib) << 20, driver) for name, mib, driver in rows)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
+
+
+def _browser() -> str:
+    given = os.environ.get("BROWSER_PATH", "")
+    return given or next(filter(None, map(shutil.which, _BROWSERS)), "") or ""
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+# --- what works ---
+
+
+def _abilities(
+    known: Mapping[str, Package], probe: Mapping[str, Any], gpus: Sequence[Gpu], browser: str
+) -> list[Ability]:
+    core = [each for each in known.values() if not each.extra]
+    return [
+        _of("replay, search, plan, reports", core, "pip install --upgrade arborsim", required=True),
+        _live(known, probe),
+        _cuda(known, probe, gpus),
+        _kernels(known, probe),
+        _images(known, browser),
+        _of("embed thoughts (--embed)", _named(known, "sentence-transformers"), _pip("embed")),
+        _of("calibrate policies", _named(known, "optuna"), _pip("tune")),
+        _of("import measured kernels", _named(known, "aiconfigurator-core"), _pip("kernels")),
+    ]
+
+
+def _pip(extra: str) -> str:
+    return f"pip install 'arborsim[{extra}]'"
+
+
+def _named(known: Mapping[str, Package], *names: str) -> list[Package]:
+    return [known.get(name, Package(name, "", "", _version(name))) for name in names]
+
+
+def _of(name: str, needed: Sequence[Package], remedy: str, required: bool = False) -> Ability:
+    """Works if all the packages do."""
+    broken = [f"{each.name}: {each.problem}" for each in needed if each.problem]
+    missing = [each.name for each in needed if not each.version]
+    if not broken and not missing:
+        shown = needed[:3] if required else needed
+        return Ability(name, True, ", ".join(f"{p.name} {p.version}" for p in shown), "", required)
+    lacks = [f"{', '.join(missing)} not installed"] if missing else []
+    return Ability(name, False, "; ".join([*lacks, *broken]), remedy, required)
+
+
+def _live(known: Mapping[str, Package], probe: Mapping[str, Any]) -> Ability:
+    name = "record, live, validate"
+    found = _of(name, _named(known, "torch", "transformers", "safetensors"), _pip("torch"))
+    why = probe.get("failed") or probe.get("backend")
+    return Ability(name, False, str(why), _pip("torch")) if found.works and why else found
+
+
+def _cuda(known: Mapping[str, Package], probe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Ability:
+    name, torch = "live models on a GPU", _named(known, "torch")[0]
+    if probe.get("cuda") is True:
+        return Ability(name, True, f"CUDA {probe.get('cuda_version')}, {gpus[0].name}")
+    if not torch.usable:
+        return Ability(name, False, "torch not installed", _pip("torch"))
+    if why := probe.get("cuda_failed"):
+        return Ability(name, False, f"torch cannot use the GPU: {why}",
+                       "match torch's CUDA version and the driver's")  # fmt: skip
+    if gpus and not probe.get("cuda_version"):
+        return Ability(name, False, f"torch {torch.version} is built without CUDA",
+                       "install torch from pytorch.org's CUDA index")  # fmt: skip
+    if gpus:
+        return Ability(name, False, "torch sees no GPU, but the driver does",
+                       "check CUDA_VISIBLE_DEVICES and the driver")  # fmt: skip
+    return Ability(name, False, "no GPU found; --device cpu works, slowly")
+
+
+def _kernels(known: Mapping[str, Package], probe: Mapping[str, Any]) -> Ability:
+    name = "fused attention kernels"
+    fast = _named(known, "flash-attn", "flashinfer-python")
+    usable = [f"{each.name} {each.version}" for each in fast if each.usable]
+    triton = _named(known, "triton")[0]
+    usable += [f"triton {triton.version}"] if triton.usable else []
+    if probe.get("cuda") is True and usable:
+        return Ability(name, True, ", ".join(usable))
+    broken = [f"{each.name}: {each.problem}" for each in (*fast, triton) if each.problem]
+    if broken:
+        return Ability(name, False, "; ".join(broken), "reinstall them for this version of torch")
+    if probe.get("cuda") is not True:
+        return Ability(name, False, "they need a GPU that torch can use")
+    return Ability(name, False, "none installed; torch's own attention is used", _pip("cuda"))
+
+
+def _images(known: Mapping[str, Package], browser: str) -> Ability:
+    name = "plots as SVG and PNG"
+    found = _of(name, _named(known, "kaleido"), _pip("images"))
+    if not found.works or browser:
+        return Ability(name, found.works, f"{found.about}{f', {browser}' if found.works else ''}",
+                       found.remedy)  # fmt: skip
+    return Ability(name, False, "kaleido finds no Chrome or Chromium",
+                   "install one, or set BROWSER_PATH")  # fmt: skip

@@ -1,0 +1,87 @@
+"""Import everything that the torch backend can use, and say as JSON what came of it.
+
+`arborsim doctor` runs this as ``python -m arborsim_torch.probe``, in a process of its own: packages
+with compiled parts fail in many ways when they were built for another version of torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+#: Distributions, and the modules that they are imported as.
+MODULES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "safetensors": "safetensors",
+    "triton": "triton",
+    "flash-attn": "flash_attn",
+    "flashinfer-python": "flashinfer",
+    "kaleido": "kaleido",
+    "optuna": "optuna",
+}
+
+
+def probe() -> dict[str, Any]:
+    """What is broken, and what torch says of GPUs.
+
+    Returns
+    -------
+    dict
+        ``broken``: reasons by distribution, of those that are installed but cannot be imported;
+        ``backend``: why the backend cannot be loaded, or ""; ``cuda``: whether a GPU computed
+        something; ``cuda_failed``: why it did not, if torch saw one; ``cuda_version`` that torch
+        was built for; ``gpus``: name and memory of each.
+    """
+    broken = {name: why for name, module in MODULES.items() if (why := _fails(name, module))}
+    found: dict[str, Any] = {"broken": broken, "backend": "", "cuda": False, "gpus": []}
+    if "torch" in broken or not _installed("torch"):
+        return found
+    if not broken.keys() & {"transformers", "safetensors"} and _installed("transformers"):
+        found["backend"] = _import("arborsim_torch.backend")
+    return found | _gpus()
+
+
+def _installed(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
+
+
+def _fails(name: str, module: str) -> str:
+    return _import(module) if _installed(name) else ""
+
+
+def _import(module: str) -> str:
+    """Why a module cannot be imported, in a line; "" if it can."""
+    try:
+        importlib.import_module(module)
+    except BaseException as error:  # compiled parts raise anything
+        return f"cannot be imported ({_line(error)})"
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
+def _gpus() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"cuda_version": torch.version.cuda or ""}
+    try:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        properties = [torch.cuda.get_device_properties(i) for i in range(count)]
+        found["gpus"] = [{"name": p.name, "memory_bytes": p.total_memory} for p in properties]
+        if count:
+            found["cuda"] = float(torch.ones(8, device="cuda").sum()) == 8.0
+    except Exception as error:
+        found["cuda_failed"] = _line(error)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))
