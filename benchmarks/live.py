@@ -28,8 +28,9 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 from arborsim.policies.registry import build
 from arborsim.search import make_search
+from arborsim_torch.batches import run_batched
 from arborsim_torch.decoder import TreeDecoder
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup, run_batched
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.sources import RandomSource
 
 #: Name, layers, width, heads, KV heads, MLP: a tiny model is all overhead, a larger one is not.

@@ -44,7 +44,16 @@ class ProblemOptions:
     temperature: float | None = search_option(
         None, "0 is greedy.", shown="0 for linear, 1 for banks, else 0.7", min=0.0
     )
+    top_p: float = search_option(
+        1.0, "Draw from the most probable tokens that make this much.", min=0.0, max=1.0
+    )
     seed: int = search_option(0, "Of what is drawn.", min=0)
+    chat: bool = problem_option(
+        False, "Put each prompt into the tokeniser's chat template.", "--chat"
+    )
+    stop: list[str] = problem_option(
+        [], "Prompts: a thought ends with this text; repeatable.", shown="a newline"
+    )
 
     @property
     def algorithm(self) -> str:
@@ -65,7 +74,15 @@ class ProblemOptions:
             "search": self.algorithm,
             "temperature": temperature,
             "task_options": {name: value for name, value in options.items() if value},
+            "stop": stop_strings(self.stop),
         }
+
+
+def stop_strings(given: Sequence[str]) -> tuple[str, ...]:
+    """Those that were given, or a newline; a backslash and an n is a newline, too."""
+    if "" in given:
+        raise UsageError("--stop is empty: give the text that ends a thought, or leave it out")
+    return tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in given) or ("\n",)
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,7 @@ class RewardedProblems(ProblemOptions):
         0.3, "chain: value of a living state without progress.", min=0.0, max=1.0
     )
     thought_tokens: int = expert_option(
-        64, "Prompts: longest thought (it also ends at a newline).", min=1
+        64, "Prompts: longest thought (it also ends with --stop).", min=1
     )
 
     def request(self) -> dict[str, Any]:

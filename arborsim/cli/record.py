@@ -40,6 +40,23 @@ class RecordedProblems(RewardedProblems):
         "chain", "chain or game24 (shipped), a folder with safetensors, or a model id."
     )
     search: str = search_option("linear", search_help(), complete="algorithm")
+    teacher_forced: Path | None = problem_option(
+        None,
+        'Record tokens that any engine generated: JSON lines, each {"prompt": ..., "tokens": ...}, '
+        'text or ids, and if known "thoughts" (their ends) and "correct".',
+    )
+
+    def check(self, *, bank: bool) -> None:
+        """Refuse what contradicts given tokens."""
+        given = {"--prompts": self.prompts is not None, "--bank": bank,
+                 "--search": self.search != "linear", "--temperature": self.temperature is not None,
+                 "--top-p": self.top_p < 1, "--max-tokens": self.max_tokens > 0,
+                 "--reward": bool(self.reward)}  # fmt: skip
+        if self.teacher_forced is None:
+            return
+        for name, value in given.items():
+            if value:
+                raise UsageError(f"--teacher-forced records tokens as they are: leave out {name}")
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,9 @@ class BankOptions:
         complete="algorithm",
     )  # fmt: skip
     width: str = bank_option("", "Widths of --for.", shown="16")
-    batch: int = bank_option(0, "Thoughts that are drawn at once.", shown="256", min=0)
+    batch: int = bank_option(
+        0, "Problems recorded together; with --bank thoughts drawn at once.", shown="1, 256", min=0
+    )
 
     def recipe(self, problems: RecordedProblems, settings: list[str]) -> Recipe | None:
         """What to grow; None unless ``--bank`` was given."""
@@ -66,7 +85,7 @@ class BankOptions:
 
         if not self.bank:
             given = {"--children": self.children, "--depth": self.depth, "--for": self.for_,
-                     "--width": self.width, "--batch": self.batch}  # fmt: skip
+                     "--width": self.width}  # fmt: skip
             for name, value in given.items():
                 if value:
                     raise UsageError(f"{name} is about banks: add --bank, or leave it out")
@@ -159,6 +178,9 @@ def record(
     from arborsim.live.backends import RecordRequest
 
     check_output(out, "--out")
+    problems.check(bank=bank.bank)
+    if problems.teacher_forced is not None and bank.batch:
+        raise UsageError("--teacher-forced computes one chain after the other: leave out --batch")
     recipe = bank.recipe(problems, set_)
     fields = problems.request() | capture.request(bank=bank.bank)
     if bank.bank and problems.temperature is None:
@@ -169,6 +191,7 @@ def record(
         options = own | dict(map(assigned, unknown))  # what it lacks, the search refuses by name
     return _run(RecordRequest(
         **fields, out=out, search_options=options, bank=recipe, overwrite=overwrite, resume=resume,
+        batch=1 if bank.bank else max(1, bank.batch), teacher_forced=problems.teacher_forced,
         command=command_line(),
     ))  # fmt: skip
 

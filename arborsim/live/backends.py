@@ -74,12 +74,14 @@ class SearchRequest:
     model: str
     task: str = ""  #: a reference task; "" for that of the model, or for plain prompts
     prompts: Path | None = None  #: JSON lines with a "prompt" each
+    chat: bool = False  #: put prompts into the tokeniser's chat template
     search: str = "linear"
     search_options: Mapping[str, Any] = field(default_factory=dict)
     episodes: int = 0  #: problems; 0 for as many as there are prompts
     first: int = 0  #: number of the first problem
     split: str = "test"
     temperature: float = 0.0  #: 0 takes the most probable token
+    top_p: float = 1.0  #: draw from the most probable tokens that make this much together
     seed: int = 0
     device: str = "cpu"
     dtype: str = "auto"
@@ -90,8 +92,9 @@ class SearchRequest:
     noise: float = 0.1
     dead_penalty: float = 1.0
     value_floor: float = 0.3
-    #: Longest thought of a plain prompt, which otherwise ends at a newline
+    #: Longest thought of a plain prompt, which otherwise ends with one of the `stop` strings
     thought_tokens: int = 64
+    stop: tuple[str, ...] = ("\n",)
     task_options: Mapping[str, Any] = field(default_factory=dict)  #: e.g. ``lines`` of `chain`
     reward: RewardChoice = RewardChoice()
     #: Folder of a sentence-transformers model that embeds thoughts; "" for the mean last hidden
@@ -114,6 +117,9 @@ class RecordRequest(SearchRequest):
     attention_layers: LayerChoice = ()
     hidden_layers: LayerChoice = ()  #: those whose outputs are stored
     bank: Recipe | None = None  #: grow a bank instead of running `search`
+    #: JSON lines with "prompt" and "tokens" each: record these tokens instead of generating any
+    teacher_forced: Path | None = None
+    batch: int = 1  #: searches recorded together, each iteration in one forward pass
     overwrite: bool = False
     resume: bool = False
     command: str = ""  #: for the trace's metadata

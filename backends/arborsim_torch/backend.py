@@ -149,7 +149,8 @@ def _check(request: SearchRequest) -> None:
     _ = make_search(request.search, **request.search_options) if recipe is None else recipe.make()
     if is_plain(request.model, request.task):
         check_checkpoint(request.model)
-        if request.prompts is None:
+        forced = request.teacher_forced if isinstance(request, RecordRequest) else None
+        if request.prompts is None and forced is None:
             raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
 
 

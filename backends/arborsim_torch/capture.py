@@ -167,10 +167,12 @@ class Capture:
             if Signal.HIDDEN_CHANGE in self._signals:
                 self._take_change(decoder, leaves, hidden.float())  # [layers, seqs, tokens, size]
         if self.embeddings:
-            last = torch.cat(self._last, dim=1).float().sum(1)
-            for leaf, total in zip(leaves, last, strict=True):
-                before, count = self._sums.get(leaf, (0.0, 0))
-                self._sums[leaf] = (total + before, count + tokens)
+            last = torch.cat(self._last, dim=1).float()
+            for own, leaf, start in zip(last, leaves, starts, strict=True):
+                for node, first, stop in decoder.thoughts(leaf, start, start + tokens):
+                    before, count = self._sums.get(node, (0.0, 0))
+                    total = own[first - start : stop - start].sum(0)
+                    self._sums[node] = (total + before, count + stop - first)
         if self._vector_layers or self._signals & _OF_KEYS.keys():
             self._take_vectors(decoder, starts, tokens)
         self._clear()

@@ -13,14 +13,18 @@ from arborsim.search import Search, make_search, search_options
 from arborsim.trace.schema import Capture as Level
 from arborsim.trace.schema import TraceInfo
 from arborsim.trace.writer import TraceWriter
+from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Layout
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
+from arborsim_torch.decoder import Pass
+from arborsim_torch.forced import ForcedRecorder
 from arborsim_torch.models import LoadedModel, device_name, geometry, rope_of, versions
 from arborsim_torch.prefixes import MOST_LOGITS
 from arborsim_torch.recorder import EpisodeRecorder
-from arborsim_torch.recording import EpisodeResult
+from arborsim_torch.recording import EpisodeResult, Iterations
 from arborsim_torch.recording_plan import RecordingPlan
+from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sampling import Sampler
 
 _PROGRESS_TOKENS = 64
@@ -99,9 +103,9 @@ def record_all(
             tally.reported = tally.tokens
             on_progress(tally.progress())
 
-    on_progress(tally.progress())
-    for episode in range(writer.num_episodes, plan.episodes):
-        recorder = EpisodeRecorder(
+    def recording(number: int) -> _Recording:
+        kind = EpisodeRecorder if request.teacher_forced is None else ForcedRecorder
+        recorder = kind(
             model=loaded.model,
             source=plan.source,
             search=new_search(request),
@@ -113,7 +117,7 @@ def record_all(
                 plan.hidden_layers,
                 embeddings=info.embeddings,
             ),
-            sampler=Sampler(request.temperature, (request.seed, request.first + episode)),
+            sampler=Sampler(request.temperature, (request.seed, number), request.top_p),
             seed=request.seed,
             max_tokens=plan.max_tokens,
             dedupe=request.dedupe and request.bank is None,
@@ -127,13 +131,47 @@ def record_all(
             reward=plan.reward,
             embedder=plan.embedder,
         )
-        result = recorder.run(plan.source.problem(request.first + episode))
-        writer.write_episode(result.columns)
-        tally.add(result)
-        tally.model_usage = plan.model_usage()
-        writer.update_timing(tally.timing())
-        on_progress(tally.progress())
+        return _Recording(recorder, plan.source.problem(number))
+
+    on_progress(tally.progress())
+    wanted = range(request.first + writer.num_episodes, request.first + plan.episodes)
+    for first in range(wanted.start, wanted.stop, request.batch):
+        together = [recording(number) for number in wanted[first - wanted.start :][: request.batch]]
+        for result in _results(together):
+            writer.write_episode(result.columns)
+            tally.add(result)
+            tally.model_usage = plan.model_usage()
+            writer.update_timing(tally.timing())
+            on_progress(tally.progress())
     return tally.progress()
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A search that is recorded, alone or together with others (`arborsim_torch.batches`)."""
+
+    recorder: EpisodeRecorder
+    problem: Problem
+
+    def steps(self) -> Iterations[EpisodeResult]:
+        return self.recorder.steps(self.problem)
+
+    def prepare(self, tokens: list[int]) -> Pass:
+        return self.recorder.prepare(tokens)
+
+
+def _results(together: list[_Recording]) -> list[EpisodeResult]:
+    """What came of the searches, in their order."""
+    if len(together) == 1:
+        return [together[0].recorder.run(together[0].problem)]
+    found: dict[int, EpisodeResult] = {}
+
+    def done(search: _Recording, ended: Ended) -> None:
+        assert isinstance(ended, EpisodeResult), "without a policy, no budget is too small"
+        found[search.problem.index] = ended
+
+    run_batched(together, len(together), done)
+    return [found[search.problem.index] for search in together]
 
 
 def capture_at_level(
@@ -161,6 +199,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         search_parameters={
             **_parameters(request),
             "temperature": request.temperature,
+            **_chosen(request),
             "max_tokens": plan.max_tokens,
             "noise": request.noise,
             "dead_penalty": request.dead_penalty,
@@ -182,7 +221,7 @@ def trace_info(request: RecordRequest, loaded: LoadedModel, plan: RecordingPlan)
         device=device_name(loaded.model.device),
         software={**versions(), "pyarrow": pa.__version__},
         command=request.command,
-        extra=_once(request, loaded),
+        extra={**_once(request, loaded), **_how(request)},
     )
 
 
@@ -192,6 +231,22 @@ def _once(request: RecordRequest, loaded: LoadedModel) -> dict[str, str]:
     if request.bank is None or request.capture is not Level.TREE or not small:
         return {}
     return {"repeated_prefixes": "computed once"}
+
+
+def _how(request: RecordRequest) -> dict[str, str]:
+    """How tokens came about, where that was not one search after the other."""
+    if request.teacher_forced is not None:
+        return {"tokens": "given (teacher forcing)"}
+    return {"batch": str(request.batch)} if request.batch > 1 else {}
+
+
+def _chosen(request: RecordRequest) -> dict[str, object]:
+    """Options of sampling and of plain prompts that are not what they are by default."""
+    plain = SearchRequest(model="")
+    names = ("top_p", "chat", "stop")
+    given = {name: getattr(request, name) for name in names}
+    found = {name: value for name, value in given.items() if value != getattr(plain, name)}
+    return found | ({"stop": list(request.stop)} if "stop" in found else {})
 
 
 def _parameters(request: RecordRequest) -> dict[str, object]:

@@ -93,6 +93,10 @@ class PrefixDecoder:
         """Always 0: positions are not observed here."""
         return 0
 
+    def thoughts(self, leaf: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """See `Observed`: new tokens are the leaf's own."""
+        return [(leaf, start, stop)]
+
     def parent(self, node: int) -> int:
         """Refused, like `newest`: nodes share prefixes, so what a token follows is not a node's."""
         raise ValueError(_PLAIN_ONLY)

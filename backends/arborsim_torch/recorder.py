@@ -22,7 +22,7 @@ from arborsim.trace.schema import End, Kind
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import Capture
 from arborsim_torch.completion import Completion
-from arborsim_torch.decoder import PREFILL_BLOCK, TreeDecoder
+from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder
 from arborsim_torch.prefixes import PrefixDecoder
 from arborsim_torch.recording import (
     EpisodeResult,
@@ -109,6 +109,11 @@ class EpisodeRecorder:
         except StopIteration as end:
             result: EpisodeResult = end.value
             return result
+
+    def prepare(self, tokens: list[int]) -> Pass:
+        """An iteration's pass, to be computed together with those of other searches."""
+        assert isinstance(self.decoder, TreeDecoder), "thoughts that share prefixes run alone"
+        return self.decoder.prepare(tokens)
 
     def steps(self, problem: Problem) -> Iterations[EpisodeResult]:
         """The search as a coroutine: it yields the tokens of an iteration and wants the logits.

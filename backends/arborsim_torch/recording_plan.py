@@ -8,14 +8,16 @@ from arborsim.core.errors import UsageError
 from arborsim.live.backends import LayerChoice, ModelUsage, RecordRequest
 from arborsim.trace.schema import Capture as Level
 from arborsim_torch.capture import middle_layers
+from arborsim_torch.forced import ForcedSource, read_chains
 from arborsim_torch.models import LoadedModel, eos_ids
 from arborsim_torch.rewards.base import Embedder, Reward
 from arborsim_torch.rewards.embed import load_embedder
 from arborsim_torch.rewards.exact import OwnValue
 from arborsim_torch.rewards.load import load_reward
-from arborsim_torch.sources import PromptSource, RandomSource, Source, TaskSource
+from arborsim_torch.sources import PromptSource, RandomSource, Source, TaskSource, prompt_ids
 
 DENSE_UP_TO = 4096  #: longest path, in tokens, whose attention rows "auto" stores whole
+DEFAULT_STOP = ("\n",)
 _DEFAULT_EPISODES = 8
 _DEFAULT_MAX_TOKENS = 512  # of plain prompts
 _DEFAULT_PROMPT_TOKENS = 512  # of random ones
@@ -59,7 +61,7 @@ def make_plan(
     if available == 0:
         raise UsageError(f"--first {request.first}: there are no problems from that number on")
     episodes = request.episodes or available or _DEFAULT_EPISODES
-    if request.episodes == 0 and prompts is None:
+    if request.episodes == 0 and prompts is None and request.teacher_forced is None:
         episodes = min(episodes, _DEFAULT_EPISODES)
     if available is not None and episodes > available:
         raise UsageError(
@@ -143,12 +145,16 @@ def _existing(option: str, layers: LayerChoice, loaded: LoadedModel) -> tuple[in
 def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | None) -> Source:
     if request.prompt_tokens and not loaded.random_weights:
         raise UsageError("--prompt-tokens is for models with random weights (config:NAME)")
+    if loaded.tokenizer is None and (request.chat or request.stop != DEFAULT_STOP):
+        raise UsageError(
+            f"--chat and --stop are for a model with a tokeniser: {loaded.name} has none"
+        )
+    if request.teacher_forced is not None:
+        return _forced(request, loaded)
     if loaded.task is not None:
         if prompts is not None:
             raise UsageError(f"--prompts is for plain models: {loaded.name} has its own problems")
-        return TaskSource(
-            loaded.task, request.split, request.noise, request.dead_penalty, request.value_floor
-        )
+        return _of_task(request, loaded)
     if loaded.random_weights:
         if prompts is not None:
             raise UsageError("random weights understand no prompts: use --prompt-tokens")
@@ -158,7 +164,49 @@ def _source(request: RecordRequest, loaded: LoadedModel, prompts: list[str] | No
         )  # fmt: skip
     if prompts is None:
         raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
+    return _of_prompts(request, loaded, prompts, request.max_tokens or _DEFAULT_MAX_TOKENS)
+
+
+def _of_task(request: RecordRequest, loaded: LoadedModel) -> TaskSource:
+    assert loaded.task is not None
+    return TaskSource(
+        loaded.task, request.split, request.noise, request.dead_penalty, request.value_floor
+    )
+
+
+def _of_prompts(
+    request: RecordRequest, loaded: LoadedModel, prompts: list[str], max_tokens: int
+) -> PromptSource:
     return PromptSource(
-        prompts, loaded.tokenizer, eos_ids(loaded),
-        request.max_tokens or _DEFAULT_MAX_TOKENS, request.thought_tokens,
+        prompts, loaded.tokenizer, eos_ids(loaded), max_tokens, request.thought_tokens,
+        request.stop, request.chat,
     )  # fmt: skip
+
+
+def _forced(request: RecordRequest, loaded: LoadedModel) -> ForcedSource:
+    """The chains of a file; text is tokenised here, ids are taken as they are."""
+    path, tokenizer = request.teacher_forced, loaded.tokenizer
+    assert path is not None
+
+    def encode(text: str, is_prompt: bool) -> list[int]:
+        if tokenizer is None:
+            raise UsageError(f"{path}: {loaded.name} has no tokeniser of text: give token ids")
+        if is_prompt:
+            return prompt_ids(tokenizer, text, request.chat)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    chains = read_chains(path, encode, loaded.model.config.vocab_size)
+    longest = max(len(chain.prompt) + len(chain.tokens) for chain in chains)
+    if longest > loaded.max_positions:
+        raise UsageError(
+            f"{path}: prompt and tokens take {longest} positions, but {loaded.name} has "
+            f"{loaded.max_positions}"
+        )
+    base: Source
+    if loaded.task is not None:
+        base = _of_task(request, loaded)
+    elif tokenizer is not None:
+        base = _of_prompts(request, loaded, [], longest)
+    else:
+        base = RandomSource(loaded.model.config.vocab_size, 1, longest, request.thought_tokens)
+    return ForcedSource(base, chains)

@@ -39,6 +39,28 @@ def entropies(logits: Tensor) -> Tensor:
     return entropy.sum(-1).clamp_(min=0.0)
 
 
+def scored(logits: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each row's token, and entropy of its distribution, nats; float32."""
+    scores = torch.log_softmax(logits.float(), -1)
+    entropy = torch.special.entr(scores.exp()).sum(-1).clamp_(min=0.0)
+    return scores.gather(1, token[:, None])[:, 0], entropy
+
+
+def nucleus(mass: Tensor, top_p: float) -> Tensor:
+    """Probabilities ``[rows, vocabulary]``, 0 but for the most probable tokens that make `top_p`.
+
+    Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751.  Of
+    equally probable tokens the one with the lower id stays.
+    """
+    order = mass.argsort(-1, descending=True, stable=True)
+    ranked = mass.gather(-1, order)
+    before = ranked.cumsum(-1) - ranked  # what more probable tokens make
+    left_out = before >= top_p
+    left_out[..., 0] = False  # the most probable one always stays
+    kept = ranked.masked_fill(left_out, 0.0)
+    return torch.zeros_like(mass).scatter_(-1, order, kept)
+
+
 class Sampler:
     """Seeded sampling; draws come from a generator on the host, so devices agree on them.
 
@@ -47,10 +69,12 @@ class Sampler:
     temperature : float
         0 takes the most probable token.
     seed : sequence of int
+    top_p : float
+        Draw from the most probable tokens that make this much together (`nucleus`).
     """
 
-    def __init__(self, temperature: float, seed: tuple[int, ...]) -> None:
-        self.temperature = temperature
+    def __init__(self, temperature: float, seed: tuple[int, ...], top_p: float = 1.0) -> None:
+        self.temperature, self.top_p = temperature, top_p
         state = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]
         self._generator = torch.Generator().manual_seed(int(state >> np.uint64(1)))
 
@@ -65,6 +89,8 @@ class Sampler:
         else:
             if self.temperature != 1:
                 mass = torch.softmax(scores.double() / self.temperature, -1)
+            if self.top_p < 1:
+                mass = nucleus(mass.double(), self.top_p)
             total = mass.double().cumsum(-1)
             draw = torch.rand(len(total), 1, generator=self._generator, dtype=torch.float64)
             draw = draw.to(total.device, non_blocking=True)

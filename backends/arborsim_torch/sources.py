@@ -139,8 +139,28 @@ class _Unjudged:
         return None
 
 
+def prompt_ids(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
+    """A prompt's token ids, in the tokeniser's chat template if `chat`: what a user says.
+
+    Raises
+    ------
+    UsageError
+        The tokeniser has no chat template.
+    """
+    if not chat:
+        return list(tokenizer(prompt)["input_ids"])
+    if not getattr(tokenizer, "chat_template", None):
+        name = getattr(tokenizer, "name_or_path", "") or "this model"
+        raise UsageError(f"--chat: the tokeniser of {name} has no chat template: leave out --chat")
+    said = [{"role": "user", "content": prompt}]
+    ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    return list(ids)
+
+
 class PromptSource(_Unjudged):
-    """Plain prompts: a thought ends at a newline or after `thought_tokens`; it has no reward.
+    """Plain prompts, whose thoughts have no reward.
+
+    A thought ends with the token that completes a stop string, or after `thought_tokens`.
 
     Parameters
     ----------
@@ -149,6 +169,9 @@ class PromptSource(_Unjudged):
         Of transformers.
     eos_ids : sequence of int
     max_tokens, thought_tokens : int
+    stop : sequence of str
+    chat : bool
+        Put prompts into the tokeniser's chat template.
     """
 
     name = "prompts"
@@ -160,16 +183,22 @@ class PromptSource(_Unjudged):
         eos_ids: Sequence[int],
         max_tokens: int,
         thought_tokens: int,
+        stop: Sequence[str] = ("\n",),
+        chat: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._ids = [tuple(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+        self._ids = [tuple(prompt_ids(tokenizer, prompt, chat)) for prompt in prompts]
         for number, ids in enumerate(self._ids, 1):
             if not ids:
                 raise UsageError(f"prompt {number} has no tokens")
         self._eos = frozenset(eos_ids)
         self.max_tokens = max_tokens
         self._thought_tokens = thought_tokens
-        self._newline: dict[int, bool] = {}
+        self._stop = tuple(stop)
+        # A stop string of one character is in one token; longer ones may be spread over several,
+        # each of which has at least a byte of it.
+        self._stop_tokens = max((len(text.encode()) for text in stop if len(text) > 1), default=1)
+        self._stops: dict[tuple[int, ...], bool] = {}
 
     def count(self, first: int) -> int | None:
         return max(0, len(self._ids) - first)
@@ -178,14 +207,18 @@ class PromptSource(_Unjudged):
         return Problem(self.name, "prompts", index, self._ids[index], None)
 
     def is_thought_end(self, problem: Problem, generated: Sequence[int], block_tokens: int) -> bool:
-        token = generated[-1]
-        if token not in self._newline:
-            self._newline[token] = "\n" in self._tokenizer.decode([token])
         return (
-            self._newline[token]
+            self._stopped(tuple(generated[-min(block_tokens, self._stop_tokens) :]))
             or block_tokens >= self._thought_tokens
             or self.is_finished(problem, generated)
         )
+
+    def _stopped(self, last: tuple[int, ...]) -> bool:
+        """Whether a stop string is in the thought's last tokens, and so ends with the very last."""
+        if last not in self._stops:
+            text = self._tokenizer.decode(list(last))
+            self._stops[last] = any(stop in text for stop in self._stop)
+        return self._stops[last]
 
     def is_finished(self, problem: Problem, generated: Sequence[int]) -> bool:
         return generated[-1] in self._eos or len(generated) >= self.max_tokens
@@ -255,13 +288,13 @@ class RandomSource(_Unjudged):
         return " ".join(map(str, ids))
 
 
-def read_prompts(path: Path) -> list[str]:
-    """The "prompt" of every line of a JSON-lines file; empty lines are skipped.
+def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]:
+    """The objects of a JSON-lines file with their line numbers; empty lines are skipped.
 
     Raises
     ------
     UsageError
-        Names the file and the line that is wrong.
+        Names the file and the line that is wrong; `expected` says what belongs there.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -270,7 +303,7 @@ def read_prompts(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{path}: cannot be read as UTF-8 text ({why})") from error
-    prompts = []
+    found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -278,10 +311,21 @@ def read_prompts(path: Path) -> list[str]:
             entry = json.loads(line)
         except json.JSONDecodeError as error:
             raise UsageError(f"{path}, line {number}: not JSON ({error.msg})") from error
-        prompt = entry.get("prompt") if isinstance(entry, Mapping) else None
+        if not isinstance(entry, Mapping):
+            raise UsageError(f"{path}, line {number}: expected {expected}")
+        found.append((number, entry))
+    if not found:
+        raise UsageError(f"{path}: no prompts; write one {expected} per line")
+    return found
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The "prompt" of every line of a JSON-lines file; raises as `read_lines` does."""
+    expected = '{"prompt": "..."}'
+    prompts = []
+    for number, entry in read_lines(path, expected):
+        prompt = entry.get("prompt")
         if not isinstance(prompt, str) or not prompt:
-            raise UsageError(f'{path}, line {number}: expected {{"prompt": "..."}}')
+            raise UsageError(f"{path}, line {number}: expected {expected}")
         prompts.append(prompt)
-    if not prompts:
-        raise UsageError(f'{path}: no prompts; write one {{"prompt": "..."}} per line')
     return prompts

@@ -25,17 +25,11 @@ from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim.validate.compare import PARTS, DualExecutor
 from arborsim.validate.results import COUNTERS, PEAKS, TERMS
+from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.hardware.memory import usable_bytes
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import (
-    CacheOptions,
-    Ended,
-    LiveOutcome,
-    PolicySearch,
-    SearchSetup,
-    run_batched,
-)
+from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import LoadedModel, geometry
 from arborsim_torch.recording import EpisodeResult

@@ -22,6 +22,7 @@ from arborsim.policies.methods.kivi import KIVI
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim.validate.compare import DualExecutor
+from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import GROUPINGS, Layout, Place
 from arborsim_torch.cache.mover import GroupTokenPairs, Mover
 from arborsim_torch.cache.pool import StoredTokens
@@ -29,7 +30,7 @@ from arborsim_torch.cache.spans import make_pool
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import TreeDecoder
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup, run_batched
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.live.validate import held
 from arborsim_torch.models import geometry, load_model
 from arborsim_torch.sources import TaskSource

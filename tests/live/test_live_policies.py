@@ -14,17 +14,11 @@ from arborsim.memory.ledger import Ledger
 from arborsim.memory.moves import Moves
 from arborsim.policies.registry import available, build
 from arborsim.search import make_search
+from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import (
-    CacheOptions,
-    Ended,
-    LiveOutcome,
-    PolicySearch,
-    SearchSetup,
-    run_batched,
-)
+from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
 from arborsim_torch.live.run import tokens_that_fit
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource

@@ -11,16 +11,11 @@ from arborsim.core.tiers import Tier
 from arborsim.memory.moves import Moves
 from arborsim.policies.registry import build
 from arborsim.search import make_search
+from arborsim_torch.batches import run_batched
 from arborsim_torch.cache.layout import Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.live.executor import LiveExecutor
-from arborsim_torch.live.policy_search import (
-    CacheOptions,
-    LiveOutcome,
-    PolicySearch,
-    SearchSetup,
-    run_batched,
-)
+from arborsim_torch.live.policy_search import CacheOptions, LiveOutcome, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 from tests.live.test_tiered_cache import MaskedModel

@@ -20,14 +20,9 @@ from arborsim.core.errors import ArborsimError
 from arborsim.policies.methods.baselines import Full
 from arborsim.policies.registry import available, build
 from arborsim.search import ROOT, Expansion, Leaf, Search, make_search
+from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.hardware.timing import Timer
-from arborsim_torch.live.policy_search import (
-    CacheOptions,
-    Ended,
-    PolicySearch,
-    SearchSetup,
-    run_batched,
-)
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sources import RandomSource
 

@@ -6,14 +6,13 @@ Policies that decide without removing anything are in `arborsim_torch.live.shado
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from arborsim.core.errors import BudgetInfeasible, UsageError
+from arborsim.core.errors import UsageError
 from arborsim.core.measurements import Measurements
 from arborsim.core.observations import Signal
 from arborsim.core.shape import CacheShape
@@ -24,7 +23,7 @@ from arborsim_torch.cache.layout import Layout, Place
 from arborsim_torch.cache.mover import Mover
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.capture import ALL_SIGNALS, Capture
-from arborsim_torch.decoder import PREFILL_BLOCK, Pass, TreeDecoder, run_together
+from arborsim_torch.decoder import PREFILL_BLOCK, Pass
 from arborsim_torch.live.executor import LiveExecutor, device_peak_bytes, waits_on
 from arborsim_torch.live.feed import Feed
 from arborsim_torch.models import cache_shape
@@ -49,7 +48,7 @@ class SearchSetup:
     source : Source
     make_search : callable
         A new search object.
-    temperature : float
+    temperature, top_p : float
     seed : int
     max_tokens : int
         Generated tokens per path.
@@ -77,6 +76,7 @@ class SearchSetup:
     clock: Callable[[], float] = time.perf_counter
     reward: Reward | None = None
     embedder: Embedder | None = None
+    top_p: float = 1.0
 
     def recorder(
         self,
@@ -91,7 +91,7 @@ class SearchSetup:
             source=self.source,
             search=self.make_search(),
             capture=capture,
-            sampler=Sampler(self.temperature, (self.seed, problem.index)),
+            sampler=Sampler(self.temperature, (self.seed, problem.index), self.top_p),
             seed=self.seed,
             max_tokens=self.max_tokens,
             dedupe=self.dedupe,
@@ -141,9 +141,6 @@ class LiveOutcome:
     measured: Measurements
     allocated_bytes: int
     device_peak_bytes: int
-
-
-Ended = EpisodeResult | BudgetInfeasible
 
 
 @dataclass(frozen=True)
@@ -247,10 +244,8 @@ class PolicySearch:
             self._link.close()
 
     def prepare(self, tokens: list[int]) -> Pass:
-        """The next iteration's pass."""
-        decoder = self._recorder.decoder
-        assert isinstance(decoder, TreeDecoder), "under a policy, thoughts share no prefixes"
-        return decoder.prepare(tokens)
+        """See `EpisodeRecorder.prepare`."""
+        return self._recorder.prepare(tokens)
 
     def outcome(self, episode: EpisodeResult) -> LiveOutcome:
         """Everything measured, once the search is over."""
@@ -292,55 +287,3 @@ def make_controller(
         shape=shape,
         meters=meters,
     )
-
-
-def run_batched(
-    searches: Iterable[PolicySearch], width: int, done: Callable[[PolicySearch, Ended], None]
-) -> None:
-    """Run searches to their ends, up to `width` at a time, each iteration in one forward pass.
-
-    Parameters
-    ----------
-    searches : iterable of PolicySearch
-        Taken from when there is room.
-    width : int
-    done : callable
-        Gets every search with its result, or with the `BudgetInfeasible` that ended it.
-    """
-    running: list[tuple[PolicySearch, Iterations[EpisodeResult], list[int]]] = []
-    waiting = iter(searches)
-    while True:
-        while len(running) < width:
-            search = next(waiting, None)
-            if search is None:
-                break
-            steps = search.steps()
-            ended = _advance(steps, None)
-            if isinstance(ended, list):
-                running.append((search, steps, ended))
-            else:
-                done(search, ended)
-        if not running:
-            return
-        logits = run_together([search.prepare(tokens) for search, _, tokens in running])
-        still = []
-        for (search, steps, _), own in zip(running, logits, strict=True):
-            ended = _advance(steps, own[:, 0])
-            if isinstance(ended, list):
-                still.append((search, steps, ended))
-            else:
-                done(search, ended)
-        running = still
-
-
-def _advance(
-    steps: Iterations[EpisodeResult], logits: Tensor | None
-) -> list[int] | EpisodeResult | BudgetInfeasible:
-    """The tokens of the search's next iteration, or how it ended."""
-    try:
-        return next(steps) if logits is None else steps.send(logits)
-    except StopIteration as end:
-        result: EpisodeResult = end.value
-        return result
-    except BudgetInfeasible as error:
-        return error

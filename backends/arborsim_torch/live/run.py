@@ -16,14 +16,9 @@ from arborsim.policies.methods.baselines import Full
 from arborsim.run.controller import Meter
 from arborsim.run.episode import Cell
 from arborsim.search import make_search
+from arborsim_torch.batches import Ended, run_batched
 from arborsim_torch.decoder import PREFILL_BLOCK
-from arborsim_torch.live.policy_search import (
-    CacheOptions,
-    Ended,
-    PolicySearch,
-    SearchSetup,
-    run_batched,
-)
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import LoadedModel, device_name, geometry, versions
 from arborsim_torch.recording_plan import DENSE_UP_TO, RecordingPlan
 
@@ -72,6 +67,7 @@ def make_setup(request: LiveRequest, loaded: LoadedModel, plan: RecordingPlan) -
         prefill_block=_BIG_MODEL_BLOCK if on_gpu else PREFILL_BLOCK,
         reward=plan.reward,
         embedder=plan.embedder,
+        top_p=request.top_p,
     )
 
 

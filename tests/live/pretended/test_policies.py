@@ -15,13 +15,8 @@ from arborsim.core.errors import BudgetInfeasible
 from arborsim.policies.registry import available, build
 from arborsim.run.move_log import MoveLog
 from arborsim.search import make_search
-from arborsim_torch.live.policy_search import (
-    CacheOptions,
-    Ended,
-    PolicySearch,
-    SearchSetup,
-    run_batched,
-)
+from arborsim_torch.batches import Ended, run_batched
+from arborsim_torch.live.policy_search import CacheOptions, PolicySearch, SearchSetup
 from arborsim_torch.models import load_model
 from arborsim_torch.sources import TaskSource
 
