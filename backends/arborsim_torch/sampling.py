@@ -52,8 +52,7 @@ def nucleus(mass: Tensor, top_p: float) -> Tensor:
     Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751.  Of
     equally probable tokens the one with the lower id stays.
     """
-    order = mass.argsort(-1, descending=True, stable=True)
-    ranked = mass.gather(-1, order)
+    ranked, order = mass.sort(dim=-1, descending=True, stable=True)
     before = ranked.cumsum(-1) - ranked  # what more probable tokens make
     left_out = before >= top_p
     left_out[..., 0] = False  # the most probable one always stays
