@@ -19,7 +19,7 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.lookup import GEOMETRY_ALIASES, geometry_names
 
 #: ``config.model_type`` of the models whose attention the decoder computes as they do.
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 REFERENCES = ("chain", "game24")  #: models that are shipped, each with its task
 CONFIG = "config:"  #: before the name of a geometry: random weights
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

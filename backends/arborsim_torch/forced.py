@@ -197,7 +197,7 @@ class ForcedDecoder(TreeDecoder):
         super().__init__(model, observer, block, cache)
         self._chain = chain
         self.fed = 0  #: tokens handed in
-        self._first = 0  # the block's first row is what comes after so many tokens
+        self._first = 0  # the block's first row is what follows this number of tokens
         self._block = torch.empty(0)  # logits [rows, vocabulary]
         self._scores: list[tuple[float, float]] = []  # by row: log-probability of the next, entropy
 

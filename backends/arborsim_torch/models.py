@@ -1,4 +1,4 @@
-"""Load what is to be recorded: a reference model, or any model of the Llama family."""
+"""Load what is to be recorded: a reference model, or a model of a family that is supported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,13 @@ class LoadedModel:
 
     @property
     def max_positions(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        """Longest path: where LongRoPE would turn all keys anew, cached ones included, it ends."""
+        config = self.model.config
+        most = int(getattr(config, "max_position_embeddings", 1 << 30))
+        rope = getattr(config, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            most = min(most, int(rope["original_max_position_embeddings"]))
+        return most
 
 
 def check_device(device: str) -> str:
@@ -197,6 +203,7 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
         "use a smaller geometry, --dtype bfloat16, or another device",
     )
     model = model.to_empty(device=device)
+    _restore_buffers(model)
     generator = torch.Generator(device=model.device).manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -204,7 +211,6 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(std=_RANDOM_STD, generator=generator)
-    _restore_buffers(model, config)
     model.tie_weights()
     return LoadedModel(f"{name} (random weights)", model.eval(), random_weights=True)
 
@@ -225,13 +231,11 @@ def check_room(option: str, needed_bytes: int, device: str, advice: str) -> None
         )
 
 
-def _restore_buffers(model: Any, config: Any) -> None:
-    """Buffers are computed, not drawn: take them from a new module of the same kind."""
+def _restore_buffers(model: Any) -> None:
+    """Buffers are computed, not drawn: let transformers do that, module by module."""
     for module in model.modules():
-        if hasattr(module, "inv_freq"):
-            fresh = type(module)(config)
-            for name, buffer in fresh.named_buffers():
-                getattr(module, name).copy_(buffer)
+        if any(True for _ in module.buffers(recurse=False)):
+            model._init_weights(module)
 
 
 def cache_shape(model: Any) -> CacheShape:
@@ -242,10 +246,10 @@ def cache_shape(model: Any) -> CacheShape:
 
 
 def rope_of(model: Any) -> Rope | None:
-    """How the model rotates keys and queries; None if that changes with their positions."""
+    """How the model rotates keys and queries; None if layers differ, or it changes with length."""
     embedding = getattr(model.base_model, "rotary_emb", None)
     kind = getattr(embedding, "rope_type", "")
-    if embedding is None or kind == "longrope" or "dynamic" in kind:
+    if embedding is None or isinstance(kind, dict) or kind == "longrope" or "dynamic" in kind:
         return None
     fresh = type(embedding)(embedding.config)  # on the host: reading a GPU's buffer waits for it
     return Rope(tuple(fresh.inv_freq.tolist()), float(fresh.attention_scaling))

@@ -24,6 +24,7 @@ from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sampling import Sampler
 from arborsim_torch.token_signals import top_entries
 from tests.live.tiny import (
+    FAMILIES,
     LAYERS,
     FakeSource,
     plain_copy,
@@ -127,27 +128,28 @@ def test_embeddings_are_mean_last_hidden_states() -> None:
         np.testing.assert_allclose(columns["embedding"][row], last[own].mean(0), atol=2e-3)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral", "qwen2-window"])
+@pytest.mark.parametrize("family", FAMILIES[1:])
 def test_other_families(family: str) -> None:
+    """Layers with a sliding window give nothing to what they do not see; all keep all tokens."""
     model = tiny_model(family)
     columns = record(model, "linear", {}, FakeSource(thoughts=2), Capture()).columns
     tokens = columns["token"][columns["token"] >= 0].tolist()
-    expected = plain_signals(plain_copy(model), tokens) if "window" not in family else None
-    rows = columns["attention"].to_pylist()
-    if expected is None:
-        # Two of four layers see 24 positions: the oldest get no more than the other two give.
-        assert len(rows[-1]) == len(tokens)
-        assert sum(rows[-1]) == pytest.approx(1, abs=0.01)
-        with torch.no_grad():
-            result = plain_copy(model)(torch.tensor([tokens]), output_attentions=True)
-        plain = torch.stack(result.attentions).mean((0, 1, 2)).numpy()
-    else:
-        plain = expected[Signal.ATTENTION]
+    assert len(tokens) > 2 * 24
+    expected = plain_signals(plain_copy(model), tokens)
+    for signal in PER_LAYER:
         np.testing.assert_allclose(
-            columns["hidden_change"], expected[Signal.HIDDEN_CHANGE], rtol=2e-3, atol=2e-3
+            columns[signal.value], expected[signal], rtol=2e-3, atol=2e-3, err_msg=signal
         )
-    for p, row in enumerate(rows):
-        np.testing.assert_allclose(np.float32(row), plain[p, : p + 1], atol=1e-3)
+    for p, row in enumerate(columns["attention"].to_pylist()):
+        plain = expected[Signal.ATTENTION][p, : p + 1]
+        np.testing.assert_allclose(np.float32(row), plain, atol=1e-3)
+        assert sum(row) == pytest.approx(1, abs=0.01)
+    outside = np.float32(row)[:-24]
+    windows = {"mistral-window": 1.0, "phi3": 1.0, "qwen2-window": 0.5, "gemma3": 0.5}
+    if windows.get(family) == 1:
+        assert not outside.any()
+    else:  # what the full layers give, which are a share of all
+        assert 0 < outside.sum() <= 1 - windows.get(family, 0.0) + 0.01
 
 
 def test_vectors_are_those_of_the_cache(tmp_path: Path) -> None:

@@ -18,23 +18,44 @@ from arborsim.trace.schema import Geometry, TraceInfo  # noqa: E402
 from arborsim_torch.reference.tasks import Problem  # noqa: E402
 
 VOCAB, LAYERS, HEADS, KV_HEADS, DIM, HIDDEN = 61, 4, 4, 2, 16, 48
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "mistral-window", "qwen2-window")
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "mistral-window", "qwen2-window", "gemma3",
+            "phi3", "phi3-longrope", "mixtral", "qwen3_moe")  # fmt: skip
 
 
 def tiny_model(family: str = "llama", seed: int = 0) -> Any:
     """A random model in evaluation mode."""
-    kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
+    kinds = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral",
+             "gemma3": "Gemma3", "phi3": "Phi3", "mixtral": "Mixtral",
+             "qwen3_moe": "Qwen3Moe"}  # fmt: skip
     kind = kinds[family.split("-")[0]]
     options: dict[str, Any] = {}
+    if family == "gemma3":  # two layers with a window, one without, and so on
+        options |= {"sliding_window": 24, "query_pre_attn_scalar": 20,
+                    "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
+    if family == "phi3":  # as Phi-3-mini: half of the channels are turned, all layers slide
+        options |= {"sliding_window": 24, "partial_rotary_factor": 0.5}
+    if family == "phi3-longrope":
+        options |= {"sliding_window": None, "hidden_size": HEADS * DIM,
+                    "original_max_position_embeddings": 1024,
+                    "rope_parameters": {
+                        "rope_type": "longrope", "rope_theta": 1e4,
+                        "short_factor": [1.0 + i / 8 for i in range(DIM // 2)],
+                        "long_factor": [2.0 + i for i in range(DIM // 2)],
+                        "original_max_position_embeddings": 1024}}  # fmt: skip
+    if family == "mixtral":
+        options |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    if family == "qwen3_moe":
+        options |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     if family == "mistral":
         options["sliding_window"] = None
     if family == "mistral-window":
         options["sliding_window"] = 24
     if family == "qwen2-window":
         options |= {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 2}
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, head_dim=DIM,
+    config = getattr(transformers, f"{kind}{'Text' if kind == 'Gemma3' else ''}Config")(
+        vocab_size=VOCAB, hidden_size=options.pop("hidden_size", HIDDEN), intermediate_size=64,
+        num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
+        head_dim=DIM,
         max_position_embeddings=2048, eos_token_id=None, pad_token_id=None, bos_token_id=None,
         initializer_range=0.3, **options,
     )  # fmt: skip
@@ -119,7 +140,10 @@ def plain_signals(model: Any, ids: list[int], chunk: int = 128) -> dict[Any, Any
         for layer in model.model.layers
     ]
     with torch.no_grad():
-        result = model(torch.tensor([ids]), output_attentions=True, output_hidden_states=True)
+        result = model(
+            torch.tensor([ids]), output_attentions=True, output_hidden_states=True,
+            past_key_values=transformers.DynamicCache(),  # keeps what slid out of a window, too
+        )  # fmt: skip
     for hook in hooks:
         hook.remove()
     hidden = torch.stack(outputs)[:, 0].double().numpy()  # [layers, n, size]

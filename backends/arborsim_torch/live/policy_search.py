@@ -276,7 +276,7 @@ def make_controller(
     if shape.rope is None and Signal.ROPE in policy.reads():
         raise UsageError(
             f"{policy.name} needs to know how keys are rotated, but the RoPE of this model changes "
-            "with the context's length"
+            "with the context's length, or from layer to layer"
         )
     return Controller(
         policy,

@@ -1,0 +1,98 @@
+"""Every supported family recorded and run live says what transformers says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arborsim.core.errors import UsageError
+from arborsim.policies.registry import build
+from arborsim.search import make_search
+from arborsim_torch.batches import run_batched
+from arborsim_torch.checkpoint import FAMILIES as SUPPORTED
+from arborsim_torch.live.policy_search import (
+    CacheOptions,
+    PolicySearch,
+    SearchSetup,
+    make_controller,
+)
+from arborsim_torch.models import LoadedModel, cache_shape, load_model, rope_of
+from arborsim_torch.recorder import EpisodeRecorder
+from arborsim_torch.sampling import Sampler
+from tests.live.tiny import FAMILIES, FakeSource, plain_copy, tiny_model, torch
+
+
+def generated(model: Any, prompt: Any, count: int) -> tuple[list[int], Any]:
+    """Greedy tokens of transformers' own generation, with eager attention, and their logits."""
+    ids = torch.tensor([prompt])
+    made = plain_copy(model).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False,
+        eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    return made.sequences[0, len(prompt) :].tolist(), torch.cat(made.logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_runs_equal_transformers(family: str) -> None:
+    """Recorded, and live under a policy that has nothing to evict: tokens, and log-probabilities
+    to 1e-4 in float32."""
+    model, source = tiny_model(family), FakeSource(thoughts=6)
+    problem = source.problem(0)
+    recorded = EpisodeRecorder(
+        model, source, make_search("linear"), None, Sampler(0.0, (0,)), 0, 100
+    ).run(problem)
+    setup = SearchSetup(model, source, lambda: make_search("linear"), 0.0, 0, 100)
+    live: list[Any] = []
+    searches = [PolicySearch(setup, problem, build("h2o", {}), 200, CacheOptions())]
+    run_batched(searches, 1, lambda search, ended: live.append(ended))
+    tokens, logits = generated(model, problem.prompt, recorded.tokens)
+    scores = torch.log_softmax(logits.float(), -1).max(-1).values.numpy()
+    for result in (recorded, live[0]):
+        own = result.columns["position"] >= len(problem.prompt)
+        assert result.columns["token"][own].tolist() == tokens
+        np.testing.assert_allclose(result.columns["logprob"][own], scores, atol=1e-4)
+
+
+def test_every_supported_family_is_tested() -> None:
+    assert {tiny_model(family).config.model_type for family in FAMILIES} == set(SUPPORTED)
+
+
+def test_longrope_ends_where_keys_would_change() -> None:
+    """Beyond its first training length Phi-3 turns all keys anew, those that are cached, too."""
+    assert LoadedModel("m", tiny_model("phi3-longrope")).max_positions == 1024
+    assert LoadedModel("m", tiny_model("phi3")).max_positions == 2048
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi3-longrope"])
+def test_policies_that_turn_keys_are_refused(family: str) -> None:
+    model = tiny_model(family)
+    assert rope_of(model) is None
+    policy: Any = build("expected-attention", {})
+    executor: Any = None
+    with pytest.raises(UsageError, match="RoPE of this model changes"):
+        make_controller(policy, executor, 10, model, cache_shape(model), ())
+
+
+def test_a_part_of_the_channels_is_turned() -> None:
+    rope = rope_of(tiny_model("phi3"))
+    assert rope is not None
+    assert rope.rotary_dim == 8
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_weights_have_true_buffers(family: str, tmp_path: Path) -> None:
+    """What a model computes besides its weights (RoPE, scales) is what a stored one has."""
+    model = tiny_model(family)
+    config = model.config.to_dict() | {"dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    drawn = load_model(f"config:{tmp_path / 'config.json'}").model
+    known = dict(model.named_buffers())
+    found = dict(drawn.named_buffers())
+    assert found.keys() == known.keys()
+    for name, buffer in found.items():
+        torch.testing.assert_close(buffer, known[name], msg=name)
+    assert torch.isfinite(drawn(torch.tensor([[1, 2, 3]])).logits).all()
