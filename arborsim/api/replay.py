@@ -285,10 +285,18 @@ class ReplayResults(Results):
         return Path(path)
 
     def print(self, console: Console | None = None, view: str = "auto") -> None:
-        """Print the tables: `view` is ``"table"`` (all figures), ``"matrix"`` or ``"auto"``."""
+        """Print the results as `view` says.
+
+        ``"table"`` has all figures, ``"matrix"`` a line per policy, ``"pareto"`` is drawn with
+        characters, and ``"auto"`` is the table or, with many policies, the matrix.
+        """
+        from arborsim.show.plots import plots_of, print_plots
         from arborsim.show.replay import print_replay
 
-        print_replay(self.raw, console, view)
+        if view == "pareto":
+            print_plots(plots_of(self.kind, self.raw, view), console)
+        else:
+            print_replay(self.raw, console, view)
 
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
         from arborsim.run.results import aggregate

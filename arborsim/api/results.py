@@ -44,6 +44,7 @@ class Results(ABC):
     """
 
     kind: ClassVar[str]
+    raw: Any
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.metadata = dict(metadata)
@@ -80,6 +81,38 @@ class Results(ABC):
     @abstractmethod
     def _tables(self) -> Iterable[tuple[str, Table[Any]]]:
         """Titles and the compact tables that a notebook shows."""
+
+    def plot(self, kind: str = "", *, metric: str = "", dark: bool = False) -> Any:
+        """Draw the results.
+
+        Parameters
+        ----------
+        kind : str
+            Of replays ``"pareto"`` (memory against a metric) or ``"heat"`` (policies by
+            budgets); of searches ``"pareto"`` (accuracy against KV size) or ``"width"``; of plans
+            ``"pareto"`` (cost, quality and latency) or ``"load"``; of live runs ``"cliff"``
+            (accuracy by budget).  "" is the first of them.
+        metric : str
+            What replays are drawn by: ``"kept"``, ``"error"``, ``"time"`` or ``"memory"``; "" for
+            the first that is known.
+        dark : bool
+            Light on dark.
+
+        Returns
+        -------
+        plotly.graph_objects.Figure
+            Several plots, such as those of several traces, stand below each other.
+
+        Raises
+        ------
+        UsageError
+            There is no such plot, or the results hold nothing that it could draw.
+        """
+        from plotly.graph_objects import Figure
+
+        from arborsim.show.plots import plots_of, stacked, themed
+
+        return Figure(themed(stacked(plots_of(self.kind, self.raw, kind, metric)), dark))
 
     def _frame(self) -> pd.DataFrame:
         """What `save` writes."""

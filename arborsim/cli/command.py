@@ -44,6 +44,8 @@ NAMES = {
     "model": "arborsim.machine.lookup:geometry_names",
     "calibration": "arborsim.calibrate.documents:shipped",
 }
+#: Endings of the files that complete an argument.
+FILES = {"trace": (".parquet",), "results": (".parquet", ".jsonl")}
 _KEY = "arborsim.option"
 
 
@@ -84,17 +86,21 @@ def completing(kind: str) -> Callable[[str], list[str]]:
         known = getattr(import_module(module), attribute)()
         return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
 
-    return _complete_trace if kind == "trace" else complete
+    return _complete_file(FILES[kind]) if kind in FILES else complete
 
 
-def _complete_trace(incomplete: str) -> list[str]:
-    """Parquet files, and folders to look for them in."""
-    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-    return [
-        f"{path}/" if os.path.isdir(path) else path
-        for path in found
-        if os.path.isdir(path) or path.endswith(".parquet")
-    ]
+def _complete_file(endings: tuple[str, ...]) -> Callable[[str], list[str]]:
+    """Completes files with one of these endings, and folders to look for them in."""
+
+    def complete(incomplete: str) -> list[str]:
+        found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+        return [
+            f"{path}/" if os.path.isdir(path) else path
+            for path in found
+            if os.path.isdir(path) or path.endswith(endings)
+        ]
+
+    return complete
 
 
 def command(function: Callable[..., T]) -> Callable[..., T]:

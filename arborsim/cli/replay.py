@@ -23,7 +23,7 @@ class ReplayOutput(options.OutputOptions):
 
     out: Path | None = options.output_option(None, "Write results: .parquet, .csv or .json.")
     view: str = options.output_option(
-        "auto", "table (all figures), matrix (a line per policy) or auto."
+        "auto", "table (all figures), matrix (a line per policy), pareto or auto."
     )
     explain: bool = options.output_option(
         False, "Also print every term of each policy's time.", "--explain"
@@ -34,8 +34,8 @@ class ReplayOutput(options.OutputOptions):
         from arborsim.core.tables import check_format
         from arborsim.show.replay import VIEWS
 
-        if self.view not in VIEWS:
-            raise UnknownName("view", self.view, VIEWS)
+        if self.view not in (views := (*VIEWS, "pareto")):
+            raise UnknownName("view", self.view, views)
         if self.explain and self.json:
             raise UsageError("--explain prints tables: leave --json out")
         if self.out is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from arborsim.bank.results import SearchResult, rows_of
 from arborsim.core.errors import UnknownName, UsageError
@@ -28,6 +28,9 @@ from arborsim.show.page import Figure
 from arborsim.show.search import cells_of
 from arborsim.show.search_page import against_size, against_width
 from arborsim.show.words import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: The endings of files that a plot can be written to.
 FORMATS = (".html", ".svg", ".png")
@@ -208,6 +211,16 @@ def plots_of(results: str, record: Any, kind: str = "", metric: str = "") -> lis
     if not found:
         raise UsageError(f"these {results} results hold nothing that '{chosen}' could draw")
     return found
+
+
+def print_plots(plots: Sequence[Plot], console: Console | None = None, height: int = 22) -> None:
+    """Print plots in characters at the width of the terminal."""
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    for number, each in enumerate(plots):
+        for text in ([""] if number else []) + each.lines(console.width, height):
+            console.print(text, markup=False, style="bold" if text == plain(each.title) else "")
 
 
 # --- writing ---

@@ -1,0 +1,53 @@
+"""`arborsim plot`: results as a figure, in the terminal or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from arborsim.cli.command import argument, command, option
+from arborsim.cli.options import check_output, output_option
+from arborsim.core.errors import UsageError
+
+
+@command
+def plot(
+    results: Path = argument(
+        ..., "Results: the file of --out, or the log of a live run.", complete="results"
+    ),
+    kind: str = option(
+        "", "pareto, heat, cliff, width or load, as the results allow.", shown="the usual one"
+    ),
+    metric: str = option(
+        "", "What a replay is drawn by: kept, error, time or memory.", shown="the first known"
+    ),
+    out: Path | None = output_option(
+        None, "Write a page (.html) or an image (.svg, .png) in place of drawing here."
+    ),
+    dark: bool = output_option(False, "An image light on dark.", "--dark"),
+) -> None:
+    """Draw results: in the terminal, as a page, or as an image.
+
+    A replay's Pareto shows memory against attention kept or time, a search's accuracy against KV
+    size, a plan's cost against latency, and a live run's cliff accuracy by budget.
+    """
+    from arborsim.api.results import load_results
+    from arborsim.show import plots
+
+    if out is not None:
+        plots.check_format(out)
+        check_output(out, "--out")
+        if out.resolve() == results.resolve():
+            raise UsageError(f"--out {out}: the command reads it; choose another name")
+    if dark and (out is None or out.suffix == ".html"):
+        raise UsageError("--dark: only for --out FILE.svg or .png; a page follows its reader")
+    found = load_results(results)
+    made = plots.plots_of(found.kind, found.raw, kind, metric)
+    if out is None:
+        plots.print_plots(made)
+        return
+    said = found.metadata
+    plots.write(made, out, dark=dark, command=said.get("command", ""),
+                settings=said.get("settings", {}))  # fmt: skip
+    typer.echo(f"wrote {out}")
