@@ -36,15 +36,19 @@ def equivalent(name: str, call: Callable[..., Any], given: Mapping[str, Any]) ->
     """
     parameters = list(inspect.signature(call).parameters.values())
     first, *others = parameters
+    values = {each.name: given.get(each.name, each.default) for each in others}
     changed = {
-        each.name: given[each.name]
+        each.name: values[each.name]
         for each in others
-        if each.name not in _SILENT and _differs(given[each.name], each.default)
+        if each.name not in _SILENT and _differs(values[each.name], each.default)
     }
-    inputs = [_text(each) for each in listed(given[first.name])]
-    if not all(_is_plain(value) for value in changed.values()):
+    inputs = [] if given[first.name] is None else listed(given[first.name])
+    if not all(map(_is_plain, (inputs, *changed.values()))):
+        positional = [f"<{getattr(each, 'name', each)}>" for each in inputs if not _is_plain(each)]
+        positional += [repr(_text(each)) for each in inputs if _is_plain(each)]
         keywords = [f"{key}={value!r}" for key, value in changed.items()]
-        return f"arborsim.{name}({', '.join([repr(inputs), *keywords])})"
+        return f"arborsim.{name}({', '.join([*positional, *keywords])})"
+    inputs = [_text(each) for each in inputs]
     words = ["arborsim", name, *inputs]
     for key, value in changed.items():
         words += _words(key, value)
