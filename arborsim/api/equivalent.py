@@ -44,8 +44,11 @@ def equivalent(name: str, call: Callable[..., Any], given: Mapping[str, Any]) ->
     }
     inputs = [] if given[first.name] is None else listed(given[first.name])
     if not all(map(_is_plain, (inputs, *changed.values()))):
-        positional = [f"<{getattr(each, 'name', each)}>" for each in inputs if not _is_plain(each)]
-        positional += [repr(_text(each)) for each in inputs if _is_plain(each)]
+        shown = [
+            repr(_text(each)) if _is_plain(each) else f"<{getattr(each, 'name', each)}>"
+            for each in inputs
+        ]
+        positional = shown if len(shown) < 2 else [f"[{', '.join(shown)}]"]
         keywords = [f"{key}={value!r}" for key, value in changed.items()]
         return f"arborsim.{name}({', '.join([*positional, *keywords])})"
     inputs = [_text(each) for each in inputs]
