@@ -281,6 +281,7 @@ class PlanResults(Results):
     """
 
     kind = "plan"
+    raw: PlanResult
 
     def __init__(
         self, raw: PlanResult, metadata: Mapping[str, Any], planner: Planner | None = None

@@ -216,6 +216,7 @@ class ReplayResults(Results):
     """
 
     kind = "replay"
+    raw: ReplayResult
 
     def __init__(
         self, raw: ReplayResult, metadata: Mapping[str, Any], job: Replay | None = None
