@@ -53,9 +53,8 @@ def nucleus(mass: Tensor, top_p: float) -> Tensor:
     equally probable tokens the one with the lower id stays.
     """
     ranked, order = mass.sort(dim=-1, descending=True, stable=True)
-    before = ranked.cumsum(-1) - ranked  # what more probable tokens make
-    left_out = before >= top_p
-    left_out[..., 0] = False  # the most probable one always stays
+    left_out = torch.zeros_like(order, dtype=torch.bool)  # the most probable one always stays
+    left_out[..., 1:] = ranked.cumsum(-1)[..., :-1] >= top_p
     kept = ranked.masked_fill(left_out, 0.0)
     return torch.zeros_like(mass).scatter_(-1, order, kept)
 

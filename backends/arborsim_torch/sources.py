@@ -195,9 +195,8 @@ class PromptSource(_Unjudged):
         self.max_tokens = max_tokens
         self._thought_tokens = thought_tokens
         self._stop = tuple(stop)
-        # A stop string of one character is in one token; longer ones may be spread over several,
-        # each of which has at least a byte of it.
-        self._stop_tokens = max((len(text.encode()) for text in stop if len(text) > 1), default=1)
+        # A stop string may be spread over several tokens, each of which has at least a byte of it.
+        self._stop_tokens = max(len(text.encode()) for text in stop)
         self._stops: dict[tuple[int, ...], bool] = {}
 
     def count(self, first: int) -> int | None:
