@@ -1,10 +1,12 @@
 """What recording costs: the same searches with and without capture, same seed, same tokens.
 
     python benchmarks/record.py [--model chain] [--tokens 600] [--repeats 3]
+    python benchmarks/record.py --chains 4096,16384
 
-prints, for one chain and for a tree of four parallel leaves, decode speed unrecorded, at
+The first prints, for one chain and for a tree of four parallel leaves, decode speed unrecorded, at
 ``signals`` level and at ``qkv`` level, and the ratios.  Decoding only: a search is written to the
-file after it ends.
+file after it ends.  The second decodes one chain of each length at ``signals`` level (256 positions
+per attention row) and records its tokens once more, given (``record --teacher-forced``).
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import torch
 
 from arborsim.search import make_search
 from arborsim.trace.schema import Capture as Level
-from arborsim_torch.capture import middle_layers
+from arborsim_torch.capture import Capture, middle_layers
 from arborsim_torch.episodes import capture_at_level
-from arborsim_torch.models import load_model
+from arborsim_torch.forced import Chain, ForcedRecorder, ForcedSource
+from arborsim_torch.models import LoadedModel, load_model
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.sampling import Sampler
@@ -70,6 +73,27 @@ def run(
     return result, [int(t) for t in result.columns["token"]]
 
 
+def chains(loaded: LoadedModel, source: Any, lengths: list[int]) -> None:
+    """Decode a chain of each length, then record the same tokens in blocks."""
+    print(f"{'tokens':>7s} {'decoded':>16s} {'given':>16s}  ratio")
+    for length in lengths:
+        problem = source.problem(0)
+        options: dict[str, Any] = {"model": loaded.model, "search": make_search("linear"),
+                                   "seed": 0, "max_tokens": length}  # fmt: skip
+        decoded = EpisodeRecorder(
+            source=source, capture=Capture(top=256), sampler=Sampler(1.0, (0,)), **options
+        ).run(problem)
+        tokens = decoded.columns["token"][decoded.columns["token"] >= 0][len(problem.prompt) :]
+        given = ForcedSource(source, [Chain(problem.prompt, tuple(tokens.tolist()))])
+        forced = ForcedRecorder(
+            source=given, capture=Capture(top=256), sampler=Sampler(0.0, (0,)), **options
+        ).run(given.problem(0))
+        seconds = decoded.prefill_s + decoded.decode_s, forced.prefill_s
+        speeds = [f"{each:6.1f} s, {length / each:5.0f}/s" for each in seconds]
+        ratio = seconds[0] / seconds[1]
+        print(f"{length:7d} {speeds[0]:>16s} {speeds[1]:>16s}  {ratio:.1f}x", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="chain")
@@ -77,6 +101,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600, help="generated tokens per path")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--chains", default="", help="lengths of chains, e.g. 4096,16384")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     loaded = load_model(options.model, device=options.device)
@@ -84,6 +109,9 @@ def main() -> None:
     source = Endless(TaskSource(loaded.task))
     prompt = len(source.problem(0).prompt)
     print(f"{loaded.name}, {options.device}, {options.threads} threads, prompt {prompt} tokens")
+    if options.chains:
+        chains(loaded, source, [int(length) for length in options.chains.split(",")])
+        return
     print(f"{'search':8s} {'capture':8s} {'tokens':>7s} {'tokens/s':>9s} {'cost':>6s}  same tokens")
     levels = {"none": None, "signals": Level.SIGNALS, "qkv": Level.QKV}
     for search in ("linear", "dpts"):
