@@ -19,7 +19,10 @@ from arborsim.core.errors import UnknownName, UsageError
 from arborsim.machine.lookup import GEOMETRY_ALIASES, geometry_names
 
 #: ``config.model_type`` of the models whose attention the decoder computes as they do.
-FAMILIES = ("gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+#: Gemma 3's `gemma3` sees images, too: its language model, `gemma3_text`, is what runs.
+FAMILIES = (
+    "gemma3", "gemma3_text", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
+)  # fmt: skip
 REFERENCES = ("chain", "game24")  #: models that are shipped, each with its task
 CONFIG = "config:"  #: before the name of a geometry: random weights
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -51,12 +54,16 @@ def check_checkpoint(model: str) -> None:
         raise UsageError(f"{option}: no such folder")
     cached = _cached(model)
     if cached is not None:
-        _check_folder(option, cached)
+        try:
+            _check_folder(option, cached)
+        except UsageError:
+            if not _reachable():  # else the rest of it is fetched
+                raise
     elif not _reachable():
         raise UsageError(
             f"{option}: no such folder, not in the local cache ({_hub()}), and {_endpoint()} "
             f"cannot be reached: where there is a network, hf download {model} --local-dir FOLDER, "
-            f"then --model FOLDER{_instead(model)}"
+            f"then --model FOLDER{instead(model)}"
         )
 
 
@@ -154,7 +161,7 @@ def _what_else(path: Path) -> str:
     return ": give the folder that model.save_pretrained or hf download made"
 
 
-def _instead(model: str) -> str:
+def instead(model: str) -> str:
     """How to go on without weights, if the geometry of the model is shipped."""
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
     known = GEOMETRY_ALIASES.get(name, name)

@@ -19,7 +19,13 @@ from arborsim.core.shape import CacheShape
 from arborsim.machine.lookup import config_of
 from arborsim.trace.schema import Geometry
 from arborsim_torch.cache.layout import Layout
-from arborsim_torch.checkpoint import CONFIG, REFERENCES, check_checkpoint, check_family
+from arborsim_torch.checkpoint import (
+    CONFIG,
+    REFERENCES,
+    check_checkpoint,
+    check_family,
+    instead,
+)
 from arborsim_torch.hardware.memory import free_bytes
 from arborsim_torch.reference.tasks import Task
 
@@ -170,10 +176,25 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         what = " ".join(str(error).split())[:300]
-        raise UsageError(f"--model {name}: cannot be loaded: {what}") from error
+        raise UsageError(f"--model {name}: cannot be loaded: {what}{instead(name)}") from error
+    model = _language_model(model)
     # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
     model = model.to(device).eval()  # type: ignore[arg-type]
     return LoadedModel(Path(name).name, model, None, tokenizer)
+
+
+def _language_model(model: Any) -> Any:
+    """The model, or of one that sees images what computes text."""
+    inner = getattr(model.model, "language_model", None)
+    if inner is None:
+        return model
+    config = model.config.get_text_config()
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    with torch.device("meta"):
+        text = kind(config)
+    text.model, text.lm_head = inner, model.lm_head
+    text.generation_config = model.generation_config
+    return text
 
 
 def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
@@ -195,7 +216,7 @@ def _random_model(name: str, device: str, dtype: str) -> LoadedModel:
     # Positions cost no memory: let any length through.
     config = AutoConfig.for_model(kind, **{"max_position_embeddings": 1 << 20, **raw})
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=chosen)
+        model = _language_model(AutoModelForCausalLM.from_config(config, dtype=chosen))
     check_room(
         f"--model {CONFIG}{name}",
         sum(p.numel() * p.element_size() for p in model.parameters()),

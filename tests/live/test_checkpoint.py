@@ -124,7 +124,9 @@ def test_ids_without_network_suggest_the_geometry(model: str, geometry: str, off
     assert geometry in str(error.value)
 
 
-def test_ids_in_the_cache_need_no_network(made: Path, offline: Path) -> None:
+def test_ids_in_the_cache_need_no_network(
+    made: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = offline / "models--someone--tiny"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("abc")
@@ -133,6 +135,8 @@ def test_ids_in_the_cache_need_no_network(made: Path, offline: Path) -> None:
     (snapshot / "tokenizer.json").unlink()
     with pytest.raises(UsageError, match="no tokenizer"):
         check_checkpoint("someone/tiny")
+    monkeypatch.setattr("arborsim_torch.checkpoint._reachable", lambda: True)
+    check_checkpoint("someone/tiny")  # the rest is fetched
 
 
 @pytest.fixture

@@ -9,21 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arborsim.calibrate.backend import HardwareRequest
 from arborsim.core.errors import UsageError
 from arborsim.policies.registry import build
 from arborsim.search import make_search
 from arborsim_torch.batches import run_batched
 from arborsim_torch.checkpoint import FAMILIES as SUPPORTED
+from arborsim_torch.decoder import TreeDecoder
+from arborsim_torch.hardware.model import load_for_timing
 from arborsim_torch.live.policy_search import (
     CacheOptions,
     PolicySearch,
     SearchSetup,
     make_controller,
 )
-from arborsim_torch.models import LoadedModel, cache_shape, load_model, rope_of
+from arborsim_torch.models import LoadedModel, cache_shape, geometry, load_model, rope_of
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.sampling import Sampler
-from tests.live.tiny import FAMILIES, FakeSource, plain_copy, tiny_model, torch
+from tests.live.tiny import FAMILIES, FakeSource, plain_copy, save_tiny, tiny_model, torch
 
 
 def generated(model: Any, prompt: Any, count: int) -> tuple[list[int], Any]:
@@ -58,7 +61,37 @@ def test_greedy_runs_equal_transformers(family: str) -> None:
 
 
 def test_every_supported_family_is_tested() -> None:
-    assert {tiny_model(family).config.model_type for family in FAMILIES} == set(SUPPORTED)
+    tested = {tiny_model(family).config.model_type for family in FAMILIES}
+    assert tested | {"gemma3"} == set(SUPPORTED)
+
+
+def test_of_a_model_that_sees_the_language_model_runs(tmp_path: Path) -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, SiglipVisionConfig
+
+    text = tiny_model("gemma3").config
+    vision = SiglipVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                num_attention_heads=2, image_size=28, patch_size=14)  # fmt: skip
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    torch.manual_seed(0)
+    whole = Gemma3ForConditionalGeneration(config).eval()
+    save_tiny(tmp_path)  # for its tokeniser
+    whole.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert geometry(loaded).layers == text.num_hidden_layers
+    tokens = FakeSource().problem(0).prompt
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        expected = whole(ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
+    found = TreeDecoder(loaded.model).prefill(tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mixtral", "qwen3_moe"])
+def test_what_reads_a_part_of_itself_is_not_timed(family: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_model(family).config.to_dict()))
+    request = HardwareRequest(model=f"config:{tmp_path / 'config.json'}", device="cpu")
+    with pytest.raises(UsageError, match="choose a dense model"):
+        load_for_timing(request)
 
 
 def test_longrope_ends_where_keys_would_change() -> None:

@@ -24,6 +24,12 @@ _SHARE = 0.5  # of the free memory: the other half is for caches and buffers
 _ON_CPU = 4 * _GIB  # random weights are drawn at some 0.1 GB/s there
 _LEAST_VOCABULARY = 64
 _LEAST_LAYERS = 2  # one depth alone does not tell layers from the rest
+# What a pass of these costs is not what the fit takes it for: every weight and token once.
+_UNTIMED = {
+    "mixtral": "reads only some of its experts",
+    "qwen3_moe": "reads only some of its experts",
+    "gemma3_text": "reads only a window in most layers",
+}
 
 
 def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, ...]]:
@@ -32,12 +38,14 @@ def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, .
     Raises
     ------
     UsageError
-        There is no such device or model, or not even two layers of it fit.
+        There is no such device or model, not even two layers of it fit, or its passes do not
+        read all weights and tokens.
     """
     device = torch.device(check_device(request.device))
     if not request.model.startswith(CONFIG):
         loaded = load_model(request.model, "", request.device)
         return _deep_enough(loaded), ()
+    _refuse_untimed(request.model, config_of(request.model.removeprefix(CONFIG)).get("model_type"))
     room = int(usable_bytes(device) * _SHARE)
     if device.type == "cpu":
         room = min(room, _ON_CPU)
@@ -60,7 +68,16 @@ def load_for_timing(request: HardwareRequest) -> tuple[LoadedModel, tuple[str, .
     return LoadedModel(request.model, loaded.model, random_weights=True), (note,)
 
 
+def _refuse_untimed(name: str, kind: Any) -> None:
+    if kind in _UNTIMED:
+        raise UsageError(
+            f"--model {name}: a pass of {kind} {_UNTIMED[kind]}, so it does not tell the machine's "
+            "numbers: choose a dense model with full attention, such as config:llama-3.1-8b"
+        )
+
+
 def _deep_enough(loaded: LoadedModel) -> LoadedModel:
+    _refuse_untimed(loaded.name, loaded.model.config.model_type)
     if loaded.model.config.num_hidden_layers < _LEAST_LAYERS:
         raise UsageError(f"--model {loaded.name} has one layer: its cost per layer cannot be told")
     return loaded
