@@ -23,6 +23,7 @@ from arborsim.live.backends import (
 )
 from arborsim.search import make_search
 from arborsim_torch.checkpoint import check_checkpoint, is_plain
+from arborsim_torch.prompts import CHAIN, read_lines, read_prompts
 
 if TYPE_CHECKING:
     from arborsim.calibrate.backend import (
@@ -147,9 +148,13 @@ def _check(request: SearchRequest) -> None:
     """Refuse what needs no PyTorch to be refused."""
     recipe = request.bank if isinstance(request, RecordRequest) else None
     _ = make_search(request.search, **request.search_options) if recipe is None else recipe.make()
+    forced = request.teacher_forced if isinstance(request, RecordRequest) else None
+    if forced is not None:
+        read_lines(forced, CHAIN)
+    if request.prompts is not None:
+        read_prompts(request.prompts)
     if is_plain(request.model, request.task):
         check_checkpoint(request.model)
-        forced = request.teacher_forced if isinstance(request, RecordRequest) else None
         if request.prompts is None and forced is None:
             raise UsageError(f"--model {request.model} has no task: give --prompts FILE.jsonl")
 
@@ -159,7 +164,6 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
     from arborsim_torch.models import load_model
     from arborsim_torch.rewards.embed import check_embedder
     from arborsim_torch.rewards.load import check_choice
-    from arborsim_torch.sources import read_prompts
 
     check_choice(request.reward)
     if request.embed:
@@ -175,9 +179,10 @@ def _load(request: SearchRequest) -> tuple[LoadedModel, list[str] | None]:
 def _too_large(request: RecordRequest) -> UsageError:
     from arborsim_torch.episodes import new_search
 
+    many = request.bank is not None or request.batch > 1
     return UsageError(
         f"out of memory on {request.device}: {request.model} in {request.dtype}, "
         f"{new_search(request).name} with {new_search(request).slots} leaves at once: try fewer "
-        f"{'children, a smaller --batch' if request.bank else 'children'}, a shorter prompt, "
+        f"{'children, a smaller --batch' if many else 'children'}, a shorter prompt, "
         "--max-tokens, a smaller --dtype, or (when recording) --capture tree"
     )

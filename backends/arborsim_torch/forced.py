@@ -21,11 +21,12 @@ from torch import Tensor
 from arborsim.core.errors import UsageError
 from arborsim_torch.cache.tiered import TieredCache
 from arborsim_torch.decoder import PREFILL_BLOCK, Observer, TreeDecoder
+from arborsim_torch.prompts import CHAIN, read_lines
 from arborsim_torch.recorder import EpisodeRecorder
 from arborsim_torch.recording import EpisodeResult
 from arborsim_torch.reference.tasks import Problem
 from arborsim_torch.sampling import Choice, Sampler, scored
-from arborsim_torch.sources import Source, read_lines
+from arborsim_torch.sources import Source
 
 _MOST_VALUES = 1 << 28  # attention probabilities of a layer that a block may have
 _LEAST_BLOCK = 16
@@ -62,7 +63,7 @@ def read_chains(
     """
     return [
         _Line(f"{path}, line {number}", entry, encode, vocabulary).chain()
-        for number, entry in read_lines(path, '{"prompt": "...", "tokens": [...]}')
+        for number, entry in read_lines(path, CHAIN)
     ]
 
 

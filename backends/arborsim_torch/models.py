@@ -178,8 +178,7 @@ def _load_pretrained(name: str, device: str, dtype: str, trust: bool) -> LoadedM
         what = " ".join(str(error).split())[:300]
         raise UsageError(f"--model {name}: cannot be loaded: {what}{instead(name)}") from error
     model = _language_model(model)
-    # transformers wraps `Module.to` in a decorator that loses `self` to type checkers.
-    model = model.to(device).eval()  # type: ignore[arg-type]
+    model = model.to(device).eval()
     return LoadedModel(Path(name).name, model, None, tokenizer)
 
 
@@ -189,7 +188,7 @@ def _language_model(model: Any) -> Any:
     if inner is None:
         return model
     config = model.config.get_text_config()
-    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    kind: Any = transformers.AutoModelForCausalLM._model_mapping[type(config)]
     with torch.device("meta"):
         text = kind(config)
     text.model, text.lm_head = inner, model.lm_head

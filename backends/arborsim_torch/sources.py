@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -285,46 +283,3 @@ class RandomSource(_Unjudged):
 
     def text(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
-
-
-def read_lines(path: Path, expected: str) -> list[tuple[int, Mapping[str, Any]]]:
-    """The objects of a JSON-lines file with their line numbers; empty lines are skipped.
-
-    Raises
-    ------
-    UsageError
-        Names the file and the line that is wrong; `expected` says what belongs there.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file of prompts") from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path}: cannot be read as UTF-8 text ({why})") from error
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}, line {number}: not JSON ({error.msg})") from error
-        if not isinstance(entry, Mapping):
-            raise UsageError(f"{path}, line {number}: expected {expected}")
-        found.append((number, entry))
-    if not found:
-        raise UsageError(f"{path}: no prompts; write one {expected} per line")
-    return found
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The "prompt" of every line of a JSON-lines file; raises as `read_lines` does."""
-    expected = '{"prompt": "..."}'
-    prompts = []
-    for number, entry in read_lines(path, expected):
-        prompt = entry.get("prompt")
-        if not isinstance(prompt, str) or not prompt:
-            raise UsageError(f"{path}, line {number}: expected {expected}")
-        prompts.append(prompt)
-    return prompts
