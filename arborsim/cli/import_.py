@@ -136,5 +136,5 @@ def _requests(name: str, given: ImportOptions) -> None:
         whole = sum(request.prompt_tokens for request in contents.searches)
         typer.echo(
             f"{saved:,} of {whole:,} prompt tokens ({saved / whole:.1%}) had come before, as a "
-            f"prefix of whole {block_tokens}-token blocks; replays treat requests one by one"
+            f"prefix of whole {block_tokens}-token blocks: plans share them, replays do not"
         )

@@ -153,11 +153,8 @@ class Places:
     def _fits(self, search: ServedSearch) -> bool:
         """Whether the search can be admitted; unused prefixes are evicted for it."""
         state = self._state
-        key = state.prefix_of(search)
-        need = self._first_need(search)
-        if key:
-            priced = search.priced
-            need += state.prefixes.missing_bytes(key, priced.prefix_tokens, priced.prefix_bytes)
+        shared = state.parts_of(search)
+        need = self._first_need(search) + sum(state.prefixes.missing_bytes(*p) for p in shared)
         if state.resident:
             need += max(0, state.batch.sums.hbm + state.batch.sums.hbm_g - state.decoding_bytes)
             need += self._first_growth(search) + int(state.options.watermark * state.kv_bytes)
@@ -167,11 +164,12 @@ class Places:
             if state.resident or not self._drop_copy(search):
                 return False
         free = state.free_bytes
-        if free < need and free + state.prefixes.unused_bytes(key) < need:
-            state.tally.first("hbm")
-            return False
         if free < need:
-            state.evict_prefixes(need - free, key)
+            keys = {part.key for part in shared}
+            if free + state.prefixes.unused_bytes(keys) < need:
+                state.tally.first("hbm")
+                return False
+            state.evict_prefixes(need - free, keys)
         return True
 
     def _first_need(self, search: ServedSearch) -> int:
@@ -198,9 +196,8 @@ class Places:
             search.admitted_s = state.clock.now
             search.base_bytes = self._first_need(search)
         state.hold(search.hbm_bytes)
-        if key := state.prefix_of(search):
-            priced = search.priced
-            state.hold(state.prefixes.acquire(key, priced.prefix_tokens, priced.prefix_bytes))
+        if shared := state.parts_of(search):
+            state.hold(sum(state.prefixes.acquire(*part) for part in shared))
             search.holds_prefix, search.prefix_found = True, -1
         state.ready.append(search)
 

@@ -4,6 +4,11 @@ A prefix is a chain: of what one memory holds, a head of any length can be read,
 up from the end, whole blocks at a time.  The prefix unused for longest is evicted first, until
 nothing of it is left, as in vLLM.
 
+Prompts that are known block by block share the beginning that they have in common, whatever its
+length: their prefixes are cut where they part (`parts`), as in the radix tree of SGLang, and a
+search uses the parts from the root on.  What follows a part is never used later than the part, so
+it is given up before it.
+
 A prefix is copied to DDR once it is computed (write-through, as in LMCache and SGLang's HiCache):
 giving it up in HBM later waits for nothing, at the price of copies that may never be asked for.
 A search that finds less of its prefix in HBM than lies in DDR waits for the copy back, then
@@ -15,15 +20,91 @@ than these by at most their pass over the prompt.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from arborsim.core.geometry import UNBOUNDED
 from arborsim.machine.clock import Clock, Level
 
 if TYPE_CHECKING:
+    from arborsim.machine.program import PricedProgram
     from arborsim.machine.state import ServedSearch, State
+
+
+class Part(NamedTuple):
+    """A part of a search's prefix, which lies in memory under its key."""
+
+    key: str
+    tokens: int
+    bytes: int
+
+
+def parts(programs: Sequence[PricedProgram]) -> list[tuple[Part, ...]]:
+    """The parts of each search's prefix, from its beginning on; none if it shares nothing.
+
+    Without blocks (`DemandInfo.prefix_blocks`) a prefix is one part.  Blocks of the same ids after
+    the same blocks are the same; those that the same searches have are one part.
+    """
+    paths = [list(_blocks(each)) for each in programs]
+    number: dict[tuple[int, object, int], int] = {}  # of a block: behind which, its id, its tokens
+    nodes = [
+        _numbered(number, each.info.prefix, path)
+        for each, path in zip(programs, paths, strict=True)
+    ]
+    used: dict[int, int] = {}  # by how many searches
+    for path in nodes:
+        for node in path:
+            used[node] = used.get(node, 0) + 1
+    return [
+        tuple(_joined(each, path, nodes_of, used))
+        for each, path, nodes_of in zip(programs, paths, nodes, strict=True)
+    ]
+
+
+def _blocks(program: PricedProgram) -> Iterator[tuple[int, int]]:
+    """Id and tokens of each block of a prefix; the last one may be shorter."""
+    info, left = program.info, program.prefix_tokens
+    for block in info.prefix_blocks:
+        tokens = min(info.prefix_block_tokens, left)
+        if not tokens:
+            return
+        left -= tokens
+        yield block, tokens
+
+
+def _numbered(
+    number: dict[tuple[int, object, int], int], key: str, path: Sequence[tuple[int, int]]
+) -> list[int]:
+    """The number of each block of a path, new ones included."""
+    at, found = number.setdefault((-1, key, 0), len(number)), []
+    for block, tokens in path:
+        at = number.setdefault((at, block, tokens), len(number))
+        found.append(at)
+    return found
+
+
+def _joined(
+    program: PricedProgram,
+    path: Sequence[tuple[int, int]],
+    nodes: Sequence[int],
+    used: dict[int, int],
+) -> Iterator[Part]:
+    """Runs of blocks that the same number of searches use: as none can come back, the same ones."""
+    tokens, size = program.prefix_tokens, program.prefix_bytes
+    if not tokens:
+        return
+    if not path:
+        yield Part(program.info.prefix, tokens, size)
+        return
+    begin = at = 0
+    for i, (_, length) in enumerate(path):
+        at += length
+        if i + 1 == len(path) or used[nodes[i + 1]] != used[nodes[i]]:
+            part_bytes = size * at // tokens - size * begin // tokens
+            yield Part(f"{program.info.prefix} block {nodes[i]}", at - begin, part_bytes)
+            begin = at
 
 
 @dataclass(eq=False)
@@ -71,6 +152,13 @@ class Shelf(OrderedDict[str, Prefix]):
         super().__init__()
         self.bytes = 0
         self._block = block_tokens
+        self._unused: OrderedDict[str, Prefix] = OrderedDict()  # in the same order ...
+        self._unused_bytes = 0  # ... and what they take
+
+    def move_to_end(self, key: str, last: bool = True) -> None:
+        super().move_to_end(key, last)
+        if key in self._unused:
+            self._unused.move_to_end(key, last)
 
     def missing_bytes(self, key: str, tokens: int, size_bytes: int) -> int:
         """What `tokens`, which take `size_bytes`, need beyond what is held."""
@@ -84,12 +172,14 @@ class Shelf(OrderedDict[str, Prefix]):
     def grow(self, key: str, tokens: int, size_bytes: int) -> int:
         """Take memory for the first `tokens`, which take `size_bytes`; returns the bytes taken."""
         delta = self.missing_bytes(key, tokens, size_bytes)
-        prefix = self.setdefault(key, Prefix(tokens, size_bytes))
+        if key not in self:
+            self[key] = self._unused[key] = Prefix(tokens, size_bytes)
+        prefix = self[key]
         if tokens > prefix.tokens:
             prefix.bytes = prefix.held_bytes + delta
             prefix.tokens = tokens
         prefix.held = max(prefix.held, tokens)
-        self.bytes += delta
+        self._changed(key, delta)
         return delta
 
     def shrink(self, key: str, tokens: int) -> int:
@@ -98,22 +188,30 @@ class Shelf(OrderedDict[str, Prefix]):
         before = prefix.held_bytes
         prefix.held = min(prefix.held, tokens)
         prefix.filled = min(prefix.filled, tokens)
+        freed = before - prefix.held_bytes
+        self._changed(key, -freed)
         if not prefix.held:
             del self[key]
-        freed = before - prefix.held_bytes
-        self.bytes -= freed
+            self._unused.pop(key, None)
         return freed
 
-    def unused_bytes(self, spared: str = "") -> int:
+    def unused_bytes(self, spared: Collection[str] = ()) -> int:
         """Bytes that could be given up, `spared` aside."""
-        return sum(prefix.held_bytes for _, prefix in self._unused(spared))
+        kept = (self._unused[key].held_bytes for key in spared if key in self._unused)
+        return self._unused_bytes - sum(kept)
 
-    def evict(self, need: int, spared: str = "") -> int:
+    def evict(self, need: int, spared: Collection[str] = ()) -> int:
         """Give up `need` bytes, or all that is unused; returns the bytes freed."""
-        freed = 0
-        for key, prefix in self._unused(spared):
-            if freed >= need:
+        chosen, found = [], 0
+        for key, prefix in self._unused.items():
+            if found >= need:
                 break
+            if key not in spared and prefix.held_bytes:
+                chosen.append(key)
+                found += prefix.held_bytes
+        freed = 0
+        for key in chosen:
+            prefix = self[key]
             kept = prefix.within(prefix.held_bytes - (need - freed))
             freed += self.cut(key, max(0, kept // self._block * self._block))
         return freed
@@ -122,12 +220,10 @@ class Shelf(OrderedDict[str, Prefix]):
         """Give up what lies behind the first `tokens`; returns the bytes freed."""
         return self.shrink(key, tokens)
 
-    def _unused(self, spared: str) -> list[tuple[str, Prefix]]:
-        return [
-            (key, prefix)
-            for key, prefix in self.items()
-            if not prefix.references and key != spared and prefix.held_bytes
-        ]
+    def _changed(self, key: str, delta: int) -> None:
+        self.bytes += delta
+        if key in self._unused:
+            self._unused_bytes += delta
 
 
 class Prefixes(Shelf):
@@ -141,6 +237,8 @@ class Prefixes(Shelf):
         """A search uses the first `tokens` from now on; returns the bytes that enter HBM."""
         entered = self.grow(key, tokens, size_bytes)
         self[key].references += 1
+        if key in self._unused:
+            self._unused_bytes -= self._unused.pop(key).held_bytes
         return entered
 
     def release(self, key: str) -> int:
@@ -151,6 +249,8 @@ class Prefixes(Shelf):
         if prefix.references:
             return 0
         prefix.load = None  # what it still carries has no place any more
+        self._unused[key] = prefix
+        self._unused_bytes += prefix.held_bytes
         return self.shrink(key, prefix.filled)
 
     def cut(self, key: str, tokens: int) -> int:
@@ -195,10 +295,11 @@ class Host:
             self.level.add(-self.copies.evict(over))
         self.level.add(delta)
 
-    def begin_copy(self, key: str, prefix: Prefix) -> int:
+    def begin_copy(self, key: str, prefix: Prefix, spared: Collection[str]) -> int:
         """Take DDR for what of a prefix in HBM has no copy yet; returns the bytes to be copied.
 
-        Older copies are evicted for it; if it still does not fit, as many blocks as do are copied.
+        Older copies but `spared` ones are evicted for it; if it still does not fit, as many blocks
+        as do are copied.
         """
         if not self._copies_bytes:
             return 0
@@ -209,7 +310,7 @@ class Host:
         if not lacking:
             return 0
         if lacking > self._room():
-            self.level.add(-self.copies.evict(lacking - self._room(), key))
+            self.level.add(-self.copies.evict(lacking - self._room(), spared))
         if lacking > self._room():
             held = size - lacking
             tokens = prefix.within(held + self._room()) // self._block * self._block
@@ -240,25 +341,42 @@ class Reuse:
         """Whether all of its prefix that is to be copied back is there; else it is parked."""
         if not search.holds_prefix:
             return True
-        state, key = self._state, self._state.prefix_of(search)
-        prefix, wanted = state.prefixes[key], search.priced.prefix_tokens
+        state = self._state
         if search.prefix_found == -1:
-            search.prefix_found = min(prefix.filled, wanted)
-        if prefix.filled >= wanted:
+            search.prefix_found = self._filled(search)
+        last = None
+        for key, wanted, _ in state.parts_of(search):
+            prefix = state.prefixes[key]
+            if prefix.filled >= wanted:
+                continue
+            if prefix.load is None:
+                copy = state.host.copies.get(key)
+                there = min(copy.filled, wanted) if copy else 0
+                if there - prefix.filled < state.options.prefix_load_tokens:
+                    break
+                prefix.load = Load(there)
+                size = prefix.bytes_of(there) - prefix.bytes_of(prefix.filled)
+                ended = partial(self._loaded, prefix, prefix.load)
+                # A copy that is evicted meanwhile is still read to its end.
+                state.clock.up.send(size, state.transfer_s(size, up=True), ended)
+            last = prefix.load
+            if last.tokens < wanted:
+                break
+        if last is None:
             return True
-        if prefix.load is None:
-            copy = state.host.copies.get(key)
-            there = min(copy.filled, wanted) if copy else 0
-            if there - prefix.filled < state.options.prefix_load_tokens:
-                return True
-            prefix.load = Load(there)
-            size = prefix.bytes_of(there) - prefix.bytes_of(prefix.filled)
-            ended = partial(self._loaded, prefix, prefix.load)
-            # A copy that is evicted meanwhile is still read to its end.
-            state.clock.up.send(size, state.transfer_s(size, up=True), ended)
-        prefix.load.waiting.append(search)
+        last.waiting.append(search)  # copies end in order
         search.parked = True
         return False
+
+    def _filled(self, search: ServedSearch) -> int:
+        """Tokens from the beginning of its prefix on that can be read."""
+        found = 0
+        for key, wanted, _ in self._state.parts_of(search):
+            there = min(self._state.prefixes[key].filled, wanted)
+            found += there
+            if there < wanted:
+                break
+        return found
 
     def _loaded(self, prefix: Prefix, load: Load) -> None:
         if prefix.load is not load:  # all searches that used it have lost their places
@@ -272,15 +390,13 @@ class Reuse:
         """Tokens of its prefix that it need not compute, up to `most`; counted once per place."""
         if not search.holds_prefix:
             return 0
-        wanted = search.priced.prefix_tokens
-        prefix = self._state.prefixes[self._state.prefix_of(search)]
-        present = min(prefix.filled, wanted, most)
+        present = min(self._filled(search), most)
         if search.prefix_found >= 0:
             found = min(search.prefix_found, present)
             counted = self._state.tally.prefixes
             counted.hbm += found
             counted.ddr += present - found
-            counted.computed += wanted - present
+            counted.computed += search.priced.prefix_tokens - present
             search.prefix_found = -2
         return present
 
@@ -288,14 +404,21 @@ class Reuse:
         """Its prefix is in HBM from now on, if it has one; what DDR lacks of it goes there."""
         if not search.holds_prefix:
             return
-        state, key = self._state, self._state.prefix_of(search)
-        prefix = state.prefixes[key]
-        prefix.filled = max(prefix.filled, search.priced.prefix_tokens)
-        size = state.host.begin_copy(key, prefix)
-        if size:
-            copy = state.host.copies[key]
-            copy.writes += 1
-            state.clock.down.send(size, state.transfer_s(size, up=False), partial(_copied, copy))
+        state = self._state
+        keys = {part.key: None for part in state.parts_of(search)}
+        for key, tokens, _ in state.parts_of(search):
+            prefix = state.prefixes[key]
+            prefix.filled = max(prefix.filled, tokens)
+            size = state.host.begin_copy(key, prefix, keys)
+            if size:
+                copy = state.host.copies[key]
+                copy.writes += 1
+                state.clock.down.send(
+                    size, state.transfer_s(size, up=False), partial(_copied, copy)
+                )
+        for key in reversed(keys):  # what follows a part goes before it
+            if key in state.host.copies:
+                state.host.copies.move_to_end(key)
 
 
 def _copied(copy: Prefix) -> None:

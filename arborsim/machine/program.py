@@ -16,12 +16,15 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
 from arborsim.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from arborsim.machine.prefixes import Part
 
 #: Columns of pieces; a name that ends in "_growth" is the increment per iteration.
 LINEAR = (
@@ -97,6 +100,10 @@ class DemandInfo:
     prefix: str = ""
     prefix_tokens: int = 0
     solved: int = -1  # 1 or 0 as the search's answer was judged; -1 if it was not
+    #: Where only some of them are the same: ids of the blocks that these tokens are made of, in
+    #: order; searches with the same key share those up to the first one that differs.
+    prefix_blocks: tuple[int, ...] = ()
+    prefix_block_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,7 @@ class SearchDemand:
                     raise UsageError(f"{path}: a demand of another format: record it again")
                 ops, pieces, legs = (_table(stored[n], width) for n, width in _WIDTHS.items())
                 pieces = np.insert(pieces, _WINDOW, 0, axis=1)
+                header["prefix_blocks"] = tuple(header.get("prefix_blocks", ()))
                 return cls(DemandInfo(**header), ops, pieces, legs)
         except _DAMAGE as error:
             raise UsageError(f"{path} is not a recorded demand: {error}") from None
@@ -332,6 +340,7 @@ class PricedProgram:
     chains: list[list[Leg]]
     prefix_tokens: int = 0  # what may be shared, 0 without a key
     prefix_bytes: int = 0
+    parts: tuple[Part, ...] = ()  # of that, as memory holds it
     open = False
 
     @property

@@ -46,7 +46,7 @@ from arborsim.machine.clock import (
 from arborsim.machine.cost import CostModel
 from arborsim.machine.machine import KvPool, ServingOptions
 from arborsim.machine.places import Arrivals, Places, Timed
-from arborsim.machine.prefixes import Reuse
+from arborsim.machine.prefixes import Part, Reuse, parts
 from arborsim.machine.price import Price
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.program import NOTHING, Op, PricedProgram, SearchDemand
@@ -385,8 +385,11 @@ class ServingEngine:
         workspace = self.price.workspace_bytes(demands, chunk_tokens(self.options, profile.engine))
         self.pool = KvPool.of(cost, self.options, workspace)
         self.kv_bytes = self.pool.kv_bytes if kv_bytes is None else kv_bytes
-        shares = self.options.prefix_sharing
-        self.demands = [_private(self.price.program(d), shares) for d in demands]
+        programs = [self.price.program(each) for each in demands]
+        if self.options.prefix_sharing:
+            shared = parts(programs)
+            programs = [_private(*each) for each in zip(programs, shared, strict=True)]
+        self.demands = programs
         self.alone = tuple(self._alone(priced) for priced in self.demands)
 
     def run(self, arrivals: Arrivals, play: Play | None = None) -> ServingReport:
@@ -412,9 +415,10 @@ class Alone:
     peak_hbm_bytes: int
 
 
-def _private(priced: PricedProgram, shares: bool) -> PricedProgram:
+def _private(priced: PricedProgram, shared: tuple[Part, ...]) -> PricedProgram:
     """Without the shared prefix, which the engine holds once for all."""
-    if not shares or not priced.prefix_tokens:
+    if not shared:
         return priced
     ops = [(op[0], op[1] - op[2], 0, op[3]) if op[0] == Op.LEVEL else op for op in priced.ops]
-    return replace(priced, ops=ops, pieces=[piece.without_prefix() for piece in priced.pieces])
+    pieces = [piece.without_prefix() for piece in priced.pieces]
+    return replace(priced, ops=ops, pieces=pieces, parts=shared)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from arborsim.machine.batch import Batch, Span
 from arborsim.machine.clock import Clock, Level
 from arborsim.machine.engine import EngineProfile
 from arborsim.machine.machine import ServingOptions
-from arborsim.machine.prefixes import Host, Prefixes
+from arborsim.machine.prefixes import Host, Part, Prefixes
 from arborsim.machine.price import Price
 from arborsim.machine.program import Op, Piece, PricedProgram
 from arborsim.machine.report import Tally
@@ -165,16 +166,15 @@ class State:
         self.hbm.add(delta)
         self.tally.hbm(self.used_bytes)
 
-    def evict_prefixes(self, need: int, spared: str = "") -> bool:
+    def evict_prefixes(self, need: int, spared: Collection[str] = ()) -> bool:
         """Give up `need` bytes of unused shared prefixes, or what there is of them."""
         freed = self.prefixes.evict(need, spared)
         self.hold(-freed)
         return freed > 0
 
-    def prefix_of(self, search: ServedSearch) -> str:
-        """Key of its shared prefix; "" for none."""
-        shared = self.options.prefix_sharing and search.priced.prefix_tokens
-        return search.priced.info.prefix if shared else ""
+    def parts_of(self, search: ServedSearch) -> tuple[Part, ...]:
+        """The parts of its shared prefix; none if it shares nothing."""
+        return search.priced.parts if self.options.prefix_sharing else ()
 
     def join(self, search: ServedSearch) -> None:
         """Take part in the iterations from now on."""
@@ -214,7 +214,8 @@ class State:
         self.hold(-search.hbm_bytes)
         if search.holds_prefix:
             search.holds_prefix = False
-            self.hold(-self.prefixes.release(self.prefix_of(search)))
+            # What follows a part is used no later than the part.
+            self.hold(-sum(self.prefixes.release(p.key) for p in reversed(self.parts_of(search))))
 
     def wake(self, search: ServedSearch) -> None:
         """Something that it may have waited for has happened."""

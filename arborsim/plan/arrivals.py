@@ -60,6 +60,11 @@ def draw_mix(
     return np.stack([entry, episode], axis=1)
 
 
+def beginning(seed: int, length: int) -> int:
+    """Number of the recorded arrival, of `length`, that a run begins with."""
+    return int(stream(seed, Stream.ARRIVALS).integers(length))
+
+
 TRACE = "trace"  #: The format of a trace's column `arrival_s`, in addition to those of `FORMATS`.
 
 # Every process of arrivals has the `unit` of its load; the load that the workload has `stated`, or
@@ -116,7 +121,7 @@ class Recorded:
 
     def at(self, load: float, count: int, seed: int) -> np.ndarray:
         moments = np.asarray(self.moments_s)
-        first = int(stream(seed, Stream.ARRIVALS).integers(len(moments)))
+        first = beginning(seed, len(moments))
         number = first + np.arange(count)
         period_s = moments[-1] + 1 / self.rate_per_s
         times = moments[number % len(moments)] + number // len(moments) * period_s

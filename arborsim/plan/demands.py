@@ -28,6 +28,7 @@ from arborsim.run.controller import Meter
 from arborsim.run.episode import record_demand
 from arborsim.run.meters import AttentionKept
 from arborsim.run.meters import Quality as Figures
+from arborsim.trace.columns import lists_of
 from arborsim.trace.episode import Episode
 from arborsim.trace.reader import TraceReader
 from arborsim.trace.schema import Kind
@@ -82,7 +83,7 @@ class MixDemands:
 
 def drawn(workload: Workload) -> tuple[tuple[int, int], ...]:
     """Every (entry, episode) that some run serves, once, sorted."""
-    draws = np.concatenate([workload.draws(seed) for seed in workload.seeds()])
+    draws = np.concatenate([workload.served(s, workload.searches) for s in workload.seeds()])
     return tuple(sorted({(entry, episode) for entry, episode in draws.tolist()}))
 
 
@@ -170,19 +171,37 @@ def record_unit(unit: Unit) -> list[RecordedSearch] | str:
         return why
     reader = TraceReader(unit.trace)
     figures = Figures.of(reader, output_error=False)
+    blocks = {} if unit.shared_tokens else prefix_blocks(reader, unit.episodes)
     reads = tuple(sorted(policy.reads() | figures.reads([policy.grouping])))
     found = []
     for number in unit.episodes:
         (episode,) = reader.episodes(reads, start=number, stop=number + 1)
         try:
-            found.append(_record(unit, episode, figures))
+            found.append(_record(unit, episode, figures, blocks.get(number, ())))
         except (BudgetInfeasible, UsageError) as error:
             return f"{reader.path.name}, episode {number}: {error}"
     return found
 
 
-def _record(unit: Unit, episode: Episode, figures: Figures) -> RecordedSearch:
+def prefix_blocks(reader: TraceReader, episodes: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """Ids of the blocks that the prompt of each episode is made of; {} if the trace has none."""
+    if not reader.info.prefix_block_tokens or "prefix_blocks" not in reader.columns:
+        return {}
+    tables = ((number, reader.table(number, ["prefix_blocks"])) for number in episodes)
+    return {
+        number: tuple(lists_of(table.column("prefix_blocks").slice(0, 1))[0].tolist())
+        for number, table in tables
+    }
+
+
+def _record(
+    unit: Unit, episode: Episode, figures: Figures, blocks: tuple[int, ...]
+) -> RecordedSearch:
     policy, shared = unit.candidate.policy.policy, unit.shared_tokens
+    block_tokens = episode.info.prefix_block_tokens
+    if blocks:  # all of them, and not only those that others have: no engine knows beforehand
+        prompt = int((episode.kind == Kind.PREFILL).sum())
+        shared = min(len(blocks) * block_tokens, prompt)
     rows = figures.rows(policy.grouping)
     meter = AttentionKept(rows) if rows is not None else None
     unread = _Unread()
@@ -194,6 +213,9 @@ def _record(unit: Unit, episode: Episode, figures: Figures) -> RecordedSearch:
     if demand.prompt_tokens < shared:  # only prompts that are as short have all of it in common
         short = demand.prompt_tokens
         info = replace(demand.info, prefix=f"mix {unit.entry}, {short}", prefix_tokens=short)
+        demand = replace(demand, info=info)
+    if blocks:
+        info = replace(demand.info, prefix_blocks=blocks, prefix_block_tokens=block_tokens)
         demand = replace(demand, info=info)
     tokens = measured.prompt_tokens + measured.generated_tokens
     return RecordedSearch(demand, Quality(
@@ -310,7 +332,11 @@ def stretched(demand: SearchDemand, factor: float) -> SearchDemand:
         ops[rows] = _multiply(ops[rows], columns, factor)
     _multiply(legs, range(LEG_COLUMNS.index("bytes"), len(LEG_COLUMNS)), factor)
     emptied = decodes[pieces[order, _ITERATIONS] == 0]
-    info = replace(demand.info, prefix_tokens=round(factor * demand.info.prefix_tokens))
+    prefix = {
+        name: round(factor * getattr(demand.info, name))
+        for name in ("prefix_tokens", "prefix_block_tokens")
+    }
+    info = replace(demand.info, **prefix)
     return SearchDemand(info, np.delete(ops, emptied, axis=0), pieces, legs)
 
 

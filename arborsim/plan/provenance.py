@@ -172,12 +172,17 @@ def _recorded(entry: MixEntry, source: Path, workload: Workload) -> Iterator[str
             f"{entry.name} was recorded on {model} and is charged as "
             f"{workload.geometry.name}: lengths, trees and decisions are the recorded ones."
         )
-    if info.extra.get("prefix_block_tokens"):
-        shared = entry.shared_prompt_tokens if workload.serving.prefix_sharing else 0
-        beyond = f" beyond the first {shared:,} tokens" if shared else ""
+    if not info.prefix_block_tokens:
+        return
+    if not entry.in_order:
+        stated = f"the first {entry.shared_prompt_tokens:,} tokens, as stated"
+        yield f"{entry.name} is a log with prefix blocks; instead of these, prompts share {stated}."
+    elif workload.serving.prefix_sharing:
         yield (
-            f"{entry.name} is a log whose requests have prefix blocks in common, which plans do "
-            f"not model: prompts are computed whole{beyond}."
+            f"Requests of {entry.name} arrive in recorded order and share their blocks of "
+            f"{info.prefix_block_tokens} tokens, which stay in HBM until others need the room. A "
+            "run begins without any: longer runs find more. Blocks are held whole, whatever the "
+            "policy of a request that uses them drops."
         )
 
 
@@ -185,16 +190,17 @@ def _without_effect(workload: Workload) -> Iterator[str]:
     """Settings about shared prefixes that change nothing."""
     serving = workload.serving
     stated = any(entry.shared_prompt_tokens for entry in workload.mix)
+    shares = stated or any(entry.in_order for entry in workload.mix)
     if stated and not serving.prefix_sharing:
         yield "shared_prompt_tokens has no effect: prefix_sharing is off."
     if not serving.prefix_host_bytes:
         return
     if not serving.prefix_sharing:
         yield "prefix_host_bytes has no effect: prefix_sharing is off."
-    elif not stated:
+    elif not shares:
         yield (
             "prefix_host_bytes has no effect: no searches share a prefix, because no entry of the "
-            "mix states shared_prompt_tokens."
+            "mix states shared_prompt_tokens or has prefix blocks."
         )
 
 

@@ -110,6 +110,8 @@ class Bench:
         options = replace(workload.serving, tensor_parallel=hardware.gpus)
         self.engine = ServingEngine(found.demands, hardware.profile, workload.geometry, options)
         self.drawn = {seed: found.numbers(workload.draws(seed)) for seed in workload.seeds()}
+        self._found = found
+        self._in_order: dict[tuple[int, int], list[int]] = {}  # what `_searches` has found
         self._tokens = np.array([each.demand.generated_tokens for each in self.engine.demands])
 
     @property
@@ -123,8 +125,8 @@ class Bench:
     def run(self, load: float, seed: int, also: Watch | None = None) -> Run:
         """Serve the seed's searches at a load, whether or not they meet the target.
 
-        As many again follow them, so that the last ones do not meet a machine that empties; they
-        are the same ones in the same order, and only measured ones count.  `also` is called after
+        As many again follow them (`Workload.served`), so that the last ones do not meet a machine
+        that empties; only measured ones count.  `also` is called after
         each command of the engine, too.
         """
         watch = replace(self._watch(), allowed=None)
@@ -144,6 +146,13 @@ class Bench:
         measured = watch.count - watch.first
         return not watch.given_up and measured - watch.within <= self._allowed(measured)
 
+    def _searches(self, seed: int, count: int) -> list[int]:
+        """Demands of the first `count` searches, and of as many behind them."""
+        if (seed, count) not in self._in_order:
+            numbers = self._found.numbers(self.workload.served(seed, count))
+            self._in_order[seed, count] = numbers.tolist()
+        return self._in_order[seed, count]
+
     def _watch(self, share: float = 1.0) -> Verdicts:
         """Of this share of a run, which ends as soon as it has missed the target."""
         first, count = (int(share * n) for n in (self.workload.warm_up, self.workload.searches))
@@ -153,7 +162,7 @@ class Bench:
         self, load: float, seed: int, watch: Verdicts, also: Watch | None = None
     ) -> ServingReport:
         """The first `watch.count` searches of a seed, and as many again, at a load."""
-        numbers = np.tile(self.drawn[seed][: watch.count], 2).tolist()
+        numbers = self._searches(seed, watch.count)
         when = self.workload.arrivals.at(load, 2 * watch.count, seed)
         if isinstance(when, ClientLoop):
             assert when.clients is not None
@@ -188,7 +197,7 @@ class Bench:
         more clients might get more done.
         """
         clients = max(1, int(self.workload.searches * MOST_AT_ONCE))
-        searches = tuple(np.tile(self.drawn[seed], 2).tolist())
+        searches = tuple(self._searches(seed, self.workload.searches))
         since: list[tuple[float, int]] = []
 
         def enough(server: Server, command: Command, began_s: float) -> bool:

@@ -24,7 +24,7 @@ from arborsim.machine.lookup import PriceRange, Prices
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.profile import HardwareProfile
 from arborsim.machine.weights import WEIGHTS
-from arborsim.plan.arrivals import TRACE, Arrivals, draw_mix
+from arborsim.plan.arrivals import TRACE, Arrivals, beginning, draw_mix
 from arborsim.plan.generate import TreeSpec, write_generated
 from arborsim.policies.base import Policy
 from arborsim.trace.importers.requests import FORMATS
@@ -53,6 +53,9 @@ class MixEntry:
     #: How much of the prompt, from its beginning, all of these searches have in common, such as a
     #: system prompt; of a shorter prompt, all of it.
     shared_prompt_tokens: int = 0
+    #: Whether its searches arrive one after the other as they were recorded, from one that the seed
+    #: chooses on: requests have most blocks of their prompts in common with those shortly before.
+    in_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,8 +207,20 @@ class Workload:
 
     def draws(self, seed: int) -> np.ndarray:
         """Entry and episode of the searches of a run (`draw_mix`); the same for every candidate."""
-        weights = [entry.weight for entry in self.mix]
-        return draw_mix(weights, self.episodes(), self.searches, seed)
+        return self.served(seed, self.searches)[: self.searches]
+
+    def served(self, seed: int, count: int) -> np.ndarray:
+        """The first `count` searches of a run, and as many behind them; int64 ``[2 * count, 2]``.
+
+        Those behind are the same ones again, where searches do not arrive in recorded order.
+        """
+        weights, sizes = [entry.weight for entry in self.mix], self.episodes()
+        found = np.tile(draw_mix(weights, sizes, count, seed), (2, 1))
+        for number, (entry, size) in enumerate(zip(self.mix, sizes, strict=True)):
+            if entry.in_order:
+                mine = np.flatnonzero(found[:, 0] == number)
+                found[mine, 1] = (beginning(seed, size) + np.arange(len(mine))) % size
+        return found
 
     def with_load(self, load: float) -> Workload:
         """The same with another stated load, which a fleet is sized for, if it can be one."""

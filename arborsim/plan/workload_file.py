@@ -179,16 +179,19 @@ def _mix(file: WorkloadTable, base: Path) -> tuple[MixEntry, ...]:
     for number, table in enumerate(file.mix, 1):
         place = f"[[mix]] {number}"
         source: Path | Generated
+        in_order = False
         if table.trace is not None:
             source, name = base / table.trace, (base / table.trace).stem
             with located(f"{place} trace"):
-                TraceReader(source)
+                blocks = TraceReader(source).info.prefix_block_tokens
+            in_order = bool(blocks) and not table.shared_prompt_tokens
         else:
             assert table.generated is not None
             # Unless they say otherwise, entries draw from seeds of their own.
             source = _generated(table.generated, f"{place} generated", base, file.seed + number - 1)
             name = f"generated {number}"
-        entry = MixEntry(table.name or name, table.weight, source, table.shared_prompt_tokens)
+        shared = table.shared_prompt_tokens
+        entry = MixEntry(table.name or name, table.weight, source, shared, in_order)
         if any(entry.name == other.name for other in entries):
             raise UsageError(f"{place}: there is another entry called '{entry.name}'")
         entries.append(entry)

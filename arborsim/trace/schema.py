@@ -99,6 +99,12 @@ class TraceInfo:
         return "prefix_block_tokens" in self.extra
 
     @property
+    def prefix_block_tokens(self) -> int:
+        """Tokens of each block that `prefix_blocks` names; 0 for none."""
+        given = self.extra.get("prefix_block_tokens")
+        return given if isinstance(given, int) and given > 0 else 0
+
+    @property
     def knows_token_ids(self) -> bool:
         """Whether `token` has values: what is imported or generated may have lengths only."""
         return self.extra.get("token_ids") != "unknown"

@@ -56,12 +56,6 @@ def test_every_assumed_number_has_its_unit() -> None:
     assert "rtx4090: pcie_latency_s 10 µs" in found
 
 
-_WHOLE = (
-    "log is a log whose requests have prefix blocks in common, which plans do not model: prompts "
-    "are computed whole"
-)
-
-
 def _serving(workload: Workload, **changes: object) -> Workload:
     return replace(workload, serving=replace(workload.serving, **changes))  # type: ignore[arg-type]
 
@@ -80,7 +74,7 @@ def _shared(workload: Workload, tokens: int) -> Workload:
         (0, {"prefix_sharing": False}, ()),
         (0, {"prefix_host_bytes": 10**9},
          ("prefix_host_bytes has no effect: no searches share a prefix, because no entry of the "
-          "mix states shared_prompt_tokens.",)),
+          "mix states shared_prompt_tokens or has prefix blocks.",)),
         (50, {"prefix_sharing": False},
          ("shared_prompt_tokens has no effect: prefix_sharing is off.",)),
         (50, {"prefix_sharing": False, "prefix_host_bytes": 10**9},
@@ -95,26 +89,32 @@ def test_settings_without_effect_are_named(
     assert cautions(workload, []) == said
 
 
+_ORDER = "Requests of log arrive in recorded order and share their blocks of 512 tokens"
+_STATED = "instead of these, prompts share the first 1,000 tokens, as stated"
+
+
 @pytest.mark.parametrize(
     ("block", "shared", "sharing", "said"),
     [
-        (512, 0, True, (f"{_WHOLE}.",)),
-        (512, 1000, True, (f"{_WHOLE} beyond the first 1,000 tokens.",)),
-        (512, 1000, False,
-         (f"{_WHOLE}.", "shared_prompt_tokens has no effect: prefix_sharing is off.")),
-        (0, 0, True, ()),  # a source without prefixes
+        (512, 0, True, [_ORDER]),
+        (512, 0, False, []),
+        (512, 1000, True, [_STATED]),
+        (512, 1000, False, [_STATED, "shared_prompt_tokens has no effect: prefix_sharing is off."]),
+        (0, 0, True, []),  # a source without prefixes
     ],
-)  # fmt: skip
-def test_prefixes_of_a_log_that_are_not_modelled_are_named(
-    tmp_path: Path, block: int, shared: int, sharing: bool, said: tuple[str, ...]
+)
+def test_what_requests_of_a_log_share_is_said(
+    tmp_path: Path, block: int, shared: int, sharing: bool, said: list[str]
 ) -> None:
     log, trace = tmp_path / "log.jsonl", tmp_path / "log.parquet"
     request = {"timestamp": 1, "input_length": 1030, "output_length": 3, "hash_ids": [7, 8, 9]}
     log.write_text(2 * (json.dumps(request) + "\n"))
     imported(log, read_requests(log, "mooncake"), trace, prefix_block_tokens=block)
     workload = _serving(small_workload(), prefix_sharing=sharing)
-    workload = replace(workload, mix=(MixEntry("log", 1.0, trace, shared),))
-    assert cautions(workload, []) == said
+    in_order = bool(block) and not shared
+    workload = replace(workload, mix=(MixEntry("log", 1.0, trace, shared, in_order),))
+    found = cautions(workload, [])
+    assert all(words in each for words, each in zip(said, found, strict=True)), found
 
 
 def test_prompts_shorter_than_what_is_shared_are_counted() -> None:

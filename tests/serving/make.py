@@ -67,6 +67,16 @@ def with_prefix(source: SearchDemand, tokens: int, key: str = "system") -> Searc
     return replace(named, info=replace(named.info, prefix=key, prefix_tokens=tokens))
 
 
+def with_blocks(
+    source: SearchDemand, blocks: Sequence[int], block_tokens: int, key: str = "log"
+) -> SearchDemand:
+    """The prompt is made of blocks, the last of which may be shorter."""
+    tokens = min(len(blocks) * block_tokens, source.prompt_tokens)
+    made = with_prefix(source, tokens, key) if tokens else source
+    info = replace(made.info, prefix_blocks=tuple(blocks), prefix_block_tokens=block_tokens)
+    return replace(made, info=info)
+
+
 def random_demand(rng: np.random.Generator, key: str = "") -> SearchDemand:
     """Every kind of phase, in an order that a search could have."""
     shared = int(rng.integers(1, rng.choice([6, 24]))) if key else 0

@@ -17,6 +17,7 @@ from arborsim.machine.lookup import load_engine
 from arborsim.machine.machine import ServingOptions
 from arborsim.machine.places import Arrivals, ClosedLoop, Timed
 from arborsim.machine.profile import PolicySeconds
+from arborsim.machine.program import SearchDemand
 from arborsim.machine.report import ServingReport
 from arborsim.machine.server import Server, ServingEngine
 from arborsim.machine.state import State
@@ -46,6 +47,14 @@ def random_inference_engine(rng: np.random.Generator) -> EngineProfile:
         layer_s=float(rng.choice([-1e-3, 1.3e-6])),
         request_s=float(rng.choice([0.0, 1.7e-3])),
     )
+
+
+def blockwise(rng: np.random.Generator, source: SearchDemand) -> SearchDemand:
+    """Its prefix is made of few kinds of blocks, so that only some of it may be shared."""
+    block_tokens = int(rng.choice([1, 2, 5]))
+    blocks = rng.integers(0, 2, -(-source.info.prefix_tokens // block_tokens)).tolist()
+    info = replace(source.info, prefix_blocks=tuple(blocks), prefix_block_tokens=block_tokens)
+    return replace(source, info=info)
 
 
 def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
@@ -88,6 +97,8 @@ def random_engine(rng: np.random.Generator) -> tuple[ServingEngine, Arrivals]:
         think_s = float(rng.choice([0, 0.0113]))
         arrivals = ClosedLoop(int(rng.integers(1, 5)), tuple(which), think_s)
     kv_bytes = int(rng.integers(20, 300)) * KV
+    if rng.random() < 0.5:
+        demands = [blockwise(rng, each) for each in demands]
     return ServingEngine(demands, machine, GEOMETRY, options, kv_bytes=kv_bytes), arrivals
 
 
@@ -183,6 +194,8 @@ class CheckedServer:
             assert shelf.bytes == sum(prefix.held_bytes for prefix in shelf.values())
             assert all(0 <= prefix.filled <= prefix.held for prefix in shelf.values())
             assert all(0 < prefix.held <= prefix.tokens for prefix in shelf.values())
+            unused = [prefix.held_bytes for prefix in shelf.values() if not prefix.references]
+            assert shelf.unused_bytes() == sum(unused)
         assert 0 <= server.host.level.value <= server.host.ddr_bytes + server.host.nvme_bytes
 
 
