@@ -1,7 +1,7 @@
 """What `mkdocs` runs: pages that are made from the code, and links to files outside of ``docs``.
 
 Pages that lie elsewhere in the repository (`ELSEWHERE`) and tutorials (notebooks) become pages of
-the site; ``<!-- commands -->``, ``<!-- columns -->`` and figures are filled in.
+the site; ``<!-- commands -->``, ``<!-- columns -->``, ``<!-- api -->`` and figures are filled in.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Fill in what is made from the code, then figures and links."""
-    for mark, made in (("commands", commands), ("columns", columns)):
+    for mark, made in (("commands", commands), ("columns", columns), ("api", api)):
         if f"<!-- {mark} -->" in markdown:
             markdown = markdown.replace(f"<!-- {mark} -->", "\n".join(made()))
     here = page.file.src_uri
@@ -123,6 +123,20 @@ def _cell(text: str) -> str:
 
 def _paragraphs(text: str) -> str:
     return html.escape(re.sub(r"[\b]\n?", "", text), quote=False)
+
+
+def api() -> Iterator[str]:
+    """Everything that `arborsim` exports: functions first, then what they return."""
+    import arborsim
+
+    exported = {name: getattr(arborsim, name) for name in arborsim.__all__}
+    for name, each in sorted(exported.items(), key=lambda item: isinstance(item[1], type)):
+        each = getattr(each, "_function", each)  # of a package that has the function's name
+        yield from (
+            f"::: {each.__module__}.{name}",
+            "    options:",
+            "      inherited_members: true",
+        )
 
 
 def columns() -> Iterator[str]:

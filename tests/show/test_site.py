@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import arborsim
 from arborsim.cli.app import COMMANDS, load
 from arborsim.trace import schema
 
@@ -93,6 +94,12 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
             for parameter in command.params:
                 if not getattr(parameter, "hidden", False):
                     assert (parameter.opts[0] in page) or parameter.name in page, (name, parameter)
+
+
+def test_everything_exported_is_in_the_reference(site: Path) -> None:
+    page = (site / "api.html").read_text()
+    for name in arborsim.__all__:
+        assert re.search(rf'id="arborsim\.[\w.]*\b{name}"', page), name
 
 
 def test_every_column_and_key_is_in_the_trace_format(site: Path) -> None:
