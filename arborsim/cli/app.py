@@ -28,6 +28,7 @@ COMMANDS = {
     "live": "Search live under KV-cache policies that really remove tokens.",
     "validate": "Search live and simulated side by side, and compare.",
     "plot": "Draw results in the terminal, as a page or as an image.",
+    "compare": "Compare two runs: what differs, and by how much.",
     "inspect": "Show what a trace holds: origin, sizes, signals.",
     "generate": "Make a trace of searches drawn from distributions of lengths.",
     "policies": "List the policies, or explain one: method, source, settings.",
